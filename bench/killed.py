@@ -118,7 +118,7 @@ async def _killed(number: int) -> Killed:
             await whole(address)
             handoffs: list[Handoff] = []
             tasks: set[asyncio.Task[None]] = set()
-            load = asyncio.create_task(_load(made, handoffs, tasks))
+            load = asyncio.create_task(steady_load(made, handoffs, tasks))
             await asyncio.sleep(BEFORE_S)
             killed_s = time.monotonic()
             broker.kill()
@@ -140,7 +140,7 @@ async def _killed(number: int) -> Killed:
         broker.wait()
 
 
-async def _load(made: Scene, handoffs: list[Handoff], tasks: set[asyncio.Task[None]]) -> None:
+async def steady_load(made: Scene, handoffs: list[Handoff], tasks: set[asyncio.Task[None]]) -> None:
     """Ask for handoffs at a steady rate, whatever becomes of those before."""
     rng = np.random.default_rng(0)
     began_s = time.monotonic()

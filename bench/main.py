@@ -24,6 +24,7 @@ class Suite(StrEnum):
     GPU = "gpu"
     RESTARTS = "restarts"
     KILLED = "killed"
+    FAILOVER = "failover"
     OUTAGES = "outages"
     FIRST = "first"
     BESIDE = "beside"
@@ -47,6 +48,7 @@ MODULES = {
     Suite.GPU: ("choice", "run_gpu"),
     Suite.RESTARTS: ("restarts", "run"),
     Suite.KILLED: ("killed", "run"),
+    Suite.FAILOVER: ("failover", "run"),
     Suite.OUTAGES: ("outages", "run"),
     Suite.FIRST: ("first", "run"),
     Suite.BESIDE: ("beside", "run"),
@@ -60,8 +62,8 @@ MODULES = {
     Suite.VLLM: ("vllm_engines", "run"),
     Suite.TURNS: ("vllm_turns", "run"),
 }
-NAMED_ONLY = (Suite.VLLM, Suite.TURNS, Suite.OUTAGES, Suite.GPU)
-"""Measured only where asked for by name: two want vLLM, one takes minutes, one wants a GPU."""
+NAMED_ONLY = (Suite.VLLM, Suite.TURNS, Suite.OUTAGES, Suite.FAILOVER, Suite.GPU)
+"""Measured only where asked for by name: two want vLLM, two take minutes, one wants a GPU."""
 BY_CASE = (Suite.PIECES, Suite.MODELS, Suite.GPU)
 """Of these single cases can be measured."""
 

@@ -18,6 +18,7 @@ from touched import touched
 from restow.agents import Agent
 from restow.agents.memory.regions import MemoryKind, RegionMemory
 from restow.agents.settings import AgentSettings
+from restow.broker.layout.values import ModelIdentity
 from restow.broker.logs import log_to_stderr
 
 
@@ -70,6 +71,7 @@ def main() -> None:
                         for name, page_count, stride_bytes in served["regions"]
                     ],
                     settings=_settings(**served),
+                    model=ModelIdentity(**served["model"]),
                 )
             )
         print("ready", flush=True)

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -233,6 +233,7 @@ def _worker(
                 "staging_bytes": STAGING_BYTES,
                 "read_threads": engines.read_threads,
                 "host_reads": engines.host_reads,
+                "model": asdict(layout.model.identity),
             }
         )
     process = subprocess.Popen(

@@ -51,8 +51,15 @@ class FakeBroker(agent_link_pb2_grpc.AgentLinkServicer):
     The first streams break with what gRPC says of ``breaks``.
     """
 
-    def __init__(self, epoch: str = "epoch-1", address: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self,
+        epoch: str = "epoch-1",
+        address: str = "127.0.0.1:0",
+        fleet: str = "",
+        pool_epoch: int = 0,
+    ) -> None:
         self.epoch = epoch
+        self.fleet, self.pool_epoch = fleet, pool_epoch
         self.address = address
         self.refusal: RestowError | None = None
         self.refusals = 0
@@ -97,15 +104,15 @@ class FakeBroker(agent_link_pb2_grpc.AgentLinkServicer):
             self.refusals += 1
             raise self.refusal
         hello = first.messages[0].hello
-        yield pb.ConnectResponse(
-            orders=[pb.AgentOrder(welcome=pb.Welcome(broker_epoch=self.epoch))]
-        )
+        welcome = pb.Welcome(broker_epoch=self.epoch, fleet=self.fleet)
+        first_order = pb.AgentOrder(welcome=welcome)
+        yield pb.ConnectResponse(orders=[first_order], epoch=self.pool_epoch)
         stream = self.streams[hello.engine.engine_id, hello.rank] = AgentStream(hello)
         self._changed.set()
         listening = asyncio.create_task(_listen(stream, request_iterator))
         try:
             while (orders := await stream.outbox.get()) is not None:
-                yield pb.ConnectResponse(orders=orders)
+                yield pb.ConnectResponse(orders=orders, epoch=self.pool_epoch)
         finally:
             listening.cancel()
             stream.over.set()

@@ -18,6 +18,7 @@ class Relay:
         self.longest_idle_s = 0.0
         self._target = target
         self._lines: list[_Line] = []
+        self._is_cut = False
 
     def reset(self) -> None:
         """Every connection is cut off without a word."""
@@ -30,6 +31,16 @@ class Relay:
         for line in self._lines:
             line.swallows = True
 
+    def cut(self) -> None:
+        """What is sent arrives nowhere, on new connections either."""
+        self._is_cut = True
+        self.swallow()
+
+    def heal(self) -> None:
+        """New connections are carried again; those whose bytes are lost end."""
+        self._is_cut = False
+        self.reset()
+
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
         host, port = self._target.rsplit(":", 1)
@@ -39,6 +50,7 @@ class Relay:
             writer.transport.abort()
             return
         line = _Line(self, (writer, there_writer))
+        line.swallows = self._is_cut
         self.connections += 1
         self._lines.append(line)
         with contextlib.suppress(ConnectionError, asyncio.CancelledError):

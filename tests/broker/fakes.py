@@ -14,6 +14,7 @@ import pytest
 
 from agent_harness.waiting import until
 from restow.broker.client import Credentials, EngineSession
+from restow.broker.client.connection.brokers import Brokers
 from restow.broker.client.connection.channel import RenewedChannel, open_channel
 from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.errors import RestowError
@@ -78,7 +79,7 @@ class FakeAgent:
             program_form=wire_program.PROGRAM_FORM,
         )
         self.address = address or session.address
-        self._channel = RenewedChannel(self.address, session._credentials)
+        self._channel = RenewedChannel(Brokers(self.address), session._credentials)
         self.answers: Callable[[link.AgentOrder], list[link.AgentMessage]] = answer_at_once
         self.orders: list[link.AgentOrder] = []
         self.end: RestowError | None = None

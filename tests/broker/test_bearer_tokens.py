@@ -17,9 +17,13 @@ from agent_harness.waiting import until
 from broker.certificates import Authority
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, FakeAgent, broker, engine, model_layout, pair
 from broker.guarded import channel_of, error_of, everything, refusal, register
+from fleet_harness.linked_agents import linked_engine
 from forked.ports import free_port
 from restow.broker.client import AdminClient, Credentials, EngineSession
 from restow.broker.errors import RestowError
+from restow.broker.layout.values import Pool
+from restow.broker.server.fleet.one_of_several import not_owner
+from restow.broker.server.fleet.standing import OWN_S, Alone
 from restow.broker.server.serve import RunningBroker
 from restow.broker.trust.errors import TokenOverPlaintextError
 from restow.broker.trust.identity import Role
@@ -96,6 +100,28 @@ async def test_a_whole_handoff(house: House) -> None:
     ):
         await both.hand_over("h")
         assert running.hub.directory.ledger.find("a", "h").state == "DONE"
+
+
+class OwnedByADeadOne(Alone):
+    """It names the owner to who has not found out that nobody is there."""
+
+    def __init__(self) -> None:
+        self._owner = f"127.0.0.1:{free_port()}"
+        self.told: list[bool] = []
+
+    async def own(self, pool: Pool, unreached: str = "", within_s: float = OWN_S) -> None:
+        self.told.append(unreached == self._owner)
+        if not self.told[-1]:
+            raise not_owner(pool, "here:1", self._owner)
+
+
+async def test_an_owner_that_nobody_reaches_is_told_of_beside_the_token(house: House) -> None:
+    """By an engine and by an agent, which both find out for themselves."""
+    credentials = house.client([Role.ENGINE, Role.AGENT], engine="*")
+    async with guarded(house) as running:
+        running.hub.standing = standing = OwnedByADeadOne()
+        async with linked_engine(running.address, "p", credentials=credentials):
+            assert standing.told == [False, True] * 2
 
 
 async def test_calls_without_a_known_token(house: House) -> None:

@@ -44,6 +44,23 @@ async def test_an_agent_is_welcomed_the_moment_its_engine_registers() -> None:
             await agent.drop()
 
 
+async def test_agents_that_came_first_are_let_in_first() -> None:
+    async with broker() as running:
+        let_in: list[int] = []
+
+        async def come(number: int) -> None:
+            await expected(running)
+            let_in.append(number)
+
+        tasks = list[asyncio.Task[None]]()
+        for number in range(20):
+            tasks.append(asyncio.create_task(come(number)))
+            await until(lambda: running.hub.expected.waiting > number)  # noqa: B023 - at once
+        async with session_of(running.address):
+            await until(lambda: len(let_in) == 20)
+    assert let_in == list(range(20))
+
+
 async def test_an_agent_whose_engine_does_not_come_is_told() -> None:
     async with broker() as running:
         running.hub.expected.wait_s = 0.2

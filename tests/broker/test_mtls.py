@@ -25,6 +25,7 @@ from broker.guarded import (
     register,
 )
 from restow.broker.client import AdminClient, Credentials, EngineSession
+from restow.broker.client.connection.brokers import Brokers
 from restow.broker.client.connection.channel import RenewedChannel, open_channel
 from restow.broker.errors import RestowError
 from restow.broker.trust.errors import KeyFileError
@@ -63,7 +64,7 @@ async def test_each_side_may_have_a_certificate_of_its_own(authority: Authority)
             engine(address, "d", credentials=authority.client(*P_AND_D)) as (d, _),
         ):
             fake = FakeAgent(p, layout, 0, 64)
-            fake._channel = RenewedChannel(address, agents)
+            fake._channel = RenewedChannel(Brokers(address), agents)
             await fake.connect()
             released = p.publish("h", P_BLOCKS, POSITION)
             await fake.fence("h")

@@ -26,11 +26,13 @@ from restow.broker.client import BrokerCallError, chain_of
 from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.client.engine.chains import prefix_to_proto
 from restow.broker.core.actions import EngineKey
+from restow.broker.core.engines.engine import pool_of
 from restow.broker.errors import RestowError
 from restow.broker.layout.limits import MAX_GROUPS
 from restow.broker.printable import shown
 from restow.broker.rpc import wire
 from restow.broker.rpc.status import MAX_MESSAGE_BYTES, MAX_SUBJECT_BYTES
+from restow.broker.server.fleet.standing import Stand
 from restow.broker.server.outbox import AgentOutbox, EngineOutbox, Outbox
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.hearing import MAX_AT_ONCE, hear_batch
@@ -235,14 +237,15 @@ async def test_others_have_their_turn_while_a_large_batch_is_taken() -> None:
         outbox: EngineOutbox = Outbox(pb.SessionResponse, 10**6)
         batch = [pb.EngineMessage(message_id=1)] * 5 * MAX_AT_ONCE
         hear = partial(SessionWords(hub).hear, p, outbox)
-        assert await turns_during(hear_batch(batch, outbox, hear, hub.now_s)) > 5
+        stand = Stand.of(hub.standing, pool_of(p))
+        assert await turns_during(hear_batch(batch, outbox, hear, hub.now_s, stand)) > 5
         answer = await outbox.take()
         assert answer is not None
         assert {one.refused.reason for one in answer.events} == {"ARGUMENT_INVALID"}
         late = link.AgentMessage(settled=link.Settled(handoff=1))
         orders: AgentOutbox = Outbox(link.ConnectResponse, 10**6)
         listen = partial(AgentLinkService(hub)._hear, p, p.agents[0])
-        taken = hear_batch([late] * 5 * MAX_AT_ONCE, orders, listen, hub.now_s)
+        taken = hear_batch([late] * 5 * MAX_AT_ONCE, orders, listen, hub.now_s, stand)
         assert await turns_during(taken) > 5
         await both.hand_over("next")
 
@@ -259,4 +262,7 @@ async def test_others_have_their_turn_between_demands_by_prefix() -> None:
         for number, message in enumerate(batch):
             message.request.handoff_id = f"d-{number}"
         hear = partial(SessionWords(hub).hear, d, outbox)
-        assert await turns_during(hear_batch(batch, outbox, hear, hub.now_s)) > len(batch) // 2
+        stand = Stand.of(hub.standing, pool_of(d))
+        assert (
+            await turns_during(hear_batch(batch, outbox, hear, hub.now_s, stand)) > len(batch) // 2
+        )

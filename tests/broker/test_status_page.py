@@ -92,6 +92,7 @@ async def test_an_empty_house(shown: RunningBroker) -> None:
     assert found["live"] == found["quarantined"] == found["bytes_read"] == 0
     assert found["ended"] == {"DONE": 0, "FAILED": 0, "EXPIRED": 0, "CANCELLED": 0}
     assert not found["draining"]
+    assert found["fleet"] is None, "it is alone"
 
 
 async def test_what_engines_hold_and_who_is_a_store(shown: RunningBroker) -> None:

@@ -16,9 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 from chaos_harness.engine import Life, Said
+from chaos_harness.fleet import Fleet
 from chaos_harness.found import Found
 from chaos_harness.hosts import Hosts
-from chaos_harness.lives import BrokerLife, EngineLife, StoreLife
+from chaos_harness.lives import BrokerLife, EngineLife, ProgramLife, StoreLife
 from chaos_harness.model import PAGE_TOKENS, layout, page_counts
 from chaos_harness.process import Member, warm_up
 from chaos_harness.questions import Questions, state_of, who_is_whole
@@ -46,11 +47,14 @@ class Cluster:
         quarantine_s: float = 3.0,
         broker_options: tuple[str, ...] = (),
         broker_environment: Mapping[str, str] = MappingProxyType({}),
+        fleet: Fleet | None = None,
     ) -> None:
         """On one host if there are no ``hosts``; ``transports`` narrows UCX's (UCX_TLS).
 
-        With ``tcp`` no byte is read of a process that stands still.
+        With ``tcp`` no byte is read of a process that stands still. With a ``fleet`` there are
+        several brokers in place of the one.
         """
+        self.fleet = fleet
         self.found, self._rng, self._hosts = Found(), rng, hosts
         self._transports, self._quarantine_s = transports, quarantine_s
         self._broker_options, self._broker_environment = broker_options, broker_environment
@@ -73,7 +77,7 @@ class Cluster:
         for engine in self.engines.values():
             if engine.alive:
                 engine.kill()
-        for command in (self.store, self.broker):
+        for command in (self.store, self.broker, *self._of_fleet()):
             if command is not None and command.alive:
                 await asyncio.to_thread(command.end, signal.SIGKILL)
         if self._questions is not None:
@@ -85,8 +89,11 @@ class Cluster:
     def members(self) -> list[Member]:
         """Who is alive."""
         engines = [m for engine in self.engines.values() for m in engine.members if m.alive]
-        commands = [one for one in (self.broker, self.store) if one is not None and one.alive]
-        return [*engines, *commands]
+        commands = (self.broker, self.store, *self._of_fleet())
+        return [*engines, *(one for one in commands if one is not None and one.alive)]
+
+    def _of_fleet(self) -> list[ProgramLife]:
+        return [] if self.fleet is None else list(self.fleet.members.values())
 
     @property
     def broker_log(self) -> Path:
@@ -97,7 +104,9 @@ class Cluster:
         return next(one for one in self.engines[name[0]].members if one.name == name)
 
     def address(self, seen_from: str) -> str:
-        """The broker's, for a host."""
+        """The broker's, or those of all, for a host."""
+        if self.fleet is not None:
+            return self.fleet.addresses
         host = self._hosts.address("b", seen_from) if self._hosts is not None else "127.0.0.1"
         return f"{host}:{self._port}"
 
@@ -240,7 +249,7 @@ class Cluster:
             found.late_s[side] = max(found.late_s.get(side, late_s), late_s)
             self._ended(side, name, state, reason)
         elif word == "violation":
-            found.violations.append(f"{side} {engine.life.name}: {what[0]}")
+            found.broken.append(f"{side} {engine.life.name}: {what[0]}")
         elif word == "crashed":
             tail = Path(engine.life.log).read_text(errors="replace").splitlines()[-12:]
             found.crashes.append("\n".join((f"{what[0]}, {engine.life.name}:", *tail)))

@@ -81,7 +81,8 @@ def serve_rank(driver: Connection, fences: Connection, life: Life, rank: int) ->
     settings = AgentSettings(
         staging_bytes=life.staging_bytes, quarantine_s=life.quarantine_s, read_threads=1
     )
-    agent = Agent(life.broker, life.side, life.name, rank, memory.regions[rank], settings=settings)
+    given = (life.broker, life.side, life.name, rank, memory.regions[rank])
+    agent = Agent(*given, settings=settings, model=life.layout.model.identity)
     agent.begin()
     driver.send(READY)
     with contextlib.suppress(EOFError):

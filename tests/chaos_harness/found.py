@@ -18,16 +18,31 @@ class Found:
     """By side and handoff: state and reason."""
     late_s: dict[str, float] = field(default_factory=dict)
     """Side: how much later than promised an engine heard an end, at most."""
-    violations: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    """Promises, but for what `violations` adds."""
     crashes: list[str] = field(default_factory=list)
     """Processes that nobody killed, and what their log said last."""
     kept: set[str] = field(default_factory=set)
     """What was computed to be kept by its content."""
 
+    _unlike: list[tuple[str, str, set[int]]] = field(default_factory=list)
+
+    @property
+    def violations(self) -> list[str]:
+        """What was broken. P may be heard after D, though it spoke first: by another pipe."""
+        self._unlike = [one for one in self._unlike if not self._is_right(*one[1:])]
+        unlike = (
+            f"{name} is DONE at {side} with {stamps} instead of {self.stamps.get(name, set())}"
+            for side, name, stamps in self._unlike
+        )
+        return [*self.broken, *unlike]
+
     def check(self, side: str, name: str, stamps: set[int]) -> None:
         """Note it if a state that is DONE is not the one that was written."""
-        right = self.stamps.get(name, set())
+        if not self._is_right(name, stamps):
+            self._unlike.append((side, name, stamps))
+
+    def _is_right(self, name: str, stamps: set[int]) -> bool:
         # What two engines have computed alike, a store may have parts of from either.
         alike = len(stamps) == 1 or name in self.kept
-        if not stamps or not alike or not stamps <= right:
-            self.violations.append(f"{name} is DONE at {side} with {stamps} instead of {right}")
+        return bool(stamps) and alike and stamps <= self.stamps.get(name, set())

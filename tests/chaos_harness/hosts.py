@@ -65,6 +65,7 @@ class Hosts:
     def __init__(self, wires: Sequence[tuple[str, str]]) -> None:
         self._prefix = f"rw{os.getpid():x}"
         self._wires = {pair: number for number, pair in enumerate(wires)}
+        self._names = sorted({host for pair in wires for host in pair})
 
     def namespace(self, host: str) -> str:
         return f"{self._prefix}-{host}"
@@ -72,6 +73,10 @@ class Hosts:
     def device(self, of: str, towards: str) -> str:
         """The interface of a host that leads to another."""
         return f"{self._prefix}{of[:2]}{towards[:2]}"
+
+    def primary(self, of: str) -> str:
+        """Where a host is for all that have a wire to it."""
+        return f"10.214.0.{1 + self._names.index(of)}"
 
     def address(self, of: str, seen_from: str) -> str:
         """Where a host is, for another."""
@@ -82,14 +87,18 @@ class Hosts:
         self._remove()
         switch = f"{self._prefix}-switch"
         commands = [f"netns add {switch}"]
-        for host in sorted({host for pair in self._wires for host in pair}):
+        for host in self._names:
             namespace = self.namespace(host)
             commands += [f"netns add {namespace}", f"-n {namespace} link set lo up"]
+            commands += [f"-n {namespace} addr add {self.primary(host)}/32 dev lo"]
         for pair, number in self._wires.items():
             commands += [f"-n {switch} link add br{number} type bridge"]
             commands += [f"-n {switch} link set br{number} up"]
             for one, other in (pair, pair[::-1]):
                 commands += self._plug(one, other)
+        for pair in self._wires:
+            for one, other in (pair, pair[::-1]):
+                commands += self._route(one, other)
         _ip(*commands)
         return self
 
@@ -123,6 +132,11 @@ class Hosts:
             f"-n {switch} link set {device}s master br{number}",
             f"-n {switch} link set {device}s up",
         ]
+
+    def _route(self, one: str, other: str) -> list[str]:
+        """The command by which a host finds the other's primary address."""
+        to, gateway, source = self.primary(other), self.address(other, one), self.primary(one)
+        return [f"-n {self.namespace(one)} route add {to}/32 via {gateway} src {source}"]
 
     def _set_ports(self, one: str, other: str, state: int) -> None:
         for of, towards in ((one, other), (other, one)):

@@ -21,6 +21,7 @@ from restow.broker.layout.json_form import layout_to_json
 from stamped.memory import memory_bytes
 
 STOP_S = 30.0
+RESTOW = (sys.executable, "-m", "restow.broker.cli.main")
 STORE, STORE_PAGE_TOKENS = "S", 8
 STORE_SIZES = ("--memory", "16MiB", "--disk-size", "64MiB")
 """Room for about ten states, and for forty."""
@@ -103,8 +104,8 @@ class EngineLife:
                 self._hear(self, child.pipe.recv())
 
 
-class CommandLife(Member):
-    """One life of what operators run: a command of ``restow``."""
+class ProgramLife(Member):
+    """One life of a program that operators run."""
 
     def __init__(
         self,
@@ -115,10 +116,9 @@ class CommandLife(Member):
         command: Sequence[str],
     ) -> None:
         enter = ["ip", "netns", "exec", namespace] if namespace else []
-        restow = [sys.executable, "-m", "restow.broker.cli.main"]
         with log.open("ab") as file:
             self._process = subprocess.Popen(
-                [*enter, *restow, *command],
+                [*enter, *command],
                 stdout=file,
                 stderr=file,
                 env={**os.environ, **environment},
@@ -137,7 +137,7 @@ class CommandLife(Member):
         return self._process.wait(STOP_S)
 
 
-class BrokerLife(CommandLife):
+class BrokerLife(ProgramLife):
     """A broker."""
 
     def __init__(
@@ -147,12 +147,13 @@ class BrokerLife(CommandLife):
         log: Path,
         environment: Mapping[str, str],
         options: Sequence[str],
+        name: str = "broker",
     ) -> None:
-        command = ("serve", "--insecure", "--listen", listen, *options)
-        super().__init__("broker", namespace, log, environment, command)
+        command = (*RESTOW, "serve", "--insecure", "--listen", listen, *options)
+        super().__init__(name, namespace, log, environment, command)
 
 
-class StoreLife(CommandLife):
+class StoreLife(ProgramLife):
     """A store, with the disk of those before it."""
 
     def __init__(
@@ -160,7 +161,14 @@ class StoreLife(CommandLife):
     ) -> None:
         file = folder / "store.json"
         file.write_text(json.dumps(layout_to_json(layout(1, ConvLayout.SD, STORE_PAGE_TOKENS))))
-        command = ["store", "--layout", f"{file}", "--block-tokens", f"{STORE_PAGE_TOKENS}"]
+        command = [
+            *RESTOW,
+            "store",
+            "--layout",
+            f"{file}",
+            "--block-tokens",
+            f"{STORE_PAGE_TOKENS}",
+        ]
         command += ["--engine-id", STORE, "--broker", broker, *STORE_SIZES]
         command += ["--disk", f"{folder / 'disk'}"]
         super().__init__("store", namespace, folder / "store.log", environment, command)

@@ -2,6 +2,7 @@
 
 ./run chaos --minutes 10
 ./run chaos --minutes 1440 --seed 7
+./run chaos --minutes 10 --brokers 3
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import secrets
 import sys
+import tempfile
 import time
 from pathlib import Path
 from random import Random
@@ -18,6 +20,9 @@ from random import Random
 from rich.console import Console
 
 from chaos_harness.cluster import WIRES, Cluster
+from chaos_harness.fleet import WIRES as fleet_wires
+from chaos_harness.fleet import Fleet
+from chaos_harness.fleet_storm import FleetStorm
 from chaos_harness.hosts import Hosts, why_not
 from chaos_harness.report import Report, Usage
 from chaos_harness.storm import Storm
@@ -30,9 +35,17 @@ async def play(report: Report, progress: Console | None = None) -> Report:
     """A storm, then calm."""
     rng = Random(report.seed)  # noqa: S311 - reproducible, not secret
     with contextlib.ExitStack() as stack:
-        hosts = None if report.cuts else stack.enter_context(Hosts(WIRES))
-        async with Cluster(rng, hosts, transports=report.transports) as cluster:
-            storm = Storm(cluster, rng, can_cut=hosts is not None)
+        several = report.brokers > 1
+        wires = fleet_wires if several else WIRES
+        hosts = None if report.cuts else stack.enter_context(Hosts(wires))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="restow-fleet-")))
+        fleet = Fleet(folder, hosts) if several else None
+        async with Cluster(rng, hosts, transports=report.transports, fleet=fleet) as cluster:
+            storm = (
+                Storm(cluster, rng, can_cut=hosts is not None)
+                if fleet is None
+                else FleetStorm(cluster, fleet, rng, can_cut=hosts is not None)
+            )
             storm.start_broker()
             for side in "PD":
                 storm.start_engine(side)
@@ -88,6 +101,9 @@ def main() -> int:
         prog="./run chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument(
+        "--brokers", type=int, choices=(1, 3), default=1, help="3: with three members of etcd"
+    )
     parser.add_argument("--seed", type=int, help="of the schedule; processes have their own pace")
     parser.add_argument(
         "--transports", default="tcp", help="UCX_TLS of the engines; 'all': what UCX finds"
@@ -98,7 +114,7 @@ def main() -> int:
     seed = secrets.randbits(31) if options.seed is None else options.seed
     console = Console(stderr=True)
     console.print(f"seed {seed}")
-    report = Report(seed, options.minutes, options.transports, why_not())
+    report = Report(seed, options.minutes, options.transports, why_not(), options.brokers)
     asyncio.run(play(report, console))
     if options.out:
         options.out.write_text(report.json() + "\n")

@@ -27,6 +27,7 @@ class Report:
     transports: str
     cuts: str
     """Why hosts could not be cut off from each other; empty if they were."""
+    brokers: int = 1
     handoffs: int = 0
     ends: dict[str, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
@@ -60,7 +61,10 @@ class Report:
 
     def show(self, console: Console) -> None:
         """For people."""
-        table = Table(title=f"Chaos, seed {self.seed}: {self.minutes:g} min", show_header=False)
+        table = Table(
+            title=f"Chaos, seed {self.seed}: {self.minutes:g} min, brokers: {self.brokers}",
+            show_header=False,
+        )
         table.add_row("handoffs", str(self.handoffs))
         for end, count in _by_count(self.ends):
             table.add_row(f"  {end}", str(count))

@@ -18,7 +18,7 @@ from restow.broker.families import ConvLayout
 from stamped.requests import Prompt
 
 STRATEGIES = ("auto", "slices", "whole", "pack", "interleave")
-LINKS = (("b", "p"), ("b", "d"), ("p", "d"))
+LINKS: tuple[tuple[str, str], ...] = (("b", "p"), ("b", "d"), ("p", "d"))
 PAGE_TOKENS = (8, 16)
 LONGEST_TOKENS = 96
 MAX_PENDING = 8
@@ -47,11 +47,10 @@ class Storm:
         """Of those by content: which side asked under which name."""
         self.later: list[tuple[str, str]] = []
         """Of those for what engines have evicted, so that the store alone may have it."""
-        self._cluster, self._rng = cluster, rng
+        self._cluster, self._rng, self._links = cluster, rng, LINKS
         self._healing: set[asyncio.Task[None]] = set()
         self._faults: list[tuple[Callable[[], None], int]] = [
-            (self._kill_broker, 2),
-            (self._stop_broker, 1),
+            *self.broker_faults(),
             (self._kill_engine, 4),
             (self._kill_worker, 2),
             (self._kill_store, 3),
@@ -156,6 +155,10 @@ class Storm:
         self._healing.add(task)
         task.add_done_callback(self._healing.discard)
 
+    def broker_faults(self) -> list[tuple[Callable[[], None], int]]:
+        """What may befall the broker, and how often beside other faults."""
+        return [(self._kill_broker, 2), (self._stop_broker, 1)]
+
     def start_broker(self) -> None:
         self._cluster.start_broker("--strategy", self._rng.choice(STRATEGIES))
 
@@ -200,7 +203,7 @@ class Storm:
         try:
             await self._cluster.end_store(number)
         except subprocess.TimeoutExpired:
-            self._cluster.found.violations.append("the store does not end when it is told to")
+            self._cluster.found.broken.append("the store does not end when it is told to")
             return
         await asyncio.sleep(self._short_s())
         self.start_store()
@@ -250,7 +253,7 @@ class Storm:
         self._later(self._rng.choice((0.5, LONGEST_PAUSE_S)) * self._rng.random(), go_on)
 
     def _cut(self) -> None:
-        pair = self._rng.choice(LINKS)
+        pair = self._rng.choice(self._links)
         self.faults[f"cut: {'-'.join(pair)}"] += 1
         self._cluster.cut(*pair)
         seconds = self._rng.choice((0.5, LONGEST_CUT_S)) * self._rng.random()

@@ -103,9 +103,11 @@ def test_status_counts(shown: Shown, address: str) -> None:
         "handoffs_checked",
         "digest_mismatches",
         "draining",
+        "membership",
         "models",
     ]
     assert status["broker"] == address
+    assert status["membership"] is None, "it is alone"
     assert (status["engines"], status["agents"]) == (3, 3)
     assert status["plans"] >= 2, "and what was planned ahead"
     assert status["handoffs_live"] == 1
@@ -210,6 +212,7 @@ def test_handoffs_show_sides_state_and_reason(shown: Shown) -> None:
         "prefix_tokens",
         "offers",
         "offers_declined",
+        "broker",
     ]
     assert (good["strategies"], waits["strategies"]) == (["slices"], [])
     assert 0 < good["transfer_s"] < 60

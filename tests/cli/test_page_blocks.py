@@ -93,11 +93,17 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "restow events --follow": NotRun(
             GOES_ON + ", and the other takes ten minutes; jq may not be here"
         ),
+        "restow serve --listen 0.0.0.0:7350 --advertise": NotRun(
+            GOES_ON + "; tests/operators_day has three of them, and tests/etcd such files"
+        ),
         "restow router --find-ms 50": NotRun(
             GOES_ON + ", and needs engines; tests/router has such a one"
         ),
         "pip install '.[trace]'": NotRun("needs a collector of traces"),
         "helm install": NotRun("needs Kubernetes"),
+        "helm upgrade --install": NotRun("needs Kubernetes; tests/deployment render such values"),
+        "helm upgrade restow": NotRun("needs Kubernetes; tests/deployment render such values"),
+        "kubectl -n serving get leases": NotRun("needs Kubernetes"),
     },
     "docs/reliability.md": {
         "./run simulate": NotRun(SUITE),

@@ -26,7 +26,7 @@ def test_every_option_has_a_group_and_its_variable() -> None:
             assert name == "help" or f"[env var: RESTOW_{name.upper()}" in line, line
     assert groups.pop("Options") == {"config", "help"}
     assert set(BrokerSettings.model_fields) <= set().union(*groups.values())
-    assert len(groups) == 6
+    assert len(groups) == 7
 
 
 def test_a_narrow_terminal_shows_all_of_it() -> None:

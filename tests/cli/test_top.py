@@ -89,6 +89,7 @@ def look(
         "handoffs_ended": {"DONE": ended, "FAILED": 0, "EXPIRED": 1, "CANCELLED": 0},
         "bytes_read": ended * (1 << 20),
         "draining": False,
+        "membership": None,
         **more,
     }
     engines = [{"session": True, "agents": agents, "ranks": 4} for agents in (4, 4, 3)]
@@ -105,6 +106,10 @@ def test_rates_are_those_between_two_looks_at_one_life() -> None:
         assert dict(headline(earlier, now))["ends"] == "-"
     assert "draining" not in found
     assert "draining" in dict(headline(None, look(1.0, [], draining=True)))
+    assert found["broker"] == "127.0.0.1:7350, up 1 min 15 s"
+    one = {"pools_owned": 2, "brokers": 3, "lease_s": 2.0, "unanswered_s": 0.1, "let_in": True}
+    among = look(1.0, [], membership={**one, "still_s": None, "trouble": None})
+    assert "epoch first, is one of 3 and owns 2 pools" in dict(headline(None, among))["broker"]
 
 
 def holding(name: str, blocks: int, snapshots: int) -> dict[str, Any]:

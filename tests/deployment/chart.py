@@ -55,6 +55,23 @@ EVERYTHING: Object = TOKENS | {
     "service": {"type": "LoadBalancer", "annotations": {"internal": "true"}},
     "serviceAccount": {"annotations": {"role": "none"}},
 }
+SEVERAL: Object = TRUSTED | {
+    "replicas": 3,
+    "etcd": {"endpoints": "etcd-0.etcd:2379,etcd-1.etcd:2379"},
+}
+LEASES: Object = TRUSTED | {"replicas": 3, "kubernetesLeases": {"enabled": True}}
+GUARDED: Object = TOKENS | {
+    "replicas": 3,
+    "operator": {"secretName": "o"},
+    "etcd": {
+        "endpoints": "etcd.example:2379",
+        "secretName": "e",
+        "clientCertificate": True,
+        "user": "restow",
+    },
+    "settings": {"fleet": "blue", "member_lease_s": 3},
+}
+"""Several brokers, and an etcd that asks who they are."""
 needs_helm = pytest.mark.skipif(HELM is None, reason="Helm has no package for this machine")
 
 
@@ -70,14 +87,25 @@ def helm(*arguments: str | Path, values: Object) -> subprocess.CompletedProcess[
 
 
 def rendered(values: Object, chart: Path = CHART) -> dict[str, Object]:
-    """The objects, by kind."""
+    """The objects, by kind; those after the first of a kind, by kind and name."""
     done = helm("template", "here", chart, "--namespace", "serving", values=values)
     assert done.returncode == 0, done.stderr
-    return {one["kind"]: one for one in yaml.safe_load_all(done.stdout) if one}
+    found: dict[str, Object] = {}
+    for one in yaml.safe_load_all(done.stdout):
+        if one:
+            kind = one["kind"]
+            found[f"{kind} {one['metadata']['name']}" if kind in found else kind] = one
+    return found
+
+
+def workload(objects: dict[str, Object]) -> Object:
+    """What the pods are of."""
+    [one] = [objects[kind] for kind in ("Deployment", "StatefulSet") if kind in objects]
+    return one
 
 
 def container(objects: dict[str, Object]) -> Object:
-    [one] = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
+    [one] = workload(objects)["spec"]["template"]["spec"]["containers"]
     found: Object = one
     return found
 
@@ -89,7 +117,8 @@ def options(objects: dict[str, Object]) -> dict[str, str]:
 
 
 def environment(objects: dict[str, Object]) -> dict[str, str]:
-    return {one["name"]: one["value"] for one in container(objects)["env"]}
+    """What is said outright; `$(POD_NAME)` is left as it is."""
+    return {one["name"]: one["value"] for one in container(objects)["env"] if "value" in one}
 
 
 def notes(values: Object, folder: Path) -> str:

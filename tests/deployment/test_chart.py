@@ -16,6 +16,9 @@ from deployment.chart import (
     DIGEST,
     DOCKER,
     EVERYTHING,
+    GUARDED,
+    LEASES,
+    SEVERAL,
     TOKENS,
     TRUSTED,
     Object,
@@ -25,6 +28,7 @@ from deployment.chart import (
     needs_helm,
     options,
     rendered,
+    workload,
 )
 from restow.broker.server.observe.web import PATHS
 from restow.broker.server.settings import BrokerSettings
@@ -32,24 +36,28 @@ from restow.broker.server.settings import BrokerSettings
 KUBERNETES = ("1.25", "1.29", "1.33", "1.37")
 CLIENTS = {"BROKER", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE"}
 """In the container's environment for `kubectl exec`, and no setting of the broker's."""
-MADE = {"listen", "http_listen", "tls_cert", "tls_key", "client_ca", "tokens"}
+MADE = {"listen", "http_listen", "tls_cert", "tls_key", "client_ca", "tokens", "advertise", "etcd"}
+MADE |= {"etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file"}
+MADE |= {"kubernetes_leases", "kubernetes_account"}
 """Settings that the chart makes of other values."""
 OPERATORS = ("ServiceMonitor", "PrometheusRule")
 """Kinds of the Prometheus operator, of which Kubernetes' schemas know nothing."""
+VALUES = [TRUSTED, TOKENS, CERTIFICATES, EVERYTHING, SEVERAL, GUARDED, LEASES]
 pytestmark = needs_helm
 
 
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
-@pytest.mark.parametrize("values", [TRUSTED, TOKENS, CERTIFICATES, EVERYTHING])
+@pytest.mark.parametrize("values", VALUES)
 def test_objects_are_after_kubernetes_schemas(values: Object, kubernetes: str) -> None:
     objects = rendered(values)
     assert {"ServiceMonitor", "PrometheusRule", "ConfigMap"} <= objects.keys() or (
         values is not EVERYTHING
     )
-    for kind, one in objects.items():
-        if kind not in OPERATORS:
+    for one in objects.values():
+        if one["kind"] not in OPERATORS:
             kubernetes_validate.validate(one, kubernetes, strict=True)
-    assert len(objects) == (8 if values is EVERYTHING else 5)
+    more = 3 if values in (EVERYTHING, LEASES) else 1 if "replicas" in values else 0
+    assert len(objects) == 5 + more
 
 
 def test_lint() -> None:
@@ -68,7 +76,13 @@ def test_lint() -> None:
         (TRUSTED | {"settings": {"listen": "0.0.0.0:1"}}, "listen"),
         (TRUSTED | {"settings": {"LEASE_S": 1}}, "LEASE_S"),
         (TRUSTED | {"settings": {"lease": 1}}, "lease"),
-        (TRUSTED | {"replicas": 2}, "replicas"),
+        (TRUSTED | {"replicas": 2}, "share pools out"),
+        (TRUSTED | {"replicas": 0}, "replicas"),
+        (TRUSTED | {"etcd": {"user": "restow"}}, "set etcd.endpoints"),
+        (SEVERAL | {"etcd": {"endpoints": "e:2379", "user": "restow"}}, "need etcd.secretName"),
+        (SEVERAL | {"etcd": {"endpoints": "e:2379", "clientCertificate": True}}, "plaintext"),
+        (SEVERAL | {"settings": {"etcd": "e:2379"}}, "etcd"),
+        (SEVERAL | {"kubernetesLeases": {"enabled": True}}, "exclude each other"),
         (TRUSTED | {"ports": {"grpc": 80, "http": 9464}}, "ports.grpc|/ports/grpc"),
         (TRUSTED | {"operator": {"secretName": "o"}}, "needs tls.secretName"),
         (TRUSTED | {"settings": {"drain_s": 26}}, "at least 5 more than settings.drain_s"),
@@ -84,7 +98,7 @@ def test_what_can_not_be_meant_is_refused(values: Object, words: str) -> None:
     assert any(word in done.stderr for word in words.split("|")), done.stderr
 
 
-@pytest.mark.parametrize("values", [TRUSTED, TOKENS, CERTIFICATES, EVERYTHING])
+@pytest.mark.parametrize("values", VALUES)
 def test_the_broker_knows_its_settings(values: Object, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = rendered(values)
     said = {
@@ -94,7 +108,7 @@ def test_the_broker_knows_its_settings(values: Object, monkeypatch: pytest.Monke
     }
     assert said.keys() | options(objects).keys() <= BrokerSettings.model_fields.keys()
     for name, value in said.items():
-        monkeypatch.setenv(f"RESTOW_{name.upper()}", value)
+        monkeypatch.setenv(f"RESTOW_{name.upper()}", value.replace("$(POD_NAME)", "here-restow-0"))
     settings = BrokerSettings(**options(objects))  # type: ignore[arg-type]
     for name, value in values.get("settings", {}).items():
         assert getattr(settings, name) == value
@@ -107,7 +121,7 @@ def test_the_chart_knows_all_settings_but_those_that_it_makes() -> None:
 
 
 def test_a_pod_has_time_to_end_whatever_its_settings_say() -> None:
-    spec = rendered(EVERYTHING)["Deployment"]["spec"]["template"]["spec"]
+    spec = workload(rendered(EVERYTHING))["spec"]["template"]["spec"]
     assert spec["terminationGracePeriodSeconds"] >= EVERYTHING["settings"]["drain_s"] + 5
     assert rendered(TRUSTED | {"settings": {"drain_s": 25}})
 
@@ -134,9 +148,9 @@ def test_rules_and_dashboard_are_those_beside_the_chart() -> None:
 
 def test_objects_fit_each_other() -> None:
     objects = rendered(EVERYTHING)
-    pod = objects["Deployment"]["spec"]["template"]
+    pod = workload(objects)["spec"]["template"]
     for selector in (
-        objects["Deployment"]["spec"]["selector"]["matchLabels"],
+        workload(objects)["spec"]["selector"]["matchLabels"],
         objects["Service"]["spec"]["selector"],
         objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
         objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],

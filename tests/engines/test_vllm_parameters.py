@@ -184,6 +184,8 @@ def test_settings_are_read_and_checked() -> None:
     assert ConnectorSettings.of({}) == ConnectorSettings()
     made = ConnectorSettings.of({"broker": "h:1", "connect_timeout_s": 5, "lease_ms": 1000})
     assert (made.broker, made.connect_timeout_s, made.lease_ms) == ("h:1", 5.0, 1000)
+    several = ConnectorSettings.of({"broker": ["h:1", "i:2"]})
+    assert several == ConnectorSettings.of({"broker": "h:1,i:2"})
     uses = [ConnectorSettings.of({"prefix": one}) for one in ("off", "find", "find+tell")]
     assert [(one.finds, one.tells) for one in uses] == [(False, False), (True, False), (True, True)]
 

@@ -72,6 +72,9 @@ class _Context:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return (("restow-tenant", self._tenant),)
 
+    def time_remaining(self) -> float | None:
+        return None
+
     def peer(self) -> str:
         return "nowhere"
 

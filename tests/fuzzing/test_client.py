@@ -41,7 +41,10 @@ KNOWN = Known(
         "within_ms": [0, 2000],
     }
 )
-WORDS = st.sampled_from([*STRINGS, "status", "reason", "message", "self", "subject", "engine"])
+OWNED = ("NOT_OWNER", "owner", "elsewhere:1", "elsewhere:2,elsewhere:3")
+WORDS = st.sampled_from(
+    [*STRINGS, *OWNED, "status", "reason", "message", "self", "subject", "engine"]
+)
 CODES = st.sampled_from([one for one in grpc.StatusCode if one is not grpc.StatusCode.OK])
 
 
@@ -100,7 +103,12 @@ class HostileBroker:
     ends: list[grpc.aio.AioRpcError]
     heard: list[Any] = field(default_factory=list)
 
-    async def RegisterEngine(self, request: Any, timeout: float) -> Any:  # noqa: ASYNC109
+    async def RegisterEngine(
+        self,
+        request: Any,
+        timeout: float,  # noqa: ASYNC109
+        metadata: Any,
+    ) -> Any:
         return pb.RegisterEngineResponse()
 
     def Session(self) -> Any:

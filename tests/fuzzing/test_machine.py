@@ -13,6 +13,7 @@ from fuzzing.house import PROBE_PAIR, TENANTS, House, quiet
 from fuzzing.machine import HostileParty
 from fuzzing.party import Party, fence, given, holdings, wanted
 from fuzzing.rounds import tried
+from restow.broker.server.hub import P_HEARS_AFTER_S
 from restow.v1 import admin_pb2
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
@@ -62,5 +63,6 @@ def test_a_hostile_party_is_offered_what_it_says_that_it_holds() -> None:
             agent, order = party.orders.pop()
             agent.say(link.ConnectRequest(messages=answer_at_once(order)))
             house.wait(0.001)
+        house.wait(2 * P_HEARS_AFTER_S)
         assert party.seen["ended OK"] == 2
         house.check()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from restow.broker.block_ids import ID_BYTES, MAX_BLOCKS
-from restow.broker.client.connection import backoff
+from restow.broker.client.connection import backoff, brokers
 from restow.broker.client.connection.errors import MAY_PASS
 from restow.broker.client.engine import open_handoffs
 from restow.broker.core.engines.early_fences import MAX_FENCES
@@ -19,6 +19,7 @@ from restow.broker.layout import limits as layout
 from restow.broker.printable import MAX_WORD_LENGTH
 from restow.broker.rpc import pings, sizes, status
 from restow.broker.server import expected, outbox, serve
+from restow.broker.server.fleet import standing
 from restow.broker.server.gate import first_messages
 from restow.broker.server.services import checked_messages as checked
 from restow.broker.server.settings import BrokerSettings
@@ -69,6 +70,10 @@ SAID = {
         f"pings every {pings.PING_EVERY_S:g} s",
         f"is answered for {pings.ANSWER_S:g} s",
         f"both sides know of it within {pings.NOTICED_S:g} s",
+        f"every {pings.SEVERAL_EVERY_S:g} s, and give it up after {pings.SEVERAL_ANSWER_S:g} s",
+        f"more often than every {pings.LEAST_EVERY_S:g} s is refused",
+        f"another one owns the pool, for {standing.OWN_S:g} s at most",
+        f'metadata "{brokers.UNREACHED_KEY}"',
     ),
     "agent_link.proto": (
         f"kept waiting for {expected.WAIT_S:g} s",

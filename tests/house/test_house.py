@@ -60,6 +60,7 @@ def test_a_source_root_is_no_package(root: str) -> None:
         "restow.broker.draw",
         "restow.broker.layout",
         "restow.broker.core",
+        "restow.broker.owners",
         "restow.broker.trust",
     ],
 )

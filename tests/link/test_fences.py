@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent, MemoryKind, RegionMemory
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import CudaUnavailableError
-from restow.agents.link.fences import Fences
+from restow.agents.link.fences import ENDED_S, Fences
 
 MEMORY = np.zeros(4096, np.uint8)
 REGIONS = [RegionMemory("r", MEMORY.ctypes.data, 4, 1024)]
@@ -64,6 +65,29 @@ async def test_work_that_failed_and_work_that_was_given_up_are_not_fenced() -> N
     last.passed.set()
     fences.fence("last", last)
     await until(lambda: said == ["last"])
+
+
+async def test_what_has_ended_a_moment_ago_is_fenced_again_for_another_broker_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    said: list[str] = []
+    fences = Fences(said.append)
+    for name in ("open", "ended"):
+        fences.fence(name, None)
+    fences.forget("ended")
+    fences.forget("never said")
+    said.clear()
+    fences.say_again(anew=False)
+    assert said == ["open"]
+    fences.say_again(anew=True)
+    assert said == ["open", "open", "ended"]
+    fences.forget("ended")
+    now_s += ENDED_S + 0.1
+    said.clear()
+    fences.say_again(anew=True)
+    assert said == ["open"]
 
 
 async def test_an_engine_is_not_held_up_and_the_broker_hears_when_the_event_has_passed() -> None:

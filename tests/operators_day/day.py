@@ -6,14 +6,8 @@ all. What each command has to print is said beside it: a day that goes otherwise
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
-import tempfile
-from contextlib import ExitStack
-from pathlib import Path
-
-from operators_day.shell import Shell, UnexpectedOutputError
+from operators_day.page import Page
+from operators_day.shell import Shell
 
 PROMPT = "<bos> anna has apple . bob has river . carl has stone . ? carl anna bob :"
 ANSWER = r"stone \. apple \. river \."
@@ -193,39 +187,11 @@ def evening(shell: Shell) -> None:
     shell.run("restow status", "BROKER_UNREACHABLE", rc=3)
 
 
-DAY = (start, two_tenants, upgrade, dead_prefill, full_quota, expiring_certificate, evening)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
-    with ExitStack() as stack:
-        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in bound:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in bound]
-
-
-def live(folder: Path) -> str:
-    """The whole day in ``folder``, as the page. Raises `UnexpectedOutputError`."""
-    ports = dict(zip(SHOWN_PORTS, free_ports(len(SHOWN_PORTS)), strict=True))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RESTOW_")}
-    with Shell(folder, {**kept, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}, ports) as shell:
-        try:
-            for act in DAY:
-                act(shell)
-        except UnexpectedOutputError:
-            sys.stderr.write(shell.text)
-            for log in sorted(folder.glob("*.log")):
-                sys.stderr.write(f"\n{log.name}\n{log.read_text()[-4000:]}")
-            raise
-        return TITLE + shell.text
-
-
-def main() -> None:
-    """Print the page."""
-    with tempfile.TemporaryDirectory() as folder:
-        sys.stdout.write(live(Path(folder)))
-
+PAGE = Page(
+    TITLE,
+    (start, two_tenants, upgrade, dead_prefill, full_quota, expiring_certificate, evening),
+    SHOWN_PORTS,
+)
 
 if __name__ == "__main__":
-    main()
+    PAGE.print()

@@ -31,9 +31,16 @@ class Shell:
     """One bash, with jobs in the background; remembers all that was typed and printed."""
 
     def __init__(
-        self, folder: Path, environment: Mapping[str, str], ports: Mapping[int, int]
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        ports: Mapping[int, int],
+        programs: Mapping[str, str],
     ) -> None:
-        """In ``folder``; ``ports`` says what stands for a port of the page."""
+        """In ``folder``; ``ports`` says what stands for a port of the page.
+
+        ``programs`` are commands of a shell, by the names that they are typed by.
+        """
         self.text = ""
         self._ports = dict(ports)
         tools = folder / "bin"
@@ -42,6 +49,7 @@ class Shell:
         for name, words in (
             ("restow", python.replace('"$@"', '-m restow.broker.cli.main "$@"')),
             ("python", python),
+            *programs.items(),
         ):
             (tools / name).write_text(f"#!/bin/sh\n{words}")
             (tools / name).chmod(0o755)
@@ -104,7 +112,7 @@ class Shell:
         last = time.monotonic() + _LONGEST_S
         while True:
             printed, _ = self._run(command)
-            if all(re.search(one, printed, re.MULTILINE) for one in expected):
+            if all(re.search(self._with_ports(one), printed, re.MULTILINE) for one in expected):
                 break
             if time.monotonic() > last:
                 self._check(command, printed, expected)
@@ -116,9 +124,7 @@ class Shell:
         stdin = self._bash.stdin
         if stdin is None:
             raise UnexpectedOutputError("the shell has no input")
-        for shown, number in self._ports.items():
-            command = re.sub(rf"\b{shown}\b", str(number), command)
-        stdin.write(f"{command}\nprintf '\\n{_END} %d\\n' $?\n".encode())
+        stdin.write(f"{self._with_ports(command)}\nprintf '\\n{_END} %d\\n' $?\n".encode())
         stdin.flush()
         read, last = b"", time.monotonic() + _LONGEST_S
         ending = re.compile(rf"\r\n{_END} (\d+)\r\n$".encode())
@@ -130,9 +136,15 @@ class Shell:
             read += more
         return read[: found.start()].decode().replace("\r\n", "\n").strip("\n"), int(found[1])
 
+    def _with_ports(self, text: str) -> str:
+        """What the page shows, with the ports of this day."""
+        for shown, number in self._ports.items():
+            text = re.sub(rf"\b{shown}\b", str(number), text)
+        return text
+
     def _check(self, command: str, printed: str, expected: tuple[str, ...]) -> None:
         for one in expected:
-            if not re.search(one, printed, re.MULTILINE):
+            if not re.search(self._with_ports(one), printed, re.MULTILINE):
                 raise UnexpectedOutputError(f"{command!r} printed no {one!r}:\n{printed}")
 
     def _tell(self, command: str, printed: str) -> None:

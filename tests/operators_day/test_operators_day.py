@@ -1,4 +1,4 @@
-"""The day of docs/operators-day.md can be lived again, command by command."""
+"""The days of these pages can be lived again, command by command."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from operators_day.day import live
+from operators_day import day, three_brokers
+from operators_day.page import Page
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operators-day.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def typed(page: str) -> list[str]:
@@ -21,6 +22,11 @@ def typed(page: str) -> list[str]:
 @pytest.mark.skipif(
     not (shutil.which("openssl") and shutil.which("curl")), reason="needs openssl and curl"
 )
-def test_the_day_goes_as_the_page_tells(tmp_path: Path) -> None:
-    """What each command has to print is said in `day`; times and ids are other ones each day."""
-    assert typed(live(tmp_path)) == typed(PAGE.read_text())
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [("operators-day.md", day.PAGE), ("several-brokers.md", three_brokers.PAGE)],
+    ids=["a day", "three brokers"],
+)
+def test_the_day_goes_as_the_page_tells(name: str, page: Page, tmp_path: Path) -> None:
+    """What each command has to print is said beside it; times and ids are other ones each day."""
+    assert typed(page.lived(tmp_path)) == typed((DOCS / name).read_text())

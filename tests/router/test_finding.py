@@ -12,6 +12,7 @@ import pytest
 from agent_harness.waiting import until
 from broker.fakes import broker, engine
 from broker.test_prefixes import FORM, heard
+from forked.ports import free_port
 from restow.broker.client import AsyncAdminClient, EngineSession, PrefixHolder, chain_of
 from restow.broker.router.engines import Engines
 from restow.broker.router.finding import FindSettings
@@ -38,9 +39,12 @@ async def hold(
 
 @contextlib.asynccontextmanager
 async def finding_house(
-    patience_s: float = SOON_S, count: int = 3, **more: Any
+    patience_s: float = SOON_S, count: int = 3, others: str = "", **more: Any
 ) -> AsyncIterator[tuple[RunningBroker, House, dict[str, EngineSession]]]:
-    """Three P and three D, known to a broker by their ids, and the router before them."""
+    """Three P and three D, known to a broker by their ids, and the router before them.
+
+    ``others``: brokers that the router is given before that one.
+    """
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(broker())
         sessions = {}
@@ -48,7 +52,7 @@ async def finding_house(
             sessions[name], _ = await stack.enter_async_context(
                 engine(running.address, name, agents=False)
             )
-        find = FindSettings(patience_s, running.address)
+        find = FindSettings(patience_s, f"{others}{running.address}")
         one = await stack.enter_async_context(
             house([well] * count, [well] * count, find=find, **more)
         )
@@ -71,6 +75,20 @@ async def test_the_p_and_the_d_that_hold_most_of_a_prompt_are_asked() -> None:
         assert asked(one) == ([0, 8, 0], [0, 0, 8])
         assert running.hub.directory.prefixes.found == 8
         assert not any(engine.tokenized for engine in (*one.p, *one.d))
+
+
+async def test_of_several_brokers_the_one_is_found_that_knows_the_engines() -> None:
+    async with broker() as other:
+        others = f"127.0.0.1:{free_port()},{other.address},"
+        async with finding_house(others=others) as (running, one, sessions):
+            await hold(running, sessions["p1"], 160)
+            for _ in range(4):
+                assert (await one.ask({"prompt": TOKENS}))[0] == 200
+            assert asked(one)[0] == [0, 4, 0]
+            refused = other.hub.directory.ledger.statistics.refused_calls
+            assert refused["ENGINE_UNKNOWN"] == 1, (
+                "the broker that knew is asked first from then on"
+            )
 
 
 async def test_of_a_text_an_engine_says_the_token_ids() -> None:
@@ -103,7 +121,7 @@ async def test_credentials_that_can_not_be_read_cost_no_request(
         def unreadable(*_: object) -> None:
             raise TokenFileError("the file of the token is being written anew")
 
-        monkeypatch.setattr(AsyncAdminClient, "_made", unreadable)
+        monkeypatch.setattr(AsyncAdminClient, "_method", unreadable)
         assert (await one.ask({"prompt": TOKENS}))[0] == 200
 
 

@@ -17,7 +17,6 @@ from stamped.memory import HostMemory
 from stamped.requests import Prompt, Requests
 from stamped.stamps import Stamps, Violation
 
-ADDRESS = "broker:1"
 STAGING_BYTES = 32 << 10
 
 
@@ -33,6 +32,7 @@ class Engine:
         stamps: Stamps,
         rng: Random,
         broke: Callable[[BaseException], None],
+        brokers: str,
     ) -> None:
         self.side, self.life = side, f"life{life}"
         self.requests = Requests(self._ready, memory, stamps, rng)
@@ -40,6 +40,7 @@ class Engine:
         self.stamped: dict[str, int] = {}
         """P: the stamps of handoffs."""
         self._memory, self._rng, self._broke = memory, rng, broke
+        self._brokers = brokers
         host = side.lower()
         self.scheduler = Process(loop, f"{side}.scheduler", host)
         self.workers = [Process(loop, f"{side}.{rank}", host) for rank in memory.regions]
@@ -104,12 +105,13 @@ class Engine:
 
     async def _work(self, rank: int) -> None:
         agent = AsyncAgent(
-            ADDRESS,
+            self._brokers,
             self.side,
             self.life,
             rank,
             self._memory.regions[rank],
             AgentSettings(STAGING_BYTES, read_threads=1, try_metadata=False, host_reads=False),
+            model=self._memory.layout.model.identity,
         )
         agent.begin()
         self.agents.append(agent)
@@ -117,7 +119,7 @@ class Engine:
     async def _connect(self) -> None:
         while self.session is None:
             session = EngineSession(
-                *(self.side, self.life, self._memory.layout, ADDRESS),
+                *(self.side, self.life, self._memory.layout, self._brokers),
                 on_offer=self.kept.offered,
             )
             try:

@@ -54,8 +54,7 @@ class Faults:
     def heal(self) -> None:
         """No more of them, and no trace of those that were."""
         self._triggers.clear()
-        for hosts in LINKS:
-            self._network.heal(*hosts)
+        self._network.heal_all()
         for process in self._history.processes():
             if process.paused:
                 process.resume()
@@ -84,10 +83,12 @@ class Faults:
         self._network.lost(process)
 
     def _kill_broker(self) -> None:
-        broker = self._history.broker
-        if broker is not None and broker.alive:
-            self._kill(broker)
-            self._loop.call_later(self._short_s(), self._history.start_broker)
+        brokers = self._history.brokers
+        life = brokers.owner
+        if life is not None and life.process.alive:
+            self.met_d = True
+            brokers.kill(life)
+            self._loop.call_later(self._short_s(), brokers.start, life.address)
 
     def _kill_engine(self) -> None:
         self._end_engine(self._rng.choice(SIDES))
@@ -101,9 +102,9 @@ class Faults:
 
     def restart_unseen(self) -> None:
         """P starts again while the broker can't see it."""
-        self._network.cut("b", "p")
+        self._cut_hosts("b", "p")
         self._end_engine("P")
-        self._loop.call_later(self._rng.uniform(1.0, 10.0), self._network.heal, "b", "p")
+        self._loop.call_later(self._rng.uniform(1.0, 10.0), self._heal_hosts, "b", "p")
 
     def _kill_worker(self) -> None:
         """Its engine follows."""
@@ -139,7 +140,7 @@ class Faults:
     def _pause(self) -> None:
         process = self._rng.choice([p for p in self._history.processes() if p.alive])
         self.met_d |= process.host != "p"
-        process.pause()
+        self._network.pause(process)
         self._detail(process.name)
         self._loop.call_later(self._rng.choice((1.0, 20.0)) * self._rng.random(), process.resume)
 
@@ -157,14 +158,23 @@ class Faults:
         """An engine can't be reached for so long that it is forgotten, or an operator says so."""
         host = self._rng.choice(SIDES).lower()
         self.met_d |= host != "p"
-        self._network.cut("b", host)
+        self._cut_hosts("b", host)
         self._detail(host)
-        self._loop.call_later(self._rng.uniform(25.0, 45.0), self._network.heal, "b", host)
+        self._loop.call_later(self._rng.uniform(25.0, 45.0), self._heal_hosts, "b", host)
         self._loop.call_later(self._rng.uniform(16.0, 40.0), self._history.forget, host.upper())
 
     def _cut(self) -> None:
         hosts = self._rng.choice(LINKS)
         self.met_d |= hosts in (("b", "d"), ("b", "e"))
-        self._network.cut(*hosts)
+        self._cut_hosts(*hosts)
         self._detail(hosts)
-        self._loop.call_later(self._rng.uniform(0.1, 25.0), self._network.heal, *hosts)
+        self._loop.call_later(self._rng.uniform(0.1, 25.0), self._heal_hosts, *hosts)
+
+    def _cut_hosts(self, host: str, other: str) -> None:
+        """``b`` stands for all brokers."""
+        for one in self._history.brokers.hosts if host == "b" else (host,):
+            self._network.cut(one, other)
+
+    def _heal_hosts(self, host: str, other: str) -> None:
+        for one in self._history.brokers.hosts if host == "b" else (host,):
+            self._network.heal(one, other)

@@ -1,8 +1,9 @@
-"""One history: a broker, a P and two D's, what they hand over, what goes wrong, what must hold."""
+"""One history: brokers, a P and two D's, what they hand over, what goes wrong, what must hold."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
-from restow.broker.core.actions import EngineKey
+from restow.broker.core.actions import Action, EngineKey
 from restow.broker.core.audit import audit
 from restow.broker.core.handoffs.digests import Checks, DigestMode, Digests
 from restow.broker.core.limits import Limits
@@ -26,16 +27,16 @@ from restow.broker.layout import DType, Layout
 from restow.broker.planner import CostModel, Strategy
 from restow.broker.server.gate.callers import DEFAULT_TENANT
 from restow.broker.server.hub import Hub
-from restow.broker.server.services.agent_service import AgentLinkService
-from restow.broker.server.services.broker_service import BrokerService
-from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
 from simulation_harness.by_content import by_content
-from simulation_harness.engines import ADDRESS, Engine
+from simulation_harness.engines import Engine
 from simulation_harness.fabric import Fabric
 from simulation_harness.faults import Faults
 from simulation_harness.kept_prefixes import Prefixes
-from simulation_harness.network import Listener, Network
+from simulation_harness.network import Network
 from simulation_harness.replaced import simulated
+from simulation_harness.several.brokers import Brokers, pool_of_model
+from simulation_harness.several.faults import FleetFaults
+from simulation_harness.several.unhindered import Unhindered
 from simulation_harness.virtual_loop import Process, VirtualLoop
 from stamped.memory import HostMemory
 from stamped.requests import Prompt
@@ -71,6 +72,9 @@ FOR_SEVERAL = 0.4
 place of one that fails, or more, which the lease ends."""
 DECLINED = 0.05
 """How many D's go on without a state that they were to have."""
+SEVERAL_OF, FLEET_ALONE_OF = 6, 12
+"""In one history of so many there are several brokers; in one of so many nothing else goes wrong
+than what befalls these."""
 CLIENT_LEAVES = 0.1
 """For how many a router gives up what nobody has asked for by then."""
 
@@ -87,6 +91,10 @@ class Report:
     offers: Counter[str] = field(default_factory=Counter)
     """Of states that were asked for by content, as `by_content` counts them."""
     faults: list[str] = field(default_factory=list)
+    unhindered: Counter[str] = field(default_factory=Counter)
+    """How handoffs ended where only brokers and their registry failed, and time had not run out."""
+    acts: int = 0
+    """Batches in which one of several brokers granted, ended or freed something."""
     violation: str = ""
     trace: str = ""
 
@@ -136,17 +144,30 @@ class History:
         """E is another D: it asks for what is published for several."""
         self.held_stamps: dict[str, set[int]] = {}
         """Of each state that engines keep by its content: those that it was written with."""
-        self.hub: Hub | None = None
-        self._hubs: list[Hub] = []
-        self.broker: Process | None = None
-        self._found: list[BaseException] = []
+        self.found: list[BaseException] = []
+        pool = pool_of_model(self.memory["P"].layout.model)
+        self.brokers = Brokers(self, self._make_hub, pool)
+        self.unhindered = Unhindered(self)
         self.faults = Faults(self) if faults else None
+        if seed % SEVERAL_OF == SEVERAL_OF - 1:
+            self.be_several(alone=seed % FLEET_ALONE_OF == FLEET_ALONE_OF - 1)
+
+    def be_several(self, alone: bool = True) -> None:
+        """Play it with several brokers. ``alone``: nothing else goes wrong than these do."""
+        if not self.brokers.several:
+            self.brokers.be_several()
+        if self.faults is not None:
+            fleet = FleetFaults(self)
+            self.faults.kinds = fleet.kinds if alone else (*self.faults.kinds, *fleet.kinds)
+            self.unhindered.looks = alone
 
     # -- running ----------------------------------------------------------------------------------
 
     def run(self) -> Report:
         """Play it; violations are in the report."""
-        with simulated(self.report.seed, self.rng, self.network, self.fabric):
+        said = self.brokers.said
+        looked_at = contextlib.nullcontext() if said is None else said.looked_at()
+        with simulated(self.report.seed, self.rng, self.network, self.fabric), looked_at:
             asyncio.set_event_loop(self.loop)
             try:
                 self.loop.run_until_complete(self._play())
@@ -157,11 +178,12 @@ class History:
             finally:
                 asyncio.set_event_loop(None)
                 self.report.events = self.network.delivered
-                for hub in self._hubs:
+                self.report.acts = 0 if said is None else said.acts
+                for hub in self.brokers.hubs:
                     self.report.checks.checked += hub.directory.ledger.checks.checked
                     self.report.checks.mismatches += hub.directory.ledger.checks.mismatches
                 engines = [e for lives in self.lives.values() for e in lives]
-                self.report.offers = by_content(self._hubs, engines)
+                self.report.offers = by_content(self.brokers.hubs, engines)
                 for engine in engines:
                     self.report.ended.update(
                         f"{engine.side} {state} {reason}".strip()
@@ -173,7 +195,7 @@ class History:
         return self.report
 
     async def _play(self) -> None:
-        self.start_broker()
+        self.brokers.begin()
         for side in "PDE":
             self.start_engine(side)
         if self.faults is not None:
@@ -198,16 +220,19 @@ class History:
                 other = replace(prompt, name=f"h{number}#other")
                 self._plan_prompt(other, self.rng.uniform(0.0, BUSY_S / 2), "D")
         Prefixes(self).plan()
+        self.unhindered.plan(BUSY_S)
         await self._pass(BUSY_S)
         self.fabric.spoiled = 0.0
         if self.faults is not None:
             self.faults.heal()
+            self.brokers.heal()
         await self._pass(SETTLE_S)
         for lives in self.lives.values():
             lives[-1].spawn(lives[-1].kept.evict_all())
         await self._quiet()
         await self._one_is_done("handoffs", self._serve_one)
         await self._one_is_done("demands for what is held", self._find_one)
+        self.unhindered.count()
 
     async def _one_is_done(
         self, what: str, begin: Callable[[str], Awaitable[tuple[str, str] | None]]
@@ -223,7 +248,7 @@ class History:
         """How a handoff ends that nothing stands against but a slow network."""
         prompt = replace(self.prompt(name, healthy=True), readers=2, told_readers=2)
         for side in "PDE":
-            self.loop.call_later(self.rng.random(), self._begin, side, prompt)
+            self.loop.call_later(self.rng.random(), self.begin, side, prompt)
         await self._pass(2.0)
         await self._quiet()
         ends = {self.lives[side][-1].requests.said.get(name) for side in "PDE"}
@@ -259,11 +284,12 @@ class History:
             self._audit()
 
     def _audit(self) -> None:
-        if self.hub is not None and (found := audit(self.hub.directory)):
-            raise Violation(f"the broker's audit: {found}")
+        for life in self.brokers.running:
+            if life.hub is not None and (found := audit(life.hub.directory)):
+                raise Violation(f"the audit of {life.process.name}: {found}")
 
     def _raise_found(self) -> None:
-        for error in self._found:
+        for error in self.found:
             raise error if isinstance(error, Violation) else Violation(repr(error)) from error
         for context in self.loop.broken:
             raise Violation(f"{context['exception']!r}") from context["exception"]
@@ -302,8 +328,9 @@ class History:
                     return f"{side} has not all of its staging back"
                 if kept := executor._gathering._held:
                     return f"{side} keeps what it staged or hashed for {sorted(kept)}"
-        if self.hub is not None and self.hub.directory.ledger.live:
-            return f"the broker has {list(self.hub.directory.ledger.live)}"
+        for life in self.brokers.running:
+            if life.hub is not None and (live := life.hub.directory.ledger.live):
+                return f"{life.process.name} has {list(live)}"
         return ""
 
     # -- who there is -----------------------------------------------------------------------------
@@ -312,14 +339,15 @@ class History:
         engines = [
             process for lives in self.lives.values() for e in lives for process in e.processes
         ]
-        return [*engines, *([self.broker] if self.broker is not None else [])]
+        return [*engines, *(life.process for life in self.brokers.lives)]
 
-    def start_broker(self) -> None:
-        process = self.broker = Process(self.loop, "broker", "b")
-        process.spawn(self._serve(process))
+    def hinder(self) -> None:
+        """Something meets D that it may be late for."""
+        if self.faults is not None:
+            self.faults.met_d = True
 
-    async def _serve(self, process: Process) -> None:
-        hub = self.hub = Hub(
+    def _make_hub(self) -> Hub:
+        return Hub(
             LIMITS,
             self.strategy,
             10_000,
@@ -327,16 +355,6 @@ class History:
             costs=CostModel(),
             digests=self.digests,
         )
-        self._hubs.append(hub)
-        listener = Listener(process)
-        broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), listener)  # type: ignore[arg-type]
-        agent_link_pb2_grpc.add_AgentLinkServicer_to_server(AgentLinkService(hub), listener)  # type: ignore[arg-type]
-        await listener.intercept()
-        self.network.listeners[ADDRESS] = listener
-        try:
-            await hub.run_clock()
-        except Exception as error:  # noqa: BLE001 - the history ends with it
-            self._found.append(error)
 
     def start_engine(self, side: str) -> None:
         lives = self.lives[side]
@@ -348,7 +366,8 @@ class History:
                 self.memory[side],
                 self.stamps,
                 Random(self.rng.random()),  # noqa: S311
-                self._found.append,
+                self.found.append,
+                self.brokers.given,
             )
         )
 
@@ -389,9 +408,9 @@ class History:
             # Some prompts lie ready for a while before D asks.
             wait_s = self.rng.uniform(0.0, self.rng.choice((1.0, 1.0, 6.0)))
             how = replace(prompt, declines=side in declining, may_decline=len(declining))
-            self.loop.call_later(at_s + wait_s, self._begin, side, how)
+            self.loop.call_later(at_s + wait_s, self.begin, side, how)
 
-    def _begin(self, side: str, prompt: Prompt) -> None:
+    def begin(self, side: str, prompt: Prompt) -> None:
         engine = self.lives[side][-1]
         if side == "P":
             engine.prefill(prompt)
@@ -400,33 +419,30 @@ class History:
 
     def _abandon(self, handoff_id: str) -> None:
         """A router tells the broker that nobody will ask, if there is one."""
-        if (hub := self.hub) is None or self.broker is None:
-            return
-
-        def abandon() -> None:
-            hub.perform(hub.directory.abandon(DEFAULT_TENANT, handoff_id, hub.now_s()))
-
-        self.broker.soon(abandon)
+        self.brokers.tell_owner(
+            lambda hub: hub.directory.abandon(DEFAULT_TENANT, handoff_id, hub.now_s())
+        )
 
     def forget(self, side: str) -> None:
         """An operator has an engine forgotten that is not there."""
-        if (hub := self.hub) is None or self.broker is None:
-            return
 
-        def forget() -> None:
-            engine = hub.directory.members.engines.get(EngineKey(DEFAULT_TENANT, side))
-            if engine is not None and not engine.has_session and not engine.agents:
-                hub.perform(hub.directory.members.forget(engine, hub.now_s()))
+        def forget(hub: Hub) -> list[Action]:
+            members = hub.directory.members
+            engine = members.engines.get(EngineKey(DEFAULT_TENANT, side))
+            if engine is None or engine.has_session or engine.agents:
+                return []
+            return members.forget(engine, hub.now_s())
 
-        self.broker.soon(forget)
+        self.brokers.tell_owner(forget)
 
     def check_drained(self, engine: Engine) -> None:
-        """An engine that has drained may go: nothing of it is left at the broker."""
-        if self.hub is None:
+        """An engine that has drained may go: nothing of it is left at the broker that it is at."""
+        life = None if engine.session is None else self.brokers.at(engine.session._brokers.current)
+        if life is None or life.hub is None:
             return
         left = [
             handoff.handoff_id
-            for handoff in self.hub.directory.ledger.by_number.values()
+            for handoff in life.hub.directory.ledger.by_number.values()
             for one in (handoff.source, handoff.destination)
             if one is not None
             and (one.key.engine_id, one.incarnation) == (engine.side, engine.life)

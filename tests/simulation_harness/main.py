@@ -14,21 +14,32 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from restow.broker.core.handoffs.digests import DigestMode, Digests
 from simulation_harness.by_content import words_of
 from simulation_harness.history import History, Report
 from simulation_harness.mutations import MUTATIONS
 
+Prepare = Callable[[History], object]
+
 
 def play(
-    seed: int, mutation: str = "", faults: bool = True, digests: Digests | None = None
+    seed: int,
+    mutation: str = "",
+    faults: bool = True,
+    digests: Digests | None = None,
+    prepare: Prepare | None = None,
 ) -> Report:
-    """One history; digests are as its seed says, and off with a mutation: they would undo it."""
+    """One history; digests are as its seed says, and off with a mutation: they would undo it.
+
+    ``prepare`` has it be another one than its seed says.
+    """
     if mutation and digests is None:
         digests = Digests()
     history = History(seed, faults, digests)
+    if prepare is not None:
+        prepare(history)
     if not mutation:
         return history.run()
     with MUTATIONS[mutation](history):
@@ -41,12 +52,12 @@ def _hush() -> None:
     warnings.simplefilter("ignore", RuntimeWarning)
 
 
-def _play_all(task: tuple[range, str, bool, Digests | None]) -> list[Report]:
-    seeds, mutation, faults, digests = task
+def _play_all(task: tuple[range, str, bool, Digests | None, Prepare | None]) -> list[Report]:
+    seeds, mutation, faults, digests, prepare = task
     _hush()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    return [play(seed, mutation, faults, digests) for seed in seeds]
+    return [play(seed, mutation, faults, digests, prepare) for seed in seeds]
 
 
 def histories(
@@ -55,11 +66,12 @@ def histories(
     mutation: str = "",
     faults: bool = True,
     digests: Digests | None = None,
+    prepare: Prepare | None = None,
 ) -> Iterator[list[Report]]:
     """Reports as they come, from as many processes as there are processors."""
     size = 25
     tasks = [
-        (range(seed, min(seed + size, first + count)), mutation, faults, digests)
+        (range(seed, min(seed + size, first + count)), mutation, faults, digests, prepare)
         for seed in range(first, first + count, size)
     ]
     with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
@@ -76,23 +88,32 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay this one alone")
     parser.add_argument("--digests", choices=[*DigestMode], help="in all of them")
     parser.add_argument("--without", choices=MUTATIONS, default="", help="take a promise out")
+    parser.add_argument(
+        "--several",
+        action="store_true",
+        help="several brokers in all of them, where nothing else fails than these and their etcd",
+    )
     options = parser.parse_args()
     began_s = time.perf_counter()
     digests = Digests(DigestMode(options.digests), 2) if options.digests else None
+    prepare = History.be_several if options.several else None
     found: Iterable[list[Report]]
     if options.seed is not None:
         _hush()
-        found = [[play(options.seed, options.without, digests=digests)]]
+        found = [[play(options.seed, options.without, True, digests, prepare)]]
     else:
-        found = histories(options.first, options.histories, options.without, digests=digests)
-    events, count, broken = 0, 0, 0
-    ended, faults, offers = Counter[str](), Counter[str](), Counter[str]()
+        how = (options.without, True, digests, prepare)
+        found = histories(options.first, options.histories, *how)
+    events, count, broken, acts = 0, 0, 0, 0
+    ended, faults, offers, unhindered = (Counter[str]() for _ in range(4))
     for reports in found:
         for report in reports:
             count += 1
             events += report.events
             ended += report.ended
             offers += report.offers
+            unhindered += report.unhindered
+            acts += report.acts
             faults.update(fault.split()[1] for fault in report.faults)
             if report.violation or options.seed is not None:
                 print(f"seed {report.seed}: {report.violation or 'well'}")
@@ -102,7 +123,9 @@ def main() -> int:
             broken += bool(report.violation)
     print(
         f"{count} histories, {events} events, {broken} broken, in "
-        f"{time.perf_counter() - began_s:.1f} s; handoffs {dict(ended)}; faults {dict(faults)}"
+        f"{time.perf_counter() - began_s:.1f} s; handoffs {dict(ended)}; "
+        f"faults {dict(faults)}; of several brokers {acts} batches that grant, end or free, and "
+        f"handoffs that only these stood in the way of {dict(unhindered)}"
     )
     print(words_of(offers, broken))
     return 1 if broken else 0

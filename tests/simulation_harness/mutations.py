@@ -26,6 +26,7 @@ from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2
 from simulation_harness.history import History
 from simulation_harness.misplaced import MISPLACED
+from simulation_harness.several.mutations import MUTATIONS as OF_SEVERAL
 from stamped.kept_states import Kept, KeptStates
 
 Mutation = Callable[[History], contextlib.AbstractContextManager[None]]
@@ -164,6 +165,7 @@ def leaving_at_once(history: History) -> Iterator[None]:
 def wire_that_spoils(history: History) -> Iterator[None]:
     """Of what is read a byte may be another than was sent, until all heals."""
     history.fabric.spoiled = 0.02
+    history.unhindered.looks = False
     yield
 
 
@@ -244,4 +246,5 @@ MUTATIONS: dict[str, Mutation] = {
     "next": offered_once,
     "pinned": evicted_while_given,
     **MISPLACED,
+    **OF_SEVERAL,
 }

@@ -7,6 +7,7 @@ other. A cut network is noticed by keepalive alone.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextvars import Context
@@ -17,15 +18,21 @@ from typing import Any, NamedTuple
 import grpc
 
 from restow.broker.client import Credentials
+from restow.broker.rpc.pings import SEVERAL_ANSWER_S, SEVERAL_EVERY_S
 from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.serve import interceptors_of
 from simulation_harness.virtual_loop import CURRENT, Process, VirtualLoop
 
 KEEPALIVE_S = 15.0
+PAUSED_S = 8.0
+"""After which a client knows that nobody answers its pings."""
+NOTICED_S = SEVERAL_EVERY_S + SEVERAL_ANSWER_S
+"""The same of one of several brokers, cut off or paused."""
 FIRST_RECONNECT_S = 0.2
 LAST_RECONNECT_S = 2.0
 CONNECT_S = 2.0
 Put = Callable[[object], None]
+Metadata = tuple[tuple[str, str], ...]
 _NOBODY = Context()
 """The network's own work belongs to no process."""
 
@@ -78,6 +85,8 @@ class Network:
         self.loop, self.rng = loop, rng
         self.delivered = 0
         self.on_delivery: Callable[[int], None] = lambda count: None
+        self.on_said: Callable[[Process, Any], None] = lambda process, batch: None
+        """Hears of each batch that leaves a process that serves calls."""
         self.listeners: dict[str, Listener] = {}
         self._cut: dict[frozenset[str], int] = {}
         self._cuts = 0
@@ -98,6 +107,11 @@ class Network:
         for call in self._calls:
             call.was_healed()
 
+    def heal_all(self) -> None:
+        """Nothing is cut any more."""
+        for hosts in list(self._cut):
+            self.heal(*hosts)
+
     def is_cut(self, host: str, other: str) -> int:
         """Which cut parts two hosts; 0: none."""
         return self._cut.get(frozenset((host, other)), 0)
@@ -106,6 +120,17 @@ class Network:
         """A process was killed: its system closes its connections."""
         for call in self._calls:
             call.lost(process)
+
+    def pause(self, process: Process) -> None:
+        """A process stands still: who calls it learns that by keepalive."""
+        process.pause()
+        for call in self._calls:
+            call.was_paused(process)
+
+    def own_time(self, _: int = 0) -> float:
+        """By the clock of the process that asks."""
+        process = CURRENT.get()
+        return self.loop.time() * (1.0 if process is None else process.pace)
 
     def break_one(self) -> None:
         """A connection breaks, for both sides."""
@@ -124,12 +149,14 @@ class Network:
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def open_channel(self, address: str, credentials: Credentials) -> Channel:
+    def open_channel(
+        self, address: str, credentials: Credentials, several: bool = False
+    ) -> Channel:
         """What `restow.broker.client.connection.channel.open_channel` is replaced by."""
         process = CURRENT.get()
         if process is None:
             raise RuntimeError("a channel outside of a process")
-        return Channel(self, process, address)
+        return Channel(self, process, address, several)
 
     def begin(self, call: _Call) -> None:
         self._calls.append(call)
@@ -178,14 +205,23 @@ class _Details(NamedTuple):
 class _Context:
     """What a handler knows of its call."""
 
-    def __init__(self, requests: AsyncIterator[Any] | None = None) -> None:
-        self._requests = requests
+    def __init__(
+        self,
+        metadata: Metadata,
+        requests: AsyncIterator[Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._metadata, self._requests = metadata, requests
+        self._until_s = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def time_remaining(self) -> float | None:
+        return None if self._until_s is None else self._until_s - time.monotonic()
 
     async def read(self) -> Any:
         return grpc.aio.EOF if self._requests is None else await anext(self._requests, grpc.aio.EOF)
 
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
+    def invocation_metadata(self) -> Metadata:
+        return self._metadata
 
     def peer(self) -> str:
         return "nowhere"
@@ -201,9 +237,18 @@ _BROKEN = object()
 class _Call:
     """One call: a connection of its own between a client and a listener."""
 
-    def __init__(self, channel: Channel, method: str, encode: Any, decode: Any) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        method: str,
+        encode: Any,
+        decode: Any,
+        metadata: Metadata,
+        timeout_s: float | None = None,
+    ) -> None:
         self._network = network = channel.network
-        self._client = channel.process
+        self._metadata, self._timeout_s = metadata, timeout_s
+        self._client, self._several = channel.process, channel.several
         self._encode, self._decode = encode, decode
         self._inbox: asyncio.Queue[object] = asyncio.Queue()
         self._outcome: BaseException | None = None
@@ -222,6 +267,8 @@ class _Call:
         self._down = Wire(network, self._server, self._client, self._inbox.put_nowait)
         if network.is_cut(self._client.host, self._server.host):
             self.end_client(_unavailable("not connected"), CONNECT_S)
+        elif self._server.paused:
+            self.was_paused(self._server)
 
     # -- the client's side ------------------------------------------------------------------------
 
@@ -278,11 +325,14 @@ class _Call:
         handler = self._handler
         try:
             if handler.unary_unary is not None:
-                response = await handler.unary_unary(await self._requests.get(), _Context())
+                how = _Context(self._metadata, timeout_s=self._timeout_s)
+                response = await handler.unary_unary(await self._requests.get(), how)
                 self._down.send(handler.response_serializer(response))
             else:
                 requests = self._each()
-                async for response in handler.stream_stream(requests, _Context(requests)):
+                how = _Context(self._metadata, requests)
+                async for response in handler.stream_stream(requests, how):
+                    self._network.on_said(self._server, response)
                     self._down.send(handler.response_serializer(response))
             self._down.send(_END)
         except _Abort as abort:
@@ -320,11 +370,16 @@ class _Call:
         if self._listener is None:
             return
         cut = self._network.is_cut(self._client.host, self._server.host)
-        delay_s = KEEPALIVE_S if cut else self._network.delay_s()
+        delay_s = self._network.delay_s()
         if process is self._client:
-            self.end_server(delay_s)
+            self.end_server(KEEPALIVE_S if cut else delay_s)
         elif process is self._server:
+            delay_s = self._noticed_s(KEEPALIVE_S) if cut else delay_s
             self.end_client(_unavailable("connection reset"), delay_s)
+
+    def _noticed_s(self, alone_s: float) -> float:
+        """When the client knows that nothing comes back; ``alone_s`` from the only broker."""
+        return NOTICED_S if self._several else alone_s
 
     def was_cut(self) -> None:
         if self._listener is None:
@@ -332,8 +387,24 @@ class _Call:
         cut = self._network.is_cut(self._client.host, self._server.host)
         if cut:
             loop, rng = self._network.loop, self._network.rng
-            for end in (self._client_gives_up, self._server_gives_up):
-                loop.call_later(KEEPALIVE_S + rng.random(), end, cut, context=_NOBODY.copy())
+            for end, noticed_s in (
+                (self._client_gives_up, self._noticed_s(KEEPALIVE_S)),
+                (self._server_gives_up, KEEPALIVE_S),
+            ):
+                loop.call_later(noticed_s + rng.random(), end, cut, context=_NOBODY.copy())
+
+    def was_paused(self, process: Process) -> None:
+        if self._listener is None or process is not self._server:
+            return
+        pause = process.pauses
+        self._network.loop.call_later(
+            self._noticed_s(PAUSED_S), self._client_gives_up_paused, pause, context=_NOBODY.copy()
+        )
+
+    def _client_gives_up_paused(self, pause: int) -> None:
+        if self._server.paused and self._server.pauses == pause:
+            self.end_client(_unavailable("keepalive"), 0.0)
+            self._up.send(_BROKEN)
 
     def _client_gives_up(self, cut: int) -> None:
         if self._network.is_cut(self._client.host, self._server.host) == cut:
@@ -350,14 +421,21 @@ class _Call:
 
 
 class Channel:
-    """As much of `grpc.aio.Channel` as the stubs use."""
+    """As much of `grpc.aio.Channel` as the stubs and their callers use."""
 
-    def __init__(self, network: Network, process: Process, address: str) -> None:
+    def __init__(self, network: Network, process: Process, address: str, several: bool) -> None:
         self.network, self.process, self.address = network, process, address
+        self.several = several
+        self._look_s = FIRST_RECONNECT_S
 
     def unary_unary(self, method: str, **how: Any) -> Callable[..., Any]:
-        async def call(request: Any, timeout: float | None = None) -> Any:  # noqa: ASYNC109
-            made = _Call(self, method, how["request_serializer"], how["response_deserializer"])
+        async def call(
+            request: Any,
+            timeout: float | None = None,  # noqa: ASYNC109
+            metadata: Metadata = (),
+        ) -> Any:
+            coders = (how["request_serializer"], how["response_deserializer"])
+            made = _Call(self, method, *coders, metadata, timeout)
             try:
                 async with asyncio.timeout(timeout):
                     await made.write(request)
@@ -369,20 +447,25 @@ class Channel:
         return call
 
     def stream_stream(self, method: str, **how: Any) -> Callable[..., _Call]:
-        return lambda: _Call(self, method, how["request_serializer"], how["response_deserializer"])
+        coders = (how["request_serializer"], how["response_deserializer"])
+        return lambda metadata=(): _Call(self, method, *coders, metadata)
 
-    async def channel_ready(self) -> None:
-        """Try again and again, as a channel does."""
-        wait_s = FIRST_RECONNECT_S
-        while not self._is_reached():
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LAST_RECONNECT_S)
-
-    def _is_reached(self) -> bool:
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """How it stands now. Where nothing comes back it goes on trying."""
         listener = self.network.listeners.get(self.address)
         if listener is None or not listener.process.alive:
-            return False
-        return not self.network.is_cut(self.process.host, listener.process.host)
+            return grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        cut = self.network.is_cut(self.process.host, listener.process.host)
+        if cut or listener.process.paused:
+            return grpc.ChannelConnectivity.CONNECTING
+        return grpc.ChannelConnectivity.READY
+
+    async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
+        """Try again and again, as a channel does."""
+        while self.get_state() is last:
+            await asyncio.sleep(self._look_s)
+            self._look_s = min(2 * self._look_s, LAST_RECONNECT_S)
+        self._look_s = FIRST_RECONNECT_S
 
     async def close(self, grace: float | None = None) -> None:
         """Calls are cancelled by those who made them."""

@@ -19,6 +19,7 @@ from restow.broker.client.connection.backoff import Backoff
 from restow.broker.layout import Layout
 from restow.broker.server import hub as hubs
 from restow.broker.server import planning
+from restow.broker.server.fleet import membership
 from restow.broker.server.services.checked_layouts import CheckedLayouts
 from restow.v1 import layout_pb2
 from simulation_harness.fabric import Fabric
@@ -55,11 +56,13 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
     with contextlib.ExitStack() as stack:
         for target, name, value in (
             (time, "monotonic", clock),
+            (time, "clock_gettime", network.own_time),
             (secrets, "token_hex", lambda n=8: f"{rng.getrandbits(8 * n):0{2 * n}x}"),
             (secrets, "randbits", rng.getrandbits),
             (reader, "SPIN_S", 0.0),
             (reader, "POLL_S", 0.05),
             (hubs, "TICK_S", 0.25),
+            (membership, "TICK_S", 0.25),
             (hubs, "plan_pair", plan_once),
             (ticker.Ticker, "_plan", lambda self: None),
         ):

@@ -21,9 +21,11 @@ CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)
 class Process:
     """What pauses and dies as one, on a host."""
 
-    def __init__(self, loop: VirtualLoop, name: str, host: str) -> None:
+    def __init__(self, loop: VirtualLoop, name: str, host: str, pace: float = 1.0) -> None:
         self.name, self.host = name, host
-        self.alive, self.paused = True, False
+        self.pace = pace
+        """Of its clock, which goes on while it stands still."""
+        self.alive, self.paused, self.pauses = True, False, 0
         self._loop = loop
         self._parked: deque[asyncio.Handle] = deque()
         self.context = copy_context()
@@ -49,6 +51,7 @@ class Process:
     def pause(self) -> None:
         """As SIGSTOP does."""
         self.paused = True
+        self.pauses += 1
 
     def resume(self) -> None:
         """As SIGCONT does: first comes what was due meanwhile."""

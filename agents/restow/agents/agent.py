@@ -11,6 +11,7 @@ from restow.agents.memory.regions import RegionMemory
 from restow.agents.settings import AgentSettings
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.errors import RestowError
+from restow.broker.layout.values import ModelIdentity
 
 STAGING_BYTES = AgentSettings().staging_bytes
 
@@ -34,6 +35,8 @@ class Agent(ThreadedAgent[AsyncAgent]):
         settings: AgentSettings | None = None,
         credentials: Credentials | None = None,
         on_lost: Callable[[RestowError], object] = lambda _: None,
+        *,
+        model: ModelIdentity | None = None,
     ) -> None:
         """Prepare; `start` or ``with`` connects.
 
@@ -43,10 +46,12 @@ class Agent(ThreadedAgent[AsyncAgent]):
         it works; None: as `AgentSettings` has it, but for ``staging_bytes``. ``credentials`` None:
         those of the environment, RESTOW_TLS_CA and so on. ``on_lost`` hears, on the agent's own
         thread, why the memory can be read no more as long as this process lives.
+        ``model`` is which model the layout is of (`Layout.model.identity`): by it the agent finds,
+        among several brokers, the one that owns its pool. None: there is one broker.
         """
         settings = settings or AgentSettings(staging_bytes=staging_bytes)
         given = (broker, engine_id, incarnation, rank, tuple(regions), settings, credentials)
-        super().__init__(rank, lambda: AsyncAgent(*given, on_lost))
+        super().__init__(rank, lambda: AsyncAgent(*given, on_lost, model=model))
 
     def begin(self) -> None:
         """Register the memory and connect, without waiting: the engine may be registered later.

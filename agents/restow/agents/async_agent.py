@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from restow.agents.copying.copier import Copier
 from restow.agents.copying.piece_copies import prepare
@@ -25,6 +26,7 @@ from restow.broker.client.connection.channel import broker_address
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
+from restow.broker.layout.values import ModelIdentity
 from restow.broker.logs import get_logger
 from restow.broker.rpc import wire_program
 from restow.broker.versions import own_version
@@ -51,6 +53,8 @@ class AsyncAgent:
         credentials: Credentials | None = None,
         on_lost: Callable[[RestowError], object] = lambda _: None,
         on_unfenced: Callable[[str], object] = lambda _: None,
+        *,
+        model: ModelIdentity | None = None,
     ) -> None:
         """Set NIXL up, register the memory and compile its kernels; `start` or `begin` connects.
 
@@ -60,6 +64,8 @@ class AsyncAgent:
         it works; None: as `AgentSettings` has it. ``credentials`` None: those of the environment.
         ``on_lost`` hears on the event loop why the memory can be read no more, as long as this
         process lives; ``on_unfenced`` of each handoff whose fence is of no use any more.
+        ``model`` is which model the layout is of (`Layout.model.identity`): by it the agent finds,
+        among several brokers, the one that owns its pool. None: there is one broker.
 
         Raises `AddressInvalidError`, `TransportFailedError`, `CudaUnavailableError`, a `TrustError`
         of credentials, and like all methods `ForkedError` in a process that was forked after the
@@ -69,6 +75,7 @@ class AsyncAgent:
         link = Link(broker_address(broker), self, credentials)
         self._settings = settings or AgentSettings()
         self._engine = broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation)
+        self._model = None if model is None else broker_pb2.ModelName(**asdict(model))
         self._rank = rank
         self._regions = tuple(regions)
         label = f"{engine_id}.{rank}"
@@ -87,6 +94,7 @@ class AsyncAgent:
         self._link = link
         self._ticker = Ticker(self._progress)
         self._fences = Fences(self._say_fence)
+        self._broker_epoch = ""
         self._tasks = OrderTasks(rank)
         self._log = get_logger("restow.agent").bind(engine=engine_id, rank=rank)
         self._desk = OrderDesk(
@@ -190,6 +198,7 @@ class AsyncAgent:
             host_memory=self._memory.shown(),
             program_form=wire_program.PROGRAM_FORM,
             version=own_version(),
+            model=self._model,
         )
 
     def welcomed(self, broker_epoch: str) -> None:
@@ -198,7 +207,8 @@ class AsyncAgent:
         The agent's link calls it.
         """
         self._log.info("welcomed", broker_epoch=broker_epoch)
-        self._fences.say_again()
+        anew, self._broker_epoch = broker_epoch != self._broker_epoch, broker_epoch
+        self._fences.say_again(anew)
 
     def take(self, order: pb.AgentOrder) -> None:
         """Do what the broker says in ``order``. The agent's link calls it."""

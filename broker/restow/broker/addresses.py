@@ -15,6 +15,8 @@ HTTP_PORT = 9464
 MAX_PORT = 65535
 _SCHEME = re.compile(r"(?:unix|unix-abstract|dns|ipv4|ipv6|xds|vsock):")
 """gRPC's own, which it reads by itself."""
+_OWN_LIST = re.compile(r"ipv[46]:")
+"""Of these, those that may name several addresses."""
 
 
 def checked_target(address: str) -> str:
@@ -26,6 +28,19 @@ def checked_target(address: str) -> str:
     if not _SCHEME.match(address) and host_and_port(address)[1] == 0:
         raise _wrong(address, DEFAULT_PORT, f"port 0 is for listening; ports are 1 to {MAX_PORT}")
     return address
+
+
+def checked_targets(addresses: str) -> tuple[str, ...]:
+    """What a client connects to, one after the other. Raises `AddressInvalidError`.
+
+    >>> checked_targets("a.example:7350, b.example:7350")
+    ('a.example:7350', 'b.example:7350')
+    >>> checked_targets("ipv4:10.0.0.1:7,10.0.0.2:7")
+    ('ipv4:10.0.0.1:7,10.0.0.2:7',)
+    """
+    if _OWN_LIST.match(addresses):
+        return (checked_target(addresses),)
+    return tuple(checked_target(one.strip()) for one in addresses.split(","))
 
 
 def checked_listener(address: str) -> str:

@@ -77,6 +77,11 @@ class AdminStub(object):
                 request_serializer=restow_dot_v1_dot_admin__pb2.GetHandoffRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_admin__pb2.GetHandoffResponse.FromString,
                 _registered_method=True)
+        self.ListBrokers = channel.unary_unary(
+                '/restow.v1.Admin/ListBrokers',
+                request_serializer=restow_dot_v1_dot_admin__pb2.ListBrokersRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.ListBrokersResponse.FromString,
+                _registered_method=True)
         self.ListCosts = channel.unary_unary(
                 '/restow.v1.Admin/ListCosts',
                 request_serializer=restow_dot_v1_dot_admin__pb2.ListCostsRequest.SerializeToString,
@@ -176,6 +181,13 @@ class AdminServicer(object):
 
     def GetHandoff(self, request, context):
         """One handoff with its timeline. Engines and routers may ask it too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBrokers(self, request, context):
+        """The brokers among which pools are shared out, as this one knows them, and what each pool carries here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -285,6 +297,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetHandoff,
                     request_deserializer=restow_dot_v1_dot_admin__pb2.GetHandoffRequest.FromString,
                     response_serializer=restow_dot_v1_dot_admin__pb2.GetHandoffResponse.SerializeToString,
+            ),
+            'ListBrokers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBrokers,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.ListBrokersRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.ListBrokersResponse.SerializeToString,
             ),
             'ListCosts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListCosts,
@@ -546,6 +563,33 @@ class Admin(object):
             '/restow.v1.Admin/GetHandoff',
             restow_dot_v1_dot_admin__pb2.GetHandoffRequest.SerializeToString,
             restow_dot_v1_dot_admin__pb2.GetHandoffResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBrokers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/ListBrokers',
+            restow_dot_v1_dot_admin__pb2.ListBrokersRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.ListBrokersResponse.FromString,
             options,
             channel_credentials,
             insecure,

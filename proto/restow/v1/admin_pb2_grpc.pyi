@@ -153,6 +153,22 @@ _AdminGetHandoffType = typing_extensions.TypeVar(
     ],
 )
 
+_AdminListBrokersType = typing_extensions.TypeVar(
+    '_AdminListBrokersType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListBrokersRequest,
+        restow.v1.admin_pb2.ListBrokersResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListBrokersRequest,
+        restow.v1.admin_pb2.ListBrokersResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListBrokersRequest,
+        restow.v1.admin_pb2.ListBrokersResponse,
+    ],
+)
+
 _AdminListCostsType = typing_extensions.TypeVar(
     '_AdminListCostsType',
     grpc.UnaryUnaryMultiCallable[
@@ -281,7 +297,7 @@ _AdminAbandonHandoffType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _AdminListEnginesType, _AdminGetLayoutType, _AdminListHoldingsType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType, _AdminDrainEngineType, _AdminForgetEngineType, _AdminAbandonHandoffType]):
+class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _AdminListEnginesType, _AdminGetLayoutType, _AdminListHoldingsType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListBrokersType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType, _AdminDrainEngineType, _AdminForgetEngineType, _AdminAbandonHandoffType]):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
     tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
     take "*" too: those of all tenants.
@@ -320,6 +336,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.GetHandoffRequest,
             restow.v1.admin_pb2.GetHandoffResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ListBrokersRequest,
+            restow.v1.admin_pb2.ListBrokersResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ListCostsRequest,
@@ -390,6 +410,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
             restow.v1.admin_pb2.GetHandoffResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ListBrokersRequest,
+            restow.v1.admin_pb2.ListBrokersResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ListCostsRequest,
             restow.v1.admin_pb2.ListCostsResponse,
         ],
@@ -446,6 +470,9 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
 
     GetHandoff: _AdminGetHandoffType
     """One handoff with its timeline. Engines and routers may ask it too."""
+
+    ListBrokers: _AdminListBrokersType
+    """The brokers among which pools are shared out, as this one knows them, and what each pool carries here."""
 
     ListCosts: _AdminListCostsType
     """What reading and copying was measured to cost, by pair of hosts."""
@@ -514,6 +541,10 @@ AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.GetHandoffRequest,
         restow.v1.admin_pb2.GetHandoffResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListBrokersRequest,
+        restow.v1.admin_pb2.ListBrokersResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.ListCostsRequest,
@@ -618,6 +649,14 @@ class AdminServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.GetHandoffResponse, collections.abc.Awaitable[restow.v1.admin_pb2.GetHandoffResponse]]:
         """One handoff with its timeline. Engines and routers may ask it too."""
+
+    @abc.abstractmethod
+    def ListBrokers(
+        self,
+        request: restow.v1.admin_pb2.ListBrokersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.ListBrokersResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ListBrokersResponse]]:
+        """The brokers among which pools are shared out, as this one knows them, and what each pool carries here."""
 
     @abc.abstractmethod
     def ListCosts(

@@ -119,6 +119,7 @@ class Hello(google.protobuf.message.Message):
     HOST_MEMORY_FIELD_NUMBER: builtins.int
     PROGRAM_FORM_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     agent_name: builtins.str
@@ -153,6 +154,12 @@ class Hello(google.protobuf.message.Message):
     def regions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RegionMemory]:
         """Memory of every region of the rank's layout, in the layout's order."""
 
+    @property
+    def model(self) -> restow.v1.broker_pb2.ModelName:
+        """The model of its engine's layout, by which one of several brokers knows whose the pool is. Not set: the
+        agent knows no epochs, and only a broker that is alone takes it; AGENT_RELEASE_DIFFERS.
+        """
+
     def __init__(
         self,
         *,
@@ -166,9 +173,10 @@ class Hello(google.protobuf.message.Message):
         host_memory: builtins.bytes = ...,
         program_form: builtins.int = ...,
         version: builtins.str = ...,
+        model: restow.v1.broker_pb2.ModelName | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["engine", b"engine"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "program_form", b"program_form", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["engine", b"engine", "model", b"model"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "host_memory", b"host_memory", "model", b"model", "nixl_metadata", b"nixl_metadata", "program_form", b"program_form", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes", "version", b"version"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
 
@@ -489,14 +497,18 @@ class Welcome(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     BROKER_EPOCH_FIELD_NUMBER: builtins.int
+    FLEET_FIELD_NUMBER: builtins.int
     broker_epoch: builtins.str
     """This life of the broker; numbers of handoffs are unique inside it."""
+    fleet: builtins.str
+    """As in SessionOpened."""
     def __init__(
         self,
         *,
         broker_epoch: builtins.str = ...,
+        fleet: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "fleet", b"fleet"]) -> None: ...
 
 Global___Welcome: typing_extensions.TypeAlias = Welcome
 
@@ -892,6 +904,9 @@ class ConnectResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ORDERS_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """As in SessionResponse: an agent takes no order of a lower epoch than it has heard of."""
     @property
     def orders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AgentOrder]:
         """The orders, in order."""
@@ -900,7 +915,8 @@ class ConnectResponse(google.protobuf.message.Message):
         self,
         *,
         orders: collections.abc.Iterable[Global___AgentOrder] | None = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["orders", b"orders"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "orders", b"orders"]) -> None: ...
 
 Global___ConnectResponse: typing_extensions.TypeAlias = ConnectResponse

@@ -863,14 +863,20 @@ class SessionOpened(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     BROKER_EPOCH_FIELD_NUMBER: builtins.int
+    FLEET_FIELD_NUMBER: builtins.int
     broker_epoch: builtins.str
     """This life of the broker."""
+    fleet: builtins.str
+    """The brokers among which it owns the engine's pool. Epochs of two fleets are not compared. Empty: it is
+    the only broker.
+    """
     def __init__(
         self,
         *,
         broker_epoch: builtins.str = ...,
+        fleet: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "fleet", b"fleet"]) -> None: ...
 
 Global___SessionOpened: typing_extensions.TypeAlias = SessionOpened
 
@@ -993,6 +999,11 @@ class SessionResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """In which epoch of the engine's pool the broker says them. 0: it is the only broker. An engine takes
+    nothing of a lower epoch than it has heard of in the same fleet: it ends the stream, and asks another.
+    """
     @property
     def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EngineEvent]:
         """The events, in order."""
@@ -1001,8 +1012,9 @@ class SessionResponse(google.protobuf.message.Message):
         self,
         *,
         events: collections.abc.Iterable[Global___EngineEvent] | None = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["events", b"events"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "events", b"events"]) -> None: ...
 
 Global___SessionResponse: typing_extensions.TypeAlias = SessionResponse
 

@@ -133,6 +133,12 @@ class BrokerServicer(object):
         Repeating it with the same incarnation changes nothing; another incarnation replaces the engine.
         An engine that has neither a session nor an agent nor a handoff under way is forgotten after
         --engine-idle-s (30 s) without a call; then ENGINE_UNKNOWN asks the same life to register again.
+
+        Of several brokers one owns the engine's pool, which is all engines of its tenant and model. Another one
+        refuses with NOT_OWNER, and names the owner's address in ErrorInfo.metadata["owner"], if it knows one:
+        register there, at once. Where nobody answers there, come back with that address in metadata
+        "restow-unreached": you are kept waiting until another one owns the pool, for 3 s at most, and are not
+        sent there again at once. OWNER_UNKNOWN: nobody owns it at the moment; try again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,7 +182,9 @@ class BrokerServicer(object):
         should be at work on them any more; where the demand was never written, they are free at once. P's
         pages stay as they are until the end comes, or until 45 s after its last lease. A connection that is
         dead says nothing: send HTTP/2 pings every 3 s, also when idle, and give it up where none is answered
-        for 5 s; both sides know of it within 9 s. A lease that is to outlive that has 12 s or more.
+        for 5 s; both sides know of it within 9 s. A lease that is to outlive that has 12 s or more. Where
+        another broker may be asked: every 0.5 s, and give it up after 0.8 s (more often than every 0.3 s is
+        refused), then ask that one first, before you pause.
 
         What is tried again. After UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, after every status
         without a restow-reason (but that a message is too large), and after whatever ended the stream: as

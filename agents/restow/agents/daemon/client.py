@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import grpc
@@ -16,6 +17,7 @@ from restow.agents.memory.shared_memory import SharedRegion
 from restow.agents.memory.shared_regions import region_to_proto
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.errors import BrokerUnreachableError
+from restow.broker.layout.values import ModelIdentity
 from restow.v1 import broker_pb2, daemon_pb2_grpc
 from restow.v1 import daemon_pb2 as pb
 
@@ -59,7 +61,7 @@ class DaemonLink(KeptStream[pb.DaemonMessage, pb.ServeRequest, pb.ServeResponse]
         if response.HasField("attached"):
             self.name = response.attached.agent_name
             self.opened()
-            self._fences.say_again()
+            self._fences.say_again(anew=False)
         for handoff_id in response.unfenced:
             self._fences.forget(handoff_id)
 
@@ -81,18 +83,23 @@ class DaemonAgent(ThreadedAgent[DaemonLink]):
         incarnation: str,
         rank: int,
         regions: Sequence[SharedRegion | CudaRegion],
+        *,
+        model: ModelIdentity | None = None,
     ) -> None:
         """Prepare; `start` or ``with`` attaches.
 
         ``socket`` is the path on which `restow agent` listens. ``engine_id`` and ``incarnation``
         are those of the engine's session, ``rank`` and ``regions`` those of the rank in its
         layout, the regions in its order.
+        ``model`` is which model the layout is of (`Layout.model.identity`): by it the agent finds,
+        among several brokers, the one that owns its pool. None: there is one broker.
         """
         self._socket = Path(socket)
         attach = pb.Attach(
             engine=broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation),
             rank=rank,
             regions=[region_to_proto(region) for region in regions],
+            model=None if model is None else broker_pb2.ModelName(**asdict(model)),
         )
         super().__init__(rank, lambda: DaemonLink(self._socket, attach))
 

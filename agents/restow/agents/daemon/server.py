@@ -22,6 +22,7 @@ from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.errors import ListenError, RequestError, RestowError
 from restow.broker.logs import get_logger
+from restow.broker.rpc import wire
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
 from restow.broker.rpc.sizes import MAX_TO_BROKER_BYTES
@@ -149,6 +150,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
                 self._credentials,
                 self._on_lost,
                 unfenced.put_nowait,
+                model=wire.identity_of(attach.model) if attach.HasField("model") else None,
             )
             self._agents.add(agent)
             try:

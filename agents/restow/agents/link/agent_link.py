@@ -9,6 +9,7 @@ import grpc
 
 from restow.agents.link.kept_stream import KeptStream
 from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.epochs import Epochs
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
 
@@ -35,12 +36,13 @@ class Link(KeptStream[pb.AgentMessage, pb.ConnectRequest, pb.ConnectResponse]):
         """Prepare; `start` connects. ``credentials`` None: those of the environment."""
         super().__init__(broker, "restow.agent", credentials or Credentials.of())
         self._listener = listener
+        self._epochs = Epochs()
 
     def call(
         self, channel: grpc.aio.Channel
     ) -> grpc.aio.StreamStreamCall[pb.ConnectRequest, pb.ConnectResponse]:
         """Begin the call."""
-        return agent_link_pb2_grpc.AgentLinkStub(channel).Connect()
+        return agent_link_pb2_grpc.AgentLinkStub(channel).Connect(metadata=self.brokers.metadata)
 
     async def opening(self) -> pb.ConnectRequest:
         """Hello."""
@@ -52,7 +54,10 @@ class Link(KeptStream[pb.AgentMessage, pb.ConnectRequest, pb.ConnectResponse]):
         return pb.ConnectRequest(messages=messages)
 
     def hear(self, response: pb.ConnectResponse) -> None:
-        """Hand on the orders that come after the welcome."""
+        """Hand on the orders that come after the welcome. Raises `EpochOverError`."""
+        if not self.is_open and response.orders:
+            self._epochs.opened(response.orders[0].welcome.fleet)
+        self._epochs.take(response.epoch)
         for order in response.orders:
             if order.WhichOneof("body") == "welcome":
                 self.opened()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,6 +12,9 @@ from restow.broker.logs import get_logger
 from restow.broker.rpc.sizes import check_size
 
 MAX_FENCES = 1 << 17
+ENDED_S = 5.0
+"""So long a fence is kept of a handoff that has ended: a broker may die that has told the agent of
+that, and not the engine, which publishes it again to the next one."""
 
 
 def check_fence(handoff_id: str) -> None:
@@ -33,6 +38,8 @@ class Fences:
         self._waiting: set[asyncio.Task[None]] = set()
         self._said: dict[str, None] = {}
         """Handoffs, oldest first."""
+        self._ended: OrderedDict[str, float] = OrderedDict()
+        """Those that have ended lately, with when."""
 
     def fence(self, handoff_id: str, event: DeviceEvent | None) -> None:
         """Say it when the work before ``event`` is done; without one, now.
@@ -48,14 +55,29 @@ class Fences:
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
-    def say_again(self) -> None:
-        """Say all that were said, to somebody who forgot them."""
+    def say_again(self, anew: bool = True) -> None:
+        """Say all that were said, to somebody who forgot them.
+
+        ``anew``: he is another one than before, and may not know of those that ended lately.
+        """
+        self._drop_old()
+        if anew:
+            self._said |= dict.fromkeys(self._ended)
+            self._ended.clear()
         for handoff_id in self._said:
             self._say(handoff_id)
 
     def forget(self, handoff_id: str) -> None:
         """The handoff has ended."""
-        self._said.pop(handoff_id, None)
+        if handoff_id in self._said:
+            del self._said[handoff_id]
+            self._ended[handoff_id] = time.monotonic()
+            self._drop_old()
+
+    def _drop_old(self) -> None:
+        since_s = time.monotonic() - ENDED_S
+        while self._ended and next(iter(self._ended.values())) < since_s:
+            self._ended.popitem(last=False)
 
     def cancel(self) -> None:
         """Say none of those that wait."""

@@ -11,10 +11,12 @@ from typing import Generic, TypeVar
 import grpc
 
 from restow.broker.client.connection.backoff import Backoff
-from restow.broker.client.connection.channel import CONNECT_S, RenewedChannel
+from restow.broker.client.connection.brokers import Brokers
+from restow.broker.client.connection.channel import RenewedChannel
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.diagnosis import explained_soon
 from restow.broker.client.connection.ended_task import end_task
+from restow.broker.client.connection.epochs import EpochOverError
 from restow.broker.client.connection.errors import (
     MAY_PASS,
     NoWelcomeError,
@@ -41,7 +43,8 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         """Prepare; `start` connects."""
         self.refusal: RestowError | None = None
         """Why the stream is not open, as far as the other side has said."""
-        self._address = address
+        self.brokers = Brokers(address)
+        """Who may be on the other side."""
         self._credentials = credentials
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
@@ -89,7 +92,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
             welcome.cancel()
             refusal = self.refusal or self._late(timeout_s)
             await self.close()
-            raise await explained_soon(refusal, self._address, self._credentials)
+            raise await explained_soon(refusal, self.brokers.current, self._credentials)
 
     @property
     def is_open(self) -> bool:
@@ -99,6 +102,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
     def opened(self) -> None:
         """Say that the other side has given its welcome."""
         self._backoff.began()
+        self.brokers.works()
         self.refusal = None
         self._was_open = True
         self._open.set()
@@ -125,40 +129,52 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
 
     async def _run(self) -> None:
         """One stream after the other, until the other side says that it is of no use."""
-        channel = RenewedChannel(self._address, self._credentials)
+        channel = RenewedChannel(self.brokers, self._credentials)
         try:
             while True:
+                moved = False
                 try:
-                    if not await channel.connects():
-                        self._broke(self._unreached(f"not connected within {CONNECT_S:g} s"))
-                        continue
-                    self._connected = True
-                    await self._stream(await channel.channel())
-                    self._log.warning("the other side ended the stream")
+                    if await channel.connects():
+                        self._connected = True
+                        await self._stream(await channel.channel())
+                        self._log.warning("the other side ended the stream")
+                    else:
+                        self._broke(self._unreached("not connected in time"))
+                        moved = not self.brokers.several  # time has passed as it is
                 except grpc.aio.AioRpcError as error:
-                    self._broke(from_rpc_error(error, self._address, self._credentials.secure))
-                except (TrustError, MessageTooLargeError) as error:
+                    self._broke(
+                        from_rpc_error(error, self.brokers.current, self._credentials.secure)
+                    )
+                    moved = self.refusal is not None and self.brokers.refused(self.refusal)
+                except (TrustError, MessageTooLargeError, EpochOverError) as error:
                     self._broke(error)
                 finally:
                     self._connected = False
                     self._open.clear()
                 if self.refusal is not None and self._is_final(self.refusal):
                     return
-                await asyncio.sleep(self._pause_s())
+                if not (moved or self._try_next()):
+                    await asyncio.sleep(self._pause_s())
         finally:
             await channel.close()
+
+    def _try_next(self) -> bool:
+        """Whether to go on at once: another broker is next, or the only one is awaited anyway."""
+        if self.refusal is not None and self.refusal.reason == "ENGINE_UNKNOWN":
+            return False
+        return self.brokers.failed()
 
     def _late(self, timeout_s: float) -> RestowError:
         if not self._connected:
             return self._unreached(f"not connected within {timeout_s:g} s")
         return NoWelcomeError(
-            f"{self._address} is there, and gave no welcome within {timeout_s:g} s: is the engine "
-            f"registered?",
-            broker=self._address,
+            f"{self.brokers.current} is there, and gave no welcome within {timeout_s:g} s: is the "
+            f"engine registered?",
+            broker=self.brokers.current,
         )
 
     def _unreached(self, details: str) -> RestowError:
-        return unreachable(self._address, details, self._credentials.secure)
+        return unreachable(self.brokers.current, details, self._credentials.secure)
 
     def _broke(self, refusal: RestowError) -> None:
         before, self.refusal = self.refusal, refusal

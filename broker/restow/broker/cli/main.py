@@ -10,6 +10,7 @@ import typer
 
 from restow.broker.cli.commands.actions import check, drain, forget, release
 from restow.broker.cli.commands.agent import agent
+from restow.broker.cli.commands.brokers import brokers
 from restow.broker.cli.commands.doctor import doctor
 from restow.broker.cli.commands.events import events
 from restow.broker.cli.commands.find import find
@@ -42,7 +43,20 @@ app = typer.Typer(
 app.add_typer(layout_app, name="layout")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(plan, serve, agent, store, router),
-    *(status, top, events, tenants, engines, agents, handoffs, handoff, leases, costs, reasons),
+    *(
+        status,
+        brokers,
+        top,
+        events,
+        tenants,
+        engines,
+        agents,
+        handoffs,
+        handoff,
+        leases,
+        costs,
+        reasons,
+    ),
     *(find, holdings),
     *(check, doctor, release, drain, forget, token),
 )
@@ -51,7 +65,7 @@ STATUSES = {"BROKER_UNREACHABLE": 3, "ADDRESS_INVALID": 2, "SETTING_UNKNOWN": 2}
 for command in COMMANDS:
     app.command()(command)
 get = typer.Typer(no_args_is_help=True, help="List what a broker holds: `restow get handoffs`.")
-for command in (tenants, engines, agents, handoffs, leases, holdings, costs, events):
+for command in (brokers, tenants, engines, agents, handoffs, leases, holdings, costs, events):
     get.command()(command)
 describe = typer.Typer(no_args_is_help=True, help="Show one thing: `restow describe handoff ID`.")
 for command in (handoff, status):

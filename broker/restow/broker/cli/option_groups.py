@@ -11,9 +11,11 @@ from typer.models import OptionInfo
 
 LISTENING, CALLERS, TRAVEL = "Where it is reached", "Who may call", "How states travel"
 TIMES, BOUNDS, TOLD = "How long", "How much", "What it tells"
+SEVERAL = "One of several brokers"
 GROUPS = {
     LISTENING: {"listen", "http_listen", "status_page", "http_hosts"},
     CALLERS: {"tls_cert", "tls_key", "client_ca", "tokens", "insecure"},
+    SEVERAL: {"etcd", "advertise", "fleet", "member_lease_s"},
     TRAVEL: {"strategy", "allow_narrowing", "costs", "digests", "digest_every"},
     TOLD: {"log_format", "otlp_endpoint", "trace_ratio"},
 }
@@ -29,6 +31,8 @@ def group_of(name: str) -> str | None:
     for group, names in GROUPS.items():
         if name in names:
             return group
+    if name.startswith(("etcd_", "kubernetes_")):
+        return SEVERAL
     if name.endswith("_s"):
         return TIMES
     return BOUNDS if "max_" in name else None

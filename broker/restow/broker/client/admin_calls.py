@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from restow.broker.client import joined
 from restow.broker.client.connection.channel import channel_options
 from restow.broker.client.engine.chains import Holders, PrefixChain, find_request, holders_of
 from restow.broker.client.engine.delivery import state_name
@@ -22,11 +24,9 @@ T = TypeVar("T")
 RETRIES = {
     "methodConfig": [
         {
-            # Each of them may be repeated: none does more the second time.
-            "name": [
-                {"service": "restow.v1.Admin"},
-                {"service": "restow.v1.Broker", "method": "Find"},
-            ],
+            # Each of them may be repeated: none does more the second time. Not Find: a broker that
+            # does not own the pool names who does with the same status.
+            "name": [{"service": "restow.v1.Admin"}],
             "retryPolicy": {
                 "maxAttempts": 4,
                 "initialBackoff": "0.2s",
@@ -37,12 +37,19 @@ RETRIES = {
         }
     ]
 }
+USUAL_LIMIT = 100
+"""Handoffs that a broker lists if nothing else is asked for."""
 PROBE_S = 45.0
 """The broker gives up after 40 s (`Limits.examine_s`)."""
 
 
-def admin_options() -> tuple[tuple[str, int | str], ...]:
-    """As `channel_options`; a broker that starts again is not noticed, if it is quick."""
+def admin_options(several: bool) -> tuple[tuple[str, int | str], ...]:
+    """As `channel_options`; a broker that starts again is not noticed, if it is quick.
+
+    Of ``several`` another one is asked instead.
+    """
+    if several:
+        return channel_options()
     return (*channel_options(), ("grpc.service_config", json.dumps(RETRIES)))
 
 
@@ -57,6 +64,11 @@ class AdminCall(Generic[T]):
     """How long it may take at least, whatever patience is usual."""
     of_broker: bool = False
     """Whether it is one of `restow.v1.Broker`."""
+    join: Callable[[Mapping[str, Any]], Any] | None = None
+    """Of several brokers all are asked, and their answers by address are made one; None: one after
+    the other is, until one knows what it is about."""
+    of_one: bool = False
+    """Whether it is about a broker itself, so that one has to be named."""
 
 
 def _whole(response: Any) -> Any:
@@ -68,17 +80,22 @@ def status(traffic: bool = False) -> AdminCall[pb.GetStatusResponse]:
 
     ``traffic``: with what ended in the last quarter of an hour.
     """
-    return AdminCall("GetStatus", pb.GetStatusRequest(traffic=traffic), _whole)
+    return AdminCall("GetStatus", pb.GetStatusRequest(traffic=traffic), _whole, join=joined.status)
 
 
 def tenants() -> AdminCall[pb.ListTenantsResponse]:
     """Return the tenants that have engines or handoffs, with what each holds."""
-    return AdminCall("ListTenants", pb.ListTenantsRequest(), _whole)
+    return AdminCall("ListTenants", pb.ListTenantsRequest(), _whole, join=joined.tenants)
 
 
 def engines() -> AdminCall[list[pb.EngineInfo]]:
     """Return the registered engines, by id."""
-    return AdminCall("ListEngines", pb.ListEnginesRequest(), lambda found: list(found.engines))
+    return AdminCall(
+        "ListEngines",
+        pb.ListEnginesRequest(),
+        lambda found: list(found.engines),
+        join=joined.engines,
+    )
 
 
 def layout(engine_id: str) -> AdminCall[Layout]:
@@ -92,12 +109,14 @@ def layout(engine_id: str) -> AdminCall[Layout]:
 
 def agents() -> AdminCall[list[pb.AgentInfo]]:
     """Return the connected agents, by engine and rank."""
-    return AdminCall("ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents))
+    return AdminCall(
+        "ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents), join=joined.agents
+    )
 
 
 def holdings() -> AdminCall[pb.ListHoldingsResponse]:
     """Return what engines say that they hold of prefixes, and what that takes by tenant."""
-    return AdminCall("ListHoldings", pb.ListHoldingsRequest(), _whole)
+    return AdminCall("ListHoldings", pb.ListHoldingsRequest(), _whole, join=joined.holdings)
 
 
 def find(
@@ -135,7 +154,8 @@ def handoffs(
         beginning=beginning,
         ended_within_s=ended_within_s,
     )
-    return AdminCall("ListHandoffs", request, _whole)
+    join = partial(joined.handoffs, limit=limit or USUAL_LIMIT)
+    return AdminCall("ListHandoffs", request, _whole, join=join)
 
 
 def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:
@@ -148,9 +168,17 @@ def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:
     return AdminCall("GetHandoff", pb.GetHandoffRequest(handoff_id=handoff_id), _whole)
 
 
+def brokers() -> AdminCall[pb.ListBrokersResponse]:
+    """Return the brokers that share pools out, and what each pool carries at the one asked.
+
+    One that is alone has no ``membership`` in its answer.
+    """
+    return AdminCall("ListBrokers", pb.ListBrokersRequest(), _whole)
+
+
 def costs() -> AdminCall[pb.ListCostsResponse]:
     """Return what reading and copying costs, by pair of hosts, as agents measured it."""
-    return AdminCall("ListCosts", pb.ListCostsRequest(), _whole)
+    return AdminCall("ListCosts", pb.ListCostsRequest(), _whole, join=joined.costs)
 
 
 def probe_pair(source: str, destination: str) -> AdminCall[pb.ProbePairResponse]:
@@ -165,7 +193,7 @@ def probe_pair(source: str, destination: str) -> AdminCall[pb.ProbePairResponse]
 
 def audit() -> AdminCall[pb.AuditBrokerResponse]:
     """Return everything that must not be, of all tenants. None is what a sound broker says."""
-    return AdminCall("AuditBroker", pb.AuditBrokerRequest(), _whole)
+    return AdminCall("AuditBroker", pb.AuditBrokerRequest(), _whole, join=joined.audit)
 
 
 def release(handoff_id: str) -> AdminCall[pb.HandoffInfo]:
@@ -199,13 +227,16 @@ def abandon(handoff_id: str) -> AdminCall[str]:
     Returns the word for how it ended ("CANCELLED"), or for the state in which it was left alone.
     """
     request = pb.AbandonHandoffRequest(handoff_id=handoff_id)
-    return AdminCall("AbandonHandoff", request, lambda found: state_name(found.state))
+    return AdminCall(
+        "AbandonHandoff", request, lambda found: state_name(found.state), join=joined.abandoned
+    )
 
 
 def set_draining(draining: bool) -> AdminCall[int]:
     """Have the broker grant nothing any more; with ``draining`` False: again.
 
-    Returns how many handoffs are granted and have not ended.
+    Returns how many handoffs are granted and have not ended. Raises `AddressInvalidError` where
+    several brokers were given: one is drained at a time.
     """
     request = pb.SetDrainingRequest(draining=draining)
-    return AdminCall("SetDraining", request, lambda found: found.granted)
+    return AdminCall("SetDraining", request, lambda found: found.granted, of_one=True)

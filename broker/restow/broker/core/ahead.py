@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from restow.broker.core.actions import Action, PairKey
-from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.engines.membership import Membership, pool_of
+from restow.broker.core.engines.engine import EngineRecord, pool_of
+from restow.broker.core.engines.membership import Membership
 from restow.broker.core.granting import Granting
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.pair import PairRefused

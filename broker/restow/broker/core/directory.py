@@ -29,6 +29,7 @@ from restow.broker.core.probing.costs import Probing
 from restow.broker.core.probing.examining import Examining
 from restow.broker.core.reports import Reports
 from restow.broker.errors import HandoffOwnedError, RestowError
+from restow.broker.layout.values import Pool
 
 
 class Directory:
@@ -65,6 +66,17 @@ class Directory:
     def granted(self) -> int:
         """Handoffs that ranks may be reading, or gathering for."""
         return sum(handoff.granted for handoff in self.ledger.by_number.values())
+
+    def granted_in(self, pool: Pool) -> int:
+        """Those of one pool."""
+        by_number = self.ledger.by_number
+        numbers = self.live_in(pool)
+        return sum(number in by_number and by_number[number].granted for number in numbers)
+
+    def live_in(self, pool: Pool) -> set[int]:
+        """Numbers of a pool's handoffs that have not ended."""
+        engines = self.members.pools.get(pool, {}).values()
+        return set[int]().union(*(engine.handoffs for engine in engines))
 
     def publish(
         self, engine: EngineRecord, handoff_id: str, chunk: Chunk, now_s: float

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from restow.broker.core.actions import Action, EngineKey, MakePlan, PairKey, State
 from restow.broker.core.engines.account import Account
-from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.grant import Misfit, misfit, open_grant
@@ -18,6 +18,7 @@ from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused, pair_bytes
 from restow.broker.core.probing.costs import Probing
 from restow.broker.errors import RestowError
+from restow.broker.layout.values import Pool
 
 
 class Granting:
@@ -30,6 +31,8 @@ class Granting:
         """Plans that are being made, and the handoffs that wait for each."""
         self.draining = False
         """Nothing is granted any more: the next broker will be told of all that waits."""
+        self.leaving: set[Pool] = set()
+        """Pools that another broker is about to own: nothing is granted in them either."""
         self._ledger = ledger
         self._limits = ledger.limits
         self._probing = probing
@@ -42,11 +45,24 @@ class Granting:
             return []
         return self.go_on(set(self._ledger.by_number), now_s)
 
+    def leave(self, pool: Pool, leaving: bool, now_s: float) -> list[Action]:
+        """Grant nothing any more in a pool, or again all of it that waits."""
+        if leaving:
+            self.leaving.add(pool)
+            return []
+        self.leaving.discard(pool)
+        return self.go_on(set(self._ledger.by_number), now_s)
+
+    def halted(self, source: EngineRecord) -> bool:
+        """Whether nothing of P's is granted."""
+        return self.draining or (bool(self.leaving) and pool_of(source) in self.leaving)
+
     def waits_for(self, handoff: Handoff) -> str:
         """What a live handoff waits for, in words; nothing once it is granted."""
         if handoff.granted:
             return ""
-        if self.draining and handoff.complete and handoff.destination is not None:
+        source = handoff.source
+        if handoff.complete and handoff.destination and source and self.halted(source):
             return "the broker drains, and grants nothing"
         return waits_for(handoff)
 
@@ -203,7 +219,7 @@ class Granting:
         if isinstance(pair, PairRefused):
             failure = Failure(State.FAILED, pair.error.reason, pair.error.message)
             return self._ledger.stop(handoff, failure, now_s)
-        if handoff.state is not State.READY or self.draining:
+        if handoff.state is not State.READY or self.halted(source):
             return []
         if not (source.complete and destination.complete):
             if handoff.lease.wait_for_agents(self._limits, now_s):

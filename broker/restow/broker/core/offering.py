@@ -11,8 +11,8 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from restow.broker.core.actions import Action, EngineKey, SendKeep, SendOffer, State
-from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.engines.membership import Membership, pool_of
+from restow.broker.core.engines.engine import EngineRecord, pool_of
+from restow.broker.core.engines.membership import Membership
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.offer import Offer
@@ -92,7 +92,7 @@ class Offering:
     ) -> list[Action]:
         """A holder does not publish what it was offered. What comes too late means nothing."""
         handoff = self._ledger.look_up(engine, handoff_id)
-        if handoff is None or not self.is_offered(handoff, engine):
+        if handoff is None or handoff.ended or not self.is_offered(handoff, engine):
             return []
         handoff.timeline.note_often(now_s, "offer declined", f"{engine.key.engine_id}: {detail}")
         return self._declined(handoff, self.open[handoff.number], now_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from restow.broker.client.admin import AdminClient
 from restow.broker.doctor.finding import Finding, bad, ok, warn
@@ -15,10 +15,17 @@ Pair = tuple[str, str]
 SLOW = "tcp"
 
 
-def look_at_broker(client: AdminClient) -> Iterator[Finding]:
-    """Whether it is sound, and its engines whole. Raises `RestowError` if it does not answer."""
+def look_at_broker(client: AdminClient, each: Iterable[AdminClient] = ()) -> Iterator[Finding]:
+    """Whether it is sound, and its engines whole. Raises `RestowError` if it does not answer.
+
+    Of several brokers ``each`` is a client of one, and those are told apart.
+    """
     status = client.status()
-    yield _status(status)
+    for address, error in client.unanswered.items():
+        yield bad(f"broker {address}", error.message, f"reason {error.reason}")
+    of_each = [(f"broker {one.address}", one.status()) for one in each]
+    for subject, told in of_each or [("broker", status)]:
+        yield _status(subject, told)
     yield _audit(client)
     engines = client.engines()
     yield from judge_versions(status.version, engines, client.agents())
@@ -128,14 +135,14 @@ def judge_pair(source: str, destination: str, found: pb.ProbePairResponse) -> Fi
     return ok(subject, words)
 
 
-def _status(status: pb.GetStatusResponse) -> Finding:
+def _status(subject: str, status: pb.GetStatusResponse) -> Finding:
     own, words = own_version(), f"version {status.version}, {status.engines} engines"
     if status.version != own:
         step = f"this command is of version {own}: use the broker's"
-        return warn("broker", words, step)
+        return warn(subject, words, step)
     if status.draining:
-        return warn("broker", f"{words}, and it drains: it grants nothing", "`restow drain --off`")
-    return ok("broker", f"{words}, {status.agents} agents")
+        return warn(subject, f"{words}, and it drains: it grants nothing", "`restow drain --off`")
+    return ok(subject, f"{words}, {status.agents} agents")
 
 
 def _audit(client: AdminClient) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from restow.broker.errors import WeightsUnknownError
 from restow.broker.layout.dtype import DType
@@ -92,6 +93,13 @@ class ModelIdentity:
                 f"other weights: they are not found by their content. Give its layouts a revision",
                 model=self.name,
             )
+
+
+class Pool(NamedTuple):
+    """The engines of one tenant that serve one model: they may hand over to each other."""
+
+    tenant: str
+    model: ModelIdentity
 
 
 IDENTITY_PARTS = ("revision", "adapter", "quantisation")

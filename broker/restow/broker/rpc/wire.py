@@ -14,6 +14,7 @@ from restow.broker.layout.check import check_counts
 from restow.broker.layout.limits import MAX_AXES
 from restow.broker.layout.rows import Int64s
 from restow.broker.layout.schema import MODEL, NEEDED, RANK, Record, Sort
+from restow.broker.layout.values import ModelIdentity
 from restow.v1 import broker_pb2, layout_pb2
 
 _KINDS = {
@@ -31,6 +32,11 @@ def layout_to_proto(layout: Layout) -> layout_pb2.Layout:
         "ranks": [_told(rank, RANK) for rank in layout.ranks],
     }
     return layout_pb2.Layout(**parts)
+
+
+def identity_of(model: broker_pb2.ModelName | layout_pb2.Model) -> ModelIdentity:
+    """Which model a message names."""
+    return ModelIdentity(model.name, model.revision, model.adapter, model.quantisation)
 
 
 def _told(value: object, record: Record) -> dict[str, Any]:

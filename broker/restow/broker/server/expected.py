@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.engines.account import Account
@@ -35,7 +36,8 @@ class Expected:
         self.wait_s = wait_s
         self.max_waiting = max_waiting
         self._members = members
-        self._waiting: dict[EngineKey, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[EngineKey, dict[asyncio.Future[None], None]] = {}
+        """Those that came first are let in first."""
         self._count = 0
         self._closed = False
 
@@ -45,17 +47,24 @@ class Expected:
         return self._count
 
     async def engine(
-        self, key: EngineKey, incarnation: str, account: Account, size_bytes: int
+        self,
+        key: EngineKey,
+        incarnation: str,
+        account: Account,
+        size_bytes: int,
+        owned: Callable[[], None] = lambda: None,
     ) -> EngineRecord:
         """Look an engine up; if it is not there, it has ``wait_s`` to come.
 
         Whoever waits has ``account`` carry ``size_bytes``. Raises like `Membership.engine`, what
-        `Account.carry` raises, and `RequestError` for what no engine can be called.
+        `Account.carry` raises, `RequestError` for what no engine can be called, and what ``owned``
+        raises: that it will never come here.
         """
         check_names(key, incarnation)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self.wait_s
         while True:
+            owned()
             try:
                 return self._members.engine(key, incarnation)
             except EngineUnknownError:
@@ -70,17 +79,21 @@ class Expected:
             if not future.done():
                 future.set_result(None)
 
+    def look_again(self) -> None:
+        """Something has changed that concerns engines that have not come."""
+        for key in self._waiting:
+            self.came(key)
+
     def close(self) -> None:
         """Nobody is waited for any more."""
         self._closed = True
-        for key in self._waiting:
-            self.came(key)
+        self.look_again()
 
     async def _wait(self, key: EngineKey, came: asyncio.Future[None], until_s: float) -> None:
         if key not in self._waiting:
             tell_engine(self._log, "agents wait for their engine", key)
-        waiting = self._waiting.setdefault(key, set())
-        waiting.add(came)
+        waiting = self._waiting.setdefault(key, {})
+        waiting[came] = None
         self._count += 1
         try:
             with contextlib.suppress(TimeoutError):
@@ -88,6 +101,6 @@ class Expected:
                     await came
         finally:
             self._count -= 1
-            waiting.discard(came)
+            waiting.pop(came, None)
             if not waiting:
                 self._waiting.pop(key, None)

@@ -17,12 +17,14 @@ from restow.broker.core.ledger.statistics import Durations
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.errors import PlanError, RestowError
+from restow.broker.layout.values import Pool
 from restow.broker.logs import get_logger
 from restow.broker.planner import CostModel, Strategy
 from restow.broker.rpc.status import cut
 from restow.broker.server import orders
 from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.expected import Expected
+from restow.broker.server.fleet.standing import Alone, Standing
 from restow.broker.server.log_lines import tell_agent, tell_engine, tell_failures
 from restow.broker.server.outbox import AgentOutbox, EngineOutbox
 from restow.broker.server.planning import Planner, plan_pair
@@ -30,6 +32,8 @@ from restow.broker.server.waiting_calls import WaitingCalls
 from restow.broker.words import member
 
 TICK_S = 0.02
+P_HEARS_AFTER_S = 0.005
+"""How much later P hears that a state has been read than D, whose stream is written to first."""
 
 
 class Hub:
@@ -64,9 +68,11 @@ class Hub:
         self.max_queue = max_queue
         self.said = BoundedLog(now_s)
         """The log of what peers bring about."""
+        self.standing: Standing = Alone()
         self.engines: dict[act.EngineKey, EngineOutbox] = {}
         self.agents: dict[act.AgentKey, AgentOutbox] = {}
         self.waiting = WaitingCalls()
+        self._ends_for_p: list[act.TellEnded] = []
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
         self.expected = Expected(self.directory.members, self.said)
         self.planner = Planner()
@@ -108,6 +114,16 @@ class Hub:
         if self.directory.granting.draining and not self.directory.granted:
             self._drained.set()
 
+    def all_said(self, pool: Pool) -> bool:
+        """Whether all is on its way that engines and agents of a pool are to be told."""
+        if self._ends_for_p:
+            return False
+        for key, engine in self.directory.members.pools.get(pool, {}).items():
+            agents = (self.agents.get(one.key) for one in engine.agents.values())
+            if any(one is not None and one.waiting for one in (self.engines.get(key), *agents)):
+                return False
+        return True
+
     def refuse(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
         """Count what an engine said of a handoff and was refused, and write it into its story."""
         ledger = self.directory.ledger
@@ -134,6 +150,7 @@ class Hub:
 
     def close(self) -> None:
         """Let every stream end, and all planning."""
+        self._tell_p()
         self.planner.close()
         self.expected.close()
         for engine_outbox in self.engines.values():
@@ -151,8 +168,10 @@ class Hub:
             await asyncio.sleep(TICK_S)
             now_s = self.now_s()
             self.loop_lag.add(max(now_s - due_s, 0.0))
-            self.perform(self.directory.tick(now_s))
             self.said.tick(now_s)
+            if self.standing.is_sure():
+                self.perform(self.directory.tick(now_s))
+                self.standing.tick(now_s)
 
     async def examine(self, source: act.EngineKey, destination: act.EngineKey) -> act.TellExamined:
         """Have D's agent read from P's once. Raises `EngineUnknownError`, and as
@@ -175,10 +194,25 @@ class Hub:
             future.set_result(action)
 
     def _tell_ended(self, action: act.TellEnded) -> None:
+        if action.state is act.State.DONE and not action.demand:
+            # Should the broker die in between, D must not be the one that has not heard: P then
+            # keeps its pages for a while, and nothing is asked for that is there no more.
+            if not self._ends_for_p:
+                asyncio.get_running_loop().call_later(P_HEARS_AFTER_S, self._tell_p)
+            self._ends_for_p.append(action)
+            return
         if action.demand:
             self.waiting.tell(action)
-        if action.demand < 0:
-            return
+        if action.demand >= 0:
+            self._write_ended(action)
+
+    def _tell_p(self) -> None:
+        """Tell P's what D's have been told by now."""
+        actions, self._ends_for_p = self._ends_for_p, []
+        for action in actions:
+            self._write_ended(action)
+
+    def _write_ended(self, action: act.TellEnded) -> None:
         outbox = self.engines.get(action.engine)
         if outbox is not None:
             orders.fill_ended(outbox.open().events.add().ended, action)
@@ -237,16 +271,19 @@ class Hub:
 
     async def _plan(self, action: act.MakePlan) -> PairOutcome:
         started_s = self.now_s()
-        outcome = await self.planner.plan(
-            action.pair.tenant,
-            plan_pair,
-            action.source,
-            action.destination,
-            self.strategy,
-            self.allow_narrowing,
-            action.costs or self.costs,
-            ahead=action.ahead,
-        )
+        try:
+            outcome = await self.planner.plan(
+                action.pair.tenant,
+                plan_pair,
+                action.source,
+                action.destination,
+                self.strategy,
+                self.allow_narrowing,
+                action.costs or self.costs,
+                ahead=action.ahead,
+            )
+        finally:
+            await self.standing.sure()
         took_s = self.now_s() - started_s
         self.planning.add(took_s)
         self.said.info(

@@ -22,6 +22,8 @@ from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES, MAX_TO_BROKER_BYTES
 from restow.broker.rpc.status import ErrorInterceptor
 from restow.broker.server import process
 from restow.broker.server.bounded_log import BoundedLog
+from restow.broker.server.fleet.joining import in_fleet
+from restow.broker.server.fleet.one_of_several import OneOfSeveral
 from restow.broker.server.gate.guard import GuardInterceptor, OpenInterceptor, RawContext
 from restow.broker.server.gate.refused_calls import RefusedCallsInterceptor
 from restow.broker.server.gate.strangers import Strangers
@@ -79,11 +81,16 @@ class RunningBroker:
     checks: health.aio.HealthServicer
     http_address: str | None = None
     """Where metrics and probes are shown."""
+    fleet: OneOfSeveral | None = None
+    """None: it is alone."""
 
     async def drain(self) -> None:
-        """Say that it stops, grant nothing any more, and wait for the reads under way."""
+        """Say that it stops, and hand its pools on; alone: wait for the reads under way."""
         await self.checks.enter_graceful_shutdown()
-        await self.hub.drain()
+        if self.fleet is None:
+            await self.hub.drain()
+        else:
+            await self.fleet.membership.leave()
 
 
 def strangers_options(connections: int) -> tuple[tuple[str, int], ...]:
@@ -184,12 +191,16 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
             f"({error})",
             listen=settings.listen,
         ) from None
-    await server.start()
-    for service in ("", *SERVICES):
-        await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
-    clock = asyncio.create_task(hub.run_clock())
+    host = settings.listen.rpartition(":")[0]
+    address = settings.listen if by_path else f"{host}:{port}"
+    clock: asyncio.Task[None] | None = None
     try:
         async with contextlib.AsyncExitStack() as stack:
+            fleet = await stack.enter_async_context(in_fleet(settings, address, hub))
+            await server.start()
+            for service in ("", *SERVICES):
+                await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+            clock = asyncio.create_task(hub.run_clock())
             if not by_path:
                 stack.enter_context(strangers.kept_few(port))
             shown = None
@@ -208,16 +219,15 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
                 )
             if settings.otlp_endpoint is not None:
                 await stack.enter_async_context(_tracing(settings, settings.otlp_endpoint, hub))
-            host = settings.listen.rpartition(":")[0]
-            address = settings.listen if by_path else f"{host}:{port}"
             log.info("broker started", **settings_in_words(settings, address, shown))
-            yield RunningBroker(hub, address, clock, checks, shown)
+            yield RunningBroker(hub, address, clock, checks, shown, fleet)
     finally:
         log.info("broker ends", uptime_s=round(hub.now_s() - hub.started_s, 1))
         await checks.enter_graceful_shutdown()
         hub.close()
         await server.stop(STOP_GRACE_S)
-        clock.cancel()
+        if clock is not None:
+            clock.cancel()
 
 
 def _tracing(

@@ -9,14 +9,16 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from restow.broker.addresses import DEFAULT_PORT, checked_http, checked_listener
+from restow.broker.addresses import DEFAULT_PORT, checked_http, checked_listener, checked_target
 from restow.broker.core.handoffs.digests import DigestMode, Digests
 from restow.broker.core.limits import Limits
+from restow.broker.owners.timing import Timing
 from restow.broker.planner import CostModel, Strategy
 
 Seconds = Annotated[float, Field(gt=0, le=600)]
 Count = Annotated[int, Field(ge=1)]
 LIMITS = Limits()
+TIMING = Timing()
 
 
 class BrokerSettings(BaseSettings):
@@ -35,6 +37,25 @@ class BrokerSettings(BaseSettings):
     """The OpenTelemetry collector that traces go to."""
     trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Of handoffs whose request has no trace."""
+    etcd: str | None = None
+    """Where etcd is, ``HOST:PORT,...``: this broker is one of several. None: it is alone."""
+    advertise: Annotated[str, AfterValidator(checked_target)] | None = None
+    """Where engines and agents reach this one of several."""
+    fleet: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")] = "default"
+    """The brokers that share pools out; another fleet may use the same etcd."""
+    etcd_ca: Path | None = None
+    etcd_cert: Path | None = None
+    etcd_key: Path | None = None
+    etcd_user: str = ""
+    etcd_password_file: Path | None = None
+    kubernetes_leases: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")] | None = (
+        None
+    )
+    """The namespace whose Lease objects stand for an etcd. None: none do."""
+    kubernetes_account: Path | None = None
+    """The folder of the service account that asks for them. None: where a pod has its own."""
+    member_lease_s: Seconds = TIMING.lease_s
+    """How long another broker waits for one that says nothing, before it takes its pools."""
     strategy: Strategy = Strategy.AUTO
     allow_narrowing: bool = False
     costs: dict[str, float] = {}
@@ -76,6 +97,10 @@ class BrokerSettings(BaseSettings):
     def content_digests(self) -> Digests:
         """Of which handoffs the content is checked."""
         return Digests(self.digests, self.digest_every)
+
+    def timing(self) -> Timing:
+        """How long leases among several brokers are."""
+        return Timing.of_lease(self.member_lease_s)
 
     def limits(self) -> Limits:
         """The bounds that the directory works with."""

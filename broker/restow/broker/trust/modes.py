@@ -5,13 +5,13 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from restow.broker.trust.errors import TrustError
+from restow.broker.errors import RestowError
 
 READABLE = "every user of this host may read a secret"
 READ_STEP = "chmod o-r FILE, and make the secret anew: others may have it"
 
 
-def refuse_writable(what: str, path: Path, error: type[TrustError]) -> None:
+def refuse_writable(what: str, path: Path, error: type[RestowError]) -> None:
     """Raise ``error`` if every user may write the file: then it proves nothing.
 
     What can't be looked at is told by whoever reads it.

@@ -16,6 +16,37 @@
 {{- printf "%s.%s" (include "restow.fullname" .) .Release.Namespace -}}
 {{- end -}}
 
+{{- /* Several brokers: their StatefulSet, whose pods' names are 11 characters longer at most. */ -}}
+{{- define "restow.set" -}}
+{{- include "restow.fullname" . | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "restow.brokers" -}}
+{{- printf "%s-brokers" (include "restow.set" .) -}}
+{{- end -}}
+
+{{- /* What the brokers share pools out by; empty: there is one broker. */ -}}
+{{- define "restow.registry" -}}
+{{- if .Values.etcd.endpoints -}}etcd{{- else if .Values.kubernetesLeases.enabled -}}leases{{- end -}}
+{{- end -}}
+
+{{- /* Two releases that use one etcd must not take each other for their own. */ -}}
+{{- define "restow.fleet" -}}
+{{- dig "fleet" "" .Values.settings | default (printf "%s.%s" .Release.Namespace (include "restow.fullname" .) | trunc 63 | trimAll "-.") -}}
+{{- end -}}
+
+{{- /* What engines are given. */ -}}
+{{- define "restow.addresses" -}}
+{{- if include "restow.registry" . -}}
+{{- range $one := until (int .Values.replicas) -}}
+{{- if $one }},{{ end -}}
+{{- printf "%s-%d.%s.%s:%d" (include "restow.set" $) $one (include "restow.brokers" $) $.Release.Namespace (int $.Values.ports.grpc) -}}
+{{- end -}}
+{{- else -}}
+{{- printf "%s:%d" (include "restow.host" .) (int .Values.ports.grpc) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "restow.image" -}}
 {{- if .Values.image.digest -}}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
@@ -65,6 +96,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- if and .Values.operator.secretName (not $tls) -}}
 {{- fail "without TLS everybody is an operator: operator.secretName needs tls.secretName" -}}
+{{- end -}}
+{{- if and (gt (int .Values.replicas) 1) (not (include "restow.registry" .)) -}}
+{{- fail "several brokers need something to share pools out by: set etcd.endpoints or kubernetesLeases.enabled, or replicas=1" -}}
+{{- end -}}
+{{- if and .Values.etcd.endpoints .Values.kubernetesLeases.enabled -}}
+{{- fail "brokers share pools out by one thing: etcd.endpoints and kubernetesLeases.enabled exclude each other" -}}
+{{- end -}}
+{{- if and (or .Values.etcd.secretName .Values.etcd.user .Values.etcd.clientCertificate) (not .Values.etcd.endpoints) -}}
+{{- fail "etcd.secretName, etcd.user and etcd.clientCertificate say how etcd knows the brokers: set etcd.endpoints too" -}}
+{{- end -}}
+{{- if and (or .Values.etcd.user .Values.etcd.clientCertificate) (not .Values.etcd.secretName) -}}
+{{- fail "etcd.user and etcd.clientCertificate need etcd.secretName: neither is shown in plaintext" -}}
 {{- end -}}
 {{- $drain_s := float64 (dig "drain_s" 10 .Values.settings) -}}
 {{- if lt (float64 .Values.terminationGracePeriodSeconds) (addf $drain_s 5.0) -}}

@@ -16,6 +16,7 @@ from typing import TextIO
 from restow.agents.agent import Agent
 from restow.agents.memory.shared_memory import SharedMemory, SharedRegion
 from restow.broker.errors import RestowError
+from restow.broker.layout.values import ModelIdentity
 from restow.broker.logs import log_to_stderr
 
 READY_WORD = "ready"
@@ -36,6 +37,7 @@ def serve(told_on: socket.socket) -> None:
             rank=told["rank"],
             regions=[region.memory(attached[region.shared_memory]) for region in regions],
             on_lost=lambda _: told_on.shutdown(socket.SHUT_RDWR),
+            model=ModelIdentity(**told["model"]),
         )
         try:
             agent.start()

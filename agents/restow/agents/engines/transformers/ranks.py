@@ -18,6 +18,7 @@ from restow.agents.engines.transformers.state_io import RankTensors
 from restow.agents.memory.shared_memory import SharedMemory, SharedRegion
 from restow.broker.errors import RestowError
 from restow.broker.layout import RankLayout
+from restow.broker.layout.values import ModelIdentity
 
 REGION_ALIGN_BYTES = 4096
 
@@ -34,6 +35,7 @@ class RankIdentity:
     engine_id: str
     incarnation: str
     rank: int
+    model: ModelIdentity
 
 
 class RankMemory:
@@ -135,4 +137,7 @@ def serve_rank(
     """An agent for a rank: in a worker of a fork server, or in the daemon behind a socket."""
     if isinstance(home, ForkServer):
         return WorkerAgent(home, identity, regions)
-    return DaemonAgent(home, identity.engine_id, identity.incarnation, identity.rank, regions)
+    return DaemonAgent(
+        *(home, identity.engine_id, identity.incarnation, identity.rank, regions),
+        model=identity.model,
+    )

@@ -33,7 +33,7 @@ from restow.agents.engines.vllm.engine_checks import (
     keeps_blocks,
 )
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
-from restow.agents.engines.vllm.model_revision import weights_revision
+from restow.agents.engines.vllm.model_revision import served_identity
 from restow.agents.engines.vllm.scheduler.begin import begun
 from restow.agents.engines.vllm.scheduler.metrics import RestowPromMetrics, RestowStats
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
@@ -48,6 +48,7 @@ from restow.agents.engines.vllm.worker.worker_side import WorkerSide
 from restow.agents.engines.vllm.worker_step import WorkerStep
 from restow.broker.families import ConvLayout, EngineSettings, ModelSpec
 from restow.broker.layout import Layout, RankLayout
+from restow.broker.layout.values import ModelIdentity
 from restow.broker.logs import get_logger, log_as
 
 if TYPE_CHECKING:
@@ -172,7 +173,12 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         laid = [one.cache for one in found]
         regions = rank_layout(model, settings, rank, laid)
         self._worker = WorkerSide(
-            config.kv_transfer_config.engine_id, config.instance_id, regions, laid, self._settings
+            config.kv_transfer_config.engine_id,
+            config.instance_id,
+            regions,
+            laid,
+            self._settings,
+            self._identity(model.name),
         )
         self._handshake = RankHandshake(regions.layout, model)
 
@@ -217,13 +223,10 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         Raises `SettingsError`, `BrokerUnreachableError`, and `BrokerCallError` with its reason.
         """
         ranks = sorted(metadata.values(), key=lambda one: one.layout.rank)
-        revision = weights_revision(self._vllm_config, self._settings.model_revision)
-        self._settings.check_weights(revision)
-        model = replace(
-            joined_model([one.model for one in ranks]),
-            revision=revision,
-            quantisation=self._vllm_config.model_config.quantization or "",
-        )
+        joined = joined_model([one.model for one in ranks])
+        identity = self._identity(joined.name)
+        self._settings.check_weights(identity.revision)
+        model = replace(joined, revision=identity.revision, quantisation=identity.quantisation)
         layout = Layout(model.model(), tuple(one.layout for one in ranks))
         if self._known is None:
             self._log.info("no family knows this type: vLLM's specs are served", type=model.name)
@@ -232,6 +235,9 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler = begun(
             config, self._settings, layout, caches_config, groups, self._kv_cache_manager
         )
+
+    def _identity(self, name: str) -> ModelIdentity:
+        return served_identity(self._vllm_config, name, self._settings.model_revision)
 
     def on_new_request(self, request: Request) -> None:
         """Find the request's part; P's prompt is cut here."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from huggingface_hub import snapshot_download
 
 from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
+from restow.broker.layout.values import ModelIdentity
 from restow.broker.logs import get_logger
 
 if TYPE_CHECKING:
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 DUMMY_SEED = 1234
 """vLLM's own, whatever the engine's (`weight_utils.initialize_single_dummy_weight`)."""
+
+
+def served_identity(config: VllmConfig, name: str, named: str = "") -> ModelIdentity:
+    """Return which model an engine serves, by the ``name`` of its layout; ``named`` as below."""
+    quantisation = config.model_config.quantization or ""
+    return ModelIdentity(name, weights_revision(config, named), quantisation=quantisation)
 
 
 def weights_revision(config: VllmConfig, named: str = "") -> str:

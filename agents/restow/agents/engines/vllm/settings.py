@@ -26,7 +26,8 @@ class ConnectorSettings(Worded):
     """How the connector works. All have defaults that suit one host and a fast network."""
 
     broker: str = ""
-    """``host:port``; empty: RESTOW_BROKER, or the client's default."""
+    """``host:port``, of several brokers a list of them or with commas; empty: RESTOW_BROKER, or the
+    client's default."""
     connect_timeout_s: float = 60.0
     """How long an engine waits at its start for a broker."""
     lease_ms: int = 30_000
@@ -106,6 +107,8 @@ def _checked(key: str, value: object, default: object) -> object:
                 key=key,
             )
         return PrefixUse(str(value))
+    if key == "broker" and isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return ",".join(value)
     if isinstance(default, str):
         if not isinstance(value, str):
             raise SettingsError(f"kv_connector_extra_config: {key} is no text: {value!r}", key=key)

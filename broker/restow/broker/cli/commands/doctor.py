@@ -8,14 +8,17 @@ import typer
 
 from restow.broker.cli.completion import complete_pair
 from restow.broker.cli.connection import TenantConnection, connects
+from restow.broker.cli.etcd_options import EtcdOptions
 from restow.broker.cli.output import FOUND, Output, print_document
 from restow.broker.printable import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from restow.broker.cli.telling_client import TellingClient
     from restow.broker.client.admin import AdminClient
     from restow.broker.doctor.finding import Finding
+    from restow.broker.etcd.access import EtcdAccess
 
 ALL = "all"
 COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
@@ -35,16 +38,30 @@ def _pairs(client: AdminClient, wanted: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _of_broker(client: AdminClient, pairs: list[str]) -> Iterator[Finding]:
+def _of_broker(client: TellingClient, pairs: list[str]) -> Iterator[Finding]:
     from restow.broker.doctor.broker_view import look_at_broker, look_at_pairs
     from restow.broker.doctor.finding import bad
+    from restow.broker.doctor.fleet_view import look_at_brokers
     from restow.broker.errors import RestowError
 
     try:
-        yield from look_at_broker(client)
+        several = len(client.addresses) > 1
+        yield from look_at_broker(client, client.each() if several else ())
+        yield from look_at_brokers(client, client.one)
         yield from look_at_pairs(client, _pairs(client, pairs))
     except RestowError as error:
         yield bad("broker", error.message, f"reason {error.reason}: is it started, and is it this?")
+
+
+def _of_etcd(access: EtcdAccess, fleet: str) -> Iterator[Finding]:
+    import asyncio
+
+    from restow.broker.doctor.etcd_view import look_at_etcd
+
+    async def look() -> list[Finding]:
+        return [one async for one in look_at_etcd(access, fleet)]
+
+    yield from asyncio.run(look())
 
 
 def _show(finding: Finding) -> None:
@@ -69,15 +86,17 @@ def doctor(
     ] = None,
     *,
     connection: TenantConnection,
+    etcd: EtcdOptions,
     output: Output,
 ) -> None:
-    """Look for what is wrong: limits, versions, NIXL, certificates, broker, engines, transports.
+    """Look for what is wrong: limits, versions, NIXL, certificates, brokers, engines, transports.
 
     Exits with 4 if anything is bad; warnings are no reason to.
     """
     from dataclasses import asdict
     from itertools import chain
 
+    from restow.broker.addresses import checked_targets
     from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.client.connection.channel import broker_address
     from restow.broker.doctor.certificates import look_at_shown, look_at_trust
@@ -91,7 +110,7 @@ def doctor(
         raise typer.BadParameter("--here asks no broker, and --pair does: leave one of them out")
     if pair and connection.all_tenants:
         raise typer.BadParameter("engines of a pair are of one tenant: name it with --tenant")
-    credentials = connection.credentials()
+    credentials, access = connection.credentials(), etcd.access()
     looked = chain(look_at_host(), look_at_packages(), look_at_trust(credentials))
     found = []
 
@@ -102,8 +121,11 @@ def doctor(
                 _show(one)
 
     take(looked)
+    if access is not None:
+        take(_of_etcd(access, etcd.fleet or "default"))
     if not here and not any(one.subject == "trust" and one.verdict is Verdict.BAD for one in found):
-        take(look_at_shown(broker_address(connection.broker), credentials))
+        for address in checked_targets(broker_address(connection.broker)):
+            take(look_at_shown(address, credentials))
         with connection.client() as client:
             take(_of_broker(client, pair or []))
             say_hidden(client, output)

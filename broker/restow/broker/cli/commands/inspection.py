@@ -47,13 +47,15 @@ WATCH_S = 1.0
 
 @connects
 def status(*, connection: Connection, output: Output) -> None:
-    """Statistics of the whole broker; to an operator of one tenant, of that tenant."""
+    """Statistics of the whole broker, of each that is given; or of an operator's one tenant."""
     from restow.broker.cli.views import admin_json, admin_tables
     from restow.broker.cli.views.models_served import models_json
 
     with connection.client() as client:
-        value = admin_json.status_json(client.status(), client.address)
-        value["models"] = models_json(admin_json.engines_json(client.engines())["engines"])
+        models = models_json(admin_json.engines_json(client.engines())["engines"])
+        told = [admin_json.status_json(one.status(), one.address) for one in client.each()]
+        value = told[0] if len(client.addresses) == 1 else {"brokers": told}
+        value["models"] = models
     output.answer(value, admin_tables.show_status)
 
 

@@ -60,6 +60,74 @@ def serve(
             "Default: 1."
         ),
     ] = None,
+    etcd: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT,...",
+            help="Be one of several brokers, which share pools out by this etcd. Default: alone.",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Of several: where engines and agents reach this one of several. Default: "
+            "--listen.",
+        ),
+    ] = None,
+    fleet: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of several: the brokers that share pools out; others may use the same etcd. "
+            "Default: default.",
+        ),
+    ] = None,
+    member_lease_s: Annotated[
+        float | None,
+        typer.Option(
+            help="Of several: how long the others wait for a broker that says nothing, before "
+            "they take its pools. Default: 2.",
+        ),
+    ] = None,
+    kubernetes_leases: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMESPACE",
+            help="Be one of several brokers by Lease objects of the Kubernetes whose pod this is, "
+            "in place of --etcd. Default: alone.",
+        ),
+    ] = None,
+    kubernetes_account: Annotated[
+        Path | None,
+        typer.Option(
+            "--kubernetes-account",
+            metavar="FOLDER",
+            help="With --kubernetes-leases: token and ca.crt of a service account. Default: where "
+            "a pod has its own.",
+        ),
+    ] = None,
+    etcd_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--etcd-ca", metavar="FILE", help="Speak TLS with etcd, and check it by this authority."
+        ),
+    ] = None,
+    etcd_cert: Annotated[
+        Path | None,
+        typer.Option("--etcd-cert", metavar="FILE", help="Show etcd this certificate."),
+    ] = None,
+    etcd_key: Annotated[
+        Path | None, typer.Option("--etcd-key", metavar="FILE", help="Its private key.")
+    ] = None,
+    etcd_user: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Be this user of etcd. Default: nobody in particular."),
+    ] = None,
+    etcd_password_file: Annotated[
+        Path | None,
+        typer.Option("--etcd-password-file", metavar="FILE", help="That user's password."),
+    ] = None,
     strategy: Annotated[
         Strategy | None,
         typer.Option(help="How states travel. Default: auto."),

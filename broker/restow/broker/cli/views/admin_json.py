@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from restow.broker.cli.views.fleet_views import membership_json
 from restow.broker.reasons import advice_for
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
@@ -55,6 +56,7 @@ def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
         **_values(status, "engines", "agents", "plans", "handoffs_live", "handoffs_quarantined"),
         "handoffs_ended": _ended(status.ended),
         **_values(status, "bytes_read", "handoffs_checked", "digest_mismatches", "draining"),
+        "membership": membership_json(status),
     }
 
 
@@ -95,6 +97,7 @@ def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
                 "replaced": list(one.replaced),
                 "age_s": round(one.age_s, 3),
                 "tenant": one.tenant,
+                "broker": one.broker or None,
             }
             for one in engines
         ]
@@ -104,7 +107,11 @@ def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
 def agents_json(agents: Iterable[pb.AgentInfo]) -> dict[str, Any]:
     """Return what ``restow agents --json`` prints."""
     shown = "engine_id", "rank", "agent_name", "regions", "region_bytes", "staging_bytes", "tenant"
-    return {"agents": [_values(one, *shown, "version") for one in agents]}
+    return {
+        "agents": [
+            {**_values(one, *shown, "version"), "broker": one.broker or None} for one in agents
+        ]
+    }
 
 
 def handoffs_json(response: pb.ListHandoffsResponse) -> dict[str, Any]:
@@ -200,4 +207,5 @@ def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:
         "prefix_tokens": info.prefix_tokens or None,
         "offers": info.offers if info.prefix_tokens else None,
         "offers_declined": info.offers_declined if info.prefix_tokens else None,
+        "broker": info.broker or None,
     }

@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from restow.broker.cli.views.fleet_views import standing_text
 from restow.broker.cli.views.gantt import gantt_lines
 from restow.broker.cli.views.handoff_columns import (
     HANDOFFS,
@@ -32,7 +33,17 @@ Values = dict[str, Any]
 
 
 def show_status(status: Values, wide: bool = False) -> None:
-    """Print ``restow status``."""
+    """Print ``restow status``, of each broker that was asked."""
+    for at, one in enumerate(status.get("brokers", [status])):
+        if at:
+            print()
+        _show_one_status(one, wide)
+    if "brokers" in status:
+        for words in mixed_weights(status["models"]):
+            console(wide=True).print(Text(f"Mixed weights: {words}", style="yellow"))
+
+
+def _show_one_status(status: Values, wide: bool) -> None:
     ended = "   ".join(f"{count} {state}" for state, count in status["handoffs_ended"].items())
     rows: list[Sequence[str | Text]] = [
         ("broker", f"{status['broker']}, restow {status['version']}"),
@@ -51,7 +62,9 @@ def show_status(status: Values, wide: bool = False) -> None:
             f"{status['handoffs_checked']} by digests, {status['digest_mismatches']} differed",
         ),
     ]
-    for words in mixed_weights(status["models"]):
+    if status["membership"]:
+        rows.insert(2, ("among", standing_text(status["membership"])))
+    for words in mixed_weights(status.get("models", [])):
         rows.append((Text("weights", "bold yellow"), words))
     if status["draining"]:
         rows.append((Text("draining", "bold red"), "nothing is granted: restow drain --off"))
@@ -87,7 +100,7 @@ def show_leases(value: Values, wide: bool = False, tenants: bool = False) -> Non
     if not value["leases"]:
         print("No lease.")
         return
-    columns = (*_tenant(tenants), *LEASES)
+    columns = (*_before(value["leases"], tenants), *LEASES)
     rows = [handoff_cells(one, columns) for one in value["leases"]]
     _show(columns, rows, wide, ids="handoff", words="waits for")
     _say_left_out(value)
@@ -129,13 +142,13 @@ def show_engines(value: Values, wide: bool = False, tenants: bool = False) -> No
         return
     to = console(wide)
     letters = SHORT if to.width < WIDE else None
-    tenant = _tenant(tenants)
+    before = _before(engines, tenants)
     rows: list[list[Cell]] = []
     for one in engines:
         missing = one["agents"] < one["ranks"]
         rows.append(
             [
-                *(one[name] for name in tenant),
+                *(one[name] for name in before),
                 one["engine_id"],
                 Text(f"{one['agents']} of {one['ranks']}", style="red" if missing else ""),
                 _session(one),
@@ -145,7 +158,7 @@ def show_engines(value: Values, wide: bool = False, tenants: bool = False) -> No
                 one["incarnation"],
             ]
         )
-    columns = [*tenant, "engine", "agents", "session", "model", "revision", "layout", "incarnation"]
+    columns = [*before, "engine", "agents", "session", "model", "revision", "layout", "incarnation"]
     put(to, listing(columns, rows, to.width))
     for one in engines:
         if one["replaced"]:
@@ -185,10 +198,10 @@ def show_agents(value: Values, wide: bool = False, tenants: bool = False) -> Non
     if not value["agents"]:
         print("No agent is connected.")
         return
-    tenant = _tenant(tenants)
+    before = _before(value["agents"], tenants)
     rows = [
         [
-            *(one[name] for name in tenant),
+            *(one[name] for name in before),
             one["engine_id"],
             str(one["rank"]),
             size_text(one["region_bytes"]),
@@ -198,7 +211,7 @@ def show_agents(value: Values, wide: bool = False, tenants: bool = False) -> Non
         ]
         for one in value["agents"]
     ]
-    _show([*tenant, "engine", "rank", "memory", "staging", "regions", "agent"], rows, wide)
+    _show([*before, "engine", "rank", "memory", "staging", "regions", "agent"], rows, wide)
     _say_versions((f"{one['engine_id']}.{one['rank']}", one["version"]) for one in value["agents"])
 
 
@@ -209,7 +222,7 @@ def handoffs_table(
     if not value["handoffs"]:
         return Text("No handoff.")
     columns = WIDE_HANDOFFS if wide else (*HANDOFFS, *(["detail"] if to.is_terminal else []))
-    columns = (*_tenant(tenants), *columns)
+    columns = (*_before(value["handoffs"], tenants), *columns)
     rows = [handoff_cells(one, columns) for one in value["handoffs"]]
     table = listing(columns, rows, to.width, ids="handoff", words="detail", spare=True)
     if not value["left_out"]:
@@ -282,5 +295,6 @@ def _say_left_out(value: Values) -> None:
         print(f"... and {value['left_out']} more: raise --limit")
 
 
-def _tenant(shown: bool) -> list[str]:
-    return ["tenant"] if shown else []
+def _before(rows: Sequence[Values], tenants: bool) -> list[str]:
+    several = any(one["broker"] for one in rows)
+    return [name for name, shown in (("tenant", tenants), ("broker", several)) if shown]

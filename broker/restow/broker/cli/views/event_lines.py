@@ -10,11 +10,16 @@ from restow.broker.draw.bytes_and_seconds import duration_text, size_text
 
 def event_line(event: dict[str, Any], tenants: bool = False) -> str:
     """Return the line, without its end; ``tenants``: names of engines and handoffs have theirs."""
+    if event["event"] == "broker":
+        silent = f"does not answer: {event['detail']}"
+        words = silent if event["what"] == "silent" else "answers again"
+        return f"{event['at']}  BROKER     {event['broker']}  {words}"
     of = f"{event['tenant']}/" if tenants else ""
     if event["event"] == "engine":
         session = "session open" if event["session"] else "no session"
+        what = event["what"] + (f" to {event['broker']}" if event["what"] == "moved" else "")
         words = (
-            f"engine {event['what']}, {event['agents']} of {event['ranks']} agents, {session}, "
+            f"engine {what}, {event['agents']} of {event['ranks']} agents, {session}, "
             f"life {event['incarnation']}"
         )
         return f"{event['at']}  ENGINE     {of}{event['engine_id']}  {words}"

@@ -41,6 +41,7 @@ def offers_text(one: Values) -> str:
 
 COLUMNS: dict[str, Callable[[Values], str]] = {
     "tenant": lambda one: one["tenant"],
+    "broker": lambda one: one["broker"] or "-",
     "handoff": lambda one: one["handoff_id"],
     "state": lambda one: one["state"],
     "from": lambda one: one["source_engine"] or "-",

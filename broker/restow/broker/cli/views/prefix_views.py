@@ -19,6 +19,7 @@ def holdings_json(told: pb.ListHoldingsResponse, beginning: str = "") -> Values:
             {
                 "tenant": one.tenant,
                 "engine_id": one.engine_id,
+                "broker": one.broker or None,
                 "algorithm": one.form.algorithm,
                 "quantum_tokens": one.form.quantum_tokens,
                 "hash_bytes": one.form.hash_bytes,
@@ -56,10 +57,11 @@ def show_holdings(value: Values, wide: bool = False, tenants: bool = False) -> N
     if not value["engines"]:
         print("No engine tells what it holds.")
     else:
-        tenant = ["tenant"] if tenants else []
+        brokers = ["broker"] if any(one["broker"] for one in value["engines"]) else []
+        before = [*(["tenant"] if tenants else []), *brokers]
         rows = [
             [
-                *(one[name] for name in tenant),
+                *(one[name] for name in before),
                 one["engine_id"],
                 group["group"],
                 str(group["count"]),
@@ -70,7 +72,7 @@ def show_holdings(value: Values, wide: bool = False, tenants: bool = False) -> N
             for one in value["engines"]
             for group in one["groups"]
         ]
-        columns = [*tenant, "engine", "group", "held", "of", "quantum", "hashes by"]
+        columns = [*before, "engine", "group", "held", "of", "quantum", "hashes by"]
         to = console(wide)
         put(to, listing(columns, rows, to.width))
     for one in value["engines"]:

@@ -9,9 +9,15 @@ from collections.abc import Sequence
 import grpc
 
 from restow.broker.client.connection.backoff import Backoff
+from restow.broker.client.connection.brokers import Brokers
 from restow.broker.client.connection.channel import RenewedChannel
 from restow.broker.client.connection.credentials import Credentials
-from restow.broker.client.connection.errors import MAY_PASS, BrokerUnreachableError, from_rpc_error
+from restow.broker.client.connection.errors import (
+    MAY_PASS,
+    BrokerUnreachableError,
+    from_rpc_error,
+    unreachable,
+)
 from restow.broker.client.engine.chains import Holders, PrefixChain, find_request, holders_of
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
@@ -33,7 +39,7 @@ class Registration:
 
     def __init__(
         self,
-        address: str,
+        brokers: Brokers,
         credentials: Credentials,
         engine: pb.EngineRef,
         layout: Layout,
@@ -55,18 +61,31 @@ class Registration:
         """As the broker has it. Empty: it was never told."""
         self.stub: broker_pb2_grpc.BrokerAsyncStub | None = None
         """Of the present channel."""
-        self._address, self._credentials = address, credentials
-        self._channel = RenewedChannel(address, credentials)
+        self._brokers, self._credentials = brokers, credentials
+        self._channel = RenewedChannel(brokers, credentials)
         self._log = get_logger("restow.client").bind(engine=engine.engine_id)
 
     async def say(self, timeout_s: float) -> None:
-        """Register. Raises the broker's refusal, and `MessageTooLargeError`."""
+        """Register, at whichever broker owns the pool.
+
+        Raises the broker's refusal, and `MessageTooLargeError`.
+        """
         check_size("the layout", self.message.ByteSize())
-        stub = self.stub = broker_pb2_grpc.BrokerStub(await self._channel.channel())
-        try:
-            response = await stub.RegisterEngine(self.message, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise self.typed(error) from None
+        while True:
+            if self._brokers.several and not await self._channel.connects():
+                raise unreachable(self._brokers.current, "not connected", self._credentials.secure)
+            stub = self.stub = broker_pb2_grpc.BrokerStub(await self._channel.channel())
+            try:
+                response = await stub.RegisterEngine(
+                    self.message, timeout=timeout_s, metadata=self._brokers.metadata
+                )
+            except grpc.aio.AioRpcError as error:
+                refusal = self.typed(error)
+            else:
+                break
+            if not self._brokers.refused(refusal):
+                raise refusal
+        self._brokers.works()
         self.layout_digest = response.layout_digest
 
     async def find(self, chains: Sequence[PrefixChain], limit: int, timeout_s: float) -> Holders:
@@ -81,25 +100,29 @@ class Registration:
         except grpc.aio.AioRpcError as error:
             raise self.typed(error) from None
 
-    async def say_again(self, backoff: Backoff) -> None:
-        """Register as soon as the broker is there. Raises its refusal, if that is for good."""
+    async def say_again(self, backoff: Backoff, *, at_once: bool = False) -> None:
+        """Register as soon as the broker is there, or another one. Raises its refusal, if that is
+        for good.
+        """
         while True:
-            await asyncio.sleep(backoff.wait_s())
+            if not at_once:
+                await asyncio.sleep(backoff.wait_s())
             try:
-                while not await self._channel.connects():
+                while not (found := await self._channel.connects()) and not self._brokers.several:
                     pass
-                await self.say(REGISTER_S)
-                return
+                if found:
+                    return await self.say(REGISTER_S)
             except BrokerUnreachableError:
-                continue
+                pass
             except RestowError as error:
                 if not _may_be_mended(error):
                     raise
                 self._log.warning("not let in", reason=error.reason, detail=error.message)
+            at_once = self._brokers.failed()
 
     def typed(self, error: grpc.aio.AioRpcError) -> RestowError:
         """What a call that failed stands for."""
-        return from_rpc_error(error, self._address, self._credentials.secure)
+        return from_rpc_error(error, self._brokers.current, self._credentials.secure)
 
     async def close(self, take_back: bool = True) -> None:
         """Unregister, if it was registered and is to be taken back, and close the channel."""

@@ -11,10 +11,12 @@ from typing import Self
 import grpc
 
 from restow.broker.client.connection.backoff import FIRST_S, Backoff
+from restow.broker.client.connection.brokers import Brokers
 from restow.broker.client.connection.channel import broker_address
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.diagnosis import explained_soon
 from restow.broker.client.connection.ended_task import end_task
+from restow.broker.client.connection.epochs import EpochOverError
 from restow.broker.client.connection.errors import BrokerUnreachableError
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.client.engine.chains import Holders, Offer, Prefix, PrefixChain
@@ -25,7 +27,7 @@ from restow.broker.client.engine.open_handoffs import OpenHandoffs
 from restow.broker.client.engine.prefix_side import PrefixSide
 from restow.broker.client.engine.registration import Registration
 from restow.broker.client.engine.stream import Stream
-from restow.broker.errors import RestowError
+from restow.broker.errors import NotOwnerError, OwnerUnknownError, RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
 from restow.broker.trust.errors import TrustError
@@ -33,6 +35,10 @@ from restow.v1 import broker_pb2 as pb
 
 LOOK_EVERY_S = 0.25
 """How often leases and patience are looked at."""
+ASK_OTHERS = (BrokerUnreachableError.reason, NotOwnerError.reason)
+"""Ends of a stream after which another broker is asked, if there is one, before that one."""
+MAY_COME = (BrokerUnreachableError.reason, NotOwnerError.reason, OwnerUnknownError.reason)
+"""Refusals that do not end a session which begins before its time is over."""
 CLOSE_S = 1.0
 """How long a session that is closed waits for the ends of its demands."""
 
@@ -63,7 +69,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
 
         ``engine_id`` is the engine's name among all, ``incarnation`` a new random word at each
         start of it, which its agents are given too, ``layout`` that of all its ranks. ``broker``
-        is HOST:PORT, or as gRPC writes addresses; None: RESTOW_BROKER or the default.
+        is HOST:PORT, or as gRPC writes addresses, of one or, with commas, of several; None:
+        RESTOW_BROKER or the default.
         ``credentials`` None: those of the environment. ``on_lost`` hears why the session has ended
         for good, if it was not closed: it belongs to the loop. ``block_counts`` is how many blocks
         the engine has, by group: ids from there on are refused at the call. Of groups that it
@@ -83,8 +90,9 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         self._credentials = credentials or Credentials.of()
         self.ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
         """This life of the engine, as calls beside the session name it."""
+        self._brokers = Brokers(self.address)
         self._registration = Registration(
-            self.address,
+            self._brokers,
             self._credentials,
             self.ref,
             layout,
@@ -139,10 +147,14 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                 try:
                     await self._registration.say(max(0.1, deadline_s - time.monotonic()))
                     break
-                except BrokerUnreachableError as error:
+                except RestowError as error:
+                    if error.reason not in MAY_COME:
+                        raise
                     if time.monotonic() > deadline_s:
-                        raise await explained_soon(error, self.address, self._credentials) from None
-                    await asyncio.sleep(FIRST_S)
+                        asked = self._brokers.current
+                        raise await explained_soon(error, asked, self._credentials) from None
+                    if not self._brokers.failed():
+                        await asyncio.sleep(FIRST_S)
             self._runner = asyncio.create_task(self._run())
             self._runner.add_done_callback(self._ran)
             self._keeper = asyncio.create_task(self._keep_time())
@@ -253,6 +265,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     async def _run(self) -> None:
         """Keep a stream open: register and say everything again after each break."""
         while True:
+            moved = False
             try:
                 if self._registration.stub is not None:
                     await self._stream.run(self._registration.stub, self._backoff)
@@ -262,10 +275,16 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                 if typed.reason == "ENGINE_REPLACED":
                     self._lose(typed)
                     return
+                moved = self._brokers.refused(typed)
+                if not moved and self._brokers.several and typed.reason in ASK_OTHERS:
+                    moved = self._brokers.failed()
+            except EpochOverError as error:
+                self._log.warning("session broke", reason=error.reason, detail=error.message)
+                moved = self._brokers.failed()
             except TrustError as error:
                 self._log.warning("session broke", reason=error.reason, detail=error.message)
             try:
-                await self._registration.say_again(self._backoff)
+                await self._registration.say_again(self._backoff, at_once=moved)
             except RestowError as error:
                 self._log.error("registration refused", reason=error.reason, detail=error.message)
                 self._lose(error)

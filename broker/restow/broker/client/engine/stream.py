@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import grpc
 
 from restow.broker.client.connection.backoff import Backoff
+from restow.broker.client.connection.epochs import Epochs
 from restow.broker.rpc.sizes import take_batch
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
@@ -30,6 +31,7 @@ class Stream:
         self.opened = asyncio.Event()
         """Whether the broker knows the engine, and hears it."""
         self._engine, self._everything, self._hear = engine, everything, hear
+        self._epochs = Epochs()
         self._outbox: deque[pb.EngineMessage] = deque()
         self._wake = asyncio.Event()
 
@@ -47,12 +49,18 @@ class Stream:
         return not opened.cancel()
 
     async def run(self, stub: broker_pb2_grpc.BrokerAsyncStub, backoff: Backoff) -> None:
-        """Open a stream, until it ends. Raises `grpc.aio.AioRpcError` and a `TrustError`."""
+        """Open a stream, until it ends.
+
+        Raises `grpc.aio.AioRpcError`, a `TrustError`, and `EpochOverError`.
+        """
         call = stub.Session()
         writer: asyncio.Task[None] | None = None
         try:
             await call.write(pb.SessionRequest(engine=self._engine))
             async for response in call:
+                if writer is None and response.events:
+                    self._epochs.opened(response.events[0].opened.fleet)
+                self._epochs.take(response.epoch)
                 for event in response.events:
                     if event.WhichOneof("body") == "opened" and writer is None:
                         self._outbox = deque(self._everything())

@@ -20,6 +20,7 @@ from restow.broker.errors import (
 )
 from restow.broker.layout import Layout, RankLayout, Region
 from restow.broker.layout.span import volume
+from restow.broker.layout.values import Pool
 
 MAX_IDS = 1 << 31
 
@@ -267,3 +268,8 @@ def _check_regions(engine_id: str, layout: RankLayout, regions: Sequence[RegionM
 
 def _named(one: Region | RegionMemory | None) -> str:
     return "none" if one is None else repr(one.name)
+
+
+def pool_of(engine: EngineRecord) -> Pool:
+    """The pool that an engine is of."""
+    return Pool(engine.key.tenant, engine.layout.model.identity)

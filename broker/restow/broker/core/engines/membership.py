@@ -15,8 +15,9 @@ from restow.broker.core.actions import (
 )
 from restow.broker.core.engines.account import ENGINE_BYTES
 from restow.broker.core.engines.connections import Connections
-from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.core.events import Failure
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.core.prefix.prefixes import Prefixes
@@ -29,20 +30,13 @@ from restow.broker.errors import (
     RestowError,
 )
 from restow.broker.layout import Layout, Model
-from restow.broker.layout.values import ModelIdentity
+from restow.broker.layout.values import ModelIdentity, Pool
 
 MAX_FORMER = 64
 """Earlier incarnations of an engine that are known to have been replaced."""
 SWEEP_S = 1.0
-Pool = tuple[str, ModelIdentity]
-"""A tenant, and the model of the engines that may hand over to each other."""
 NO_LAYOUT = Layout(Model("", ()), ())
 """Of an engine that is gone: ended handoffs remember who had a side of them."""
-
-
-def pool_of(engine: EngineRecord) -> Pool:
-    """The pool that an engine is of."""
-    return engine.key.tenant, engine.layout.model.identity
 
 
 def check_names(key: EngineKey, incarnation: str) -> None:
@@ -198,6 +192,19 @@ class Membership:
         error = EngineUnknownError(f"an operator had engine {name} forgotten", engine=name)
         return self.remove_engine(engine, error, now_s)
 
+    def move(self, pool: Pool, error: RestowError, now_s: float) -> list[Action]:
+        """Forget a pool that another broker owns now, and end its streams with ``error``.
+
+        Its handoffs have no end here: the engines tell that broker of them.
+        """
+        engines = list(self.pools.get(pool, {}).values())
+        for engine in engines:
+            for number in sorted(engine.handoffs):
+                handoff = self._ledger.by_number.get(number)
+                if handoff is not None and _is_of(handoff, pool):
+                    self._ledger.forget(handoff.parent or handoff, now_s)
+        return [a for engine in engines for a in self.remove_engine(engine, error, now_s)]
+
     def drain(self, engine: EngineRecord, draining: bool, now_s: float) -> list[Action]:
         """Have an engine take part in nothing that begins from now on, or again in all.
 
@@ -287,3 +294,10 @@ class Membership:
             others = asking[engine.key.tenant, engine.layout.model.identity] - engine.may_ask
             for number in () if others else engine.handoffs:
                 self._ledger.wait_for_demand(self._ledger.by_number[number], now_s)
+
+
+def _is_of(handoff: Handoff, pool: Pool) -> bool:
+    """Whether all engines that have a part in a live handoff are of a pool."""
+    deliveries = (one.destination for one in handoff.deliveries)
+    sides = (handoff.source, handoff.destination, *deliveries)
+    return all(one is None or pool_of(one) == pool for one in sides)

@@ -166,6 +166,22 @@ class Ledger(Table):
         self.wait_for_demand(handoff, now_s)
         return actions
 
+    def forget(self, handoff: Handoff, now_s: float) -> None:
+        """Leave no trace of a live handoff and its deliveries: another broker goes on with it."""
+        for one in (*handoff.deliveries, handoff):
+            one.forget_untold()
+            one.ended = True
+            self._leave_flow(one, now_s)
+            del self.by_number[one.number]
+            self.returned.discard(one.number)
+            for engine in (one.source, one.destination):
+                if engine is not None:
+                    engine.handoffs.discard(one.number)
+            one.forget_blocks()
+            self.tenants.account(one.tenant).let_go(handoff_bytes(one.handoff_id))
+            self.tenants.add_live(one.tenant, -1)
+        del self.live[handoff.tenant, handoff.handoff_id]
+
     def _leave_flow(self, handoff: Handoff, now_s: float) -> None:
         if handoff.destination is not None:
             done = handoff.state is State.DONE

@@ -10,7 +10,7 @@ from restow.broker.core.actions import EngineKey
 from restow.broker.core.prefix.index import Index
 from restow.broker.core.prefix.keys import Keys
 from restow.broker.core.prefix.rules import GroupRule, longest, reached, step_of
-from restow.broker.core.prefix.teller import Pool, Teller
+from restow.broker.core.prefix.teller import Teller, Tellers
 from restow.broker.core.prefix.words import HashForm, Held
 from restow.broker.layout.values import ModelIdentity
 
@@ -21,7 +21,7 @@ class Holders:
 
     index: Index = field(default_factory=Index)
     tellers: dict[EngineKey, Teller] = field(default_factory=dict)
-    pools: dict[tuple[ModelIdentity, HashForm], Pool] = field(default_factory=dict)
+    alike: dict[tuple[ModelIdentity, HashForm], Tellers] = field(default_factory=dict)
     gone: deque[int] = field(default_factory=deque)
     """Slots of engines that hold nothing any more: they are found no more, and cleared in turns."""
     forgotten: int = 0
@@ -43,10 +43,10 @@ class Holders:
             slots[rule.name] = self._slots
         teller = Teller(engine, model, form, rules, slots)
         self.tellers[engine] = teller
-        pool = self.pools.setdefault((model, form), Pool())
-        pool.tellers[engine] = teller
-        pool.of_slot.update(dict.fromkeys(slots.values(), teller))
-        pool.step = step_of(one.rules for one in pool.tellers.values())
+        alike = self.alike.setdefault((model, form), Tellers())
+        alike.by_engine[engine] = teller
+        alike.of_slot.update(dict.fromkeys(slots.values(), teller))
+        alike.step = step_of(one.rules for one in alike.by_engine.values())
         return teller
 
     def end(self, engine: EngineKey) -> None:
@@ -54,25 +54,25 @@ class Holders:
         teller = self.tellers.pop(engine, None)
         if teller is None:
             return
-        pool = self.pools[teller.model, teller.form]
-        del pool.tellers[engine]
+        alike = self.alike[teller.model, teller.form]
+        del alike.by_engine[engine]
         for slot in teller.slots.values():
-            del pool.of_slot[slot]
+            del alike.of_slot[slot]
         self.gone.extend(teller.slots.values())
-        pool.step = step_of(one.rules for one in pool.tellers.values())
-        if not pool.tellers:
-            del self.pools[teller.model, teller.form]
+        alike.step = step_of(one.rules for one in alike.by_engine.values())
+        if not alike.by_engine:
+            del self.alike[teller.model, teller.form]
 
-    def find(self, pool: Pool, keys: Keys, ends: Keys, positions: Sequence[int]) -> list[Held]:
+    def find(self, alike: Tellers, keys: Keys, ends: Keys, positions: Sequence[int]) -> list[Held]:
         """Who holds how much of a chain; those that hold no state of it are left out.
 
         A state may stand at one of ``positions`` too, in tokens, whose keys are ``ends``.
         """
-        held = _by_engine(pool, self.index.look(keys, pool.step))
-        tails = _by_engine(pool, self.index.look(ends, 0)) if positions else {}
+        held = _by_engine(alike, self.index.look(keys, alike.step))
+        tails = _by_engine(alike, self.index.look(ends, 0)) if positions else {}
         found = []
         for engine in held.keys() | tails.keys():
-            teller, groups = pool.tellers[engine], held.get(engine, {})
+            teller, groups = alike.by_engine[engine], held.get(engine, {})
             quantum_tokens = teller.form.quantum_tokens
             tokens = longest(teller.rules, groups, len(keys)) * quantum_tokens
             there = (1 << len(positions)) - 1
@@ -109,11 +109,11 @@ class Holders:
         return segments
 
 
-def _by_engine(pool: Pool, found: Mapping[int, int]) -> dict[EngineKey, dict[str, int]]:
+def _by_engine(alike: Tellers, found: Mapping[int, int]) -> dict[EngineKey, dict[str, int]]:
     """What slots hold, by engine and group; of those that count no more, nothing."""
     held: dict[EngineKey, dict[str, int]] = {}
     for slot, bits in found.items():
-        teller = pool.of_slot.get(slot)
+        teller = alike.of_slot.get(slot)
         if teller is not None:
             held.setdefault(teller.engine, {})[teller.groups[slot]] = bits
     return held

@@ -157,9 +157,9 @@ class Prefixes:
         holders = self.holders.get(tenant)
         if holders is None:
             return []
-        pool = holders.pools.get((chain.model, chain.form))
-        if pool is None:
-            forms = [str(form) for model, form in holders.pools if model == chain.model]
+        alike = holders.alike.get((chain.model, chain.form))
+        if alike is None:
+            forms = [str(form) for model, form in holders.alike if model == chain.model]
             if forms:
                 raise ChainFormError(
                     f"no engine of this model hashes by {chain.form}; they do by "
@@ -180,7 +180,7 @@ class Prefixes:
         ]
         at_ends = b"".join(one.hashed for one in ends)
         tails = self._keyer.keys(chain.model, form, chain.salt, at_ends) if ends else keys
-        held = holders.find(pool, keys, tails, [one.position_tokens for one in ends])
+        held = holders.find(alike, keys, tails, [one.position_tokens for one in ends])
         self.found += bool(held)
         return held
 

@@ -31,10 +31,10 @@ class Teller:
 
 
 @dataclass(slots=True, eq=False)
-class Pool:
-    """Engines of one tenant, one model and one form: what one holds others may use."""
+class Tellers:
+    """Those of one tenant, one model and one form: what one holds others may use."""
 
-    tellers: dict[EngineKey, Teller] = field(default_factory=dict)
+    by_engine: dict[EngineKey, Teller] = field(default_factory=dict)
     of_slot: dict[int, Teller] = field(default_factory=dict)
     step: int = 0
     """As `rules.step_of` of its engines has it."""

@@ -14,6 +14,7 @@ DEFAULT_TENANT = "default"
 ALL_TENANTS = "*"
 """What is named instead of one tenant, where a list is asked for."""
 TENANT_KEY = "restow-tenant"
+UNREACHED_KEY = "restow-unreached"
 NOBODY_ASKED = "unknown: everyone is trusted"
 
 
@@ -29,6 +30,11 @@ class KnownCall:
     def invocation_metadata(self) -> Any:
         """What the caller sent beside the message."""
         return self._context.invocation_metadata()
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the caller gives up; None: it waits for ever."""
+        remaining: float | None = self._context.time_remaining()
+        return remaining
 
     async def read(self) -> Any:
         """The next message of a stream, or `grpc.aio.EOF`."""
@@ -76,6 +82,18 @@ def tenant_of(context: Context) -> str:
 
 def _named(context: Context) -> list[str]:
     return [str(v) for k, v in context.invocation_metadata() or () if k == TENANT_KEY]
+
+
+def unreached_of(context: Context) -> str:
+    """The broker that a caller was sent to and could not reach; empty: it says of none."""
+    named = [str(v) for k, v in context.invocation_metadata() or () if k == UNREACHED_KEY]
+    return named[0] if named else ""
+
+
+def patience_s_of(context: Context, most_s: float) -> float:
+    """How long an answer may take so that it still comes in time, ``most_s`` at most."""
+    remaining_s = context.time_remaining()
+    return most_s if remaining_s is None else min(most_s, 0.8 * remaining_s)
 
 
 def caller_of(context: Context) -> str:

@@ -40,6 +40,7 @@ class DirectoryCollector(Collector):
         """All families."""
         yield InfoMetricFamily("restow_broker", "The broker.", {"version": own_version()})
         yield from self._members()
+        yield from self._fleet()
         yield from self._handoffs()
         yield from self._prefixes()
         yield from self._refusals()
@@ -75,6 +76,30 @@ class DirectoryCollector(Collector):
         if (end_s := self._certificate_end_s()) is not None:
             end.add_metric([], end_s)
         yield end
+
+    def _fleet(self) -> Iterator[Metric]:
+        """How the broker stands among others; one that is alone has all pools, and is sure."""
+        report, pools = self._hub.standing.report(), self._hub.directory.members.pools
+        age = GaugeMetricFamily(
+            "restow_lease_age_seconds",
+            "Since the last keepalive was sent that was answered; not there without a lease.",
+        )
+        if report is not None and report.lease is not None:
+            age.add_metric([], report.lease.unanswered_s)
+        yield age
+        brokers, owned, sure, taken, lost = 1, len(pools), True, 0, 0
+        if report is not None:
+            brokers, owned, sure = report.count, report.owned, report.sure
+            taken, lost = report.taken, report.lost
+        yield _gauge("brokers", "Brokers that share pools out, as far as it knows.", brokers)
+        yield _gauge("pools_owned", "Pools of its own.", owned)
+        yield _gauge(
+            "lease_sure",
+            "0 while the broker stands still, for its lease may have ended, or is not let in.",
+            sure,
+        )
+        yield CounterMetricFamily("restow_pools_taken", "Pools that it has taken.", taken)
+        yield CounterMetricFamily("restow_pools_lost", "Those that it has lost or handed on.", lost)
 
     def _handoffs(self) -> Iterator[Metric]:
         ledger = self._hub.directory.ledger

@@ -18,6 +18,7 @@ from restow.broker.core.prefix.rules import SNAPSHOT
 from restow.broker.core.traffic.tally import Tally
 from restow.broker.core.traffic.traffic import busiest
 from restow.broker.printable import shown_values
+from restow.broker.server.fleet.report import FleetReport
 from restow.broker.server.hub import Hub
 from restow.broker.versions import own_version
 
@@ -79,6 +80,7 @@ class Overview:
             "now_s": now_s,
             "uptime_s": now_s - self._hub.started_s,
             "draining": directory.granting.draining,
+            "fleet": _fleet(self._hub.standing.report()),
             "tenants": names,
             "tenant": tenant,
             "engines": [
@@ -135,6 +137,20 @@ class Overview:
             ],
             "pairs_left_out": left_out,
         }
+
+
+def _fleet(report: FleetReport | None) -> Values | None:
+    """How the broker stands among others; None: it is alone."""
+    if report is None:
+        return None
+    return {
+        "address": report.address,
+        "brokers": report.count,
+        "pools_owned": report.owned,
+        "let_in": report.let_in,
+        "still_s": None if report.lease is None else report.lease.still_s,
+        "trouble": "" if report.trouble is None else report.trouble.message,
+    }
 
 
 def _of(tenant: str | None, handoffs: Iterable[Handoff], most: int | None = None) -> list[Handoff]:

@@ -2,7 +2,8 @@
 
 GET /metrics       Prometheus
 GET /healthz       200 while the broker's event loop answers
-GET /readyz        the same, and 503 while it drains
+GET /readyz        the same, and 503 while it drains, stands still, or is not let in by the others'
+                   registry
 GET /              the status page, if it is wanted: unlike the others it tells names
 GET /status.json   what it shows; of one tenant with ?tenant=NAME
 GET /handoff.json  one handoff with its spans and its timeline: ?tenant=NAME&id=ID
@@ -84,6 +85,11 @@ class BrokerPages:
     def _ready(self, query: Query) -> Answer:
         if self._hub.directory.granting.draining:
             return said(HTTPStatus.SERVICE_UNAVAILABLE, "draining")
+        report = self._hub.standing.report()
+        if report is not None and not report.let_in:
+            return said(HTTPStatus.SERVICE_UNAVAILABLE, "not let in by the other brokers' registry")
+        if report is not None and not report.sure:
+            return said(HTTPStatus.SERVICE_UNAVAILABLE, "stands still: its lease may have ended")
         return healthy_page(query)
 
 

@@ -30,6 +30,7 @@ from restow.broker.server.services.admin_messages import (
     whole_story,
 )
 from restow.broker.server.services.admin_status import add_traffic, broker_status
+from restow.broker.server.services.fleet_messages import brokers_and_pools
 from restow.broker.server.services.prefix_messages import engine_holdings, tenant_holdings
 from restow.broker.trust.errors import ForbiddenError
 from restow.v1 import admin_pb2 as pb
@@ -163,6 +164,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         handoff = self._hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         return whole_story(handoff, self._hub.directory.granting, self._hub.now_s())
 
+    async def ListBrokers(
+        self, request: pb.ListBrokersRequest, context: Context
+    ) -> pb.ListBrokersResponse:
+        """The brokers, and the pools that the caller may hear of."""
+        return brokers_and_pools(self._hub, scope_of(context))
+
     async def ListCosts(
         self, request: pb.ListCostsRequest, context: Context
     ) -> pb.ListCostsResponse:
@@ -213,6 +220,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ReleaseHandoffRequest, context: Context
     ) -> pb.ReleaseHandoffResponse:
         """Give a handoff up."""
+        await self._hub.standing.sure()
         hub = self._hub
         handoff = hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         if not handoff.ended:
@@ -229,6 +237,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.SetDrainingRequest, context: Context
     ) -> pb.SetDrainingResponse:
         """Grant nothing any more, or again."""
+        await self._hub.standing.sure()
         _check_all_tenants(context)
         hub = self._hub
         self._log.info(
@@ -243,6 +252,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.DrainEngineRequest, context: Context
     ) -> pb.DrainEngineResponse:
         """Have an engine take nothing new any more, or again."""
+        await self._hub.standing.sure()
         members = self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         if engine.draining != request.draining:
@@ -260,6 +270,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ForgetEngineRequest, context: Context
     ) -> pb.ForgetEngineResponse:
         """Take an engine out that is gone."""
+        await self._hub.standing.sure()
         hub, members = self._hub, self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         ended = len(engine.handoffs)
@@ -277,6 +288,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.AbandonHandoffRequest, context: Context
     ) -> pb.AbandonHandoffResponse:
         """Give up what nobody has asked for."""
+        await self._hub.standing.sure()
         hub, tenant = self._hub, tenant_of(context)
         hub.perform(hub.directory.abandon(tenant, request.handoff_id, hub.now_s()))
         state = hub.directory.ledger.find(tenant, request.handoff_id).state

@@ -10,6 +10,7 @@ from restow.broker.server.services.admin_messages import (
     state_counts,
     traffic_step,
 )
+from restow.broker.server.services.fleet_messages import membership_of
 from restow.broker.versions import own_version
 from restow.v1 import admin_pb2 as pb
 
@@ -46,6 +47,8 @@ def broker_status(hub: Hub, tenant: str | None) -> pb.GetStatusResponse:
     status.handoffs_checked = checks.checked
     status.digest_mismatches = checks.mismatches
     status.draining = directory.granting.draining
+    if (report := hub.standing.report()) is not None:
+        status.membership.CopyFrom(membership_of(report))
     return status
 
 

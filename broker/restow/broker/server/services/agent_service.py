@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from itertools import islice
 
 from restow.broker.core import actions as act
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
-from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
 from restow.broker.errors import AgentReleaseError, RequestError, RestowError
+from restow.broker.layout.values import Pool
 from restow.broker.planner import CopyCosts, ReadCosts
+from restow.broker.rpc import wire
 from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
 from restow.broker.rpc.wire_program import PROGRAM_FORM
-from restow.broker.server.gate.callers import Context, engine_key
+from restow.broker.server.fleet.standing import Stand
+from restow.broker.server.gate.callers import Context, engine_key, unreached_of
 from restow.broker.server.hub import Hub
 from restow.broker.server.log_lines import tell_agent
 from restow.broker.server.outbox import AGENT_FREE_BYTES, AgentOutbox, Outbox
 from restow.broker.server.services.checked_messages import failure_of, version_of
-from restow.broker.server.services.hearing import hear_stream
+from restow.broker.server.services.hearing import batches_to_say, hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
@@ -51,7 +54,13 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         key = engine_key(context, Role.AGENT, hello.engine.engine_id)
         account = hub.directory.ledger.tenants.account(key.tenant)
         waiting_bytes = CALL_COPIES * first.ByteSize()
-        engine = await hub.expected.engine(key, hello.engine.incarnation, account, waiting_bytes)
+        owned = await self._owned(key, hello, unreached_of(context))
+        engine = await hub.expected.engine(
+            key, hello.engine.incarnation, account, waiting_bytes, owned
+        )
+        await hub.standing.sure()
+        owned()
+        stand = Stand.of(hub.standing, pool_of(engine))
         agent = self._admit(engine, hello)
         rest = first.messages[1:]
         del first, hello  # metadata may be large, and the stream lasts
@@ -65,7 +74,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             hub.perform(hub.directory.connections.break_off(engine, agent, hub.now_s()))
 
         outbox: AgentOutbox = Outbox(
-            pb.ConnectResponse,
+            partial(pb.ConnectResponse, epoch=stand.epoch),
             hub.max_queue,
             on_full=lambda: loop.call_soon(lose),
             account=account,
@@ -74,13 +83,14 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         hub.agents[agent.key] = outbox
         more = {"agent": agent.agent_name, "host": agent.host}
         tell_agent(hub.said, "agent connected", agent.key, **more)
-        outbox.open().orders.add().welcome.broker_epoch = hub.epoch
+        welcome = outbox.open().orders.add().welcome
+        welcome.broker_epoch, welcome.fleet = hub.epoch, hub.standing.fleet
         hub.perform(hub.directory.granting.resume(engine, hub.now_s()))
         hub.directory.ahead.expect(engine)
         hear = partial(self._hear, engine, agent)
-        reader = asyncio.create_task(hear_stream(rest, requests, outbox, hear, hub.now_s))
+        reader = asyncio.create_task(hear_stream(rest, requests, outbox, hear, hub.now_s, stand))
         try:
-            while (batch := await outbox.take()) is not None:
+            async for batch in batches_to_say(outbox, stand):
                 yield batch
             if reader.done():
                 reader.result()
@@ -88,6 +98,23 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             reader.cancel()
             lose()
             outbox.drop()
+
+    async def _owned(
+        self, key: act.EngineKey, hello: pb.Hello, unreached: str
+    ) -> Callable[[], None]:
+        """Return what raises when another broker owns the agent's pool. Raises it, too."""
+        standing = self._hub.standing
+        if standing.among_others and not hello.HasField("model"):
+            raise AgentReleaseError(
+                f"the agent of engine {key.engine_id}, rank {hello.rank} does not say which model "
+                f"it is of, and knows no epochs: among several brokers it could not tell the one "
+                f"that owns its pool; run one version of Restow on the brokers and on all hosts",
+                engine=key.engine_id,
+                rank=hello.rank,
+            )
+        pool = Pool(key.tenant, wire.identity_of(hello.model))
+        await standing.own(pool, unreached)
+        return partial(standing.check, pool)
 
     def _admit(self, engine: EngineRecord, hello: pb.Hello) -> AgentRecord:
         if hello.program_form != PROGRAM_FORM:

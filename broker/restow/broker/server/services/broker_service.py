@@ -7,11 +7,21 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from restow.broker.core.actions import EngineKey
-from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.errors import RestowError, SessionReplacedError
+from restow.broker.layout.values import Pool
+from restow.broker.rpc import wire
 from restow.broker.rpc.layout_bytes import bytes_as_values
 from restow.broker.rpc.status import cut
-from restow.broker.server.gate.callers import Context, caller_of, engine_key, tenant_of
+from restow.broker.server.fleet.standing import OWN_S, Stand
+from restow.broker.server.gate.callers import (
+    Context,
+    caller_of,
+    engine_key,
+    patience_s_of,
+    tenant_of,
+    unreached_of,
+)
 from restow.broker.server.hub import Hub
 from restow.broker.server.log_lines import tell_engine, tell_registered
 from restow.broker.server.orders import STATE_NUMBERS
@@ -22,7 +32,7 @@ from restow.broker.server.services.checked_messages import (
     version_of,
     wish_of,
 )
-from restow.broker.server.services.hearing import hear_stream
+from restow.broker.server.services.hearing import batches_to_say, hear_stream
 from restow.broker.server.services.prefix_messages import (
     chains_of,
     fill_found,
@@ -53,6 +63,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         """Check a layout and take the engine in."""
         key = engine_key(context, Role.ENGINE, request.engine.engine_id)
         version = version_of(request.version)
+        pool = Pool(key.tenant, wire.identity_of(request.layout.model))
+        patience_s = patience_s_of(context, OWN_S)
+        await self._hub.standing.own(pool, unreached_of(context), patience_s)
         # Large layouts take long to read and to check: not on the loop.
         hub, members = self._hub, self._hub.directory.members
         account = hub.directory.ledger.tenants.account(key.tenant)
@@ -63,6 +76,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             with account.carrying(size_bytes):
                 found = await asyncio.to_thread(self._layouts.of, request.layout)
         layout, layout_digest = found
+        await hub.standing.sure()
+        hub.standing.check(pool)
         before = members.engines.get(key)
         incarnation, now_s = request.engine.incarnation, hub.now_s()
         sides = (request.publishes, request.asks)
@@ -90,7 +105,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         self, request: pb.UnregisterEngineRequest, context: Context
     ) -> pb.UnregisterEngineResponse:
         """Take an engine out."""
-        engine = self._engine(request.engine, context)
+        engine = await self._engine(request.engine, context)
         hub = self._hub
         hub.perform(hub.directory.members.unregister(engine, hub.now_s()))
         return pb.UnregisterEngineResponse()
@@ -103,7 +118,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         first = await anext(aiter(requests), None)
         if first is None:
             return
-        engine = self._engine(first.engine, context)
+        engine = await self._engine(first.engine, context)
         loop = asyncio.get_running_loop()
 
         def lose() -> None:
@@ -113,8 +128,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 del hub.engines[engine.key]
                 hub.directory.members.session_closed(engine, hub.now_s())
 
+        stand = Stand.of(hub.standing, pool_of(engine))
         outbox: EngineOutbox = Outbox(
-            pb.SessionResponse,
+            partial(pb.SessionResponse, epoch=stand.epoch),
             hub.max_queue,
             on_full=lambda: loop.call_soon(lose),
             account=engine.account,
@@ -127,11 +143,14 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         hub.engines[engine.key] = outbox
         hub.directory.members.session_opened(engine)
         tell_engine(hub.said, "session opened", engine.key)
-        outbox.open().events.add().opened.broker_epoch = hub.epoch
+        opened = outbox.open().events.add().opened
+        opened.broker_epoch, opened.fleet = hub.epoch, hub.standing.fleet
         hear = partial(self._words.hear, engine, outbox)
-        reader = asyncio.create_task(hear_stream(first.messages, requests, outbox, hear, hub.now_s))
+        reader = asyncio.create_task(
+            hear_stream(first.messages, requests, outbox, hear, hub.now_s, stand)
+        )
         try:
-            while (batch := await outbox.take()) is not None:
+            async for batch in batches_to_say(outbox, stand):
                 yield batch
             if reader.done():
                 reader.result()
@@ -143,7 +162,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         """Publish one chunk outside of a session."""
         hub = self._hub
-        engine = self._engine(request.engine, context)
+        engine = await self._engine(request.engine, context)
         handoff_id = request.publication.handoff_id
         try:
             chunk = chunk_of(request.publication, hub.directory.limits)
@@ -158,7 +177,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     async def Request(self, request: pb.RequestRequest, context: Context) -> pb.RequestResponse:
         """Ask outside of a session, and wait for the end."""
         hub = self._hub
-        engine = self._engine(request.engine, context)
+        engine = await self._engine(request.engine, context)
         demand = request.demand
         number, end = hub.waiting.begin(engine.key, demand.handoff_id)
         # The call's own message is there for as long as it waits.
@@ -173,7 +192,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             except RestowError as error:
                 hub.refuse(engine, demand.handoff_id, error)
                 raise
-            return pb.RequestResponse(ended=await end)
+            ended = await end
+            hub.standing.check(pool_of(engine))
+            return pb.RequestResponse(ended=ended)
         finally:
             engine.account.deliver(waiting_bytes * carried)
             end.cancel()
@@ -181,7 +202,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         """Cancel outside of a session."""
         hub = self._hub
-        engine = self._engine(request.engine, context)
+        engine = await self._engine(request.engine, context)
         cancel = request.cancellation
         hub.perform(
             hub.directory.cancel(
@@ -197,6 +218,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         members, prefixes = hub.directory.members, hub.directory.prefixes
         if request.HasField("model"):
             model = model_of(request.model)
+            await hub.standing.own(Pool(tenant, model), within_s=patience_s_of(context, OWN_S))
         else:
             model = members.find(EngineKey(tenant, request.engine_id)).layout.model.identity
         limit = limit_of(request.limit)
@@ -209,8 +231,11 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             await asyncio.sleep(0)  # a chain may be long: others have their turn
         return response
 
-    def _engine(self, ref: pb.EngineRef, context: Context) -> EngineRecord:
+    async def _engine(self, ref: pb.EngineRef, context: Context) -> EngineRecord:
         key = engine_key(context, Role.ENGINE, ref.engine_id)
+        await self._hub.standing.sure()
         engine = self._hub.directory.members.engine(key, ref.incarnation)
+        # One that hands a pool on has its engines yet, and may not act for them any more.
+        self._hub.standing.check(pool_of(engine))
         engine.last_seen_s = self._hub.now_s()
         return engine

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
 from restow.broker.errors import RestowError
+from restow.broker.server.fleet.standing import Stand
 from restow.broker.server.outbox import Outbox
 
 Message = TypeVar("Message")
+Batch = TypeVar("Batch")
 
 MAX_AT_ONCE = 512
 """Messages of one batch, after which others have their turn: a batch may hold millions."""
@@ -21,6 +23,7 @@ async def hear_stream(
     outbox: Outbox[Any],
     hear: Callable[[Message, float], bool | None],
     now_s: Callable[[], float],
+    stand: Stand,
 ) -> None:
     """Hear the ``first`` messages and those of all ``requests``, until the stream ends.
 
@@ -29,11 +32,11 @@ async def hear_stream(
     more: who does not read it could write for ever.
     """
     try:
-        await hear_batch(first, outbox, hear, now_s)
+        await hear_batch(first, outbox, hear, now_s, stand)
         async for request in requests:
             if outbox.closed:
                 return
-            await hear_batch(request.messages, outbox, hear, now_s)
+            await hear_batch(request.messages, outbox, hear, now_s, stand)
             del request  # the next may be long in coming
     except RestowError as error:
         outbox.close(error)
@@ -46,14 +49,28 @@ async def hear_batch(
     outbox: Outbox[Any],
     hear: Callable[[Message, float], bool | None],
     now_s: Callable[[], float],
+    stand: Stand,
 ) -> None:
-    """Hear what came at once."""
+    """Hear what came at once, while the broker may act."""
     at_s = now_s()
     long: bool | None = False
     for index, message in enumerate(messages, 1):
         if long or not index % MAX_AT_ONCE:
             await asyncio.sleep(0)
             at_s = now_s()
-        if outbox.closed:
+        if not stand.standing.is_sure():
+            await stand.standing.sure()
+            at_s = now_s()
+        if outbox.closed or not stand.holds_now:
             return
         long = hear(message, at_s)
+
+
+async def batches_to_say(outbox: Outbox[Batch], stand: Stand) -> AsyncIterator[Batch]:
+    """Yield what is to be written on a stream; raises the error that the outbox was closed with.
+
+    What was decided in an epoch that is over since is left out.
+    """
+    while (batch := await outbox.take()) is not None:
+        if await stand.holds():
+            yield batch

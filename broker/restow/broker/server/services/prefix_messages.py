@@ -21,6 +21,7 @@ from restow.broker.core.prefix.words import (
 )
 from restow.broker.errors import ChainInvalidError, HoldingsError, RequestError
 from restow.broker.layout.values import ModelIdentity
+from restow.broker.rpc import wire
 from restow.broker.rpc.chains import MAX_BATCH_HASHES, check_form, check_salt
 from restow.v1 import admin_pb2
 from restow.v1 import broker_pb2 as pb
@@ -158,7 +159,7 @@ def model_of(model: pb.ModelName) -> ModelIdentity:
     """The model that is asked for by name. Raises `RequestError` for none."""
     if not model.name:
         raise RequestError("name a model, or an engine whose model it is", field="model")
-    return ModelIdentity(model.name, model.revision, model.adapter, model.quantisation)
+    return wire.identity_of(model)
 
 
 def _check_size(hashes: bytes, form: HashForm) -> None:

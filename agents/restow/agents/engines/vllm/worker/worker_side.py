@@ -14,6 +14,7 @@ from restow.agents.engines.vllm.worker.agent_tally import AgentTally
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, RankRegions
 from restow.agents.engines.vllm.worker_step import WorkerStep
 from restow.agents.settings import AgentSettings
+from restow.broker.layout.values import ModelIdentity
 
 
 class WorkerSide:
@@ -26,6 +27,7 @@ class WorkerSide:
         regions: RankRegions,
         caches: Sequence[LayerCache],
         settings: ConnectorSettings,
+        model: ModelIdentity,
     ) -> None:
         """Register the memory, and begin to connect.
 
@@ -44,6 +46,7 @@ class WorkerSide:
             regions.memory,
             settings=AgentSettings(staging_bytes=settings.staging_mb << 20),
             credentials=settings.credentials(),
+            model=model,
         )
         self._agent.begin()
 

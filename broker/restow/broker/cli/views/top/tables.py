@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from restow.broker.cli.views.admin_json import ENDS
+from restow.broker.cli.views.fleet_views import standing_text
 from restow.broker.cli.views.handoff_columns import UNDER_WAY, handoff_row
 from restow.broker.cli.views.prefix_views import held_text
 from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
@@ -66,7 +67,7 @@ def headline(before: Look | None, now: Look) -> list[tuple[str, str]]:
         read_bytes = status["bytes_read"] - before.status["bytes_read"]
         rates = f"{count / passed_s:.1f}/s", rate_text(read_bytes / passed_s)
     return [
-        ("broker", f"{status['broker']}, up {duration_text(status['uptime_s'])}"),
+        ("broker", _broker(status)),
         ("engines", f"{ready} of {len(now.engines)} ready, {agents} agents"),
         ("live", str(status["handoffs_live"])),
         ("quarantine", str(status["handoffs_quarantined"])),
@@ -79,6 +80,13 @@ def headline(before: Look | None, now: Look) -> list[tuple[str, str]]:
         *([("listed", now.hidden)] if now.hidden else []),
         *([("pairs", f"the busiest {pairs} of {pairs + left_out}")] if left_out else []),
     ]
+
+
+def _broker(status: dict[str, Any]) -> str:
+    words = f"{status['broker']}, up {duration_text(status['uptime_s'])}"
+    if status["membership"] is None:
+        return words
+    return f"{words}, epoch {status['broker_epoch']}, {standing_text(status['membership']).plain}"
 
 
 def _held(now: Look) -> str:

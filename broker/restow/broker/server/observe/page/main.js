@@ -32,10 +32,19 @@ function tenants(now) {
   select.value = view.get("tenant") || "";
 }
 
+function trouble(now) {
+  const fleet = now.fleet;
+  if (now.draining) return "draining: nothing is granted";
+  if (fleet && fleet.still_s !== null) return `stands still for ${duration(fleet.still_s)}: its lease may have ended`;
+  if (fleet && !fleet.let_in) return `not let in by the other brokers' registry: ${fleet.trouble}`;
+  return "";
+}
+
 function show(now) {
   seen = now;
-  say("about", `broker ${now.version}, up ${duration(now.uptime_s)}`);
-  say("trouble", now.draining ? "draining: nothing is granted" : "");
+  const among = now.fleet ? ` at ${now.fleet.address}, one of ${now.fleet.brokers}, with ${now.fleet.pools_owned} pools,` : "";
+  say("about", `broker${among} ${now.version}, epoch ${now.epoch}, up ${duration(now.uptime_s)}`);
+  say("trouble", trouble(now));
   tenants(now);
   charts(now);
   engines(now);

@@ -1,0 +1,50 @@
+"""`EtcdOptions` are options of commands that look at an etcd: those by which brokers reach it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from restow.broker.etcd.access import EtcdAccess
+
+
+def _option(name: str, metavar: str, words: str) -> Any:
+    envvar = f"RESTOW_{name.removeprefix('--').replace('-', '_').upper()}"
+    return typer.Option(name, envvar=envvar, metavar=metavar, help=words)
+
+
+@dataclass(frozen=True)
+class EtcdOptions:
+    """Leads to an etcd. Each field is an option, with the name that `restow serve` gives it."""
+
+    etcd: Annotated[
+        str | None,
+        _option("--etcd", "HOST:PORT,...", "Look at this etcd too, by which brokers share pools."),
+    ]
+    fleet: Annotated[str | None, _option("--fleet", "NAME", "Their --fleet. Default: default.")]
+    etcd_ca: Annotated[Path | None, _option("--etcd-ca", "FILE", "As of `restow serve`.")]
+    etcd_cert: Annotated[Path | None, _option("--etcd-cert", "FILE", "As of `restow serve`.")]
+    etcd_key: Annotated[Path | None, _option("--etcd-key", "FILE", "As of `restow serve`.")]
+    etcd_user: Annotated[str | None, _option("--etcd-user", "NAME", "As of `restow serve`.")]
+    etcd_password_file: Annotated[
+        Path | None, _option("--etcd-password-file", "FILE", "As of `restow serve`.")
+    ]
+
+    def access(self) -> EtcdAccess | None:
+        """Return how it is reached; None: it is not to be. Raises an `EtcdSettingsError`."""
+        from restow.broker.etcd.access import EtcdAccess
+
+        if not self.etcd:
+            return None
+        return EtcdAccess.parse(
+            self.etcd,
+            ca=self.etcd_ca,
+            cert=self.etcd_cert,
+            key=self.etcd_key,
+            user=self.etcd_user,
+            password_file=self.etcd_password_file,
+        )

@@ -1,0 +1,93 @@
+"""The etcd by which several brokers share pools out: each member, and what brokers do there."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from restow.broker.doctor.finding import Finding, bad, ok, warn
+from restow.broker.errors import RestowError
+from restow.broker.etcd.access import EtcdAccess
+from restow.broker.etcd.asking import Patience
+from restow.broker.etcd.client import EtcdClient, MemberStatus
+from restow.broker.etcd.registry import PREFIX
+from restow.etcd import rpc_pb2
+
+LEASE_S = 2
+"""The usual length of a broker's lease."""
+PATIENT = Patience(call_s=5.0, try_s=2.0)
+
+
+async def look_at_etcd(access: EtcdAccess, fleet: str) -> AsyncIterator[Finding]:
+    """Whether each member answers and is led, and whether brokers may have leases and keys."""
+    led = False
+    for endpoint in access.endpoints:
+        try:
+            async with _client(replace(access, endpoints=(endpoint,))) as client:
+                (status,) = await client.statuses()
+        except RestowError as error:
+            yield _failed(f"etcd {endpoint}", error)
+        else:
+            led = led or status.has_leader
+            yield judge_member(status)
+    if led:
+        try:
+            async with _client(access) as client:
+                yield await _lease_and_key(client, f"{PREFIX}{fleet}/doctor/")
+        except RestowError as error:
+            yield _failed("etcd's leases", error)
+
+
+def judge_member(status: MemberStatus) -> Finding:
+    """Whether it is led."""
+    subject, words = f"etcd {status.endpoint}", f"release {status.version}"
+    if not status.has_leader:
+        return bad(
+            subject,
+            f"{words}, and it knows no leader: it agrees on nothing",
+            "are most of its members there, and do they reach each other?",
+        )
+    return ok(subject, f"{words}, {'leads' if status.leads else 'is led'}")
+
+
+def judge_lease(granted_s: float, took_s: float) -> Finding:
+    """How long a lease is granted as for which `LEASE_S` were asked."""
+    words = f"{LEASE_S} s are granted as {granted_s:g} s, with a key in {took_s * 1000:.0f} ms"
+    if granted_s > LEASE_S:
+        return warn(
+            "etcd's leases",
+            f"{words}: the pools of a broker that dies are taken so much later",
+            "a shorter --election-timeout of etcd (500 ms, with --heartbeat-interval 50)",
+        )
+    return ok("etcd's leases", words)
+
+
+async def _lease_and_key(client: EtcdClient, prefix: str) -> Finding:
+    """Do what a broker does: a lease, a key of its own under it, and the end of both."""
+    began_s = time.monotonic()
+    lease = await client.grant(LEASE_S)
+    key = f"{prefix}{secrets.token_hex(8)}".encode()
+    try:
+        put = rpc_pb2.PutRequest(key=key, value=b"doctor", lease=lease.ID)
+        await client.txn([], [rpc_pb2.RequestOp(request_put=put)])
+        await client.range(key)
+        took_s = time.monotonic() - began_s
+    finally:
+        await client.revoke(lease.ID)
+    return judge_lease(float(lease.TTL), took_s)
+
+
+def _failed(subject: str, error: RestowError) -> Finding:
+    return bad(subject, error.message, f"`restow reasons {error.reason}`")
+
+
+@contextlib.asynccontextmanager
+async def _client(access: EtcdAccess) -> AsyncIterator[EtcdClient]:
+    client = EtcdClient(access, PATIENT)
+    try:
+        yield client
+    finally:
+        await client.close()

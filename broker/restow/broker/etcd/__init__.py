@@ -1,0 +1,1 @@
+"""A client of etcd, for the few calls that several brokers need."""

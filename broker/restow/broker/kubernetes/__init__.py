@@ -1,0 +1,1 @@
+"""Brokers as Lease objects of a Kubernetes: who is there, and who owns which pool."""

@@ -1,0 +1,1 @@
+"""The calls of etcd that are used: messages and services, generated from rpc.proto."""

@@ -1,0 +1,17 @@
+"""An etcd that no test harms, quick to find a leader."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from etcd_harness.cluster import EtcdCluster, running_etcd
+
+
+@pytest_asyncio.fixture(scope="session")
+async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EtcdCluster]:
+    folder = tmp_path_factory.mktemp("etcd")
+    async with running_etcd(folder, 1, heartbeat_ms=50, election_ms=500) as cluster:
+        yield cluster

@@ -1,0 +1,86 @@
+"""Which of several brokers a client asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from restow.broker.client.connection.brokers import MAX_HOPS, Brokers
+from restow.broker.errors import AddressInvalidError, EngineUnknownError, NotOwnerError
+
+GIVEN = "a.example:1,b.example:2,c.example:3"
+A, B, C = GIVEN.split(",")
+OTHER = "d.example:4"
+
+
+def sent_to(owner: str) -> NotOwnerError:
+    return NotOwnerError("go there", owner=owner)
+
+
+def test_one_after_the_other_is_asked_and_then_there_is_a_pause() -> None:
+    brokers = Brokers(GIVEN)
+    for round_ in range(2):
+        asked = list[str]()
+        for at_once in (True, True, False):
+            asked.append(brokers.current)
+            assert brokers.failed() is at_once
+        assert asked == [A, B, C], round_
+    assert brokers.metadata == ()
+
+
+def test_one_alone_is_asked_again_after_a_pause() -> None:
+    brokers = Brokers(A)
+    assert not brokers.several
+    assert not brokers.failed()
+    assert brokers.current == A
+
+
+def test_the_owner_that_is_named_is_asked_at_once_and_stays() -> None:
+    brokers = Brokers(GIVEN)
+    assert brokers.refused(sent_to(OTHER))
+    assert brokers.current == OTHER
+    brokers.works()
+    assert brokers.current == OTHER
+
+
+def test_who_named_an_owner_that_is_not_there_is_told_so() -> None:
+    brokers = Brokers(GIVEN)
+    brokers.failed()
+    brokers.refused(sent_to(A))
+    assert brokers.failed()
+    assert (brokers.current, brokers.metadata) == (B, (("restow-unreached", A),))
+    assert brokers.refused(sent_to(C))
+    assert brokers.current == C
+    brokers.works()
+    assert brokers.metadata == ()
+
+
+def test_an_owner_that_is_named_again_though_it_is_not_there_is_tried_again_later() -> None:
+    brokers = Brokers(B)
+    brokers.refused(sent_to(A))
+    brokers.failed()
+    assert not brokers.refused(sent_to(A))
+    assert (brokers.current, brokers.metadata) == (B, ())
+    assert brokers.refused(sent_to(A))  # it may be back
+
+
+def test_two_that_name_each_other_are_not_followed_for_ever() -> None:
+    brokers = Brokers(GIVEN)
+    followed = [brokers.refused(sent_to((A, B)[hop % 2])) for hop in range(MAX_HOPS + 1)]
+    assert followed == [True] * MAX_HOPS + [False]
+    assert brokers.current == A
+
+
+@pytest.mark.parametrize("owner", ["", "nowhere", "x:0", f"{A},{B}", "x:1/y"])
+def test_a_word_that_is_no_address_is_not_followed(owner: str) -> None:
+    brokers = Brokers(GIVEN)
+    assert not brokers.refused(sent_to(owner))
+    assert brokers.current == A
+
+
+def test_other_refusals_name_nobody() -> None:
+    assert not Brokers(GIVEN).refused(EngineUnknownError("no", owner=B))
+
+
+def test_a_list_with_a_fault_is_refused() -> None:
+    with pytest.raises(AddressInvalidError, match="''"):
+        Brokers("a.example:1,,b.example:2")

@@ -1,0 +1,103 @@
+"""What operators see of three brokers over a real etcd, and when etcd is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from agent_harness.waiting import until
+from cli.broker_process import run_restow
+from etcd_harness.cluster import EtcdCluster, running_etcd
+from fleet.scene import pair
+from fleet_harness.brokers import HOST, Fleet, running_fleet
+from forked.ports import free_port
+from restow.broker.client import AdminClient, AsyncAdminClient, chain_of
+from restow.broker.layout.values import ModelIdentity
+
+WITHIN_S = 40.0
+
+
+async def restow(*arguments: str) -> Any:
+    done = await asyncio.to_thread(run_restow, *arguments, "--json")
+    return json.loads(done.stdout)
+
+
+def ready(port: int) -> str:
+    """What its probe says; empty: nobody listens."""
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/readyz", timeout=5) as answer:
+            return str(answer.status)
+    except urllib.error.HTTPError as error:
+        return f"{error.code} {error.read().decode()}"
+    except OSError:
+        return ""
+
+
+async def test_members_and_pools_are_told_by_each_and_no_pool_has_two_owners(
+    etcd: EtcdCluster, tmp_path: Path
+) -> None:
+    async with running_fleet(tmp_path, etcd) as fleet, pair(fleet.addresses) as both:
+        assert (await both.hand_over()).done
+        owner = both.owner(fleet)
+        other = next(one for one in fleet.brokers if one is not owner)
+        told = await restow("brokers", "--broker", owner.address)
+        assert [one["address"] for one in told["brokers"]] == sorted(fleet.addresses.split(","))
+        (pool,) = told["pools"]
+        assert (pool["owner"], pool["own"], pool["engines"]) == (owner.address, True, 2)
+        assert pool["agents"] == 3
+        assert pool["age_s"] > 0
+        elsewhere = await restow("brokers", "--broker", f"{HOST}:{free_port()},{other.address}")
+        (seen,) = elsewhere["pools"]
+        assert (seen["owner"], seen["epoch"]) == (owner.address, pool["epoch"])
+        assert (seen["own"], seen["engines"]) == (False, 0)
+        assert elsewhere["membership"]["address"] == other.address
+        engines = (await restow("engines", "--broker", fleet.addresses))["engines"]
+        assert {one["broker"] for one in engines} == {owner.address}
+        assert (await restow("check", "--broker", fleet.addresses))["findings"] == []
+        looked = await restow("doctor", "--broker", fleet.addresses, "--etcd", etcd.endpoints[0])
+        ok = {one["subject"] for one in looked["findings"] if one["verdict"] == "ok"}
+        assert ok >= {f"broker {one.address}" for one in fleet.brokers}
+        assert ok >= {f"etcd {etcd.endpoints[0]}", "etcd's leases"}
+        async with AsyncAdminClient(other.address) as client:
+            # It owns no such pool, and says who does.
+            found = await client.find([chain_of(range(64))], model=ModelIdentity("m", "v1"))
+            assert found == [[]]
+
+
+async def test_a_broker_says_that_it_stands_still_and_why_and_one_that_is_not_let_in_is_not_ready(
+    tmp_path: Path,
+) -> None:
+    ports = [free_port(), free_port()]
+    async with running_etcd(tmp_path, 1, heartbeat_ms=50, election_ms=500) as etcd:
+        fleet = Fleet(tmp_path, etcd, 2, ("--fleet", "still"))
+        for one, port in zip(fleet.brokers, ports, strict=True):
+            one._options = (*one._options, "--http-listen", f"{HOST}:{port}")
+        first, late = fleet.brokers
+        try:
+            await first.start()
+            async with pair(first.address):
+                etcd.kill()
+                with AdminClient(first.address) as client:
+                    await until(lambda: client.brokers().membership.HasField("still_s"), WITHIN_S)
+                    membership = client.brokers().membership
+                assert membership.trouble_reason == "ETCD_UNREACHABLE"
+                assert ready(ports[0]) == "503 stands still: its lease may have ended\n"
+                text = (
+                    await asyncio.to_thread(
+                        run_restow, "status", "-o", "wide", "--broker", first.address
+                    )
+                ).stdout
+                assert "has stood still for" in text
+                assert "ETCD_UNREACHABLE" in text
+                late.begin()
+                await until(lambda: bool(ready(ports[1])), WITHIN_S)
+                assert ready(ports[1]) == "503 not let in by the other brokers' registry\n"
+                etcd.start()
+                await until(lambda: [ready(port) for port in ports] == ["200", "200"], WITHIN_S)
+        finally:
+            for one in fleet.brokers:
+                one.kill()

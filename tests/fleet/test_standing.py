@@ -1,0 +1,156 @@
+"""What one of several brokers does that is not the owner, not let in, or not sure of its lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_harness.waiting import until
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, FakeAgent, broker, engine, model_layout
+from etcd_harness.cluster import EtcdCluster, running_etcd
+from fleet.scene import pair
+from forked.ports import free_port
+from restow.broker.client import EngineSession
+from restow.broker.client.connection.errors import BrokerCallError
+from restow.broker.core.audit import audit
+from restow.broker.errors import AddressInvalidError, NotOwnerError
+from restow.broker.layout.values import Pool
+from restow.broker.server.serve import RunningBroker
+
+POOL = Pool("default", model_layout().model.identity)
+
+
+@asynccontextmanager
+async def one_broker(
+    etcd: EtcdCluster | str, name: str, **more: Any
+) -> AsyncIterator[RunningBroker]:
+    endpoints = etcd if isinstance(etcd, str) else ",".join(etcd.endpoints)
+    async with broker(f"127.0.0.1:{free_port()}", etcd=endpoints, fleet=name, **more) as running:
+        yield running
+
+
+def name_of(folder: Path) -> str:
+    return folder.name.lower().replace("_", "-")
+
+
+def fleet_of(running: RunningBroker) -> Any:
+    assert running.fleet is not None
+    return running.fleet
+
+
+async def let_in(*brokers: RunningBroker) -> None:
+    """Wait until all know of each other."""
+    addresses = {one.address for one in brokers}
+    await until(
+        lambda: all(
+            fleet_of(one).membership.member.view.members == addresses
+            and fleet_of(one).membership.member.lease is not None
+            for one in brokers
+        )
+    )
+
+
+async def test_who_does_not_own_a_pool_says_who_does(etcd: EtcdCluster, tmp_path: Path) -> None:
+    async with one_broker(etcd, name_of(tmp_path)) as x, one_broker(etcd, name_of(tmp_path)) as y:
+        await let_in(x, y)
+        async with pair(f"{x.address},{y.address}") as both:
+            assert (await both.hand_over()).done
+            owner = next(one for one in (x, y) if one.hub.directory.members.engines)
+            other = x if owner is y else y
+            assert not other.hub.directory.members.engines
+            with pytest.raises(NotOwnerError) as caught:
+                await other.hub.standing.own(POOL)
+            assert caught.value.subject["owner"] == owner.address
+            assert other.hub.standing.epoch(POOL) == 0 < owner.hub.standing.epoch(POOL)
+
+
+async def test_a_pool_that_moves_is_forgotten_whole(etcd: EtcdCluster, tmp_path: Path) -> None:
+    async with one_broker(etcd, name_of(tmp_path)) as x, one_broker(etcd, name_of(tmp_path)) as y:
+        await let_in(x, y)
+        async with pair(f"{x.address},{y.address}") as both:
+            assert (await both.hand_over()).done
+            owner = next(one for one in (x, y) if one.hub.directory.members.engines)
+            other = x if owner is y else y
+            published = [both.p.publish(f"open{n}", P_BLOCKS, POSITION) for n in range(3)]
+            asked = both.d.request("asked", D_BLOCKS)
+            await until(lambda: len(owner.hub.directory.ledger.live) == 4)
+            before = owner.hub.directory.ledger.statistics.ends.copy()
+            await fleet_of(owner).membership.leave()
+            await until(lambda: len(other.hub.directory.ledger.live) == 4)
+            directory = owner.hub.directory
+            assert not directory.ledger.live
+            assert not directory.members.engines
+            assert not directory.ledger.by_number
+            assert directory.ledger.statistics.ends == before
+            assert list(audit(directory)) == []
+            assert list(audit(other.hub.directory)) == []
+            assert not any(one.done() for one in (*published, asked))
+            for agent in both.p_agents:
+                for number in range(3):
+                    agent.fence(f"open{number}")
+            assert (await both.d.request("open1", D_BLOCKS)).done
+
+
+async def test_an_agent_that_knows_no_epochs_is_refused_clearly(
+    etcd: EtcdCluster, tmp_path: Path
+) -> None:
+    async with one_broker(etcd, name_of(tmp_path)) as x:
+        await let_in(x)
+        async with engine(x.address, "p", agents=False) as (session, _):
+            with pytest.raises(BrokerCallError, match="knows no epochs") as caught:
+                await FakeAgent(session, model_layout(), 0, 64).connect()
+            assert caught.value.reason == "AGENT_RELEASE_DIFFERS"
+
+
+async def test_one_that_is_not_sure_of_its_lease_stands_still_and_nothing_fails(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_etcd(tmp_path, 1) as etcd,
+        one_broker(etcd, "still") as x,
+        pair(x.address) as both,
+    ):
+        assert (await both.hand_over()).done
+        etcd.members[0].stop()
+        await until(lambda: not x.hub.standing.is_sure())
+        ended = x.hub.directory.ledger.statistics.ends.copy()
+        released, asked = both.begin()
+        await asyncio.sleep(0.5)
+        assert not x.hub.standing.is_sure()
+        assert x.hub.directory.ledger.statistics.ends == ended
+        assert not released.done()
+        assert not asked.done()
+        etcd.members[0].go_on()
+        assert (await asked).done
+        assert (await released).done
+
+
+async def test_one_that_etcd_has_not_let_in_owns_nothing_and_says_why(tmp_path: Path) -> None:
+    port = free_port()
+    async with one_broker(f"127.0.0.1:{port}", "late") as x:
+        with pytest.raises(BrokerCallError, match=f"no etcd answers at 127.0.0.1:{port}") as caught:
+            async with EngineSession("e", "1", model_layout(), x.address) as session:
+                await session.start(1.0)
+        assert caught.value.reason == "OWNER_UNKNOWN"
+
+
+async def test_two_of_one_address_are_not_both_let_in(etcd: EtcdCluster, tmp_path: Path) -> None:
+    name = name_of(tmp_path)
+    async with one_broker(etcd, name) as x:
+        await let_in(x)
+        async with one_broker(etcd, name, advertise=x.address) as twin:
+            trouble = fleet_of(twin).membership
+            await until(lambda: trouble.trouble is not None)
+            assert trouble.trouble.reason == "ADDRESS_TAKEN"
+            assert twin.hub.standing.epoch(POOL) == 0
+
+
+async def test_an_address_that_is_no_place_is_refused_at_the_start(etcd: EtcdCluster) -> None:
+    with pytest.raises(AddressInvalidError, match="--advertise HOST:PORT"):
+        async with broker("0.0.0.0:0", etcd=",".join(etcd.endpoints)):
+            pass

@@ -1,0 +1,152 @@
+"""From one broker to three and back, under load: `python -m operators_day.three_brokers` prints it.
+
+Real processes all, and a real etcd. What each command has to print is said beside it.
+"""
+
+from __future__ import annotations
+
+from etcd_harness.binary import etcd_program
+from operators_day.day import ANSWER, CURL, PROMPT
+from operators_day.page import Page
+from operators_day.shell import Shell
+
+SHOWN_PORTS = (7350, 7351, 7352, 2379, 2380, 8000, 8100, 8101)
+"""Of three brokers, of etcd for these and for its members, of the router and of engines."""
+BROKERS = "127.0.0.1:7350,127.0.0.1:7351,127.0.0.1:7352"
+TITLE = """# From one broker to three, and back
+
+What a shell printed on which an operator went from one broker to
+[three](operators.md#several-brokers) and back, while requests came. All is on one host here, and
+there is one member of etcd: in earnest each broker has a host of its own, and etcd three, and
+`--advertise` says where each broker is reached. `PYTHONPATH=tests python -m
+operators_day.three_brokers` runs all of it again and prints this page; a test runs it, too. Who
+types it by hand says `set +m` first: with job control a shell tells of each process that ends.
+"""
+ENGINES = (r"p0 +2 of 2 +open", r"d0 +1 of 1 +open")
+"""Both, with all of their agents."""
+THREE = tuple(rf"^127.0.0.1:{port} " for port in (7350, 7351, 7352))
+ALL_WELL = r"\A *\d+ 200\Z"
+"""Every request was answered."""
+MANY_WELL = r"\A *[1-9][0-9]+ 200\Z"
+
+
+def one(shell: Shell) -> None:
+    """A broker, two engines, a router, and requests."""
+    shell.say(
+        "## One broker\n\nWhoever asks a broker is given the addresses of all three that there"
+        " will be: engines, their agents and commands take them from `RESTOW_BROKER`. Where nobody"
+        " answers yet, the next one is asked, and commands say who did not."
+    )
+    shell.run(
+        "alone() { restow serve --listen 127.0.0.1:7350 >> broker-7350.log 2>&1 & pid[7350]=$!; }"
+    )
+    shell.run("alone")
+    shell.run(f"export RESTOW_BROKER={BROKERS}")
+    shell.run(
+        "engine() { setsid python -m restow.agents.demo.serve --name $1"
+        ' "${@:2}" > $1.log 2>&1 & disown; }'
+    )
+    shell.run("engine p0 --port 8100 --tp 2")
+    shell.run("engine d0 --port 8101 --conv-layout DS --page-tokens 8")
+    shell.run(
+        "restow router --listen 127.0.0.1:8000 --prefill http://127.0.0.1:8100"
+        " --decode http://127.0.0.1:8101 > router.log 2>&1 &"
+    )
+    shell.see("restow engines", *ENGINES, "7352 is left out, for it does not answer")
+    shell.run(
+        f'ask() {{ {CURL} http://127.0.0.1:8000/v1/completions -d \'{{"prompt": "{PROMPT}"}}\'; }}'
+    )
+    shell.see("ask", ANSWER, "200$")
+    shell.run("while ask | tail -c 4; do :; done > codes.txt & load=$!")
+    shell.see("sort codes.txt | uniq -c", "[1-9][0-9] 200$")
+
+
+def etcd(shell: Shell) -> None:
+    """One member of it."""
+    shell.say(
+        "## An etcd\n\nWith these two timers its leases are as long as they are asked for, and a"
+        " member that leads and dies is followed by another within a second."
+    )
+    shell.run(
+        "etcd --name e0 --data-dir etcd --heartbeat-interval 50 --election-timeout 500"
+        " --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379"
+        " --listen-peer-urls http://127.0.0.1:2380"
+        " --initial-advertise-peer-urls http://127.0.0.1:2380"
+        " --initial-cluster e0=http://127.0.0.1:2380 > etcd.log 2>&1 & etcd=$!"
+    )
+    shell.see("restow doctor --here --etcd 127.0.0.1:2379", "^ok +etcd 127.0.0.1:2379")
+
+
+def three(shell: Shell) -> None:
+    """Two beside the one, and then it joins them."""
+    shell.say(
+        "## Three brokers\n\nTwo that share pools out by etcd start beside the one that is alone."
+        " No engine is at them: all are at that one still. Then it ends, and starts again as one of"
+        " three. Do this soon after the two have started: an engine whose connection breaks"
+        " meanwhile might go to them, and its peers would not be there."
+    )
+    shell.run(
+        "serve() { restow serve --listen 127.0.0.1:$1 --etcd 127.0.0.1:2379 >> broker-$1.log 2>&1 &"
+        " pid[$1]=$!; }"
+    )
+    shell.run("serve 7351; serve 7352")
+    shell.see(
+        "restow brokers --broker 127.0.0.1:7351,127.0.0.1:7352",
+        "^127.0.0.1:7351 ",
+        "^127.0.0.1:7352 ",
+    )
+    shell.run("before=$(wc -l < codes.txt)")
+    shell.run("kill ${pid[7350]}; wait ${pid[7350]}; serve 7350")
+    shell.see("restow brokers", *THREE, "^default")
+    shell.see("restow engines", *ENGINES)
+    shell.see("tail -n +$before codes.txt | sort | uniq -c", MANY_WELL)
+    shell.see("restow check", "No pool has two owners among 3 brokers")
+
+
+def owner_dies(shell: Shell) -> None:
+    """The broker that owns the pool is killed."""
+    shell.say(
+        "## The owner dies\n\nThe broker that owns the pool is killed. Another one has it a lease"
+        " later (two seconds), and no request fails: one takes longer."
+    )
+    shell.run(
+        "owner() { restow brokers -o json | python -c"
+        ' \'import json, sys; print(json.load(sys.stdin)["pools"][0]["owner"])\'; }'
+    )
+    shell.run("dead=$(owner); before=$(wc -l < codes.txt)")
+    shell.run("kill -KILL ${pid[${dead##*:}]}")
+    shell.see("tail -n +$before codes.txt | sort | uniq -c", MANY_WELL)
+    shell.run('now=$(owner); echo "$dead, then $now"; test $now != $dead')
+    shell.run("serve ${dead##*:}")
+    shell.see("restow brokers", *THREE)
+    shell.see("restow check", "No pool has two owners among 3 brokers")
+
+
+def back(shell: Shell) -> None:
+    """Two leave, and the last one starts anew without etcd."""
+    shell.say(
+        "## Back to one\n\nTwo brokers are sent away, one after the other: each hands its pools"
+        " on first. The last one starts anew without etcd, and its engines come back to it as after"
+        " any restart."
+    )
+    shell.run("before=$(wc -l < codes.txt)")
+    shell.run("kill ${pid[7352]}; wait ${pid[7352]}")
+    shell.run("kill ${pid[7351]}; wait ${pid[7351]}")
+    shell.see("restow brokers", "^default .*127.0.0.1:7350")
+    shell.run("kill ${pid[7350]}; wait ${pid[7350]}; alone")
+    shell.see("restow engines", *ENGINES)
+    shell.see("tail -n +$before codes.txt | sort | uniq -c", MANY_WELL)
+    shell.run("kill $etcd; wait $etcd", rc=None)
+    shell.run("restow brokers", "This broker is alone")
+    shell.run("kill $load; sort codes.txt | uniq -c", ALL_WELL)
+
+
+PAGE = Page(
+    TITLE,
+    (one, etcd, three, owner_dies, back),
+    SHOWN_PORTS,
+    lambda: {"etcd": f'exec "{etcd_program()}" "$@"\n'},
+)
+
+if __name__ == "__main__":
+    PAGE.print()

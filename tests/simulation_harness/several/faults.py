@@ -1,0 +1,122 @@
+"""What goes wrong where there are several brokers, and with the etcd that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from simulation_harness.several.etcd import HOST
+
+if TYPE_CHECKING:
+    from simulation_harness.history import History
+    from simulation_harness.several.brokers import Life
+
+SIDES = "pde"
+NOTICED_S = 18.0
+"""By then all clients know that they are cut off."""
+
+
+class FleetFaults:
+    """Each of `kinds` is one."""
+
+    def __init__(self, history: History) -> None:
+        self._history, self._brokers = history, history.brokers
+        self._loop, self._network = history.loop, history.network
+        self._rng = history.rng
+        self.kinds: tuple[Callable[[], None], ...] = (
+            self.kill_owner,
+            self.pause_owner,
+            self.pause_owner,
+            self.cut_from_etcd,
+            self.cut_from_etcd,
+            self.cut_from_agents,
+            self.stop_etcd,
+            self.slow_etcd,
+            self.stall_watch,
+            self.join_two,
+            self.leave_fleet,
+        )
+
+    def kill_owner(self) -> None:
+        """It may come back at once, or long after another one has its pool."""
+        if (life := self._owner()) is not None:
+            self._brokers.kill(life)
+            back_s = self._rng.choice((0.3, 8.0)) * self._rng.random()
+            self._loop.call_later(back_s, self._brokers.start, life.address)
+
+    def pause_owner(self) -> None:
+        """Often for longer than its lease."""
+        if (life := self._owner()) is not None:
+            self._network.pause(life.process)
+            pause_s = self._rng.choice((1.5, 8.0, 12.0)) * self._rng.random()
+            self._loop.call_later(pause_s, life.process.resume)
+
+    def cut_from_etcd(self) -> None:
+        """It reaches all others."""
+        if (life := self._owner()) is not None:
+            host = life.process.host
+            self._network.cut(host, HOST)
+            cut_s = self._rng.choice((1.5, 8.0, 60.0)) * self._rng.random()
+            self._loop.call_later(cut_s, self._network.heal, host, HOST)
+
+    def cut_from_agents(self) -> None:
+        """Engines on one host or on all can't reach the owner: it keeps its lease."""
+        if (life := self._owner()) is not None:
+            sides = self._rng.choice((*SIDES, SIDES))
+            cut_s = self._rng.choice((2.0, 8.0, 20.0)) * self._rng.random()
+            for side in sides:
+                self._network.cut(life.process.host, side)
+                self._loop.call_later(cut_s, self._network.heal, life.process.host, side)
+
+    def cut_off_and_kill_the_next(self) -> None:
+        """Engines come back to one that etcd does not reach, which knows nothing of another."""
+        if (life := self._owner()) is not None:
+            host = life.process.host
+            for other, cut_s in ((HOST, 40.0), *((side, NOTICED_S) for side in SIDES)):
+                self._network.cut(host, other)
+                self._loop.call_later(cut_s, self._network.heal, host, other)
+            self._loop.call_later(NOTICED_S + 1.0, self.kill_owner)
+
+    def stop_etcd(self) -> None:
+        """It has no leader for a while."""
+        if (etcd := self._brokers.etcd) is not None:
+            self._history.hinder()
+            etcd.lose_leader()
+            self._loop.call_later(
+                self._rng.choice((1.5, 10.0)) * self._rng.random(), etcd.find_leader
+            )
+
+    def slow_etcd(self) -> None:
+        """Every message to it and from it takes longer."""
+        if (etcd := self._brokers.etcd) is not None:
+            self._history.hinder()
+            etcd.slowness = self._rng.choice((10.0, 100.0))
+            self._loop.call_later(5.0 * self._rng.random(), setattr, etcd, "slowness", 1.0)
+
+    def stall_watch(self) -> None:
+        """A broker does not hear what changes, and all else goes on."""
+        etcd, running = self._brokers.etcd, self._brokers.running
+        if etcd is not None and running:
+            host = self._rng.choice(running).process.host
+            etcd.stalled_until_s[host] = self._loop.time() + self._rng.uniform(0.5, 10.0)
+
+    def join_two(self) -> None:
+        """At once; or one, where no more are missing."""
+        for address in self._brokers.missing()[:2]:
+            self._brokers.start(address)
+
+    def leave_fleet(self) -> None:
+        """One that is not the last one leaves by itself, and comes back some time after."""
+        staying = [one for one in self._brokers.running if not one.leaving]
+        if len(staying) > 1:
+            owner = self._brokers.owner
+            life = owner if owner in staying and self._rng.random() < 0.7 else None
+            life = life or self._rng.choice(staying)
+            self._brokers.leave(life)
+            self._loop.call_later(self._rng.uniform(5.0, 20.0), self._brokers.start, life.address)
+
+    def _owner(self) -> Life | None:
+        """Whom it befalls, if it runs."""
+        self._history.hinder()
+        life = self._brokers.owner
+        return life if life is not None and life.runs and not life.process.paused else None

@@ -1,0 +1,159 @@
+"""Rules of several brokers taken out, each by its name: histories must find that they are missing.
+
+Where another rule covers one, only both together are found: ``BESIDE`` says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from restow.agents.link.kept_stream import KeptStream
+from restow.broker.client.connection.epochs import Epochs
+from restow.broker.core.ledger.ledger import Ledger
+from restow.broker.core.numbering import Numbering
+from restow.broker.layout.values import Pool
+from restow.broker.owners.actions import Serve
+from restow.broker.owners.timing import Lease
+from restow.broker.server.fleet.membership import OfPools
+from restow.broker.server.fleet.one_of_several import OneOfSeveral
+from simulation_harness.several.faults import FleetFaults
+
+if TYPE_CHECKING:
+    from simulation_harness.history import History
+
+Rule = Callable[["History"], contextlib.AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def lower_epochs(history: History) -> Iterator[None]:
+    """Agents and sessions take what is said in an epoch that is over."""
+    history.be_several()
+    with patch.object(Epochs, "take", lambda *words: None):
+        yield
+
+
+@contextlib.contextmanager
+def no_margin(history: History) -> Iterator[None]:
+    """A broker acts until the very end of its lease, by its own clock."""
+    history.be_several()
+    may_act = Lease.may_act
+    with patch.object(Lease, "may_act", lambda self, now_s, _: may_act(self, now_s, 0.0)):
+        yield
+
+
+@contextlib.contextmanager
+def stale_watch(history: History) -> Iterator[None]:
+    """A pool is a broker's own if its watch says so, which may be old."""
+    history.be_several()
+
+    def epoch(self: OneOfSeveral, pool: Pool) -> int:
+        claim = self.membership.member.view.claims.get(pool)
+        return claim.epoch if claim is not None and claim.address == self.address else 0
+
+    with patch.object(OneOfSeveral, "epoch", epoch):
+        yield
+
+
+@contextlib.contextmanager
+def numbers_restart(history: History) -> Iterator[None]:
+    """Handoffs are counted from one in every epoch."""
+    history.be_several()
+    act = OneOfSeveral._act
+
+    def restart(self: OneOfSeveral, action: OfPools) -> None:
+        ledger = self._directory.ledger
+        if isinstance(action, Serve) and not ledger.by_number:
+            ledger.numbering._last = 0
+        act(self, action)
+
+    def count(self: Numbering, now_s: float) -> int:
+        self._last += 1
+        return self._last
+
+    with patch.object(OneOfSeveral, "_act", restart), patch.object(Numbering, "take", count):
+        yield
+
+
+@contextlib.contextmanager
+def no_doubt(history: History) -> Iterator[None]:
+    """A broker goes on whose lease may have ended."""
+    history.be_several()
+    with patch.object(OneOfSeveral, "is_sure", lambda self: True):
+        yield
+
+
+@contextlib.contextmanager
+def lost_handoffs_fail(history: History) -> Iterator[None]:
+    """A broker ends the handoffs of a pool that it lost, and says so to its clients."""
+    history.be_several()
+    with patch.object(Ledger, "forget", lambda *words: None):
+        yield
+
+
+@contextlib.contextmanager
+def clients_alone(history: History) -> Iterator[None]:
+    """A broker in doubt goes on and keeps its pools, and only what clients take is looked at."""
+    with no_doubt(history), patch.object(Lease, "is_over", lambda *when: False):
+        if history.brokers.said is not None:
+            history.brokers.said.looks = False
+        # Where it matters: clients leave an owner that is cut off, and the next one dies.
+        if history.faults is not None:
+            history.faults.kinds = (FleetFaults(history).cut_off_and_kill_the_next,)
+            history.unhindered.looks = False
+        yield
+
+
+class _Kept(deque[Any]):
+    """It is not emptied."""
+
+    def clear(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def reports_outlive_streams(history: History) -> Iterator[None]:
+    """What an agent could not report on one stream is said on the next one."""
+    begin = KeptStream.__init__
+
+    def keeping(self: KeptStream[Any, Any, Any], *given: Any) -> None:
+        begin(self, *given)
+        self._outbox = _Kept()
+
+    def send(self: KeptStream[Any, Any, Any], message: Any) -> None:
+        self._outbox.append(message)
+        self._wake.set()
+
+    with patch.object(KeptStream, "__init__", keeping), patch.object(KeptStream, "send", send):
+        yield
+
+
+def both(one: Rule, beside: Rule) -> Rule:
+    """Two rules taken out together."""
+
+    @contextlib.contextmanager
+    def neither(history: History) -> Iterator[None]:
+        with one(history), beside(history):
+            yield
+
+    return neither
+
+
+ALONE: dict[str, Rule] = {
+    "epochs": lower_epochs,
+    "margin": no_margin,
+    "watch": stale_watch,
+    "numbers": numbers_restart,
+    "doubt": no_doubt,
+    "failures": lost_handoffs_fail,
+}
+BESIDE: dict[str, Rule] = {
+    "epochs": clients_alone,
+    "numbers": reports_outlive_streams,
+}
+MUTATIONS: dict[str, Rule] = {
+    name: both(rule, BESIDE[name]) if name in BESIDE else rule for name, rule in ALONE.items()
+}

@@ -1,0 +1,59 @@
+"""Handoffs that nothing stands against but what befalls brokers: all of them should end DONE."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from stamped.stamps import Violation
+
+if TYPE_CHECKING:
+    from simulation_harness.history import History
+
+HANDOFFS = 4
+BEFORE_S = 10.0
+"""So long before all heals the last one begins."""
+
+
+class Unhindered:
+    """A few of them, if somebody looks at how they end."""
+
+    def __init__(self, history: History) -> None:
+        self.looks = False
+        self._history = history
+        self._rng = Random(history.report.seed + 3)  # noqa: S311 - numbers of its own
+        self._names: list[str] = []
+
+    def plan(self, within_s: float) -> None:
+        """Decide. Their patience and leases are longer than anything goes wrong."""
+        history, rng = self._history, self._rng
+        for number in range(HANDOFFS if self.looks else 0):
+            prompt = history.prompt(f"unhindered{number}", healthy=True)
+            self._names.append(prompt.name)
+            at_s = rng.uniform(0.0, within_s - BEFORE_S)
+            for side in "PD":
+                history.loop.call_later(at_s + rng.uniform(0.0, 1.0), history.begin, side, prompt)
+
+    def count(self) -> None:
+        """Count their ends, but of those that there was no room for. Raises for a needless one."""
+        report = self._history.report
+        for name in self._names:
+            p, d = (self._history.lives[side][-1].requests.said.get(name) for side in "PD")
+            if p is None or d is None or ("", "NO_PAGES") in (p, d):
+                continue
+            report.unhindered[" ".join(d).strip()] += 1
+            if not self._is_explained(p, d):
+                raise Violation(f"{name} ended as {d} at D and {p} at P: only brokers failed")
+
+    def _is_explained(self, p: tuple[str, str], d: tuple[str, str]) -> bool:
+        match d:
+            case "DONE", _:
+                return True
+            case _, "READ_DEADLINE":  # a slow wire between engines
+                return True
+            case _, "AGENT_LOST" | "GRANT_OUTLIVED":  # or its report came too late
+                faults = self._history.report.faults
+                return any("cut_from_agents" in fault for fault in faults)
+            case "EXPIRED", "NOT_PUBLISHED":  # D's end was lost with who told P first
+                return p == ("DONE", "")
+        return False
