@@ -1,6 +1,6 @@
 """Engines and agents that only stay connected, with the clients' own streams and pauses.
 
-python bench/crowd.py BROKER FIRST COUNT: so many engines of eight ranks, until killed.
+python bench/crowd.py BROKERS FIRST COUNT: so many engines of eight ranks, until killed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import sys
+from dataclasses import asdict
 
 import uvloop
 
@@ -50,6 +51,7 @@ class CrowdAgent:
             agent_name=f"{engine_id}.{rank}",
             nixl_metadata=bytes(METADATA_BYTES),
             host=engine_id,
+            model=broker_pb2.ModelName(**asdict(layout.model.identity)),
             program_form=wire_program.PROGRAM_FORM,
             regions=[
                 pb.RegionMemory(

@@ -18,8 +18,17 @@ from pathlib import Path
 
 import numpy as np
 import uvloop
+from crowd import RANKS as CROWD_RANKS
 from killed import KIND, RANKS, TOKENS, Handoff, small_layout, steady_load
-from restarts import serve
+from restarts import (
+    BACK_GOAL_S,
+    CONNECT_S,
+    ENGINES,
+    crowd,
+    peak_bytes_of,
+    serve,
+    whole_at,
+)
 from rows import Yield, compared
 from scene import Engines, Scene, scene
 
@@ -96,6 +105,14 @@ def run(put: Yield, repeats: int) -> None:
         pause_s, note = uvloop.run(_leaderless(lease_s))
         case = f"etcd without a leader for {LEADERLESS_S:g} s, --member-lease-s {lease_s:g}: pause"
         put(compared(SUITE, case, [pause_s], "that time", [LEADERLESS_S], note=note))
+    seconds, peak_bytes = uvloop.run(_crowd_moves(min(repeats, 4)))
+    case = f"{ENGINES * CROWD_RANKS} agents, all at another broker after kill -9"
+    note = f"{ENGINES} sessions; a broker had {peak_bytes / 1e9:.2f} GB at most"
+    put(
+        compared(
+            SUITE, case, seconds, f"budget of {BACK_GOAL_S:g} s", [BACK_GOAL_S], goal=1.0, note=note
+        )
+    )
 
 
 async def _cost(turns: int) -> tuple[list[float], list[float]]:
@@ -152,14 +169,16 @@ Doing = Callable[[BrokerProcess], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def _fleet(lease_s: float, wired: bool = False) -> AsyncIterator[tuple[EtcdCluster, Fleet]]:
+async def _fleet(
+    lease_s: float, wired: bool = False, brokers: int = 3
+) -> AsyncIterator[tuple[EtcdCluster, Fleet]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "fleet"
         folder.mkdir()
         async with (
             running_etcd(Path(name), 3, HEARTBEAT_MS, ELECTION_MS) as etcd,
             running_fleet(
-                folder, etcd, 3, "--member-lease-s", f"{lease_s:g}", wired=wired
+                folder, etcd, brokers, "--member-lease-s", f"{lease_s:g}", wired=wired
             ) as fleet,
         ):
             yield etcd, fleet
@@ -230,6 +249,25 @@ async def _leaderless(lease_s: float) -> tuple[float, str]:
         await load.next_done_s(time.monotonic())
         await asyncio.sleep(SETTLED_S)
         return load.longest_pause_s(began_s), _note(load)
+
+
+async def _crowd_moves(deaths: int) -> tuple[list[float], int]:
+    """Seconds from each death of the owner of all until another has all; a broker's most bytes."""
+    found, peaks_bytes = [], []
+    async with _fleet(1.0, brokers=deaths + 1) as (_, fleet):
+        left = {one.address: one for one in fleet.brokers}
+        with crowd(fleet.addresses):
+            owner = await asyncio.to_thread(whole_at, list(left), CONNECT_S)
+            for _ in range(deaths):
+                await asyncio.sleep(SETTLED_S)
+                dead = left.pop(owner)
+                peaks_bytes.append(peak_bytes_of(dead.pid))
+                killed_s = time.monotonic()
+                dead.kill()
+                owner = await asyncio.to_thread(whole_at, list(left), CONNECT_S)
+                found.append(time.monotonic() - killed_s)
+            peaks_bytes.append(peak_bytes_of(left[owner].pid))
+    return found, max(peaks_bytes)
 
 
 def _note(load: Load) -> str:
