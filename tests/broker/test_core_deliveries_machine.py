@@ -54,10 +54,15 @@ class DeliveriesMachine(RuleBasedStateMachine):
         """D and its message -> the numbers that were granted for it."""
         self.told: dict[str, Told] = {}
         self.readers: dict[str, int] = {}
+        self.taken: dict[str, set[str]] = {}
+        """Lives of D's whose word to do without was taken, by handoff: not all live to be told."""
         self.heard = 0
 
     def side(self, name: str) -> Side:
         return self.world.sides[act.EngineKey("t", name)]
+
+    def life(self, name: str) -> str:
+        return f"{name}/{self.side(name).record.incarnation}"
 
     def look(self) -> None:
         """Follow what was ordered and told since the last look."""
@@ -92,11 +97,12 @@ class DeliveriesMachine(RuleBasedStateMachine):
                 told.publication = action
                 assert action.delivered == len(told.done), "P is told of other deliveries"
                 if action.state is act.State.DONE:
-                    served = len(told.done) + len(told.declined)
+                    without = told.declined | self.taken.get(name, set())
+                    served = len(told.done | without)
                     assert served >= self.readers[name], "P is told before all have it"
             assert told.publication.state is action.state, "two ends"
             return
-        life = f"{engine}/{self.side(engine).record.incarnation}"
+        life = self.life(engine)
         mine = self.by_message.get((engine, action.demand), set())
         writing = [one for one in self.reading if one[0] in mine and one[1] == engine]
         assert not writing or self.side(engine).record.gone, "free while a rank may be writing"
@@ -149,6 +155,10 @@ class DeliveriesMachine(RuleBasedStateMachine):
         if known is None or not known.publication.readers:
             self.readers[name] = max(readers, self.readers.get(name, 0))
         self.say("decline", self.side(who), name, readers=readers)
+        known = self.world.directory.ledger.known("t", name)
+        part = known and known.deliveries.by_engine.get(self.side(who).record.key)
+        if part and part.failure and part.failure.reason == "DECLINED":
+            self.taken.setdefault(name, set()).add(self.life(who))
 
     @rule(name=names, who=st.sampled_from(("p", *DS)))
     def cancel(self, name: str, who: str) -> None:

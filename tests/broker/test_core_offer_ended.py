@@ -23,7 +23,7 @@ def _shape() -> Layout:
         Shard("s", (Span(0, 8),), DType.FLOAT32, "state", 0, (4,)),
     )
     ranks = tuple(replace(rank, shards=shards) for rank in whole.ranks)
-    return replace(whole, model=Model("m", fields), ranks=ranks)
+    return replace(whole, model=Model("m", fields, revision="v1"), ranks=ranks)
 
 
 def test_a_decline_after_the_end_and_before_the_next_tick_ends_nothing_again() -> None:

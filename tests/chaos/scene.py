@@ -65,10 +65,12 @@ class Scene:
         return await self.cluster.ended(side, name, within_s)
 
     async def hand_over(self, one: Prompt) -> tuple[str, str]:
-        """As it should be; how it ended for D."""
+        """As it should be; how it ended for D. Where that is well, P has heard so, too."""
         self.cluster.prefill(one)
         self.cluster.decode(one)
-        return await self.ends(one.name)
+        if (end := await self.ends(one.name)) == ("DONE", ""):
+            await self.ends(one.name, "P")
+        return end
 
     async def heals(self, within_s: float = 60.0) -> None:
         """All pages and all staging are back, none was written to late, and the next is served."""
