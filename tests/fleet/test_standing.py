@@ -18,9 +18,13 @@ from forked.ports import free_port
 from restow.broker.client import EngineSession
 from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.core.audit import audit
+from restow.broker.core.limits import Limits
 from restow.broker.errors import AddressInvalidError, NotOwnerError
 from restow.broker.layout.values import Pool
+from restow.broker.rpc.pings import SEVERAL_ANSWER_S, SEVERAL_EVERY_S
+from restow.broker.server.fleet.standing import OWN_S
 from restow.broker.server.serve import RunningBroker
+from restow.broker.server.settings import BrokerSettings
 
 POOL = Pool("default", model_layout().model.identity)
 
@@ -154,3 +158,13 @@ async def test_an_address_that_is_no_place_is_refused_at_the_start(etcd: EtcdClu
     with pytest.raises(AddressInvalidError, match="--advertise HOST:PORT"):
         async with broker("0.0.0.0:0", etcd=",".join(etcd.endpoints)):
             pass
+
+
+@pytest.mark.parametrize("others", [{"etcd": "127.0.0.1:2379"}, {"kubernetes_leases": "restow"}])
+def test_an_agent_has_time_to_ask_others_first_and_d_dies_sooner_for_one_broker(
+    others: dict[str, str],
+) -> None:
+    """The owner stood still for less than its lease: who left it comes back to it, and lives."""
+    noticed_s = SEVERAL_EVERY_S + SEVERAL_ANSWER_S
+    assert BrokerSettings(**others).limits().agent_back_s > noticed_s + OWN_S  # type: ignore[arg-type]
+    assert BrokerSettings().limits() == Limits()

@@ -348,7 +348,7 @@ class History:
 
     def _make_hub(self) -> Hub:
         return Hub(
-            LIMITS,
+            LIMITS.among_others() if self.brokers.several else LIMITS,
             self.strategy,
             10_000,
             self.loop.time,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +61,11 @@ class Limits:
     examine_bytes: int = 1 << 20
     examine_s: float = 40.0
     offer_s: float = 2.0
+
+    def among_others(self) -> Limits:
+        """The same for one of several brokers.
+
+        Whoever lost it asks another, which has him wait up to `server.fleet.standing.OWN_S` before
+        it sends him back, so an agent takes longer to be back.
+        """
+        return replace(self, agent_back_s=self.agent_back_s + 4.0)

@@ -105,4 +105,6 @@ class BrokerSettings(BaseSettings):
     def limits(self) -> Limits:
         """The bounds that the directory works with."""
         named = {one.name for one in fields(Limits)} & set(type(self).model_fields)
-        return Limits(**{name: getattr(self, name) for name in named})
+        limits = Limits(**{name: getattr(self, name) for name in named})
+        alone = self.etcd is None and self.kubernetes_leases is None
+        return limits if alone else limits.among_others()
