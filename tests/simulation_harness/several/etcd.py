@@ -157,7 +157,7 @@ class ReachedEtcd:
             await asyncio.sleep(CALL_S)
             raise EtcdUnreachableError("no etcd answers")
         seen, heard = self._registry.seen(), len(history)
-        await asyncio.sleep(etcd.delay_s())
+        await self._comes()
         yield seen
         while True:
             if heard == len(history):
@@ -170,12 +170,19 @@ class ReachedEtcd:
     async def _passes(self) -> None:
         """Wait until what has happened arrives here. Raises when it does not."""
         etcd, host = self._etcd, self._process.host
-        await asyncio.sleep(etcd.delay_s())
+        await self._comes()
         until_s = etcd.now_s + WATCH_S
         while etcd.now_s < etcd.stalled_until_s.get(host, 0.0) or not etcd.takes(host):
             if etcd.now_s > until_s and not etcd.takes(host):
                 raise EtcdUnreachableError("no etcd answers")
             await asyncio.sleep(0.1)
+
+    async def _comes(self) -> None:
+        """Wait for a message. Raises when it takes longer than a watch may be silent."""
+        delay_s = self._etcd.delay_s()
+        await asyncio.sleep(min(delay_s, WATCH_S))
+        if delay_s > WATCH_S:
+            raise EtcdUnreachableError("no etcd answers")
 
     async def _ask(self, do: Callable[[], T]) -> T:
         """Have a call done: once, twice or not, early or late, and answered or not."""
