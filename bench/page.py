@@ -162,6 +162,11 @@ def outages(rows: Rows) -> list[str]:
     return lines
 
 
+def failover(rows: Rows) -> list[str]:
+    """A line a trouble, and what is measured of it."""
+    return _compared(rows, "of it")
+
+
 def first(rows: Rows) -> list[str]:
     """A line a pair of engines."""
     lines = _head("the first handoff", "ms", "a later one, ms", "of it")
@@ -266,6 +271,7 @@ TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "turns.json": (turns,),
     "returns.json": (returns,),
     "outages.json": (outages,),
+    "failover.json": (failover,),
     "beside.json": (beside,),
     "first.json": (first,),
     "digests.json": (digests,),
