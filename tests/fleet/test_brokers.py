@@ -84,3 +84,15 @@ def test_other_refusals_name_nobody() -> None:
 def test_a_list_with_a_fault_is_refused() -> None:
     with pytest.raises(AddressInvalidError, match="''"):
         Brokers("a.example:1,,b.example:2")
+
+
+def test_rounds_in_which_all_failed_are_counted_until_one_lets_us_in() -> None:
+    """By them more and more time is given: of thousands that come at once some wait."""
+    brokers = Brokers("a:1,b:1")
+    tried = []
+    for _ in range(4):
+        brokers.failed()
+        tried.append(brokers.rounds)
+    assert tried == [0, 1, 1, 2]
+    brokers.works()
+    assert brokers.rounds == 0

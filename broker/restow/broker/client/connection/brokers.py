@@ -20,6 +20,8 @@ class Brokers:
         self._next = 0
         self._owner = self._unreached = ""
         self._hops = self._failed = 0
+        self.rounds = 0
+        """How often all have failed, one after the other, since one let us in."""
 
     @property
     def current(self) -> str:
@@ -38,7 +40,7 @@ class Brokers:
 
     def works(self) -> None:
         """The current one has let us in."""
-        self._hops = self._failed = 0
+        self._hops = self._failed = self.rounds = 0
         self._unreached = ""
 
     def failed(self) -> bool:
@@ -54,6 +56,7 @@ class Brokers:
         if self._failed < len(self._given):
             return True
         self._failed = 0
+        self.rounds += 1
         return False
 
     def refused(self, error: RestowError) -> bool:

@@ -23,6 +23,7 @@ from restow.broker.trust.reloaded import Stamp
 DEFAULT_BROKER = "127.0.0.1:7350"
 CONNECT_S = 5.0
 NEXT_S = 1.0
+LONGEST_NEXT_S = 16.0
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_FROM_BROKER_BYTES),
@@ -104,12 +105,14 @@ class RenewedChannel:
         """Whether the channel is connected now, or soon: it tries by itself. Raises like `channel`.
 
         After ``CONNECT_S`` it is not, and files are worth another look; where there are other
-        brokers, who are worth a try, at the first failure or after ``NEXT_S``.
+        brokers, who are worth a try, at the first failure or after ``NEXT_S``. After each round in
+        which none let us in after twice as long: of thousands that come at once some wait.
         """
         channel = await self.channel()
         several = self._brokers.several
+        next_s = min(NEXT_S * 2**self._brokers.rounds, LONGEST_NEXT_S)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(NEXT_S if several else CONNECT_S):
+            async with asyncio.timeout(next_s if several else CONNECT_S):
                 state = channel.get_state(try_to_connect=True)
                 while state is not grpc.ChannelConnectivity.READY:
                     if several and state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
