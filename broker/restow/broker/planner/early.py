@@ -15,11 +15,15 @@ def early_plan(plan: Plan) -> Plan | None:
     first token that moves depends on the last one, so nothing moves early.
     """
     fields = {field.name: field for field in plan.source.model.fields}
+    of_d = {field.name: field for field in plan.destination.model.fields}
     moves = tuple(move for move in plan.moves if fields[move.field].kind is Kind.PER_TOKEN)
     windows = any(fields[move.field].window_tokens for move in moves)
     if not moves or windows or _keeps_whole_blocks(plan.destination):
         return None
-    return plan if len(moves) == len(plan.moves) else replace(plan, moves=moves)
+    cold = frozenset(name for name in plan.cold if of_d[name].kind is Kind.PER_TOKEN)
+    if len(moves) == len(plan.moves) and cold == plan.cold:
+        return plan
+    return replace(plan, moves=moves, cold=cold)
 
 
 def _keeps_whole_blocks(layout: Layout) -> bool:
