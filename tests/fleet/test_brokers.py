@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from restow.broker.client.connection.brokers import MAX_HOPS, Brokers
+from restow.broker.client.connection.channel import patience_s
 from restow.broker.errors import AddressInvalidError, EngineUnknownError, NotOwnerError
 
 GIVEN = "a.example:1,b.example:2,c.example:3"
@@ -96,3 +97,7 @@ def test_rounds_in_which_all_failed_are_counted_until_one_lets_us_in() -> None:
     assert tried == [0, 1, 1, 2]
     brokers.works()
     assert brokers.rounds == 0
+
+
+def test_who_is_away_for_days_is_given_no_more_than_that() -> None:
+    assert [patience_s(rounds) for rounds in (0, 1, 4, 5, 100_000)] == [1, 2, 16, 16, 16]

@@ -23,7 +23,7 @@ from restow.broker.trust.reloaded import Stamp
 DEFAULT_BROKER = "127.0.0.1:7350"
 CONNECT_S = 5.0
 NEXT_S = 1.0
-LONGEST_NEXT_S = 16.0
+MOST_DOUBLINGS = 4
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_FROM_BROKER_BYTES),
@@ -71,6 +71,15 @@ def open_channel(
     return channel
 
 
+def patience_s(rounds: int) -> float:
+    """How long one of several brokers has to be connected, after ``rounds`` in which none was.
+
+    >>> [patience_s(rounds) for rounds in (0, 1, 4, 5000)]
+    [1.0, 2.0, 16.0, 16.0]
+    """
+    return NEXT_S * 2 ** min(rounds, MOST_DOUBLINGS)
+
+
 class RenewedChannel:
     """The one channel to a broker, opened anew for another one or renewed certificates.
 
@@ -110,9 +119,9 @@ class RenewedChannel:
         """
         channel = await self.channel()
         several = self._brokers.several
-        next_s = min(NEXT_S * 2**self._brokers.rounds, LONGEST_NEXT_S)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(next_s if several else CONNECT_S):
+            within_s = patience_s(self._brokers.rounds) if several else CONNECT_S
+            async with asyncio.timeout(within_s):
                 state = channel.get_state(try_to_connect=True)
                 while state is not grpc.ChannelConnectivity.READY:
                     if several and state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
