@@ -77,7 +77,7 @@ def patience_s(rounds: int) -> float:
     >>> [patience_s(rounds) for rounds in (0, 1, 4, 5000)]
     [1.0, 2.0, 16.0, 16.0]
     """
-    return NEXT_S * 2 ** min(rounds, MOST_DOUBLINGS)
+    return NEXT_S * 2.0 ** min(rounds, MOST_DOUBLINGS)
 
 
 class RenewedChannel:
