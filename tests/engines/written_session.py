@@ -36,6 +36,7 @@ class Session(BlockingSession):
     traces: list[str] = field(default_factory=list)
     readers: list[int] = field(default_factory=list)
     contents: list[bytes] = field(default_factory=list)
+    first_blocks: list[dict[str, int]] = field(default_factory=list)
     asked: list[BlockingDelivery] = field(default_factory=list)
     given_up: list[int] = field(default_factory=list)
     """Which of those that were asked for."""
@@ -61,6 +62,7 @@ class Session(BlockingSession):
         self.readers.append(readers)
         if final:
             self.contents.append(content)
+        self.first_blocks.append(dict(first_blocks or {}))
         self.said.append(("publish", handoff_id, dict(blocks), position_tokens, final))
         return self._end(handoff_id)
 
@@ -127,8 +129,9 @@ class Session(BlockingSession):
         return delivery
 
 
-def side(session: Session, role: str = "kv_both") -> SchedulerSide:
-    return SchedulerSide("E", "life", role, GROUPS, 0, session, ConnectorSettings())
+def side(session: Session, role: str = "kv_both", lookahead_tokens: int = 0) -> SchedulerSide:
+    settings = ConnectorSettings()
+    return SchedulerSide("E", "life", role, GROUPS, lookahead_tokens, session, settings)
 
 
 def nothing() -> Iterator[tuple[str, int]]:

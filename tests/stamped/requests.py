@@ -15,6 +15,9 @@ from stamped.memory import HostMemory, Ids
 from stamped.pages import Pages
 from stamped.stamps import Stamps, Violation
 
+COMPUTED_IN_CHUNKS = 0.4
+"""Of the prompts that are long enough; their leading tokens may be read while others are computed.
+"""
 NO_PAGES_S = 10.0
 """After which a prompt that finds no free pages is given up."""
 
@@ -89,13 +92,34 @@ class Requests:
         self._session, self._memory, self._rng = session, memory, rng
 
     async def prefill(
-        self, prompt: Prompt, computed: Callable[[str, int], None], fence: Callable[[str], None]
+        self,
+        prompt: Prompt,
+        computed: Callable[[str, int], None],
+        fence: Callable[[str, int], None],
     ) -> None:
-        """P's part. ``computed`` hears of the stamp before anything is fenced."""
+        """P's part. ``computed`` hears of the stamp before all is fenced.
+
+        ``fence`` is given how many leading tokens are complete; 0: all is.
+        """
         session = await self._session()
         if (ids := await self.take(prompt)) is None:
             return self._end(prompt, "", "NO_PAGES")
         early = self._rng.random() < 0.3
+        chunks = [] if early else self._chunks(prompt)
+        stamp = self.pages.stamp()
+
+        def publish_chunk(tokens: int) -> asyncio.Future[Any]:
+            part = self._memory.holding(ids, tokens)
+            self.pages.write(part, stamp)
+            return session.publish(
+                prompt.handoff_id,
+                part,
+                0,
+                final=False,
+                lease_ms=prompt.lease_ms,
+                hold_ms=prompt.hold_ms,
+                readers=prompt.readers,
+            )
 
         def publish() -> asyncio.Future[Any]:
             return session.publish(
@@ -110,11 +134,17 @@ class Requests:
 
         try:
             ended = publish() if early else None
-            await asyncio.sleep(prompt.compute_s)
+            for tokens in chunks:
+                await asyncio.sleep(prompt.compute_s / (len(chunks) + 1))
+                if ended is not None and ended.done():
+                    break
+                ended = publish_chunk(tokens)
+                fence(prompt.handoff_id, tokens)
+            await asyncio.sleep(prompt.compute_s / (len(chunks) + 1))
             if ended is None or not ended.done():
-                computed(prompt.name, self.pages.write(ids))
-                ended = ended or publish()
-                fence(prompt.handoff_id)
+                computed(prompt.name, self.pages.write(ids, stamp))
+                ended = ended if early and ended else publish()
+                fence(prompt.handoff_id, 0)
         except HandoffConflictError as error:
             # The id was used before: nobody can ask for this under it.
             self._end(prompt, "REFUSED", error.reason)
@@ -163,6 +193,13 @@ class Requests:
         done = await self._await_end(prompt, session, ended, prompt.d_cancels_s, due_s)
         await ended.pages_free
         return Received(ids, self.pages.take_back(ids, prompt.position_tokens), done)
+
+    def _chunks(self, prompt: Prompt) -> list[int]:
+        """How many tokens are computed after each of several steps but the last."""
+        inner = range(1, prompt.position_tokens)
+        if not inner or self._rng.random() >= COMPUTED_IN_CHUNKS:
+            return []
+        return sorted(self._rng.sample(inner, self._rng.randint(1, min(3, len(inner)))))
 
     async def take(self, prompt: Prompt) -> Ids | None:
         """Pages for a state, waited for."""

@@ -93,6 +93,10 @@ class PrefillSide:
         for handoff_id in self._pop(request_id):
             self.session.cancel(handoff_id, why)
 
+    def follows(self, request_id: str) -> bool:
+        """Whether the request's prompt is computed for a handoff that nobody has given up."""
+        return request_id in self._handoffs
+
     @property
     def held_blocks(self) -> int:
         """How many blocks are held for D, of all groups."""

@@ -11,6 +11,10 @@ Who may touch which pages, by half-open ranges of time:
     P           leased, at rest        being read                     P's again
     D           D's, unread            being written                  D's; state iff DONE
 
+Leading tokens that P has published and fenced may be read early, while it computes on: by a grant
+of their own, with a number of its own, after which the handoff waits as before. D is told once, of
+the whole.
+
 A failure ends it at once, and P has its pages back: what is read of them too late is never D's
 state. D hears of it when no rank of its writes any more (`quarantine`). Where nothing but a stream
 broke, the grant is taken back instead, and given again once no rank reads.
@@ -83,6 +87,12 @@ class Handoff:
     """Ranks of D that may be at work on an order of a broker before this one."""
     staged: dict[tuple[int, int], StagedRun] = field(default_factory=dict)
     """(destination rank, source rank) -> what was gathered and hashed."""
+    part_tokens: int = 0
+    """Up to where the grant that it has reads early; 0: it has none, or reads the whole."""
+    early_tokens: int = 0
+    """How many leading tokens were read early."""
+    early_bytes: int = 0
+    """What was read of them."""
     bytes_read: int = 0
     given_back: bool = False
     """Whether its grant is taken back, to be given anew, once no rank reads any more."""
@@ -100,6 +110,16 @@ class Handoff:
     def granted(self) -> bool:
         """Whether ranks may be reading."""
         return self.pair is not None
+
+    @property
+    def first_token(self) -> int:
+        """Where the tokens begin that D lacks still."""
+        return max(self.demand.held_tokens, self.early_tokens)
+
+    @property
+    def stop_token(self) -> int:
+        """One past the last token that its grant reads, or its next one if that is the last."""
+        return self.part_tokens or self.publication.position_tokens
 
     @property
     def source(self) -> EngineRecord | None:
@@ -173,10 +193,13 @@ class Handoff:
             one.lease.renew(lease_s, now_s)
         self.timeline.note_often(now_s, "renewed", lease_s)
 
-    def fence(self, rank: int, now_s: float) -> None:
-        """A rank of P has its part complete in memory."""
-        self.fenced.add(rank)
-        self.timeline.note(now_s, "fenced", rank)
+    def fence(self, rank: int, tokens: int, now_s: float) -> None:
+        """A rank of P has its part complete in memory; of ``tokens`` leading ones, 0: all of it."""
+        self.side.fence(rank, tokens)
+        if tokens:
+            self.timeline.note_often(now_s, "fenced early", (rank, tokens))
+        else:
+            self.timeline.note(now_s, "fenced", rank)
 
     def ask(self, engine: EngineRecord, wish: Wish, now_s: float) -> bool:
         """Take D's demand; False if it is a repetition.
@@ -244,10 +267,14 @@ class Handoff:
         self.staged = {}
         self.pair = None
 
+    def keep_part(self) -> None:
+        """All ranks have read what was to be read early."""
+        self.early_tokens, self.early_bytes = self.part_tokens, self.bytes_read
+
     def forget_grant(self, number: int) -> None:
-        """Be READY again, under another number: what is still said of the old one is of no use."""
+        """Have no grant, under another number: what is still said of the old one is of no use."""
         self.number = number
-        self.state = State.READY
+        self.state = State.READY if self.complete else State.WAITING
         self.pair = None
         self.staged = {}
         self.unsettled = set()
@@ -255,7 +282,8 @@ class Handoff:
         self.given_back = False
         self.granted_s = 0.0
         self.lease.revoke()
-        self.bytes_read = 0
+        self.part_tokens = 0
+        self.bytes_read = self.early_bytes
         self.looked_s = math.inf
 
     def forget_demand(self) -> None:
@@ -266,6 +294,7 @@ class Handoff:
         self.demand, self.demand_messages = NO_DEMAND, DemandMessages()
         self.queued = False
         self.met_s = 0.0
+        self.early_tokens = self.early_bytes = self.bytes_read = 0
         self.lease.forget_demand()
 
     def fail(self, failure: Failure, now_s: float) -> None:

@@ -88,20 +88,22 @@ NOTHING_PUBLISHED = Publication({})
 
 
 def _appended(known: bytes, handoff_id: str, group: str, first_block: int, data: bytes) -> bytes:
+    """A chunk begins behind what is known, or repeats some of that first."""
     at = ID_BYTES * first_block
-    if at == len(known):
-        if at + len(data) > MAX_LIST_BYTES:
-            raise PageCountError(
-                f"handoff {handoff_id}, group {group}: more than {MAX_BLOCKS} blocks",
-                handoff=handoff_id,
-                group=group,
-            )
-        return known + data if known else data
-    if first_block < 0 or at > len(known) or known[at : at + len(data)] != data:
+    again = known[at : at + len(data)] if 0 <= at <= len(known) else None
+    if again is None or not data.startswith(again):
         raise HandoffConflictError(
             f"handoff {handoff_id}, group {group}: a chunk at block {first_block} does not "
             f"continue the {len(known) // ID_BYTES} blocks published before",
             handoff=handoff_id,
             group=group,
         )
-    return known
+    if at + len(data) > MAX_LIST_BYTES:
+        raise PageCountError(
+            f"handoff {handoff_id}, group {group}: more than {MAX_BLOCKS} blocks",
+            handoff=handoff_id,
+            group=group,
+        )
+    if len(again) == len(data):
+        return known
+    return known[:at] + data if at else data

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from restow.agents.engines.common.decode import DecodeSide
+from restow.agents.engines.common.early import EarlyPrefill, Scheduled
 from restow.agents.engines.common.errors import BlocksError
 from restow.agents.engines.common.groups import Group, handoff_blocks
 from restow.agents.engines.common.position import backoff_tokens, position_tokens
@@ -53,6 +54,9 @@ class SchedulerSide:
         self._backoff = backoff_tokens(self._recurrent, windows, lookahead_tokens)
         self._session, self._prefix, self._cached_tokens = session, prefix, cached_tokens
         self._prefill = PrefillSide(session, settings.lease_ms, settings.hold_ms)
+        # Draft layers lag behind where a prompt is computed in several steps.
+        early = () if lookahead_tokens else self._groups
+        self._early = EarlyPrefill.of(session, settings.lease_ms, settings.hold_ms, early)
         self._decode = DecodeSide(session, settings.request_timeout_ms)
         self._adapters = LoraAdapters()
         self._parameters: dict[str, HandoffParameters] = {}
@@ -101,6 +105,7 @@ class SchedulerSide:
         truncate(request, self._backoff)
         prompt_tokens, readers = request.num_prompt_tokens, found.readers
         self._prefill.begin(request_id, handoff_ids, prompt_tokens, trace_parent, readers)
+        self._early.begin(request_id, handoff_ids, prompt_tokens, readers)
 
     def loadable_tokens(self, request: Request, computed_tokens: int) -> int | None:
         """Return how many tokens of the prompt another engine has, beyond those computed here.
@@ -189,7 +194,8 @@ class SchedulerSide:
             if replies and computed:
                 self._replied(self._prefix, request, blocks)
             self._prefix.finished(request_id)
-        if found is None or replies:
+        self._early.end(request_id)
+        if found is None or replies or not self._prefill.follows(request_id):
             return None
         position = request.num_computed_tokens
         if not self._recurrent:  # what P has said itself follows the prompt, and does not matter
@@ -243,12 +249,28 @@ class SchedulerSide:
 
     # -- a step -----------------------------------------------------------------------------------
 
-    def step(self, progress: Iterator[tuple[str, int]]) -> WorkerStep:
+    @property
+    def computing(self) -> Container[str]:
+        """P's requests of which `step` is to hear what is ``scheduled``."""
+        return self._early.request_ids
+
+    def step(
+        self,
+        progress: Iterator[tuple[str, int]],
+        scheduled: Iterable[Scheduled] = (),
+        preempted: Iterable[str] = (),
+    ) -> WorkerStep:
         """Return what workers do in this step; ``progress`` yields requests and their tokens then.
 
+        ``scheduled`` says more of those that are `computing`; ``preempted`` have lost their blocks.
         A step of an engine without handoffs costs next to nothing.
         """
         step, self._step = self._step, WorkerStep()
+        for request_id in self._early.preempted(preempted):
+            # What was read of them may be another prompt's by now.
+            self._early.end(request_id)
+            self._prefill.give_up(request_id, "P preempted it when a part had been published")
+        step.early_fences = self._early.computed(scheduled)
         step.fences = self._prefill.completed(progress)
         if self._prefix is not None:
             step.fences += self._prefix.step()
