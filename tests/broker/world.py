@@ -206,10 +206,12 @@ class World:
         content: bytes = b"",
         repeated: bool = False,
         readers: int = 0,
+        sampled: int | None = None,
     ) -> list[act.Action]:
         blocks = {"kv": [1, 2, 3], "state": [4]} if blocks is None else blocks
         listed = tuple((group, first, packed(ids)) for group, ids in blocks.items())
-        chunk = Chunk(listed, position, final, lease_s, "", content, repeated, readers)
+        said = (content, repeated, readers, sampled)
+        chunk = Chunk(listed, position, final, lease_s, "", *said)
         return self.run(lambda now_s: self.directory.publish(side.record, name, chunk, now_s))
 
     def request(
@@ -226,13 +228,14 @@ class World:
         number: int = 0,
         readers: int = 0,
         prefix: NamedPrefix | None = None,
+        takes: bool = False,
     ) -> list[act.Action]:
         """``number``: of the message that is said again; 0: it is a new one."""
         blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
         number = number or self._number(side)
         position = prefix.position_tokens if prefix else position
-        said = (repeated, "", content, number, readers, prefix)
+        said = (repeated, "", content, number, readers, prefix, takes)
         wish = Wish(listed, held, timeout_s, position, *said)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
@@ -356,7 +359,12 @@ class World:
             elif isinstance(action, act.SendOffer | act.SendKeep):
                 self.sides[action.engine].offered.append(action)
             elif not isinstance(
-                action, act.CloseSession | act.TellExamined | act.TellHoldings | act.TellDrain
+                action,
+                act.CloseSession
+                | act.TellExamined
+                | act.TellHoldings
+                | act.TellDrain
+                | act.TellSampled,
             ):
                 assert action.agent in self.connected, f"{action} to an agent that is gone"
 

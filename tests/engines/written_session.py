@@ -37,6 +37,10 @@ class Session(BlockingSession):
     readers: list[int] = field(default_factory=list)
     contents: list[bytes] = field(default_factory=list)
     first_blocks: list[dict[str, int]] = field(default_factory=list)
+    sampled: list[int | None] = field(default_factory=list)
+    """Tokens, of publications."""
+    takes: list[bool] = field(default_factory=list)
+    """Of demands, whether they take one."""
     asked: list[BlockingDelivery] = field(default_factory=list)
     given_up: list[int] = field(default_factory=list)
     """Which of those that were asked for."""
@@ -57,7 +61,9 @@ class Session(BlockingSession):
         trace_parent: str = "",
         content: bytes = b"",
         readers: int = 0,
+        sampled_token: int | None = None,
     ) -> Future[HandoffEnded]:
+        self.sampled.append(sampled_token)
         self.traces.append(trace_parent)
         self.readers.append(readers)
         if final:
@@ -78,7 +84,9 @@ class Session(BlockingSession):
         content: bytes = b"",
         readers: int = 0,
         prefix: Prefix | None = None,
+        takes_sampled_token: bool = False,
     ) -> BlockingDelivery:
+        self.takes.append(takes_sampled_token)
         self.readers.append(readers)
         self.contents.append(content)
         self.prefixes.append(prefix)

@@ -62,6 +62,12 @@ class Prompt:
         """Names what it is of."""
         return hashlib.sha256(self.name.encode()).digest()
 
+    @property
+    def sampled_token(self) -> int | None:
+        """What P samples behind it; None: D does that itself."""
+        drawn = int.from_bytes(self.content[:4])
+        return drawn >> 1 if drawn % 2 else None
+
 
 @dataclass(frozen=True)
 class Received:
@@ -130,6 +136,7 @@ class Requests:
                 hold_ms=prompt.hold_ms,
                 content=prompt.content,
                 readers=prompt.readers,
+                sampled_token=prompt.sampled_token,
             )
 
         try:
@@ -181,6 +188,7 @@ class Requests:
             return None
         self.pages.lend(ids)
         due_s = asyncio.get_running_loop().time() + prompt.timeout_ms / 1000
+        takes = prefix is None and prompt.sampled_token is not None
         ended = session.request(
             prompt.handoff_id,
             ids,
@@ -189,8 +197,10 @@ class Requests:
             content=b"" if prefix else prompt.content,
             readers=0 if prefix else prompt.told_readers,
             prefix=prefix,
+            takes_sampled_token=takes,
         )
         done = await self._await_end(prompt, session, ended, prompt.d_cancels_s, due_s)
+        _check_sampled(prompt, ended, done and takes)
         await ended.pages_free
         return Received(ids, self.pages.take_back(ids, prompt.position_tokens), done)
 
@@ -245,3 +255,15 @@ class Requests:
     def _end(self, prompt: Prompt, state: str, reason: str) -> None:
         self.said[prompt.name] = state, reason
         self.pending.discard(prompt.name)
+
+
+def _check_sampled(prompt: Prompt, ended: Delivery, must: bool) -> None:
+    """D has heard of P's token what is so; and has heard it, if it ``must``."""
+    told = ended.sampled.result() if is_told(ended.sampled) else None
+    if told != prompt.sampled_token and (must or told is not None):
+        raise Violation(f"D goes on behind {told}, and P sampled {prompt.sampled_token}")
+
+
+def is_told(sampled: asyncio.Future[int]) -> bool:
+    """Whether the token has come."""
+    return sampled.done() and not sampled.cancelled()

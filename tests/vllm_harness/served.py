@@ -20,22 +20,32 @@ from vllm_harness.engine import BLOCKS, ENVIRONMENT, PATIENT, RESTING, START_S
 
 @contextlib.asynccontextmanager
 async def vllm_server(
-    python: Path, model: Path, engine_id: str, broker: str, log: Path, *more: str
+    python: Path,
+    model: Path,
+    engine_id: str,
+    broker: str,
+    log: Path,
+    *more: str,
+    prefix: str = "find+tell",
 ) -> AsyncIterator[str]:
-    """Serve a model, named "model", by an engine that finds and tells; the address is yielded."""
+    """Serve a model, named "model", by an engine of both sides; the address is yielded.
+
+    With ``prefix`` "off" nothing is cached of prompts.
+    """
     port = free_port()
+    caching = "--no-enable-prefix-caching" if prefix == "off" else "--enable-prefix-caching"
     transfer = {
         "kv_connector": "RestowConnector",
         "kv_connector_module_path": "restow.agents.engines.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "engine_id": engine_id,
-        "kv_connector_extra_config": {"broker": broker, "prefix": "find+tell", **PATIENT},
+        "kv_connector_extra_config": {"broker": broker, "prefix": prefix, **PATIENT},
     }
     words = [
         *("serve", str(model), "--served-model-name", "model", "--port", str(port)),
         *("--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32", "--max-num-seqs", "8"),
-        *("--num-gpu-blocks-override", str(BLOCKS), "--enable-prefix-caching"),
+        *("--num-gpu-blocks-override", str(BLOCKS), caching),
         *("--kv-transfer-config", json.dumps(transfer), *more),
     ]
     command = [str(python), "-m", "vllm.entrypoints.cli.main", *words]
@@ -45,11 +55,15 @@ async def vllm_server(
 
 @contextlib.asynccontextmanager
 async def router(
-    broker: str, prefill: Sequence[str], decode: Sequence[str], log: Path
+    broker: str, prefill: Sequence[str], decode: Sequence[str], log: Path, find_ms: int = 1000
 ) -> AsyncIterator[str]:
-    """Run one that finds, before engines that are named ``ID=URL``; the address is yielded."""
+    """Run one before engines that are named ``ID=URL``; the address is yielded.
+
+    It finds who holds prompts, if that is known within ``find_ms``; 0: it does not ask.
+    """
     listen = f"127.0.0.1:{free_port()}"
-    words = ["router", "--find-ms", "1000", "--listen", listen, "--broker", broker]
+    words = ["router", "--listen", listen]
+    words += ["--find-ms", str(find_ms), "--broker", broker] if find_ms else []
     for side, engines in (("--prefill", prefill), ("--decode", decode)):
         words += [word for one in engines for word in (side, one)]
     command = [sys.executable, "-m", "restow.broker.cli.main", *words]

@@ -219,6 +219,19 @@ class Granting:
         if isinstance(pair, PairRefused):
             failure = Failure(State.FAILED, pair.error.reason, pair.error.message)
             return self._ledger.stop(handoff, failure, now_s)
+        # The state may be long on its way, or has not been fenced yet.
+        told = handoff.tell_sampled()
+        return told + self._try_read(handoff, source, destination, pair, now_s)
+
+    def _try_read(
+        self,
+        handoff: Handoff,
+        source: EngineRecord,
+        destination: EngineRecord,
+        pair: PairPlan,
+        now_s: float,
+    ) -> list[Action]:
+        """Grant the whole, or a part, that two engines have a plan for."""
         if self.halted(source):
             return []
         if handoff.state is not State.READY:

@@ -247,6 +247,12 @@ class OpenHandoffs:
             self._drop(handoff_id, one)
             one.finish(ended)
 
+    def sampled(self, sampled: pb.Sampled) -> None:
+        """P has sampled the token that a demand takes."""
+        for one in self._said_of(sampled.handoff_id):
+            if isinstance(one.end, Delivery) and one.message.message_id == sampled.demand:
+                one.end.sample(sampled.token)
+
     def _forget_publication(self, handoff_id: str, whole: bool) -> None:
         known = self._open.get(handoff_id)
         if known is not None:

@@ -75,6 +75,12 @@ def misfit(
             f"{wanted.position_tokens}: the two do not cut the same prompt alike"
         )
         return Misfit(Failure(State.FAILED, "POSITION_MISMATCH", words))
+    if wanted.takes_sampled and published.sampled_token is None:
+        words = (
+            f"D goes on behind the token that P samples at {position_tokens} tokens, and P has "
+            f"published none"
+        )
+        return Misfit(Failure(State.FAILED, "NOT_SAMPLED", words))
     # Agents that came later may have less memory than those that the ids were checked against.
     if handoff.side.checked != source.admitted:
         try:

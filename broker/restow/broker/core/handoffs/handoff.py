@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from restow.broker.core.actions import State
+from restow.broker.core.actions import Action, State, TellSampled
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Failure, StagedRun, Wish
 from restow.broker.core.handoffs.conflicts import asked_before, owned, used_again
@@ -66,6 +66,8 @@ class Handoff:
     demand: Demand = NO_DEMAND
     demand_messages: DemandMessages = field(default_factory=DemandMessages)
     """D's messages that say the demand."""
+    sampled_told: bool = False
+    """Whether D was told the token that P sampled, by each of them."""
     offer: Offer | None = None
     """Where it asked by prefix, and had to be offered."""
     lease: Lease = field(default_factory=Lease)
@@ -228,10 +230,22 @@ class Handoff:
         self.timeline.note(now_s, "requested", wish.held_tokens)
         return True
 
+    def tell_sampled(self) -> list[Action]:
+        """Have D hear the token that P sampled, if it takes that, all fits and it has not heard."""
+        destination, token = self.destination, self.publication.sampled_token
+        if token is None or destination is None or self.sampled_told:
+            return []
+        if not self.demand.fits_sampled(self.handoff_id, self.publication):
+            return []
+        self.sampled_told = True
+        name, numbers = self.handoff_id, self.demand_messages.numbers
+        return [TellSampled(destination.key, name, one, token) for one in numbers if one > 0]
+
     def add_demand_message(self, engine: EngineRecord, number: int) -> None:
         """Take D's message ``number``, which is told the end. Raises `HandoffConflictError`."""
         if not self.demand_messages.add(number):
             raise asked_before(self.handoff_id, engine)
+        self.sampled_told = False
 
     def check_published_before(self, engine: EngineRecord, chunk: Chunk) -> None:
         """Whether P may be told how an ended handoff ended.
@@ -292,6 +306,7 @@ class Handoff:
             self.destination.account.let_go(self.demand.size_bytes)
         self.destination = None
         self.demand, self.demand_messages = NO_DEMAND, DemandMessages()
+        self.sampled_told = False
         self.queued = False
         self.met_s = 0.0
         self.early_tokens = self.early_bytes = self.bytes_read = 0

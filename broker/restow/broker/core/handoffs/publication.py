@@ -25,6 +25,8 @@ class Publication(NamedTuple):
     """Whether it is whole."""
     readers: int = 0
     """How many must have it, as P names it; 0: it does not."""
+    sampled_token: int | None = None
+    """What P sampled behind the position; None: nothing."""
 
     def with_chunk(self, handoff_id: str, lists: BlockLists, chunk: Chunk) -> Publication:
         """It and one chunk more, or one that was said before; ``lists`` are P's.
@@ -53,11 +55,13 @@ class Publication(NamedTuple):
                 handoff=handoff_id,
             )
         readers = max(self.readers, chunk.readers)
-        said = Publication(merged, chunk.position_tokens, chunk.content, True, readers)
+        at = chunk.position_tokens
+        said = Publication(merged, at, chunk.content, True, readers, chunk.sampled_token)
         if self.final and (merged != self.blocks or (chunk.final and said != self)):
             raise HandoffConflictError(
                 f"handoff {handoff_id} was published whole before, with other blocks, of other "
-                f"content, for other readers or at position {self.position_tokens}",
+                f"content, for other readers, with another token sampled or at position "
+                f"{self.position_tokens}",
                 handoff=handoff_id,
             )
         if not chunk.final:
