@@ -25,9 +25,9 @@ from restow.broker.core.offering import Offering
 from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2
 from simulation_harness.early_mutations import EARLY
-from simulation_harness.sampled_mutations import SAMPLED
 from simulation_harness.history import History
 from simulation_harness.misplaced import MISPLACED
+from simulation_harness.sampled_mutations import SAMPLED
 from simulation_harness.several.mutations import MUTATIONS as OF_SEVERAL
 from stamped.kept_states import Kept, KeptStates
 
