@@ -138,8 +138,9 @@ class Ledger(Table):
         handoff.timeline.note(now_s, "given back")
         self.returned.add(handoff.number)
         self.watch(handoff)
-        if handoff.parent is not None:  # it had time as long as this one might read
-            self.watch(handoff.parent)
+        if handoff.parent is not None:
+            self.readers.place_left(handoff.parent)
+            self.watch(handoff.parent)  # it had time as long as this one might read
         return actions
 
     def dismiss(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
