@@ -313,6 +313,22 @@ def test_staging_is_given_back_by_delivery() -> None:
     assert ends(e) == []
 
 
+def test_the_place_of_a_grant_that_is_given_back_goes_to_whom_can_read() -> None:
+    world = World(staged=True)
+    p, d, e = published(world, 1), world.engine("d"), world.engine("e")
+    (first, _) = (one for one in world.request(d) if isinstance(one, act.SendStage))
+    assert not [one for one in world.request(e) if isinstance(one, act.SendStage)]
+    world.disconnect(d, 0)
+    world.disconnect(p, 0)  # what it gathered it drops: the grant is given back
+    world.connect(p, 0, name=p.agents[0].agent_name)
+    (stage, _) = (one for one in world.wait(0.02) if isinstance(one, act.SendStage))
+    assert stage.handoff != first.handoff
+    for rank in (0, 1):
+        world.stage(p, stage.handoff, rank)
+    world.settle(e, stage.handoff)
+    assert ends(e) == ends(p) == [DONE]
+
+
 def test_a_publication_ends_with_its_lease_though_a_delivery_could_have_read_for_longer() -> None:
     limits = replace(LIMITS, settle_grace_s=7.0)
     world = World(limits=limits, staged=True)

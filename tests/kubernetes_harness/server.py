@@ -71,7 +71,7 @@ class ApiServer:
             ("DELETE", "/{name}", self._delete),
         ):
             app.router.add_route(method, f"{PATH}{path}", partial(self._answer, handler))
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, HOST, self.port, ssl_context=context).start()
 

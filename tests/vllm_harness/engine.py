@@ -27,8 +27,8 @@ RESTING = {
     "PYTHONPATH": os.pathsep.join((*OURS, str(HERE / "every_process"))),
     "TORCH_COMPILE_DISABLE": "1",
 }
-"""For a dozen processes of vLLM on few processors: they spin nowhere, and compile nothing (vLLM
-compiles small functions at their first use, eager or not)."""
+"""For a dozen processes of vLLM on few processors: they are forked, spin nowhere, compile
+nothing (vLLM compiles small functions at their first use, eager or not)."""
 ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(OURS),
     "VLLM_CPU_KVCACHE_SPACE": "1",

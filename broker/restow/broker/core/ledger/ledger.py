@@ -150,8 +150,9 @@ class Ledger(Table):
                 engine.handoffs.discard(old)
                 engine.handoffs.add(handoff.number)
         self.watch(handoff)
-        if handoff.parent is not None:  # it had time as long as this one might read
-            self.watch(handoff.parent)
+        if handoff.parent is not None:
+            self.readers.place_left(handoff.parent)
+            self.watch(handoff.parent)  # it had time as long as this one might read
         return actions
 
     def dismiss(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:

@@ -151,12 +151,15 @@ class Readers:
             return []
         if parent.deliveries.served:
             return self.end_served(parent, now_s)
-        # Those that waited for a place.
-        self._ledger.returned.update(one.number for one in parent.deliveries if not one.granted)
+        self.place_left(parent)
         if failure is not None:
             self._ledger.wait_for_demand(parent, now_s)
         self._ledger.watch(parent)
         return []
+
+    def place_left(self, parent: Handoff) -> None:
+        """A delivery reads no more: one of those that waited for a place may."""
+        self._ledger.returned.update(one.number for one in parent.deliveries if not one.granted)
 
     def end_served(self, handoff: Handoff, now_s: float) -> list[Action]:
         """Every reader of a publication has it, or does without."""
