@@ -89,7 +89,10 @@ class Delivery(HandoffFuture):
         self.add_done_callback(lambda _: self.sampled.cancel())
 
     def sample(self, token: int) -> None:
-        """Tell what P sampled, unless that was told or nobody waits. The session calls it."""
+        """Tell the ``token`` that P sampled, unless that was told or nobody waits.
+
+        The session calls it.
+        """
         if not self.sampled.done():
             self.sampled.set_result(token)
 
