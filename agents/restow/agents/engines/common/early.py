@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ class EarlyPrefill:
         return cls(session, lease_ms, hold_ms, names)
 
     @property
-    def request_ids(self) -> Iterable[str]:
+    def request_ids(self) -> Collection[str]:
         """Of prompts that are not computed yet."""
         return self._prompts.keys()
 
