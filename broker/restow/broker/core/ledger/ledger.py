@@ -37,7 +37,7 @@ class Ledger(Table):
         """What ended since somebody looked; None: nobody looks."""
         self.fresh_failures: list[tuple[Handoff, Failure]] | None = None
         """What failed since somebody looked, ended by it or not; None: nobody looks."""
-        self.bytes_read = 0
+        self.bytes_read = self.early_bytes = 0
         self.checks = Checks()
         self.deadlines = Deadlines()
         self.flow = Flow()
@@ -260,6 +260,7 @@ class Ledger(Table):
         self.tenants.count_end(handoff.tenant, end, pair_ids(handoff), now_s)
         self.statistics.count(handoff, end)
         self.bytes_read += handoff.bytes_read
+        self.early_bytes += handoff.early_bytes
 
     def _tell_failure(self, handoff: Handoff, failure: Failure) -> None:
         if self.fresh_failures is not None:
