@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import ClientError, ClientSession
 
 from forked.ports import free_port
-from vllm_harness.engine import BLOCKS, ENVIRONMENT, PATIENT, RESTING, START_S
+from vllm_harness.engine import BLOCKS, ENVIRONMENT, HERE, PATIENT, RESTING, START_S
 
 
 @contextlib.asynccontextmanager
@@ -71,6 +71,36 @@ async def router(
         yield at
 
 
+@contextlib.asynccontextmanager
+async def other_router(name: str, prefill: str, decode: str, log: Path) -> AsyncIterator[str]:
+    """Run another project's router before a P and a D; the address is yielded."""
+    setup = [str(HERE / "other_routers.sh"), sys._base_executable]
+    done = await asyncio.create_subprocess_exec(*setup, stdout=asyncio.subprocess.PIPE)
+    told, _ = await done.communicate()
+    if done.returncode:
+        raise RuntimeError(f"{name} can't be installed")
+    program = Path(told.decode().split()[-1]) / "bin" / name
+    base = f"http://127.0.0.1:{(port := free_port())}"
+    at = ["--host", "127.0.0.1", "--port", str(port)]
+    if name == "vllm-router":
+        pair = ["--vllm-pd-disaggregation", "--prefill", prefill, "--decode", decode]
+        async with _process([str(program), *pair, *at], log, {}, base):
+            yield base
+        return
+    command = [str(program), "launch", "--pd-disaggregation", "--backend", "vllm", *at]
+    async with _process(command, log, {}, base, "/liveness"), ClientSession() as http:
+        for url, side in ((prefill, "prefill"), (decode, "decode")):
+            said = {"url": url, "worker_type": side, "runtime_type": "vllm"}
+            # It marks P's requests for those connectors alone that it knows by name.
+            asked = {**said, "kv_connector": "NixlConnector"}
+            async with http.post(f"{base}/workers", json=asked) as response:
+                response.raise_for_status()
+        async with asyncio.timeout(START_S):
+            while not await _is_well(http, base, "/readiness"):
+                await asyncio.sleep(0.2)
+        yield base
+
+
 async def complete(http: ClientSession, base: str, prompt: list[int], **more: Any) -> list[int]:
     """The tokens that follow a prompt, of which ``max_tokens`` says how many."""
     body = {"model": "model", "prompt": prompt, "temperature": 0.0, "ignore_eos": True}
@@ -85,7 +115,11 @@ async def complete(http: ClientSession, base: str, prompt: list[int], **more: An
 
 @contextlib.asynccontextmanager
 async def _process(
-    command: Sequence[str], log: Path, environment: Mapping[str, str], base: str
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str],
+    base: str,
+    well: str = "/health",
 ) -> AsyncIterator[str]:
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
@@ -97,7 +131,7 @@ async def _process(
         )
     try:
         async with ClientSession() as http, asyncio.timeout(START_S):
-            while not await _is_well(http, base):
+            while not await _is_well(http, base, well):
                 if process.returncode is not None:
                     raise RuntimeError(f"it ended: its words are in {log}")
                 await asyncio.sleep(0.2)
@@ -108,9 +142,9 @@ async def _process(
         await process.wait()
 
 
-async def _is_well(http: ClientSession, base: str) -> bool:
+async def _is_well(http: ClientSession, base: str, path: str) -> bool:
     try:
-        async with http.get(f"{base}/health") as response:
+        async with http.get(base + path) as response:
             return bool(response.ok)
     except (ClientError, TimeoutError):
         return False
