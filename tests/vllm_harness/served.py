@@ -96,7 +96,9 @@ async def other_router(name: str, prefill: str, decode: str, log: Path) -> Async
             async with http.post(f"{base}/workers", json=asked) as response:
                 response.raise_for_status()
         async with asyncio.timeout(START_S):
-            while not await _is_well(http, base, "/readiness"):
+            while True:
+                if await _is_well(http, base, "/readiness"):
+                    break
                 await asyncio.sleep(0.2)
         yield base
 
