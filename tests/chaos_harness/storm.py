@@ -34,6 +34,7 @@ LONGEST_CUT_S = 8.0
 QUIET_S = 60.0
 """In which all must have ended after all has healed: lease, hold and quarantine, and pauses of
 those that connect anew."""
+EVICT_EVERY_S = 5.0
 
 
 class Storm:
@@ -82,9 +83,14 @@ class Storm:
         if (store := self._cluster.store) is not None and store.alive and store.ended is not None:
             self._cluster.found.crashes.append(f"the store ended by itself, with {store.ended}")
             await self._restart_store(signal.SIGKILL)
-        for side in self._cluster.engines:
-            self._cluster.evict(None, side)
-        return await self._cluster.finished(QUIET_S)
+        end_s = time.monotonic() + QUIET_S
+        while True:
+            # What was being computed is kept later, and nobody else has it evicted.
+            for side in self._cluster.engines:
+                self._cluster.evict(None, side)
+            left = await self._cluster.finished(EVICT_EVERY_S)
+            if not left or time.monotonic() > end_s:
+                return left
 
     async def _work(self, end_s: float) -> None:
         while time.monotonic() < end_s:
