@@ -35,6 +35,7 @@ QUIET_S = 60.0
 """In which all must have ended after all has healed: lease, hold and quarantine, and pauses of
 those that connect anew."""
 EVICT_EVERY_S = 5.0
+"""How often engines are told meanwhile to evict all that they keep."""
 
 
 class Storm:
