@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 
+from broker.fakes import broker
+from forked.ports import free_port
+from restow.broker.client.connection import channel
 from restow.broker.client.connection.brokers import MAX_HOPS, Brokers
-from restow.broker.client.connection.channel import patience_s
+from restow.broker.client.connection.channel import PLAINTEXT, RenewedChannel, patience_s
 from restow.broker.errors import AddressInvalidError, EngineUnknownError, NotOwnerError
 
 GIVEN = "a.example:1,b.example:2,c.example:3"
@@ -101,3 +107,18 @@ def test_rounds_in_which_all_failed_are_counted_until_one_lets_us_in() -> None:
 
 def test_who_is_away_for_days_is_given_no_more_than_that() -> None:
     assert [patience_s(rounds) for rounds in (0, 1, 4, 5, 100_000)] == [1, 2, 16, 16, 16]
+
+
+async def test_a_connection_that_a_busy_loop_hears_of_too_late_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else thousands that come back at once throw away what they have, and begin anew."""
+    monkeypatch.setattr(channel, "NEXT_S", 0.2)
+    async with broker() as running:
+        brokers = Brokers(f"{running.address},127.0.0.1:{free_port()}")
+        renewed = RenewedChannel(brokers, PLAINTEXT)
+        connects = asyncio.create_task(renewed.connects())
+        await asyncio.sleep(0)
+        time.sleep(0.5)  # noqa: ASYNC251 - the loop is busy
+        assert await connects
+        await renewed.close()

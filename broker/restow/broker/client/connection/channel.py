@@ -128,8 +128,8 @@ class RenewedChannel:
                         return False
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
-                return True
-        return False
+        # Where thousands come back at once, the word of it reaches a busy loop too late.
+        return channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def close(self) -> None:
         """Close the channel. May be repeated."""
