@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from broker.fakes import broker
+from broker.fakes import broker, model_layout
 from forked.ports import free_port
+from restow.broker.client import BrokerUnreachableError, EngineSession, chain_of
 from restow.broker.client.connection import channel
 from restow.broker.client.connection.brokers import MAX_HOPS, Brokers
 from restow.broker.client.connection.channel import PLAINTEXT, RenewedChannel, patience_s
@@ -17,6 +18,7 @@ from restow.broker.errors import AddressInvalidError, EngineUnknownError, NotOwn
 GIVEN = "a.example:1,b.example:2,c.example:3"
 A, B, C = GIVEN.split(",")
 OTHER = "d.example:4"
+PROMPT = chain_of(range(1, 165))
 
 
 def sent_to(owner: str) -> NotOwnerError:
@@ -122,3 +124,35 @@ async def test_a_connection_that_a_busy_loop_hears_of_too_late_is_used(
         time.sleep(0.5)  # noqa: ASYNC251 - the loop is busy
         assert await connects
         await renewed.close()
+
+
+async def test_a_session_between_two_brokers_finds_and_closes() -> None:
+    async with broker() as running:
+        address = f"{running.address},127.0.0.1:{free_port()}"
+        session = EngineSession("e", "1", model_layout(1), address)
+        await session.start()
+        channel = session._registration._channel
+        await channel.close()  # as when another one is tried
+        assert await session.find([PROMPT]) == [[]]
+        await channel.close()
+        await session.close()
+
+
+async def test_a_question_whose_connection_is_given_up_says_so() -> None:
+    """gRPC's word for it is that the caller's task was cancelled, which it was not."""
+    async with broker() as running:
+        session = EngineSession("e", "1", model_layout(1), running.address)
+        await session.start()
+        for end, said in (
+            (session._registration._channel.close, BrokerUnreachableError),
+            (None, asyncio.CancelledError),
+        ):
+            asked = asyncio.create_task(session.find([PROMPT]))
+            await asyncio.sleep(0)  # it has asked, and nobody has had time to answer
+            if end is None:
+                asked.cancel()
+            else:
+                await end()
+            with pytest.raises(said):
+                await asked
+        await session.close()

@@ -94,6 +94,11 @@ class RenewedChannel:
         """What the channel was opened to, and with."""
         self._log = get_logger("restow.trust")
 
+    @property
+    def present(self) -> grpc.aio.Channel | None:
+        """The channel as it is now; None: none is open."""
+        return self._channel
+
     async def channel(self) -> grpc.aio.Channel:
         """The channel; calls on an earlier one end if it was opened anew.
 

@@ -59,8 +59,6 @@ class Registration:
         )
         self.layout_digest = ""
         """As the broker has it. Empty: it was never told."""
-        self.stub: broker_pb2_grpc.BrokerAsyncStub | None = None
-        """Of the present channel."""
         self._brokers, self._credentials = brokers, credentials
         self._channel = RenewedChannel(brokers, credentials)
         self._log = get_logger("restow.client").bind(engine=engine.engine_id)
@@ -73,8 +71,8 @@ class Registration:
         check_size("the layout", self.message.ByteSize())
         while True:
             if self._brokers.several and not await self._channel.connects():
-                raise unreachable(self._brokers.current, "not connected", self._credentials.secure)
-            stub = self.stub = broker_pb2_grpc.BrokerStub(await self._channel.channel())
+                raise self._unreached("not connected")
+            stub = broker_pb2_grpc.BrokerStub(await self._channel.channel())
             try:
                 response = await stub.RegisterEngine(
                     self.message, timeout=timeout_s, metadata=self._brokers.metadata
@@ -88,17 +86,27 @@ class Registration:
         self._brokers.works()
         self.layout_digest = response.layout_digest
 
+    async def stub(self) -> broker_pb2_grpc.BrokerAsyncStub:
+        """Return that of the present channel, or of a new one. Raises a `TrustError`."""
+        return broker_pb2_grpc.BrokerStub(self._channel.present or await self._channel.channel())
+
     async def find(self, chains: Sequence[PrefixChain], limit: int, timeout_s: float) -> Holders:
         """Ask who holds prefixes of the engine's model.
 
         Raises `ChainFormError`, `ChainInvalidError`, and as `say` does.
         """
         request = find_request(chains, self.message.engine.engine_id, None, limit)
-        stub = self.stub or broker_pb2_grpc.BrokerStub(await self._channel.channel())
+        stub = await self.stub()
         try:
             return holders_of(await stub.Find(request, timeout=timeout_s))
         except grpc.aio.AioRpcError as error:
             raise self.typed(error) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # gRPC says it of a call whose channel is closed, too: for another broker is tried.
+            raise self._unreached("the connection was given up") from None
 
     async def say_again(self, backoff: Backoff, *, at_once: bool = False) -> None:
         """Register as soon as the broker is there, or another one. Raises its refusal, if that is
@@ -126,12 +134,15 @@ class Registration:
 
     async def close(self, take_back: bool = True) -> None:
         """Unregister, if it was registered and is to be taken back, and close the channel."""
-        stub, self.stub = self.stub, None
-        if take_back and stub is not None and self.layout_digest:
+        if take_back and self._channel.present is not None and self.layout_digest:
             request = pb.UnregisterEngineRequest(engine=self.message.engine)
             with contextlib.suppress(grpc.aio.AioRpcError, TrustError):
+                stub = await self.stub()
                 await stub.UnregisterEngine(request, timeout=UNREGISTER_TIMEOUT_S)
         await self._channel.close()
+
+    def _unreached(self, details: str) -> BrokerUnreachableError:
+        return unreachable(self._brokers.current, details, self._credentials.secure)
 
 
 def _may_be_mended(error: RestowError) -> bool:

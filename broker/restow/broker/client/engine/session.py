@@ -267,8 +267,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         while True:
             moved = False
             try:
-                if self._registration.stub is not None:
-                    await self._stream.run(self._registration.stub, self._backoff)
+                if self._registration.layout_digest:
+                    await self._stream.run(await self._registration.stub(), self._backoff)
             except grpc.aio.AioRpcError as error:
                 typed = self._registration.typed(error)
                 self._log.warning("session broke", reason=typed.reason, detail=typed.message)
