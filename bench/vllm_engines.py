@@ -2,6 +2,7 @@
 
 One pair of engines after the other, the same prompts. `routed`: P is asked, and D when P has
 answered, as routers do for vLLM's connectors. `early`: both are asked in the same moment.
+`sampled`: so too, and P samples the first token.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rows import Row, Yield, compared
 from simulated import small_layout
@@ -42,8 +44,23 @@ STEPS = 2000
 NIXL = "NixlConnector"
 FIRST_PORT = 5600
 
-Measured = dict[str, tuple[list[float], str]]
-"""By way: seconds, and how right the replies were."""
+FIRST_BUDGET_S = 3e-3
+SAMPLED = "sampled"
+WAYS = {"routed": (False, {}), "early": (True, {}), SAMPLED: (True, {"sampled_token": True})}
+"""By name: whether both sides are asked at once, and what both are told besides."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds from P's answer to D's first token and to its second, and how right replies were."""
+
+    first_s: list[float]
+    second_s: list[float]
+    note: str
+
+
+Measured = dict[str, Taken]
+"""By way."""
 
 
 @dataclass
@@ -54,8 +71,9 @@ class Way:
     prefill: VllmEngine
     decode: VllmEngine
     early: bool
-    waits_s: list[float] = field(default_factory=list)
-    """From P's answer to D's first token."""
+    more: dict[str, Any] = field(default_factory=dict)
+    first_s: list[float] = field(default_factory=list)
+    second_s: list[float] = field(default_factory=list)
     right: int = 0
     failed: int = 0
     asked: int = 0
@@ -74,7 +92,7 @@ class Way:
     async def _hand_over(self, prompt: Prompt, handoff_id: str) -> None:
         ids = list(prompt.token_ids)
         if self.early:
-            params = {"handoff_id": handoff_id}
+            params = {"handoff_id": handoff_id, **self.more}
             number = self.prefill.begin(ids, 1, params)
             answer = await self.decode.ask(ids, len(prompt.answer_ids), params)
             first = await self.prefill.answer(number)
@@ -88,14 +106,16 @@ class Way:
         if not answer.tokens:
             self.failed += 1
             return
-        self.waits_s.append(answer.first_s - first.done_s)
+        self.first_s.append(answer.first_s - first.done_s)
+        self.second_s.append(answer.second_s - first.done_s)
 
-    def take(self) -> tuple[list[float], str]:
-        """What was measured since the last call, and how right the replies were."""
-        found = self.waits_s, f"{self.right} of {self.asked} right"
-        if self.failed:
-            found = found[0], f"{found[1]}, {self.failed} failed"
-        self.waits_s, self.right, self.failed, self.asked = [], 0, 0, 0
+    def take(self) -> Taken:
+        """What was measured since the last call."""
+        note = f"{self.right} of {self.asked} right"
+        note += f", {self.failed} failed" if self.failed else ""
+        found = Taken(self.first_s, self.second_s, note)
+        self.first_s, self.second_s = [], []
+        self.right, self.failed, self.asked = 0, 0, 0
         return found
 
 
@@ -118,23 +138,27 @@ async def _measure(
     """Each connector has the machine for itself: idle engines do not rest on few cores."""
     async with running_broker(BrokerSettings(listen="127.0.0.1:0")) as broker:
         restow = [replace(one, broker=broker.address) for one in (prefill, decode)]
-        ours = await _measured(python, restow, {"routed": False, "early": True}, repeats)
+        ours = await _measured(python, restow, WAYS, repeats)
         ended = broker.hub.directory.ledger.ended.values()
         why = Counter(one.failure.reason for one in ended if one.failure is not None)
     nixl = [
         replace(one, connector=NIXL, environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)})
         for one, port in ((prefill, FIRST_PORT), (decode, FIRST_PORT + 100))
     ]
-    theirs = await _measured(python, nixl, {NIXL: False}, repeats)
+    theirs = await _measured(python, nixl, {NIXL: (False, {})}, repeats)
     waits, at_once = ({**one, **other} for one, other in zip(ours, theirs, strict=True))
     return [
         *_rows(f"{case}: from P's finish to D's first token", waits, 1.0, why),
+        *_sampled(case, waits),
         *_rows(f"{case}: {AT_ONCE} requests at once", at_once, None, why),
     ]
 
 
 async def _measured(
-    python: Path, engines: Sequence[Options], early: dict[str, bool], repeats: int
+    python: Path,
+    engines: Sequence[Options],
+    said: dict[str, tuple[bool, dict[str, Any]]],
+    repeats: int,
 ) -> tuple[Measured, Measured]:
     """Of each way between two engines: seconds of single requests, and of all at once."""
     prompts = make_prompts(WARM_UP + max(AT_ONCE, SAMPLES_PER_REPEAT * repeats), seed=1_000_003)
@@ -149,7 +173,7 @@ async def _measured(
                     for one, role in zip(engines, ("kv_producer", "kv_consumer"), strict=True)
                 )
             )
-            ways = [Way(name, prefill, decode, one) for name, one in early.items()]
+            ways = [Way(name, prefill, decode, *one) for name, one in said.items()]
             for number, prompt in enumerate(warm_up):
                 for way in ways:
                     await way.hand_over(prompt, f"{way.name}/warm-up/{number}")
@@ -169,26 +193,40 @@ async def _measured(
                     )
                 )
                 elapsed_s = time.monotonic() - began_s
-                at_once[way.name] = [elapsed_s], way.take()[1]
+                at_once[way.name] = replace(way.take(), first_s=[elapsed_s])
     return waits, at_once
 
 
 def _rows(what: str, measured: Measured, goal: float | None, why: Counter[str]) -> Iterator[Row]:
     """``why``: reasons of all of the pair's handoffs that failed, as the broker has them."""
-    theirs, their_note = measured[NIXL]
+    theirs = measured[NIXL]
     reasons = "".join(f", {count} x {reason}" for reason, count in why.items())
-    for name in ("routed", "early"):
-        ours, note = measured[name]
-        if ours and theirs:
+    for name in WAYS:
+        ours = measured[name]
+        if ours.first_s and theirs.first_s:
+            failures = reasons if "failed" in ours.note else ""
             yield compared(
                 SUITE,
                 f"{what}, {name}",
-                ours,
+                ours.first_s,
                 NIXL,
-                theirs,
+                theirs.first_s,
                 goal=goal,
-                note=f"{note}{reasons if 'failed' in note else ''}; {NIXL}: {their_note}",
+                note=f"{ours.note}{failures}; {NIXL}: {theirs.note}",
             )
+
+
+def _sampled(case: str, measured: Measured) -> Iterator[Row]:
+    """What it is worth that P samples: the first token, and the next."""
+    by_p, by_d = measured[SAMPLED], measured["early"]
+    if by_p.first_s and by_d.first_s:
+        what = f"{case}: from P's finish"
+        budget = f"budget of {1e3 * FIRST_BUDGET_S:g} ms", [FIRST_BUDGET_S]
+        first = f"{what} to the first token, P samples it"
+        yield compared(SUITE, first, by_p.first_s, *budget, goal=1.0, note=by_p.note)
+        sides = by_p.second_s, "D samples", by_d.second_s
+        second = f"{what} to the second token, P samples the first"
+        yield compared(SUITE, second, *sides, goal=0.5, note=by_p.note)
 
 
 def _step() -> Row:

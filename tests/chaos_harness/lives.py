@@ -149,7 +149,8 @@ class BrokerLife(ProgramLife):
         options: Sequence[str],
         name: str = "broker",
     ) -> None:
-        command = (*RESTOW, "serve", "--insecure", "--listen", listen, *options)
+        early = ("--early-bytes", "0")  # states are small here
+        command = (*RESTOW, "serve", "--insecure", "--listen", listen, *early, *options)
         super().__init__(name, namespace, log, environment, command)
 
 

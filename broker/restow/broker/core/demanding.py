@@ -45,7 +45,7 @@ class Demanding:
                 self._ledger.wait_for_demand(handoff, now_s)
             raise
         if asking is None:
-            return []
+            return self._ledger.part_of(handoff, engine).tell_sampled()
         engine.asks = True
         if wish.prefix is not None and asking.source is None:
             return self._offering.begin(asking, wish.prefix, now_s)
