@@ -38,6 +38,7 @@ class Suite(StrEnum):
     VLLM = "vllm"
     TURNS = "turns"
     EARLY = "early"
+    PARTS = "parts"
 
 
 MODULES = {
@@ -63,6 +64,7 @@ MODULES = {
     Suite.VLLM: ("vllm_engines", "run"),
     Suite.TURNS: ("vllm_turns", "run"),
     Suite.EARLY: ("vllm_early", "run"),
+    Suite.PARTS: ("parts", "run"),
 }
 NAMED_ONLY = (Suite.VLLM, Suite.TURNS, Suite.EARLY, Suite.OUTAGES, Suite.FAILOVER, Suite.GPU)
 """Measured only where asked for by name: three want vLLM, two take minutes, one wants a GPU."""
