@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -67,10 +67,14 @@ class Watched:
                 self.stamps["reported"] = time.monotonic()
             send(agent, message)
 
-        for name, done in (("take", taking), ("_send", sending)):
-            setattr(AsyncAgent, name, done)
-        for name, done in (("post", posting), ("has_ended", ending)):
-            setattr(Lane, name, done)
+        watched: tuple[tuple[type, str, Callable[..., Any]], ...] = (
+            (AsyncAgent, "take", taking),
+            (AsyncAgent, "_send", sending),
+            (Lane, "post", posting),
+            (Lane, "has_ended", ending),
+        )
+        for owner, name, noted in watched:
+            setattr(owner, name, noted)
 
 
 async def _serve() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from broker.world import POSITION, Side, World, ends
@@ -87,7 +89,7 @@ def test_a_state_without_one_is_none_for_d() -> None:
     ("more", "reason"),
     [({"content": OTHER}, "CONTENT_MISMATCH"), ({"position": POSITION - 1}, "POSITION_MISMATCH")],
 )
-def test_what_does_not_fit_is_not_told(more: dict[str, object], reason: str) -> None:
+def test_what_does_not_fit_is_not_told(more: dict[str, Any], reason: str) -> None:
     world = World()
     p, d = sides(world)
     ask(world, d, **more)

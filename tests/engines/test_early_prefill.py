@@ -9,7 +9,7 @@ from restow.agents.engines.common.early import EarlyPrefill, Scheduled
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 
-BEGUN = ("publish", "h", {}, 0, False)
+BEGUN: tuple[object, ...] = ("publish", "h", {}, 0, False)
 
 
 def chunk(tokens: int, *kv: int, request_id: str = "r") -> list[Scheduled]:

@@ -45,7 +45,7 @@ class Request:
     _all_token_ids: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0
     client_index: int = 0
-    output_token_ids: list[int] = field(default_factory=list)
+    output_token_ids: Sequence[int] = field(default_factory=list)
 
     def record_event(self, event_type: Any) -> None:
         """Nobody counts."""

@@ -74,7 +74,7 @@ async def router(
 @contextlib.asynccontextmanager
 async def other_router(name: str, prefill: str, decode: str, log: Path) -> AsyncIterator[str]:
     """Run another project's router before a P and a D; the address is yielded."""
-    setup = [str(HERE / "other_routers.sh"), sys._base_executable]
+    setup = [str(HERE / "other_routers.sh"), sys.executable]
     done = await asyncio.create_subprocess_exec(*setup, stdout=asyncio.subprocess.PIPE)
     told, _ = await done.communicate()
     if done.returncode:

@@ -51,8 +51,9 @@ class CoreLoop:
         frame = inspect.currentframe()
         while frame is not None:
             core = frame.f_locals.get("self")
-            queues = getattr(core, "input_queue", None), getattr(core, "output_queue", None)
-            if None not in queues:
-                return cls(*queues)
+            requests = getattr(core, "input_queue", None)
+            outputs = getattr(core, "output_queue", None)
+            if requests is not None and outputs is not None:
+                return cls(requests, outputs)
             frame = frame.f_back
         return None
