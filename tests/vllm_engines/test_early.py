@@ -12,8 +12,8 @@ import pytest
 from agent_harness.waiting import until
 from restow.agents.engines.recall.task import Prompt
 from restow.broker.server.serve import RunningBroker
-from vllm_engines.test_long_prompts import long_prompts
 from vllm_harness.engine import Options
+from vllm_harness.long_prompts import long_prompts
 from vllm_harness.pair import MODEL, vllm_pair
 
 pytestmark = pytest.mark.timeout(600)
