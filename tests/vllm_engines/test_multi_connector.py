@@ -19,7 +19,7 @@ from vllm_harness.tiny_models import tiny_model
 pytestmark = pytest.mark.timeout(600)
 
 
-def transfer(broker: str, role: str, *others: dict[str, Any]) -> dict[str, Any]:
+def transfer(broker: str, role: str) -> dict[str, Any]:
     """`MultiConnector` with Restow in it, and without the module that Restow is in."""
     restow = {
         "kv_connector": "RestowConnector",
@@ -31,30 +31,18 @@ def transfer(broker: str, role: str, *others: dict[str, Any]) -> dict[str, Any]:
         "kv_connector": "MultiConnector",
         "kv_role": role,
         "kv_buffer_device": "cpu",
-        "kv_connector_extra_config": {"connectors": [restow, *others]},
+        "kv_connector_extra_config": {"connectors": [restow]},
     }
 
 
-def kept_in(folder: Path) -> dict[str, Any]:
-    """vLLM's own connector that keeps what is computed in files: of its others none runs here."""
-    return {
-        "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": str(folder)},
-    }
-
-
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside ExampleConnector"])
 async def test_tokens_are_those_of_an_engine_that_serves_alone(
-    vllm_python: Path, tmp_path: Path, beside: bool
+    vllm_python: Path, tmp_path: Path
 ) -> None:
     model = tiny_model("llama", tmp_path / "model")
     async with running_broker(BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)) as broker:
 
         def engine(tp: int, role: str) -> Options:
-            others = [kept_in(tmp_path / f"kept{tp}")] if beside else []
-            config = transfer(broker.address, role, *others)
-            return Options(model, tp, engine={"kv_transfer_config": config})
+            return Options(model, tp, engine={"kv_transfer_config": transfer(broker.address, role)})
 
         async with (
             vllm_engine(vllm_python, engine(1, "kv_both"), tmp_path / "p.log") as p,

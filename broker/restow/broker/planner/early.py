@@ -17,7 +17,8 @@ def early_plan(plan: Plan) -> Plan | None:
     fields = {field.name: field for field in plan.source.model.fields}
     of_d = {field.name: field for field in plan.destination.model.fields}
     moves = tuple(move for move in plan.moves if fields[move.field].kind is Kind.PER_TOKEN)
-    windows = any(fields[move.field].window_tokens for move in moves)
+    filled = [fields[move.field] for move in moves] + [of_d[name] for name in plan.cold]
+    windows = any(field.window_tokens for field in filled)
     if not moves or windows or _keeps_whole_blocks(plan.destination):
         return None
     cold = frozenset(name for name in plan.cold if of_d[name].kind is Kind.PER_TOKEN)

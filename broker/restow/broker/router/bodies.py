@@ -61,8 +61,9 @@ def alone_body(body: Body) -> Body:
 
 def _sampled(body: Body) -> Body:
     """Whether P samples D's first token: not where P is not told all that this depends on."""
-    looks_back = any(body.get(key) not in (None, False) for key in ("logprobs", "top_logprobs"))
-    if looks_back or body.get("min_tokens") or _choices(body) > 1 or body.get("best_of", 1) != 1:
+    asked = (body.get(key) for key in ("logprobs", "top_logprobs"))
+    tells_more = any(one is not None and one is not False for one in asked)  # 0 asks, too
+    if tells_more or body.get("min_tokens") or _choices(body) > 1 or body.get("best_of", 1) != 1:
         return {}
     return {"sampled_token": True}
 
