@@ -105,6 +105,18 @@ def test_d_that_comes_back_hears_it_again() -> None:
     assert heard(ask(world, d, repeated=True)) == [("d", 7, TOKEN)]
 
 
+def test_d_that_comes_back_after_the_end_hears_it_before_that() -> None:
+    world = World()
+    p, d = sides(world)
+    ask(world, d)
+    publish(world, p)
+    number = next(one.handoff for one in world.fence_all(p) if isinstance(one, act.SendExecute))
+    world.settle(d, number)
+    sampled, ended = ask(world, d, repeated=True)
+    assert heard([sampled]) == [("d", 7, TOKEN)]
+    assert isinstance(ended, act.TellEnded)
+
+
 def test_each_of_several_readers_hears_it() -> None:
     world = World()
     p, d = sides(world)

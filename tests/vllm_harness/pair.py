@@ -47,7 +47,7 @@ async def vllm_pair(
     """
     settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S, otlp_endpoint=otlp_endpoint)
     if early_bytes is not None:
-        settings = replace(settings, early_bytes=early_bytes)
+        settings = settings.model_copy(update={"early_bytes": early_bytes})
     async with (
         running_broker(settings) as broker,
         vllm_engines(python, logs, broker.address, prefill, decode, alone) as engines,

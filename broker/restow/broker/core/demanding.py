@@ -132,6 +132,7 @@ class Demanding:
         if engine is not handoff.destination and handoff.destination is not None:
             return []
         if handoff.number not in engine.quarantined:
-            return [told(handoff, engine, number)]
+            # A broken stream may have lost the token, too.
+            return [*handoff.tell_sampled_to(number), told(handoff, engine, number)]
         handoff.add_demand_message(engine, number)
         return []

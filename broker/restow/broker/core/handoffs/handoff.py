@@ -232,14 +232,24 @@ class Handoff:
 
     def tell_sampled(self) -> list[Action]:
         """Have D hear the token that P sampled, if it takes that, all fits and it has not heard."""
+        if self.sampled_told:
+            return []
+        actions = [
+            action
+            for number in self.demand_messages.numbers
+            for action in self.tell_sampled_to(number)
+        ]
+        self.sampled_told = bool(actions)
+        return actions
+
+    def tell_sampled_to(self, number: int) -> list[Action]:
+        """Have D hear it by its message ``number``, whether or not it has heard it."""
         destination, token = self.destination, self.publication.sampled_token
-        if token is None or destination is None or self.sampled_told:
+        if token is None or destination is None or number < 1:
             return []
         if not self.demand.fits_sampled(self.handoff_id, self.publication):
             return []
-        self.sampled_told = True
-        name, numbers = self.handoff_id, self.demand_messages.numbers
-        return [TellSampled(destination.key, name, one, token) for one in numbers if one > 0]
+        return [TellSampled(destination.key, self.handoff_id, number, token)]
 
     def add_demand_message(self, engine: EngineRecord, number: int) -> None:
         """Take D's message ``number``, which is told the end. Raises `HandoffConflictError`."""
