@@ -20,7 +20,12 @@ from vllm_harness.pair import GRANT_S
 from vllm_harness.served import other_router, vllm_server
 
 pytestmark = pytest.mark.timeout(600)
-PROMPTS = ("Who has what? ", "The first of four prompts, and ", "a", "It is not known whether ")
+PROMPTS = (
+    "Who has what? ",
+    "The first of four prompts, and ",
+    "Another one: ",
+    "It is not known whether ",
+)
 
 
 async def complete(http: ClientSession, base: str, prompt: str) -> str:
