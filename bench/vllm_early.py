@@ -30,7 +30,15 @@ TOKENS, STEP_TOKENS, SAID = 4096, 512, 4
 HIDDEN_GOAL = 0.8
 """Of the time that a transfer takes where nothing is read early."""
 WARM = 1
-MODEL = {"hidden_size": 256, "num_hidden_layers": 8, "max_position_embeddings": 8192}
+MODEL = {
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+}
+"""Of 64 KiB of keys and values a token, where a model of 8 billion weights has 128."""
 ENGINE = {
     "max_model_len": TOKENS + 128,
     "max_num_batched_tokens": STEP_TOKENS,
