@@ -27,6 +27,7 @@ from vllm_harness.hybrid_checkpoints import HYBRIDS
 
 SUITE = "early"
 TOKENS, STEP_TOKENS, SAID = 4096, 512, 4
+STAGING_MB = 512
 HIDDEN_GOAL = 0.8
 """Of the time that a transfer takes where nothing is read early."""
 WARM = 1
@@ -78,7 +79,8 @@ async def _measure(python: Path, decode_tp: int, repeats: int) -> list[Row]:
         async with AsyncExitStack() as stack:
             settings = BrokerSettings(listen="127.0.0.1:0")
             broker = await stack.enter_async_context(running_broker(settings))
-            one = Options(model, broker=broker.address, resting=False, engine=ENGINE)
+            more = {"extra": {"staging_mb": STAGING_MB}, "engine": ENGINE}
+            one = Options(model, broker=broker.address, resting=False, **more)
             prefill, decode = await asyncio.gather(
                 *(
                     stack.enter_async_context(
