@@ -79,8 +79,13 @@ async def _measure(python: Path, decode_tp: int, repeats: int) -> list[Row]:
         async with AsyncExitStack() as stack:
             settings = BrokerSettings(listen="127.0.0.1:0")
             broker = await stack.enter_async_context(running_broker(settings))
-            more = {"extra": {"staging_mb": STAGING_MB}, "engine": ENGINE}
-            one = Options(model, broker=broker.address, resting=False, **more)
+            one = Options(
+                model,
+                broker=broker.address,
+                extra={"staging_mb": STAGING_MB},
+                engine=ENGINE,
+                resting=False,
+            )
             prefill, decode = await asyncio.gather(
                 *(
                     stack.enter_async_context(
