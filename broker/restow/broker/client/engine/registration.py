@@ -57,6 +57,8 @@ class Registration:
             asks=asks,
             keeps=keeps,
         )
+        self.done = False
+        """Whether a broker was told, and took it."""
         self.layout_digest = ""
         """As the broker has it. Empty: it was never told."""
         self._brokers, self._credentials = brokers, credentials
@@ -84,7 +86,7 @@ class Registration:
             if not self._brokers.refused(refusal):
                 raise refusal
         self._brokers.works()
-        self.layout_digest = response.layout_digest
+        self.done, self.layout_digest = True, response.layout_digest
 
     async def stub(self) -> broker_pb2_grpc.BrokerAsyncStub:
         """Return that of the present channel, or of a new one. Raises a `TrustError`."""
@@ -134,7 +136,7 @@ class Registration:
 
     async def close(self, take_back: bool = True) -> None:
         """Unregister, if it was registered and is to be taken back, and close the channel."""
-        if take_back and self._channel.present is not None and self.layout_digest:
+        if take_back and self._channel.present is not None and self.done:
             request = pb.UnregisterEngineRequest(engine=self.message.engine)
             with contextlib.suppress(grpc.aio.AioRpcError, TrustError):
                 stub = await self.stub()

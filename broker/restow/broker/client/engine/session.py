@@ -269,7 +269,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         while True:
             moved = False
             try:
-                if self._registration.layout_digest:
+                if self._registration.done:
                     await self._stream.run(await self._registration.stub(), self._backoff)
             except grpc.aio.AioRpcError as error:
                 typed = self._registration.typed(error)
