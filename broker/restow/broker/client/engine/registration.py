@@ -136,7 +136,7 @@ class Registration:
 
     async def close(self, take_back: bool = True) -> None:
         """Unregister, if it was registered and is to be taken back, and close the channel."""
-        if take_back and self._channel.present is not None and self.done:
+        if take_back and self._channel.present is not None and self.layout_digest:
             request = pb.UnregisterEngineRequest(engine=self.message.engine)
             with contextlib.suppress(grpc.aio.AioRpcError, TrustError):
                 stub = await self.stub()
