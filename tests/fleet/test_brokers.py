@@ -131,10 +131,10 @@ async def test_a_session_between_two_brokers_finds_and_closes() -> None:
         address = f"{running.address},127.0.0.1:{free_port()}"
         session = EngineSession("e", "1", model_layout(1), address)
         await session.start()
-        channel = session._registration._channel
-        await channel.close()  # as when another one is tried
+        of_session = session._registration._channel
+        await of_session.close()  # as when another one is tried
         assert await session.find([PROMPT]) == [[]]
-        await channel.close()
+        await of_session.close()
         await session.close()
 
 

@@ -57,8 +57,8 @@ class Registration:
             asks=asks,
             keeps=keeps,
         )
-        self.done = False
-        """Whether a broker was told, and took it."""
+        self.is_taken = False
+        """Whether a broker has let the engine in, once or more."""
         self.layout_digest = ""
         """As the broker has it. Empty: it was never told."""
         self._brokers, self._credentials = brokers, credentials
@@ -86,7 +86,7 @@ class Registration:
             if not self._brokers.refused(refusal):
                 raise refusal
         self._brokers.works()
-        self.done, self.layout_digest = True, response.layout_digest
+        self.is_taken, self.layout_digest = True, response.layout_digest
 
     async def stub(self) -> broker_pb2_grpc.BrokerAsyncStub:
         """Return that of the present channel, or of a new one. Raises a `TrustError`."""

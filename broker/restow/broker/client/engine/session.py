@@ -267,7 +267,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         while True:
             moved = False
             try:
-                if self._registration.done:
+                if self._registration.is_taken:
                     await self._stream.run(await self._registration.stub(), self._backoff)
             except grpc.aio.AioRpcError as error:
                 typed = self._registration.typed(error)
