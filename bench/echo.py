@@ -87,5 +87,25 @@ async def batches_seconds(address: str, messages: int, streams: int = 4) -> floa
         return time.perf_counter() - begun_s
 
 
+async def hops_seconds(address: str, round_trips: int, pause_s: float) -> float:
+    """Seconds of half a round trip of one message on a stream, with pauses between."""
+    request = pb.SessionRequest()
+    request.messages.add().cancel.handoff_id = "handoff"
+    took_s = 0.0
+    async with grpc.aio.insecure_channel(address) as channel:
+        stream = channel.stream_stream(
+            "/bench/Batches", pb.SessionRequest.SerializeToString, pb.SessionResponse.FromString
+        )()
+        for number in range(round_trips + 1):
+            await asyncio.sleep(pause_s)
+            begun_s = time.perf_counter()
+            await stream.write(request)
+            await stream.read()
+            if number:  # the first one opens the stream
+                took_s += time.perf_counter() - begun_s
+        await stream.done_writing()
+    return took_s / round_trips / 2
+
+
 if __name__ == "__main__":
     uvloop.run(serve())

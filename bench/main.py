@@ -37,6 +37,8 @@ class Suite(StrEnum):
     SESSIONS = "sessions"
     VLLM = "vllm"
     TURNS = "turns"
+    EARLY = "early"
+    PARTS = "parts"
 
 
 MODULES = {
@@ -61,9 +63,11 @@ MODULES = {
     Suite.SESSIONS: ("sessions", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
     Suite.TURNS: ("vllm_turns", "run"),
+    Suite.EARLY: ("vllm_early", "run"),
+    Suite.PARTS: ("parts", "run"),
 }
-NAMED_ONLY = (Suite.VLLM, Suite.TURNS, Suite.OUTAGES, Suite.FAILOVER, Suite.GPU)
-"""Measured only where asked for by name: two want vLLM, two take minutes, one wants a GPU."""
+NAMED_ONLY = (Suite.VLLM, Suite.TURNS, Suite.EARLY, Suite.OUTAGES, Suite.FAILOVER, Suite.GPU)
+"""Measured only where asked for by name: three want vLLM, two take minutes, one wants a GPU."""
 BY_CASE = (Suite.PIECES, Suite.MODELS, Suite.GPU)
 """Of these single cases can be measured."""
 

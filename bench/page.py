@@ -114,6 +114,25 @@ def engines(rows: Rows) -> list[str]:
     return _compared(rows, "replies")
 
 
+def early(rows: Rows) -> list[str]:
+    """A line a pair of engines, and what is measured of it."""
+    return _compared(rows, "of it")
+
+
+def parts(rows: Rows) -> list[str]:
+    """A line a part of a handoff."""
+    lines = _head("agents", "part", "ms", "reference", "ms", "times as long")
+    for row in rows:
+        agents, part = row["case"].split(": ", 1)
+        note = f" ({row['note']})" if row["note"] else ""
+        ours, theirs = (f"{row[one] * 1e3:.2f}" for one in ("seconds", "reference_seconds"))
+        lines.append(
+            f"| {agents} | {part} | {ours} | {row['reference']}{note} | {theirs} "
+            f"| {1 / row['ratio']:.1f} |"
+        )
+    return lines
+
+
 def turns(rows: Rows) -> list[str]:
     """A line a model, a place of its state, and a reference."""
     return _compared(rows, "tokens of the prompt that were not computed")
@@ -268,6 +287,8 @@ TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "benchmarks.json": (data, control),
     "ways.json": (pieces, models, planning),
     "vllm.json": (engines,),
+    "early.json": (early,),
+    "parts.json": (parts,),
     "turns.json": (turns,),
     "returns.json": (returns,),
     "outages.json": (outages,),

@@ -2,6 +2,7 @@
 
 One pair of engines after the other, the same prompts. `routed`: P is asked, and D when P has
 answered, as routers do for vLLM's connectors. `early`: both are asked in the same moment.
+`sampled`: so too, and P samples the first token. `alone`: one engine like D serves by itself.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rows import Row, Yield, compared
 from simulated import small_layout
+from vllm_ways import Found, Measured, Way
 
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.recall.model import checkpoint_folder
@@ -27,76 +30,23 @@ from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BlockingSession
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
-from vllm_harness.engine import Answer, Options, VllmEngine, vllm_engine
+from vllm_harness.engine import Options, vllm_engine
 
 SUITE = "vllm"
 PAIRS = ((1, 1), (1, 2))
 WARM_UP, AT_ONCE = 6, 64
-PATIENCE_S = 30.0
-"""What takes longer has failed."""
-MOST_FAILURES = 3
-"""After so many, a way is asked no more until the next case."""
+CLIENTS, ASKED_BY_EACH = (1, 8, 32), 3
+"""So many clients at a time, each with one request after the other."""
 SAMPLES_PER_REPEAT = 3
 STEP_BUDGET_S = 50e-6
 STEPS = 2000
-NIXL = "NixlConnector"
+NIXL, ALONE = "NixlConnector", "alone"
 FIRST_PORT = 5600
 
-Measured = dict[str, tuple[list[float], str]]
-"""By way: seconds, and how right the replies were."""
-
-
-@dataclass
-class Way:
-    """One way to hand over, and what came of it."""
-
-    name: str
-    prefill: VllmEngine
-    decode: VllmEngine
-    early: bool
-    waits_s: list[float] = field(default_factory=list)
-    """From P's answer to D's first token."""
-    right: int = 0
-    failed: int = 0
-    asked: int = 0
-
-    async def hand_over(self, prompt: Prompt, handoff_id: str) -> None:
-        """One prompt; the reply is looked at, and a failure has no time."""
-        if self.failed >= MOST_FAILURES:
-            return
-        self.asked += 1
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self._hand_over(prompt, handoff_id)
-        except TimeoutError:
-            self.failed += 1
-
-    async def _hand_over(self, prompt: Prompt, handoff_id: str) -> None:
-        ids = list(prompt.token_ids)
-        if self.early:
-            params = {"handoff_id": handoff_id}
-            number = self.prefill.begin(ids, 1, params)
-            answer = await self.decode.ask(ids, len(prompt.answer_ids), params)
-            first = await self.prefill.answer(number)
-        else:
-            first = await self.prefill.ask(ids, 1, {"do_remote_decode": True})
-            answer = await self.decode.ask(ids, len(prompt.answer_ids), first.params)
-        self._look_at(prompt, first, answer)
-
-    def _look_at(self, prompt: Prompt, first: Answer, answer: Answer) -> None:
-        self.right += answer.tokens == prompt.answer_ids
-        if not answer.tokens:
-            self.failed += 1
-            return
-        self.waits_s.append(answer.first_s - first.done_s)
-
-    def take(self) -> tuple[list[float], str]:
-        """What was measured since the last call, and how right the replies were."""
-        found = self.waits_s, f"{self.right} of {self.asked} right"
-        if self.failed:
-            found = found[0], f"{found[1]}, {self.failed} failed"
-        self.waits_s, self.right, self.failed, self.asked = [], 0, 0, 0
-        return found
+FIRST_BUDGET_S = 3e-3
+SAMPLED = "sampled"
+WAYS = {"routed": (False, {}), "early": (True, {}), SAMPLED: (True, {"sampled_token": True})}
+"""By name: whether both sides are asked at once, and what both are told besides."""
 
 
 def run(put: Yield, repeats: int) -> None:
@@ -118,38 +68,45 @@ async def _measure(
     """Each connector has the machine for itself: idle engines do not rest on few cores."""
     async with running_broker(BrokerSettings(listen="127.0.0.1:0")) as broker:
         restow = [replace(one, broker=broker.address) for one in (prefill, decode)]
-        ours = await _measured(python, restow, {"routed": False, "early": True}, repeats)
+        found = await _measured(python, restow, WAYS, repeats)
         ended = broker.hub.directory.ledger.ended.values()
         why = Counter(one.failure.reason for one in ended if one.failure is not None)
     nixl = [
         replace(one, connector=NIXL, environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)})
         for one, port in ((prefill, FIRST_PORT), (decode, FIRST_PORT + 100))
     ]
-    theirs = await _measured(python, nixl, {NIXL: False}, repeats)
-    waits, at_once = ({**one, **other} for one, other in zip(ours, theirs, strict=True))
+    found.add(await _measured(python, nixl, {NIXL: (False, {})}, repeats))
+    found.add(await _measured(python, [decode], {ALONE: (False, {})}, repeats))
     return [
-        *_rows(f"{case}: from P's finish to D's first token", waits, 1.0, why),
-        *_rows(f"{case}: {AT_ONCE} requests at once", at_once, None, why),
+        *_rows(f"{case}: from P's finish to D's first token", found.one, 1.0, why),
+        *_sampled(case, found.one),
+        *_rows(f"{case}: {AT_ONCE} requests at once", found.at_once, None, why),
+        *(row for count in CLIENTS for row in _of_clients(case, count, found.clients[count])),
     ]
 
 
 async def _measured(
-    python: Path, engines: Sequence[Options], early: dict[str, bool], repeats: int
-) -> tuple[Measured, Measured]:
-    """Of each way between two engines: seconds of single requests, and of all at once."""
-    prompts = make_prompts(WARM_UP + max(AT_ONCE, SAMPLES_PER_REPEAT * repeats), seed=1_000_003)
+    python: Path,
+    wanted: Sequence[Options],
+    said: dict[str, tuple[bool, dict[str, Any]]],
+    repeats: int,
+) -> Found:
+    """Each way between two engines, or that of one alone."""
+    most = max(AT_ONCE, SAMPLES_PER_REPEAT * repeats, max(CLIENTS) * ASKED_BY_EACH)
+    prompts = make_prompts(WARM_UP + most, seed=1_000_003)
     warm_up, prompts = prompts[:WARM_UP], prompts[WARM_UP:]
+    roles = ("kv_producer", "kv_consumer") if len(wanted) > 1 else ("",)
     with tempfile.TemporaryDirectory() as logs:
         async with AsyncExitStack() as stack:
-            prefill, decode = await asyncio.gather(
+            engines = await asyncio.gather(
                 *(
                     stack.enter_async_context(
-                        vllm_engine(python, replace(one, role=role), Path(logs) / role)
+                        vllm_engine(python, replace(one, role=role), Path(logs) / f"log{role}")
                     )
-                    for one, role in zip(engines, ("kv_producer", "kv_consumer"), strict=True)
+                    for one, role in zip(wanted, roles, strict=True)
                 )
             )
-            ways = [Way(name, prefill, decode, one) for name, one in early.items()]
+            ways = [Way(name, engines, *one) for name, one in said.items()]
             for number, prompt in enumerate(warm_up):
                 for way in ways:
                     await way.hand_over(prompt, f"{way.name}/warm-up/{number}")
@@ -158,8 +115,7 @@ async def _measured(
             for number, prompt in enumerate(prompts[: SAMPLES_PER_REPEAT * repeats]):
                 for way in ways:
                     await way.hand_over(prompt, f"{way.name}/one/{number}")
-            waits = {way.name: way.take() for way in ways}
-            at_once: Measured = {}
+            found = Found({way.name: way.take() for way in ways})
             for way in ways:
                 began_s = time.monotonic()
                 await asyncio.gather(
@@ -169,26 +125,68 @@ async def _measured(
                     )
                 )
                 elapsed_s = time.monotonic() - began_s
-                at_once[way.name] = [elapsed_s], way.take()[1]
-    return waits, at_once
+                found.at_once[way.name] = replace(way.take(), first_s=[elapsed_s])
+            for count in CLIENTS:
+                found.clients[count] = {}
+                for way in ways:
+                    await asyncio.gather(*(_client(way, prompts, n, count) for n in range(count)))
+                    found.clients[count][way.name] = way.take()
+    return found
+
+
+async def _client(way: Way, prompts: Sequence[Prompt], number: int, count: int) -> None:
+    for turn in range(ASKED_BY_EACH):
+        prompt = prompts[turn * count + number]
+        await way.hand_over(prompt, f"{way.name}/{count} clients/{number}/{turn}")
 
 
 def _rows(what: str, measured: Measured, goal: float | None, why: Counter[str]) -> Iterator[Row]:
     """``why``: reasons of all of the pair's handoffs that failed, as the broker has them."""
-    theirs, their_note = measured[NIXL]
+    theirs = measured[NIXL]
     reasons = "".join(f", {count} x {reason}" for reason, count in why.items())
-    for name in ("routed", "early"):
-        ours, note = measured[name]
-        if ours and theirs:
+    for name in WAYS:
+        ours = measured[name]
+        if ours.first_s and theirs.first_s:
+            failures = reasons if "failed" in ours.note else ""
             yield compared(
                 SUITE,
                 f"{what}, {name}",
-                ours,
+                ours.first_s,
                 NIXL,
-                theirs,
+                theirs.first_s,
                 goal=goal,
-                note=f"{note}{reasons if 'failed' in note else ''}; {NIXL}: {their_note}",
+                note=f"{ours.note}{failures}; {NIXL}: {theirs.note}",
             )
+
+
+def _sampled(case: str, measured: Measured) -> Iterator[Row]:
+    """What it is worth that P samples: the first token, and the next."""
+    by_p, by_d = measured[SAMPLED], measured["early"]
+    if by_p.first_s and by_d.first_s:
+        what = f"{case}: from P's finish"
+        budget = f"budget of {1e3 * FIRST_BUDGET_S:g} ms", [FIRST_BUDGET_S]
+        first = f"{what} to the first token, P samples it"
+        yield compared(SUITE, first, by_p.first_s, *budget, goal=1.0, note=by_p.note)
+        sides = by_p.second_s, "D samples", by_d.second_s
+        second = f"{what} to the second token, P samples the first"
+        yield compared(SUITE, second, *sides, goal=2.0, note=by_p.note)
+
+
+def _of_clients(case: str, count: int, measured: Measured) -> Iterator[Row]:
+    """From the question to the first and to the second token, beside both."""
+    for index, what in enumerate(("first", "second")):
+        seconds = {name: [each[index] for each in one.asked_s] for name, one in measured.items()}
+        for name in (*WAYS, ALONE):
+            if seconds[name] and seconds[NIXL]:
+                yield compared(
+                    SUITE,
+                    f"{case}, {count} clients: to the {what} token, {name}",
+                    seconds[name],
+                    NIXL,
+                    seconds[NIXL],
+                    goal=1.0 if name == SAMPLED else None,
+                    note=measured[name].note,
+                )
 
 
 def _step() -> Row:

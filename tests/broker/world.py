@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -53,13 +53,15 @@ def packed(ids: Sequence[int]) -> bytes:
     return np.asarray(ids, "<i4").tobytes()
 
 
-def pair_plan(src_ranks: int, dst_ranks: int, staged: bool, together: bool) -> PairPlan:
+def pair_plan(
+    src_ranks: int, dst_ranks: int, staged: bool, together: bool, early: bool = False
+) -> PairPlan:
     """Every destination rank reads from every source rank, through staging if ``staged``.
 
     ``together``: a source gathers for all of them in one launch.
     """
     sources, readers = tuple(range(src_ranks)), tuple(range(dst_ranks))
-    return PairPlan(
+    whole = PairPlan(
         programs={d: Program(f"program/{d}", d, (), ()) for d in range(dst_ranks)},
         sources=dict.fromkeys(range(dst_ranks), sources),
         staging=dict.fromkeys(range(dst_ranks), sources if staged else ()),
@@ -72,6 +74,16 @@ def pair_plan(src_ranks: int, dst_ranks: int, staged: bool, together: bool) -> P
         dst_groups=frozenset({"kv", "state"}),
         group_pairs=frozenset({GroupPair(KV, KV), GroupPair(STATE, STATE)}),
     )
+    if not early:
+        return whole
+    tokens = replace(
+        whole,
+        programs={d: Program(f"early/{d}", d, (), ()) for d in range(dst_ranks)},
+        src_groups=frozenset({"kv"}),
+        dst_groups=frozenset({"kv"}),
+        group_pairs=frozenset({GroupPair(KV, KV)}),
+    )
+    return replace(whole, early=tokens)
 
 
 @dataclass
@@ -92,13 +104,14 @@ class World:
         *,
         staged: bool = False,
         together: bool = False,
+        early: bool = False,
         measures: bool = False,
         limits: Limits = LIMITS,
         digests: Digests | None = None,
     ) -> None:
         self.directory = Directory(limits, measures=measures, digests=digests)
         self.now_s = 1000.0
-        self.staged_plans, self.together = staged, together
+        self.staged_plans, self.together, self.early = staged, together, early
         self.plans_at_once = True
         self.outcome: PairOutcome | None = None
         self.sides: dict[act.EngineKey, Side] = {}
@@ -193,10 +206,12 @@ class World:
         content: bytes = b"",
         repeated: bool = False,
         readers: int = 0,
+        sampled: int | None = None,
     ) -> list[act.Action]:
         blocks = {"kv": [1, 2, 3], "state": [4]} if blocks is None else blocks
         listed = tuple((group, first, packed(ids)) for group, ids in blocks.items())
-        chunk = Chunk(listed, position, final, lease_s, "", content, repeated, readers)
+        said = (content, repeated, readers, sampled)
+        chunk = Chunk(listed, position, final, lease_s, "", *said)
         return self.run(lambda now_s: self.directory.publish(side.record, name, chunk, now_s))
 
     def request(
@@ -213,23 +228,26 @@ class World:
         number: int = 0,
         readers: int = 0,
         prefix: NamedPrefix | None = None,
+        takes: bool = False,
     ) -> list[act.Action]:
         """``number``: of the message that is said again; 0: it is a new one."""
         blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
         number = number or self._number(side)
         position = prefix.position_tokens if prefix else position
-        said = (repeated, "", content, number, readers, prefix)
+        said = (repeated, "", content, number, readers, prefix, takes)
         wish = Wish(listed, held, timeout_s, position, *said)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
-    def fence(self, side: Side, rank: int = 0, name: str = "h") -> list[act.Action]:
-        agent = side.agents[rank]
-        return self.run(lambda now_s: self.directory.reports.fence(side.record, agent, name, now_s))
+    def fence(
+        self, side: Side, rank: int = 0, name: str = "h", tokens: int = 0
+    ) -> list[act.Action]:
+        """``tokens``: that many leading ones are complete; 0: all is."""
+        reports, agent = self.directory.reports, side.agents[rank]
+        return self.run(lambda now_s: reports.fence(side.record, agent, name, now_s, tokens))
 
-    def fence_all(self, side: Side, name: str = "h") -> None:
-        for rank in side.agents:
-            self.fence(side, rank, name)
+    def fence_all(self, side: Side, name: str = "h", tokens: int = 0) -> list[act.Action]:
+        return [one for rank in side.agents for one in self.fence(side, rank, name, tokens)]
 
     def renew(self, side: Side, name: str = "h", lease_s: float = 30.0) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.renew(side.record, name, lease_s, now_s))
@@ -313,6 +331,7 @@ class World:
             len(asked.destination.ranks),
             self.staged_plans,
             self.together,
+            self.early,
         )
         return self.run(lambda now_s: self.directory.granting.plan_made(asked.pair, plan, now_s))
 
@@ -340,7 +359,12 @@ class World:
             elif isinstance(action, act.SendOffer | act.SendKeep):
                 self.sides[action.engine].offered.append(action)
             elif not isinstance(
-                action, act.CloseSession | act.TellExamined | act.TellHoldings | act.TellDrain
+                action,
+                act.CloseSession
+                | act.TellExamined
+                | act.TellHoldings
+                | act.TellDrain
+                | act.TellSampled,
             ):
                 assert action.agent in self.connected, f"{action} to an agent that is gone"
 

@@ -87,12 +87,13 @@ def serve_rank(driver: Connection, fences: Connection, life: Life, rank: int) ->
     driver.send(READY)
     with contextlib.suppress(EOFError):
         while True:
-            handoff_id = fences.recv()
-            if handoff_id is None:
+            fence = fences.recv()
+            if fence is None:
                 free = agent._agent._executor.free_staging_bytes  # type: ignore[union-attr]
                 driver.send(("staging", tuple(free)))
             else:
-                agent.fence(handoff_id)
+                handoff_id, tokens = fence
+                agent.fence(handoff_id, None, tokens)
     agent.close()
 
 
@@ -197,15 +198,18 @@ class _Scheduler:
     def _received(self, name: str, found: set[int]) -> None:
         self._driver.send(("received", name, found))
 
-    def _fence(self, handoff_id: str | None) -> None:
+    def _fence(self, handoff_id: str, tokens: int = 0) -> None:
+        self._tell_workers((handoff_id, tokens))
+
+    def _tell_workers(self, fence: tuple[str, int] | None) -> None:
         """None: say what is free of your staging."""
         for worker in self._workers:
             with contextlib.suppress(OSError):  # one that was killed
-                worker.send(handoff_id)
+                worker.send(fence)
 
     def _report(self) -> None:
         requests = self._requests
-        self._fence(None)
+        self._tell_workers(None)
         if not requests.pending:
             self._start(self._check())
         pending = tuple(sorted(requests.pending))

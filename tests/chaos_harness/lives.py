@@ -36,6 +36,8 @@ class EngineLife:
         self.pending: dict[str, float] = {}
         """Handoffs that the scheduler has not yet told the end of, and since when."""
         self.connected = False
+        self.crashed = False
+        """Whether one of them has ended by itself."""
         self.free_staging: dict[str, tuple[int, int]] = {}
         self.reported: tuple[tuple[str, ...], bool] | None = None
         with open(life.memory, "wb") as file:
@@ -91,6 +93,7 @@ class EngineLife:
         except (EOFError, OSError):
             self._deafen(child)
             if child.alive:
+                self.crashed = True
                 self._hear(self, ("crashed", child.name))
             return
         if said[0] == "staging":
@@ -149,7 +152,8 @@ class BrokerLife(ProgramLife):
         options: Sequence[str],
         name: str = "broker",
     ) -> None:
-        command = (*RESTOW, "serve", "--insecure", "--listen", listen, *options)
+        early = ("--early-bytes", "0")  # states are small here
+        command = (*RESTOW, "serve", "--insecure", "--listen", listen, *early, *options)
         super().__init__(name, namespace, log, environment, command)
 
 

@@ -86,6 +86,10 @@ class Storm:
             await self._restart_store(signal.SIGKILL)
         end_s = time.monotonic() + QUIET_S
         while True:
+            for side, engine in self._cluster.engines.items():
+                if engine.alive and engine.crashed:  # as when UCX has aborted a worker
+                    self._cluster.end_engine(side)
+                    self.start_engine(side)
             # What was being computed is kept later, and nobody else has it evicted.
             for side in self._cluster.engines:
                 self._cluster.evict(None, side)

@@ -44,6 +44,20 @@ class Request:
     skip: bool = False
     _all_token_ids: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0
+    client_index: int = 0
+    output_token_ids: Sequence[int] = field(default_factory=list)
+
+    def record_event(self, event_type: Any) -> None:
+        """Nobody counts."""
+
+    def take_events(self) -> None:
+        """Nothing was noted."""
+
+    def take_prefill_stats(self) -> None:
+        """Nothing was noted."""
+
+    def update_block_hashes(self) -> None:
+        """There are none."""
 
     def __post_init__(self) -> None:
         known = self.prompt_token_ids if self.prompt_embeds is None else self.prompt_embeds

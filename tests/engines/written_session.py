@@ -36,6 +36,11 @@ class Session(BlockingSession):
     traces: list[str] = field(default_factory=list)
     readers: list[int] = field(default_factory=list)
     contents: list[bytes] = field(default_factory=list)
+    first_blocks: list[dict[str, int]] = field(default_factory=list)
+    sampled: list[int | None] = field(default_factory=list)
+    """Tokens, of publications."""
+    takes: list[bool] = field(default_factory=list)
+    """Of demands, whether they take one."""
     asked: list[BlockingDelivery] = field(default_factory=list)
     given_up: list[int] = field(default_factory=list)
     """Which of those that were asked for."""
@@ -56,11 +61,14 @@ class Session(BlockingSession):
         trace_parent: str = "",
         content: bytes = b"",
         readers: int = 0,
+        sampled_token: int | None = None,
     ) -> Future[HandoffEnded]:
+        self.sampled.append(sampled_token)
         self.traces.append(trace_parent)
         self.readers.append(readers)
         if final:
             self.contents.append(content)
+        self.first_blocks.append(dict(first_blocks or {}))
         self.said.append(("publish", handoff_id, dict(blocks), position_tokens, final))
         return self._end(handoff_id)
 
@@ -76,7 +84,9 @@ class Session(BlockingSession):
         content: bytes = b"",
         readers: int = 0,
         prefix: Prefix | None = None,
+        takes_sampled_token: bool = False,
     ) -> BlockingDelivery:
+        self.takes.append(takes_sampled_token)
         self.readers.append(readers)
         self.contents.append(content)
         self.prefixes.append(prefix)
@@ -127,8 +137,9 @@ class Session(BlockingSession):
         return delivery
 
 
-def side(session: Session, role: str = "kv_both") -> SchedulerSide:
-    return SchedulerSide("E", "life", role, GROUPS, 0, session, ConnectorSettings())
+def side(session: Session, role: str = "kv_both", lookahead_tokens: int = 0) -> SchedulerSide:
+    settings = ConnectorSettings()
+    return SchedulerSide("E", "life", role, GROUPS, lookahead_tokens, session, settings)
 
 
 def nothing() -> Iterator[tuple[str, int]]:

@@ -40,8 +40,8 @@ class LinkedAgent:
     def fence(self, handoff_id: str) -> None:
         self._fences.fence(handoff_id, None)
 
-    def _say(self, handoff_id: str) -> None:
-        self.link.send(link.AgentMessage(fenced=link.Fenced(handoff_id=handoff_id)))
+    def _say(self, handoff_id: str, tokens: int) -> None:
+        self.link.send(link.AgentMessage(fenced=link.Fenced(handoff_id=handoff_id, tokens=tokens)))
 
     async def hello(self) -> link.Hello:
         return self._hello

@@ -38,7 +38,7 @@ class HeldEvent:
 
 async def test_a_fence_waits_for_its_event_and_for_no_other() -> None:
     said: list[str] = []
-    fences = Fences(said.append)
+    fences = Fences(lambda handoff_id, _: said.append(handoff_id))
     slow, quick = HeldEvent(), HeldEvent()
     fences.fence("slow", slow)
     fences.fence("quick", quick)
@@ -54,7 +54,7 @@ async def test_a_fence_waits_for_its_event_and_for_no_other() -> None:
 
 async def test_work_that_failed_and_work_that_was_given_up_are_not_fenced() -> None:
     said: list[str] = []
-    fences = Fences(said.append)
+    fences = Fences(lambda handoff_id, _: said.append(handoff_id))
     failed, given_up, last = HeldEvent(RuntimeError("illegal address")), HeldEvent(), HeldEvent()
     fences.fence("failed", failed)
     fences.fence("given up", given_up)
@@ -73,7 +73,7 @@ async def test_what_has_ended_a_moment_ago_is_fenced_again_for_another_broker_al
     now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     said: list[str] = []
-    fences = Fences(said.append)
+    fences = Fences(lambda handoff_id, _: said.append(handoff_id))
     for name in ("open", "ended"):
         fences.fence(name, None)
     fences.forget("ended")
@@ -112,3 +112,13 @@ async def test_gpu_memory_without_a_gpu_is_refused_by_name() -> None:
     region = RegionMemory("r", 4096, 4, 1024, MemoryKind.CUDA, 0)
     with pytest.raises(CudaUnavailableError, match="CUDA device 0, but this process sees 0"):
         AsyncAgent("127.0.0.1:1", "E", "life-1", 3, [region])
+
+
+async def test_leading_tokens_are_said_once_and_the_whole_again() -> None:
+    said: list[tuple[str, int]] = []
+    fences = Fences(lambda *words: said.append(words))
+    fences.fence("a", None, 512)
+    fences.fence("b", None, 512)
+    fences.fence("b", None)
+    fences.say_again()
+    assert said == [("a", 512), ("b", 512), ("b", 0), ("b", 0)]

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from agent_harness.waiting import until
-from restow.broker.router.bodies import ONE_TOKEN, needs_whole_prompt, prefill_body
+from restow.broker.router.bodies import ONE_TOKEN, decode_body, needs_whole_prompt, prefill_body
 from router.fake_engine import (
     END,
     EVENTS,
@@ -45,6 +45,22 @@ def test_p_is_told_nothing_that_contradicts_one_token() -> None:
     told = prefill_body("/v1/completions", {**body, "min_tokens": 7, "n": 2.5}, "h")
     params = {"do_remote_decode": True, "handoff_id": "h"}
     assert told == {"prompt": "x", "max_tokens": 1, "stream": False, "kv_transfer_params": params}
+
+
+@pytest.mark.parametrize(
+    ("more", "by_p"),
+    [
+        ({}, True),
+        ({"stream": True, "logprobs": False, "n": 1, "min_tokens": 0, "seed": 5}, True),
+        *(({key: 2}, False) for key in ("n", "best_of", "min_tokens", "logprobs", "top_logprobs")),
+        ({"logprobs": 0}, False),
+        ({"logprobs": True}, False),
+    ],
+)
+def test_both_are_asked_alike_for_the_first_token(more: dict[str, Any], by_p: bool) -> None:
+    body = {"prompt": "x", **more}
+    for told in (prefill_body("/v1/completions", body, "h"), decode_body(body, "h")):
+        assert told["kv_transfer_params"].get("sampled_token", False) == by_p
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,9 @@ class Engine:
         """Have the scheduler do something beside its prompts."""
         self.scheduler.spawn(self._guard(work))
 
-    def _fence(self, handoff_id: str) -> None:
+    def _fence(self, handoff_id: str, tokens: int = 0) -> None:
         for worker, agent in zip(self.workers, self.agents, strict=False):
-            worker.later(self._rng.uniform(0.0, 0.05), agent.fence, handoff_id)
+            worker.later(self._rng.uniform(0.0, 0.05), agent.fence, handoff_id, None, tokens)
 
     async def _guard(self, work: Any) -> None:
         try:

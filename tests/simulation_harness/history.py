@@ -65,7 +65,7 @@ STRATEGIES = (Strategy.AUTO, Strategy.SLICES, Strategy.WHOLE, Strategy.PACK, Str
 SIZES = ((1, 1), (2, 2), (1, 2), (2, 1))
 DIGESTS = (*[Digests()] * 14, Digests(DigestMode.ALL), Digests(DigestMode.SAMPLED, 2))
 """They take turns."""
-LIMITS = Limits(engine_idle_s=2.0, offer_s=0.5)
+LIMITS = Limits(engine_idle_s=2.0, offer_s=0.5, early_bytes=0)
 """Engines that can't be reached are forgotten, and come back."""
 FOR_SEVERAL = 0.4
 """Of how many publications readers are named: as many as ask, fewer, so that one of them takes the

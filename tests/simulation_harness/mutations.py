@@ -24,8 +24,10 @@ from restow.broker.core.ledger.readers import Readers
 from restow.broker.core.offering import Offering
 from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2
+from simulation_harness.early_mutations import EARLY
 from simulation_harness.history import History
 from simulation_harness.misplaced import MISPLACED
+from simulation_harness.sampled_mutations import SAMPLED
 from simulation_harness.several.mutations import MUTATIONS as OF_SEVERAL
 from stamped.kept_states import Kept, KeptStates
 
@@ -245,6 +247,8 @@ MUTATIONS: dict[str, Mutation] = {
     "offered": offered_on,
     "next": offered_once,
     "pinned": evicted_while_given,
+    **EARLY,
+    **SAMPLED,
     **MISPLACED,
     **OF_SEVERAL,
 }

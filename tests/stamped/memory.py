@@ -99,6 +99,14 @@ class HostMemory:
             for group, tokens in self.page_tokens.items()
         }
 
+    def holding(self, ids: Ids, tokens: int) -> Ids:
+        """Those pages of a state that hold leading tokens."""
+        return {
+            group: pages[: -(-tokens // self.page_tokens[group])]
+            for group, pages in ids.items()
+            if self.page_tokens[group]
+        }
+
     def write(self, ids: Ids, stamp: int) -> None:
         """Write pages whole, on all ranks: each as its place in its list says."""
         for group, pages in ids.items():

@@ -64,9 +64,13 @@ class Pages:
                     )
         return self.memory.found(ids, position_tokens)
 
-    def write(self, ids: Ids) -> int:
+    def stamp(self) -> int:
+        """One for something new."""
+        return self._stamps.next()
+
+    def write(self, ids: Ids, stamp: int | None = None) -> int:
         """Use pages for something new; its stamp. Nobody else may write to them from now on."""
-        stamp = self._stamps.next()
+        stamp = self.stamp() if stamp is None else stamp
         self.memory.write(ids, stamp)
         for group, pages in ids.items():
             for index, page in enumerate(pages):

@@ -15,6 +15,9 @@ from stamped.memory import HostMemory, Ids
 from stamped.pages import Pages
 from stamped.stamps import Stamps, Violation
 
+COMPUTED_IN_CHUNKS = 0.4
+"""Of the prompts that are long enough; their leading tokens may be read while others are computed.
+"""
 NO_PAGES_S = 10.0
 """After which a prompt that finds no free pages is given up."""
 
@@ -59,6 +62,12 @@ class Prompt:
         """Names what it is of."""
         return hashlib.sha256(self.name.encode()).digest()
 
+    @property
+    def sampled_token(self) -> int | None:
+        """What P samples behind it; None: D does that itself."""
+        drawn = int.from_bytes(self.content[:4])
+        return drawn >> 1 if drawn % 2 else None
+
 
 @dataclass(frozen=True)
 class Received:
@@ -89,13 +98,34 @@ class Requests:
         self._session, self._memory, self._rng = session, memory, rng
 
     async def prefill(
-        self, prompt: Prompt, computed: Callable[[str, int], None], fence: Callable[[str], None]
+        self,
+        prompt: Prompt,
+        computed: Callable[[str, int], None],
+        fence: Callable[[str, int], None],
     ) -> None:
-        """P's part. ``computed`` hears of the stamp before anything is fenced."""
+        """P's part. ``computed`` hears of the stamp before all is fenced.
+
+        ``fence`` is given how many leading tokens are complete; 0: all is.
+        """
         session = await self._session()
         if (ids := await self.take(prompt)) is None:
             return self._end(prompt, "", "NO_PAGES")
         early = self._rng.random() < 0.3
+        chunks = [] if early else self._chunks(prompt)
+        stamp = self.pages.stamp()
+
+        def publish_chunk(tokens: int) -> asyncio.Future[Any]:
+            part = self._memory.holding(ids, tokens)
+            self.pages.write(part, stamp)
+            return session.publish(
+                prompt.handoff_id,
+                part,
+                0,
+                final=False,
+                lease_ms=prompt.lease_ms,
+                hold_ms=prompt.hold_ms,
+                readers=prompt.readers,
+            )
 
         def publish() -> asyncio.Future[Any]:
             return session.publish(
@@ -106,15 +136,22 @@ class Requests:
                 hold_ms=prompt.hold_ms,
                 content=prompt.content,
                 readers=prompt.readers,
+                sampled_token=prompt.sampled_token,
             )
 
         try:
             ended = publish() if early else None
-            await asyncio.sleep(prompt.compute_s)
+            for tokens in chunks:
+                await asyncio.sleep(prompt.compute_s / (len(chunks) + 1))
+                if ended is not None and ended.done():
+                    break
+                ended = publish_chunk(tokens)
+                fence(prompt.handoff_id, tokens)
+            await asyncio.sleep(prompt.compute_s / (len(chunks) + 1))
             if ended is None or not ended.done():
-                computed(prompt.name, self.pages.write(ids))
-                ended = ended or publish()
-                fence(prompt.handoff_id)
+                computed(prompt.name, self.pages.write(ids, stamp))
+                ended = ended if early and ended else publish()
+                fence(prompt.handoff_id, 0)
         except HandoffConflictError as error:
             # The id was used before: nobody can ask for this under it.
             self._end(prompt, "REFUSED", error.reason)
@@ -151,6 +188,7 @@ class Requests:
             return None
         self.pages.lend(ids)
         due_s = asyncio.get_running_loop().time() + prompt.timeout_ms / 1000
+        takes = prefix is None and prompt.sampled_token is not None
         ended = session.request(
             prompt.handoff_id,
             ids,
@@ -159,10 +197,19 @@ class Requests:
             content=b"" if prefix else prompt.content,
             readers=0 if prefix else prompt.told_readers,
             prefix=prefix,
+            takes_sampled_token=takes,
         )
         done = await self._await_end(prompt, session, ended, prompt.d_cancels_s, due_s)
+        _check_sampled(prompt, ended, done and takes)
         await ended.pages_free
         return Received(ids, self.pages.take_back(ids, prompt.position_tokens), done)
+
+    def _chunks(self, prompt: Prompt) -> list[int]:
+        """How many tokens are computed after each of several steps but the last."""
+        inner = range(1, prompt.position_tokens)
+        if not inner or self._rng.random() >= COMPUTED_IN_CHUNKS:
+            return []
+        return sorted(self._rng.sample(inner, self._rng.randint(1, min(3, len(inner)))))
 
     async def take(self, prompt: Prompt) -> Ids | None:
         """Pages for a state, waited for."""
@@ -208,3 +255,15 @@ class Requests:
     def _end(self, prompt: Prompt, state: str, reason: str) -> None:
         self.said[prompt.name] = state, reason
         self.pending.discard(prompt.name)
+
+
+def _check_sampled(prompt: Prompt, ended: Delivery, must: bool) -> None:
+    """D has heard of P's token what is so; and has heard it, if it ``must``."""
+    told = ended.sampled.result() if is_told(ended.sampled) else None
+    if told != prompt.sampled_token and (must or told is not None):
+        raise Violation(f"D goes on behind {told}, and P sampled {prompt.sampled_token}")
+
+
+def is_told(sampled: asyncio.Future[int]) -> bool:
+    """Whether the token has come."""
+    return sampled.done() and not sampled.cancelled()

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from restow.agents.engines.recall.task import KEY_WORDS, VALUE_WORDS, ask, encode, state_facts
 from vllm_harness.engine import Answer, Options
+from vllm_harness.long_prompts import long_prompts
 from vllm_harness.pair import MODEL, vllm_pair
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 16
-
-
-def long_prompts() -> list[list[int]]:
-    """Of 140 to 166 tokens, where a block holds 128: some begin alike, some end early."""
-    rng = Random(7)  # noqa: S311 - reproducible, not secret
-    values = [rng.choice(VALUE_WORDS) for _ in KEY_WORDS]
-    facts = state_facts(dict(zip(KEY_WORDS, values, strict=True)))
-    asked = [rng.sample(KEY_WORDS, 3) for _ in range(4)]
-    whole = [encode(" ".join([*facts, *ask(keys)])) for keys in asked]
-    return [list(one) for one in (*whole, whole[0][:140], whole[1][:128], whole[2][:129])]
 
 
 async def test_prompts_of_several_blocks(vllm_python: Path, tmp_path: Path) -> None:

@@ -109,8 +109,9 @@ class Answer:
     logprobs: tuple[dict[int, float], ...] = ()
     """Of each token said, those of the likeliest; asked for with ``logprobs=2`` or more."""
     first_s: float = 0.0
+    second_s: float = 0.0
     done_s: float = 0.0
-    """When the first and the last token came, on the host's monotonic clock."""
+    """When the first, the second and the last token came, on the host's monotonic clock."""
 
 
 class VllmEngine:
@@ -149,6 +150,7 @@ class VllmEngine:
                 for step in told.get("logprobs", ())
             ),
             told.get("first_s", 0.0),
+            told.get("second_s", 0.0),
             told.get("done_s", 0.0),
         )
 

@@ -77,6 +77,8 @@ class Engine:
                 answer["tokens"] = list(one.token_ids)
                 answer["done_s"] = time.monotonic()
                 answer.setdefault("first_s", answer["done_s"])
+                if len(one.token_ids) > 1:
+                    answer.setdefault("second_s", answer["done_s"])
                 answer["finish"] = one.finish_reason
                 answer["cached"] = output.num_cached_tokens
                 answer["logprobs"] = [

@@ -38,13 +38,16 @@ async def vllm_pair(
     decode: Options,
     alone: bool = True,
     otlp_endpoint: str | None = None,
+    early_bytes: int | None = None,
 ) -> AsyncIterator[Pair]:
     """Start all at once; roles and the broker's address are filled in here.
 
-    The engine that serves alone is like the decode engine, without a connector. When this ends,
-    all traces have been sent.
+    The engine that serves alone is like the decode engine, without a connector; ``early_bytes``
+    is the broker's setting; None: as it has it. When this ends, all traces have been sent.
     """
     settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S, otlp_endpoint=otlp_endpoint)
+    if early_bytes is not None:
+        settings = settings.model_copy(update={"early_bytes": early_bytes})
     async with (
         running_broker(settings) as broker,
         vllm_engines(python, logs, broker.address, prefill, decode, alone) as engines,

@@ -54,7 +54,7 @@ def main(names: str, seed: int, histories: int, fault: str) -> None:
 def _break(fault: str) -> None:
     """Leave something out that must be there."""
     if fault == "failures":
-        SchedulerSide.step = _step_without_failures  # type: ignore[method-assign]
+        SchedulerSide.step = _step_without_failures  # type: ignore[assignment, method-assign]
     elif fault == "letting go":
         CachedPrefixes.let_go = lambda self, pin: None  # type: ignore[method-assign]
     elif fault == "positions":
@@ -70,8 +70,8 @@ def _break(fault: str) -> None:
 _pin, _side_step = Pins.pin, SchedulerSide.step
 
 
-def _step_without_failures(self: SchedulerSide, progress: Any) -> WorkerStep:
-    step = _side_step(self, progress)
+def _step_without_failures(self: SchedulerSide, *said: Any) -> WorkerStep:
+    step = _side_step(self, *said)
     step.received = dict.fromkeys(step.received, True)
     return step
 

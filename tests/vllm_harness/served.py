@@ -15,27 +15,37 @@ from typing import Any
 from aiohttp import ClientError, ClientSession
 
 from forked.ports import free_port
-from vllm_harness.engine import BLOCKS, ENVIRONMENT, PATIENT, RESTING, START_S
+from vllm_harness.engine import BLOCKS, ENVIRONMENT, HERE, PATIENT, RESTING, START_S
 
 
 @contextlib.asynccontextmanager
 async def vllm_server(
-    python: Path, model: Path, engine_id: str, broker: str, log: Path, *more: str
+    python: Path,
+    model: Path,
+    engine_id: str,
+    broker: str,
+    log: Path,
+    *more: str,
+    prefix: str = "find+tell",
 ) -> AsyncIterator[str]:
-    """Serve a model, named "model", by an engine that finds and tells; the address is yielded."""
+    """Serve a model, named "model", by an engine of both sides; the address is yielded.
+
+    With ``prefix`` "off" nothing is cached of prompts.
+    """
     port = free_port()
+    caching = "--no-enable-prefix-caching" if prefix == "off" else "--enable-prefix-caching"
     transfer = {
         "kv_connector": "RestowConnector",
         "kv_connector_module_path": "restow.agents.engines.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "engine_id": engine_id,
-        "kv_connector_extra_config": {"broker": broker, "prefix": "find+tell", **PATIENT},
+        "kv_connector_extra_config": {"broker": broker, "prefix": prefix, **PATIENT},
     }
     words = [
         *("serve", str(model), "--served-model-name", "model", "--port", str(port)),
         *("--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32", "--max-num-seqs", "8"),
-        *("--num-gpu-blocks-override", str(BLOCKS), "--enable-prefix-caching"),
+        *("--num-gpu-blocks-override", str(BLOCKS), caching),
         *("--kv-transfer-config", json.dumps(transfer), *more),
     ]
     command = [str(python), "-m", "vllm.entrypoints.cli.main", *words]
@@ -45,16 +55,52 @@ async def vllm_server(
 
 @contextlib.asynccontextmanager
 async def router(
-    broker: str, prefill: Sequence[str], decode: Sequence[str], log: Path
+    broker: str, prefill: Sequence[str], decode: Sequence[str], log: Path, find_ms: int = 1000
 ) -> AsyncIterator[str]:
-    """Run one that finds, before engines that are named ``ID=URL``; the address is yielded."""
+    """Run one before engines that are named ``ID=URL``; the address is yielded.
+
+    It finds who holds prompts, if that is known within ``find_ms``; 0: it does not ask.
+    """
     listen = f"127.0.0.1:{free_port()}"
-    words = ["router", "--find-ms", "1000", "--listen", listen, "--broker", broker]
+    words = ["router", "--listen", listen]
+    words += ["--find-ms", str(find_ms), "--broker", broker] if find_ms else []
     for side, engines in (("--prefill", prefill), ("--decode", decode)):
         words += [word for one in engines for word in (side, one)]
     command = [sys.executable, "-m", "restow.broker.cli.main", *words]
     async with _process(command, log, {}, f"http://{listen}") as at:
         yield at
+
+
+@contextlib.asynccontextmanager
+async def other_router(name: str, prefill: str, decode: str, log: Path) -> AsyncIterator[str]:
+    """Run another project's router before a P and a D; the address is yielded."""
+    setup = [str(HERE / "other_routers.sh"), sys.executable]
+    done = await asyncio.create_subprocess_exec(*setup, stdout=asyncio.subprocess.PIPE)
+    told, _ = await done.communicate()
+    if done.returncode:
+        raise RuntimeError(f"{name} can't be installed")
+    program = Path(told.decode().split()[-1]) / "bin" / name
+    base = f"http://127.0.0.1:{(port := free_port())}"
+    at = ["--host", "127.0.0.1", "--port", str(port)]
+    if name == "vllm-router":
+        pair = ["--vllm-pd-disaggregation", "--prefill", prefill, "--decode", decode]
+        async with _process([str(program), *pair, *at], log, {}, base):
+            yield base
+        return
+    command = [str(program), "launch", "--pd-disaggregation", "--backend", "vllm", *at]
+    async with _process(command, log, {}, base, "/liveness"), ClientSession() as http:
+        for url, side in ((prefill, "prefill"), (decode, "decode")):
+            said = {"url": url, "worker_type": side, "runtime_type": "vllm"}
+            # It marks P's requests for those connectors alone that it knows by name.
+            asked = {**said, "kv_connector": "NixlConnector"}
+            async with http.post(f"{base}/workers", json=asked) as response:
+                response.raise_for_status()
+        async with asyncio.timeout(START_S):
+            while True:
+                if await _is_well(http, base, "/readiness"):
+                    break
+                await asyncio.sleep(0.2)
+        yield base
 
 
 async def complete(http: ClientSession, base: str, prompt: list[int], **more: Any) -> list[int]:
@@ -71,7 +117,11 @@ async def complete(http: ClientSession, base: str, prompt: list[int], **more: An
 
 @contextlib.asynccontextmanager
 async def _process(
-    command: Sequence[str], log: Path, environment: Mapping[str, str], base: str
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str],
+    base: str,
+    well: str = "/health",
 ) -> AsyncIterator[str]:
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
@@ -83,7 +133,7 @@ async def _process(
         )
     try:
         async with ClientSession() as http, asyncio.timeout(START_S):
-            while not await _is_well(http, base):
+            while not await _is_well(http, base, well):
                 if process.returncode is not None:
                     raise RuntimeError(f"it ended: its words are in {log}")
                 await asyncio.sleep(0.2)
@@ -94,9 +144,9 @@ async def _process(
         await process.wait()
 
 
-async def _is_well(http: ClientSession, base: str) -> bool:
+async def _is_well(http: ClientSession, base: str, path: str) -> bool:
     try:
-        async with http.get(f"{base}/health") as response:
+        async with http.get(base + path) as response:
             return bool(response.ok)
     except (ClientError, TimeoutError):
         return False

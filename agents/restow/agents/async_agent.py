@@ -155,15 +155,18 @@ class AsyncAgent:
         await self._link.start(timeout_s)
         self._log.info("agent is served", agent=self.name)
 
-    def fence(self, handoff_id: str, event: DeviceEvent | None = None) -> None:
+    def fence(self, handoff_id: str, event: DeviceEvent | None = None, tokens: int = 0) -> None:
         """Say that the rank's part of handoff ``handoff_id`` is complete in memory.
+
+        Of ``tokens`` leading ones alone where it computes on: D may read them early, from blocks
+        that are published (`EngineSession.publish`), and that stay as they are from then on.
 
         ``event`` is what the engine recorded after its last write to the pages: a thread waits for
         it, while this returns at once. None: it is complete now. It is said again to a broker that
         forgot it, until the handoff has ended. Raises `MessageTooLargeError`.
         """
         OWN_PROCESS.check()
-        self._fences.fence(handoff_id, event)
+        self._fences.fence(handoff_id, event, tokens)
 
     async def close(self) -> None:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""
@@ -223,9 +226,9 @@ class AsyncAgent:
         self._fences.forget(handoff_id)
         self._on_unfenced(handoff_id)
 
-    def _say_fence(self, handoff_id: str) -> None:
+    def _say_fence(self, handoff_id: str, tokens: int) -> None:
         self._ticker.expect_work()
-        self._send(pb.AgentMessage(fenced=pb.Fenced(handoff_id=handoff_id)))
+        self._send(pb.AgentMessage(fenced=pb.Fenced(handoff_id=handoff_id, tokens=tokens)))
 
     def _progress(self) -> None:
         try:

@@ -128,6 +128,10 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Have both cut the prompt alike: P before its last token where the model has "
             "recurrent state.",
         ),
+        "NOT_SAMPLED": Advice(
+            "D goes on behind the token that P samples, and P has published none.",
+            "Have the router ask both sides alike for that, with the same parameters of sampling.",
+        ),
         "ARGUMENT_INVALID": Advice(
             "A side said something that can't be meant; the detail names it.",
             "It is a fault of the engine's integration: read the detail.",

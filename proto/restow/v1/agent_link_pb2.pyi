@@ -220,14 +220,20 @@ class Fenced(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HANDOFF_ID_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff."""
+    tokens: builtins.int
+    """How many leading tokens are complete in memory, while the rank computes on: they may be read as
+    soon as their blocks are published. 0: all of the rank's part is complete.
+    """
     def __init__(
         self,
         *,
         handoff_id: builtins.str = ...,
+        tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["handoff_id", b"handoff_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["handoff_id", b"handoff_id", "tokens", b"tokens"]) -> None: ...
 
 Global___Fenced: typing_extensions.TypeAlias = Fenced
 

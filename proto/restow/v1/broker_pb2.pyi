@@ -238,6 +238,7 @@ class Publication(google.protobuf.message.Message):
     CONTENT_FIELD_NUMBER: builtins.int
     REPEATED_FIELD_NUMBER: builtins.int
     READERS_FIELD_NUMBER: builtins.int
+    SAMPLED_TOKEN_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id, given to both sides by the router. Empty is refused."""
     position_tokens: builtins.int
@@ -268,6 +269,11 @@ class Publication(google.protobuf.message.Message):
     declines uses up one that nobody reads for. The lease ends it in any case. 0: one, and whatever way its delivery ends,
     the publication ends with it; unless its D names readers. The same in every chunk.
     """
+    sampled_token: builtins.int
+    """The token that P sampled behind the position, which is then the end of the prompt: a D that takes it
+    (Demand) goes on from there and computes nothing twice. Counts only in the final chunk. Not set: P
+    sampled none, or D is to do that itself.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """Blocks added by this chunk, on every rank."""
@@ -284,8 +290,11 @@ class Publication(google.protobuf.message.Message):
         content: builtins.bytes = ...,
         repeated: builtins.bool = ...,
         readers: builtins.int = ...,
+        sampled_token: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "readers", b"readers", "repeated", b"repeated", "trace_parent", b"trace_parent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_sampled_token", b"_sampled_token", "sampled_token", b"sampled_token"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_sampled_token", b"_sampled_token", "blocks", b"blocks", "content", b"content", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "readers", b"readers", "repeated", b"repeated", "sampled_token", b"sampled_token", "trace_parent", b"trace_parent"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_sampled_token", b"_sampled_token"]) -> typing.Literal["sampled_token"] | None: ...
 
 Global___Publication: typing_extensions.TypeAlias = Publication
 
@@ -305,6 +314,7 @@ class Demand(google.protobuf.message.Message):
     CONTENT_FIELD_NUMBER: builtins.int
     READERS_FIELD_NUMBER: builtins.int
     PREFIX_FIELD_NUMBER: builtins.int
+    TAKES_SAMPLED_TOKEN_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id. Empty is refused."""
     held_tokens: builtins.int
@@ -332,6 +342,12 @@ class Demand(google.protobuf.message.Message):
     With it, D's may ask side by side before P has published. 0: not known; then the first to ask
     has the handoff for itself, unless P names readers. At most 64.
     """
+    takes_sampled_token: builtins.bool
+    """D goes on behind the token that P sampled at position_tokens, which must be set with it, and is told it
+    (Sampled) as soon as P has published and both sides' words fit: before it has the state, and whether or not it
+    gets that. The handoff fails where P names none: NOT_SAMPLED. Not with prefix. False: D
+    samples itself.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """D's blocks, from token 0 on, on every rank."""
@@ -357,9 +373,10 @@ class Demand(google.protobuf.message.Message):
         content: builtins.bytes = ...,
         readers: builtins.int = ...,
         prefix: Global___Prefix | None = ...,
+        takes_sampled_token: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["prefix", b"prefix"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "prefix", b"prefix", "readers", b"readers", "repeated", b"repeated", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "prefix", b"prefix", "readers", b"readers", "repeated", b"repeated", "takes_sampled_token", b"takes_sampled_token", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
 
 Global___Demand: typing_extensions.TypeAlias = Demand
 
@@ -921,6 +938,34 @@ class Offer(google.protobuf.message.Message):
 Global___Offer: typing_extensions.TypeAlias = Offer
 
 @typing.final
+class Sampled(google.protobuf.message.Message):
+    """What P sampled behind the state that D has asked for. It is no end: the state is still to come, or will not.
+    Told before the end, once for each message of D's that asked; again where D asks again on another stream.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: builtins.int
+    DEMAND_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
+    handoff_id: builtins.str
+    """The handoff's id."""
+    demand: builtins.int
+    """Number of D's message that asked."""
+    token: builtins.int
+    """The token."""
+    def __init__(
+        self,
+        *,
+        handoff_id: builtins.str = ...,
+        demand: builtins.int = ...,
+        token: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["demand", b"demand", "handoff_id", b"handoff_id", "token", b"token"]) -> None: ...
+
+Global___Sampled: typing_extensions.TypeAlias = Sampled
+
+@typing.final
 class TellHoldings(google.protobuf.message.Message):
     """Tell all that you hold, from batch 1 on: a batch was lost on its way."""
 
@@ -945,6 +990,7 @@ class EngineEvent(google.protobuf.message.Message):
     OFFER_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
+    SAMPLED_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> Global___SessionOpened:
         """The session is open."""
@@ -975,6 +1021,10 @@ class EngineEvent(google.protobuf.message.Message):
         a few at a time, and HandedOver in the end. What it publishes for offers meanwhile is not refused.
         """
 
+    @property
+    def sampled(self) -> Global___Sampled:
+        """What P sampled, for a D that takes it."""
+
     def __init__(
         self,
         *,
@@ -985,10 +1035,11 @@ class EngineEvent(google.protobuf.message.Message):
         offer: Global___Offer | None = ...,
         keep: Global___Keep | None = ...,
         drain: Global___Drain | None = ...,
+        sampled: Global___Sampled | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused", "tell_holdings", "offer", "keep", "drain"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "sampled", b"sampled", "tell_holdings", b"tell_holdings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "sampled", b"sampled", "tell_holdings", b"tell_holdings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused", "tell_holdings", "offer", "keep", "drain", "sampled"] | None: ...
 
 Global___EngineEvent: typing_extensions.TypeAlias = EngineEvent
 

@@ -140,14 +140,18 @@ class Fence(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HANDOFF_ID_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff."""
+    tokens: builtins.int
+    """As in Fenced: how many leading tokens are complete. 0: all is."""
     def __init__(
         self,
         *,
         handoff_id: builtins.str = ...,
+        tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["handoff_id", b"handoff_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["handoff_id", b"handoff_id", "tokens", b"tokens"]) -> None: ...
 
 Global___Fence: typing_extensions.TypeAlias = Fence
 

@@ -36,6 +36,9 @@ def wire_dtypes(rows: Int64s) -> Int64s:
     return np.where(ITEM_BYTES[dst] <= ITEM_BYTES[src], dst, src)
 
 
+NO_REGIONS = RegionTable(*(np.empty(0, np.int64) for _ in range(3)))
+
+
 def staged_spans(
     spans: Int64s, pairs: Sequence[GroupPair], tokens: Tokens, staging_address: int = 0
 ) -> tuple[RegionTable, int]:
@@ -44,6 +47,8 @@ def staged_spans(
     A span's pages lie one after the other, those of all spans one span after the other. So staging
     is memory with regions and pages like any other: span ``i`` is region ``i``.
     """
+    if not len(spans):  # as of most programs
+        return NO_REGIONS, 0
     counts = [len(pair.src_pages(tokens.start, tokens.stop)) for pair in pairs]
     pages = np.array(counts, np.int64)[spans[:, Column.GROUP_PAIR]]
     strides = _aligned(spans[:, Column.COUNT])

@@ -33,9 +33,9 @@ class DaemonLink(KeptStream[pb.DaemonMessage, pb.ServeRequest, pb.ServeResponse]
         self._fences = Fences(self._say)
         self.name = ""
 
-    def fence(self, handoff_id: str, event: DeviceEvent | None) -> None:
+    def fence(self, handoff_id: str, event: DeviceEvent | None, tokens: int = 0) -> None:
         """Say it once ``event`` has come to pass."""
-        self._fences.fence(handoff_id, event)
+        self._fences.fence(handoff_id, event, tokens)
 
     async def close(self) -> None:
         """End the stream. May be repeated."""
@@ -65,8 +65,8 @@ class DaemonLink(KeptStream[pb.DaemonMessage, pb.ServeRequest, pb.ServeResponse]
         for handoff_id in response.unfenced:
             self._fences.forget(handoff_id)
 
-    def _say(self, handoff_id: str) -> None:
-        self.send(pb.DaemonMessage(fence=pb.Fence(handoff_id=handoff_id)))
+    def _say(self, handoff_id: str, tokens: int) -> None:
+        self.send(pb.DaemonMessage(fence=pb.Fence(handoff_id=handoff_id, tokens=tokens)))
 
 
 class DaemonAgent(ThreadedAgent[DaemonLink]):

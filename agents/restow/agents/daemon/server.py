@@ -257,4 +257,4 @@ def _take(agent: AsyncAgent, messages: Sequence[pb.DaemonMessage]) -> None:
     for message in messages:
         if message.WhichOneof("body") != "fence":
             raise RequestError("a rank that is served may send nothing but Fence")
-        agent.fence(message.fence.handoff_id)
+        agent.fence(message.fence.handoff_id, tokens=message.fence.tokens)

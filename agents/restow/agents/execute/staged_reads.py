@@ -72,6 +72,8 @@ class StagedReads:
 
         Raises `PageCountError` and `PageRangeError`.
         """
+        if not self.length_bytes:
+            return []
         program, order = self._program, self._order
         pages = paged(memory, DST, order.dst_blocks)
         found = [

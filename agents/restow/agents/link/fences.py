@@ -32,8 +32,11 @@ class DeviceEvent(Protocol):
 class Fences:
     """A rank's fences of handoffs that have not ended. Belongs to one event loop."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        """``say`` is called with a handoff's id once its bytes are complete."""
+    def __init__(self, say: Callable[[str, int], None]) -> None:
+        """``say`` is called with a handoff's id once its bytes are complete.
+
+        With how many leading tokens are, if not all: 0.
+        """
         self._say = say
         self._waiting: set[asyncio.Task[None]] = set()
         self._said: dict[str, None] = {}
@@ -41,17 +44,17 @@ class Fences:
         self._ended: OrderedDict[str, float] = OrderedDict()
         """Those that have ended lately, with when."""
 
-    def fence(self, handoff_id: str, event: DeviceEvent | None) -> None:
+    def fence(self, handoff_id: str, event: DeviceEvent | None, tokens: int = 0) -> None:
         """Say it when the work before ``event`` is done; without one, now.
 
-        If that work failed, nothing is said: the handoff ends by its time limit, and not well.
-        Raises as `check_fence`.
+        Of ``tokens`` leading ones it is said once: what comes next says more. If that work failed,
+        nothing is said: the handoff ends by its time limit, and not well. Raises as `check_fence`.
         """
         check_fence(handoff_id)
         if event is None:
-            self._say_and_keep(handoff_id)
+            self._say_and_keep(handoff_id, tokens)
             return
-        task = asyncio.get_running_loop().create_task(self._wait(handoff_id, event))
+        task = asyncio.get_running_loop().create_task(self._wait(handoff_id, event, tokens))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
@@ -65,7 +68,7 @@ class Fences:
             self._said |= dict.fromkeys(self._ended)
             self._ended.clear()
         for handoff_id in self._said:
-            self._say(handoff_id)
+            self._say(handoff_id, 0)
 
     def forget(self, handoff_id: str) -> None:
         """The handoff has ended."""
@@ -84,7 +87,7 @@ class Fences:
         for task in self._waiting:
             task.cancel()
 
-    async def _wait(self, handoff_id: str, event: DeviceEvent) -> None:
+    async def _wait(self, handoff_id: str, event: DeviceEvent, tokens: int) -> None:
         try:
             # The waiting is done on a thread.
             await asyncio.to_thread(event.synchronize)
@@ -92,11 +95,14 @@ class Fences:
             log = get_logger("restow.agent")
             log.error("no fence: the device failed", handoff_id=handoff_id, detail=str(error))
             return
-        self._say_and_keep(handoff_id)
+        self._say_and_keep(handoff_id, tokens)
 
-    def _say_and_keep(self, handoff_id: str) -> None:
+    def _say_and_keep(self, handoff_id: str, tokens: int) -> None:
         """Of those kept the oldest go first, should a broker never tell that handoffs end."""
+        if tokens:
+            self._say(handoff_id, tokens)
+            return
         self._said[handoff_id] = None
         if len(self._said) > MAX_FENCES:
             del self._said[next(iter(self._said))]
-        self._say(handoff_id)
+        self._say(handoff_id, 0)

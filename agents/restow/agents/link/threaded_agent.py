@@ -20,7 +20,7 @@ class LoopAgent(Protocol):
     async def start(self, timeout_s: float) -> None:
         """Wait until the broker knows the agent."""
 
-    def fence(self, handoff_id: str, event: DeviceEvent | None) -> None:
+    def fence(self, handoff_id: str, event: DeviceEvent | None, tokens: int) -> None:
         """The rank's part of a handoff is complete in memory, once ``event`` has come to pass."""
 
     async def close(self) -> None:
@@ -61,8 +61,11 @@ class ThreadedAgent(Generic[OnLoop]):
             self.close()
             raise
 
-    def fence(self, handoff_id: str, event: DeviceEvent | None = None) -> None:
+    def fence(self, handoff_id: str, event: DeviceEvent | None = None, tokens: int = 0) -> None:
         """Say that the rank's part of handoff ``handoff_id`` is complete in memory.
+
+        Of ``tokens`` leading ones alone where it computes on: D may read them early, from blocks
+        that are published (`EngineSession.publish`), and that stay as they are from then on.
 
         ``event`` is what the engine recorded after its last write to the pages (a
         `torch.cuda.Event`, or what has its ``synchronize``): the agent waits for it, while this
@@ -74,7 +77,7 @@ class ThreadedAgent(Generic[OnLoop]):
         thread, agent = self._thread, self._agent
         if thread is None or agent is None:
             raise self._closed()
-        thread.call_soon(agent.fence, handoff_id, event)
+        thread.call_soon(agent.fence, handoff_id, event, tokens)
 
     def close(self) -> None:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""

@@ -16,7 +16,14 @@ GROUPS = {
     LISTENING: {"listen", "http_listen", "status_page", "http_hosts"},
     CALLERS: {"tls_cert", "tls_key", "client_ca", "tokens", "insecure"},
     SEVERAL: {"etcd", "advertise", "fleet", "member_lease_s"},
-    TRAVEL: {"strategy", "allow_narrowing", "costs", "digests", "digest_every"},
+    TRAVEL: {
+        "strategy",
+        "allow_narrowing",
+        "costs",
+        "digests",
+        "digest_every",
+        "early_bytes",
+    },
     TOLD: {"log_format", "otlp_endpoint", "trace_ratio"},
 }
 OF_OTHER_FORM = {"costs": ", as JSON"}

@@ -99,6 +99,15 @@ class TellEnded(NamedTuple):
     """How many have the state."""
 
 
+class TellSampled(NamedTuple):
+    """Tell D, by its message ``demand``, the token that P sampled."""
+
+    engine: EngineKey
+    handoff_id: str
+    demand: int
+    token: int
+
+
 class TellHoldings(NamedTuple):
     """Ask an engine to tell all that it holds, from batch 1 on."""
 
@@ -274,6 +283,7 @@ class CloseAgent(NamedTuple):
 
 Action = (
     TellEnded
+    | TellSampled
     | TellHoldings
     | SendOffer
     | SendKeep

@@ -68,8 +68,14 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
             yield f"handoff {name} waits for engine {engine.key.engine_id}, which is gone"
     if source is None and destination is None and not handoff.shared:
         yield f"handoff {name} has no side"
-    if (handoff.state is State.WAITING) == handoff.complete:
+    if handoff.state is State.WAITING and handoff.complete and not handoff.granted:
+        yield f"handoff {name} is complete, and WAITING"
+    if not (handoff.state is State.WAITING or handoff.complete or handoff.part_tokens):
         yield f"handoff {name} is {handoff.state}, complete: {handoff.complete}"
+    if handoff.part_tokens and not handoff.granted:
+        yield f"handoff {name} reads {handoff.part_tokens} tokens early, and is not granted"
+    if not handoff.early_tokens <= handoff.side.early_tokens >= handoff.part_tokens:
+        yield f"handoff {name}: tokens are read that P has not fenced"
     if not handoff.granted:
         if handoff.unsettled or handoff.staged or handoff.pair is not None:
             yield f"handoff {name} is not granted, and has ranks that read or stage"

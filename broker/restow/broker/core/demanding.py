@@ -45,7 +45,7 @@ class Demanding:
                 self._ledger.wait_for_demand(handoff, now_s)
             raise
         if asking is None:
-            return []
+            return self._ledger.part_of(handoff, engine).tell_sampled()
         engine.asks = True
         if wish.prefix is not None and asking.source is None:
             return self._offering.begin(asking, wish.prefix, now_s)
@@ -132,6 +132,7 @@ class Demanding:
         if engine is not handoff.destination and handoff.destination is not None:
             return []
         if handoff.number not in engine.quarantined:
-            return [told(handoff, engine, number)]
+            # A broken stream may have lost the token, too.
+            return [*handoff.tell_sampled_to(number), told(handoff, engine, number)]
         handoff.add_demand_message(engine, number)
         return []

@@ -107,7 +107,7 @@ class Directory:
         if handoff.deliveries.served:
             return self.ledger.readers.end_served(handoff, now_s)
         for rank in sorted(engine.early_fences.take(handoff_id)):
-            handoff.fence(rank, now_s)
+            handoff.fence(rank, 0, now_s)
         return self.granting.advance(handoff, now_s)
 
     def publication_refused(

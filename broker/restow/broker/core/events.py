@@ -25,6 +25,8 @@ class Chunk(NamedTuple):
     """It was said on an earlier stream."""
     readers: int = 0
     """How many must have it before P's pages are free; 0: not said."""
+    sampled_token: int | None = None
+    """What P sampled behind the position; None: nothing."""
 
 
 class Wish(NamedTuple):
@@ -47,6 +49,8 @@ class Wish(NamedTuple):
     """For how many the handoff is, as a router told D; 0: not said."""
     prefix: NamedPrefix | None = None
     """What is to be found, in place of what a P was told to publish."""
+    takes_sampled: bool = False
+    """Whether D goes on behind the token that P sampled."""
 
 
 class StagedRun(NamedTuple):

@@ -10,7 +10,7 @@ from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.digests import Digests
-from restow.broker.core.handoffs.grant import Misfit, misfit, open_grant
+from restow.broker.core.handoffs.grant import Misfit, early_tokens, misfit, open_grant, read_bytes
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.timeline import COSTS, PLAN
 from restow.broker.core.handoffs.waiting import waits_for
@@ -136,7 +136,7 @@ class Granting:
             except RestowError:
                 used = used or {id(one.pair.programs) for one in live if one.pair is not None}
             known = self.pairs[key]
-            if isinstance(known, PairRefused) or id(known.programs) not in used:
+            if isinstance(known, PairRefused) or not used & known.keys:
                 self._forget(key)
         return account.check(size_bytes)
 
@@ -219,8 +219,23 @@ class Granting:
         if isinstance(pair, PairRefused):
             failure = Failure(State.FAILED, pair.error.reason, pair.error.message)
             return self._ledger.stop(handoff, failure, now_s)
-        if handoff.state is not State.READY or self.halted(source):
+        # The state may be long on its way, or has not been fenced yet.
+        told = handoff.tell_sampled()
+        return told + self._try_read(handoff, source, destination, pair, now_s)
+
+    def _try_read(
+        self,
+        handoff: Handoff,
+        source: EngineRecord,
+        destination: EngineRecord,
+        pair: PairPlan,
+        now_s: float,
+    ) -> list[Action]:
+        """Grant the whole, or a part, that two engines have a plan for."""
+        if self.halted(source):
             return []
+        if handoff.state is not State.READY:
+            return self._try_part(handoff, source, destination, pair, now_s)
         if not (source.complete and destination.complete):
             if handoff.lease.wait_for_agents(self._limits, now_s):
                 handoff.timeline.note(now_s, "waits for agents")
@@ -229,8 +244,6 @@ class Granting:
         if probes is not None:
             handoff.timeline.note_wait(now_s, COSTS)
             return probes
-        if self._digests.choose(handoff.number):
-            pair = pair.with_digests()
         refused = misfit(handoff, source, destination, pair)
         if isinstance(refused, Misfit):
             if refused.of_demand:
@@ -238,9 +251,44 @@ class Granting:
             return self._ledger.stop(handoff.parent or handoff, refused.failure, now_s)
         if handoff.parent is not None and not handoff.parent.deliveries.has_place:
             return []
-        size_bytes = destination.state_bytes(
-            handoff.demand.held_tokens, handoff.publication.position_tokens
-        )
+        return self._read(handoff, source, destination, pair, now_s)
+
+    def _try_part(
+        self,
+        handoff: Handoff,
+        source: EngineRecord,
+        destination: EngineRecord,
+        pair: PairPlan,
+        now_s: float,
+    ) -> list[Action]:
+        """Grant what may be read before P has computed the whole; what can't be waits for that."""
+        least_bytes = self._limits.early_bytes
+        stop = early_tokens(handoff, source, destination, pair, least_bytes)
+        if not stop or pair.early is None or not (source.complete and destination.complete):
+            return []
+        if handoff.parent is not None and not handoff.parent.deliveries.has_place:
+            return []
+        probes = self._probing.wait(handoff.number, source, destination, pair, now_s)
+        if probes is not None:
+            return probes
+        handoff.part_tokens = stop
+        actions = self._read(handoff, source, destination, pair.early, now_s)
+        if not handoff.granted:
+            handoff.part_tokens = 0
+        return actions
+
+    def _read(
+        self,
+        handoff: Handoff,
+        source: EngineRecord,
+        destination: EngineRecord,
+        pair: PairPlan,
+        now_s: float,
+    ) -> list[Action]:
+        """Grant it, if its turn has come."""
+        if self._digests.choose(handoff.number):
+            pair = pair.with_digests()
+        size_bytes = read_bytes(handoff, destination)
         admitted = self._ledger.flow.begin(destination.key, handoff.number, size_bytes, now_s)
         if admitted == handoff.queued:
             handoff.queued = not admitted
@@ -248,6 +296,9 @@ class Granting:
         if not admitted:
             return []
         granted = open_grant(handoff, source, pair, self._limits, now_s)
-        if isinstance(granted, Failure):
-            return self._ledger.stop(handoff, granted, now_s)
-        return granted
+        if not isinstance(granted, Failure):
+            return granted
+        if handoff.part_tokens:
+            self._ledger.flow.leave(destination.key, handoff.number, now_s)
+            return []
+        return self._ledger.stop(handoff, granted, now_s)

@@ -20,6 +20,7 @@ class Limits:
     refused, is kept for ``unasked_s``.
     An engine without session, agents and open handoffs is forgotten after ``engine_idle_s``; the
     same life may register again.
+    Leading tokens are read before P has computed the whole where they make up ``early_bytes``.
     What reading costs between two hosts is measured on ``probe_bytes`` of staging; what did not
     answer within ``probe_s`` is not waited for, and measured again after ``probe_again_s`` at the
     earliest. For an engine that comes, plan and costs of ``pairs_ahead`` pairs with others of its
@@ -43,6 +44,7 @@ class Limits:
     agent_back_s: float = 2.0
     unasked_s: float = 30.0
     engine_idle_s: float = 30.0
+    early_bytes: int = 4 << 20
     max_live: int = 100_000
     max_ended: int = 10_000
     max_engines: int = 10_000

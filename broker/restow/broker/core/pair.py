@@ -40,6 +40,8 @@ class PairPlan:
     """In which ways any of its rows travel."""
     hashed: bool = False
     """Whether sources hash all that is read from them."""
+    early: PairPlan | None = None
+    """The programs that read leading tokens before P has computed all; None: there are none."""
 
     @property
     def staged_runs(self) -> int:
@@ -58,13 +60,33 @@ class PairPlan:
         return replace(self, staging=self.sources, gathers=self.gathers + hashing, hashed=True)
 
     @property
+    def keys(self) -> set[int]:
+        """By which it is known that handoffs use its programs, or those that read early."""
+        return {id(one.programs) for one in (self, self.early) if one is not None}
+
+    @property
+    def all_programs(self) -> Iterator[Program]:
+        """Those that read early, too."""
+        yield from self.programs.values()
+        if self.early is not None and self.early.programs is not self.programs:
+            yield from self.early.programs.values()
+
+    @property
     def size_bytes(self) -> int:
         """Of its programs."""
-        return sum(program.size_bytes for program in self.programs.values())
+        return sum(program.size_bytes for program in self.all_programs)
 
     @classmethod
-    def of(cls, programs: Sequence[Program]) -> PairPlan:
-        """Index the programs of a plan."""
+    def of(cls, programs: Sequence[Program], early: Sequence[Program] = ()) -> PairPlan:
+        """Index the programs of a plan, and those of its part that is read ``early``."""
+        whole = cls._indexed(programs)
+        if not early:
+            return whole
+        same = [one.program_id for one in early] == [one.program_id for one in programs]
+        return replace(whole, early=whole if same else cls._indexed(early))
+
+    @classmethod
+    def _indexed(cls, programs: Sequence[Program]) -> PairPlan:
         pairs = [pair for program in programs for pair in program.group_pairs]
         used = {way for program in programs for way in program.strategies}
         return cls(

@@ -14,6 +14,7 @@ from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.ledger.table import check_handoff_id
 from restow.broker.core.probing.costs import Probing
 from restow.broker.core.probing.examining import Examining
+from restow.broker.errors import RequestError
 
 NOT_BEGUN = "READ_NOT_BEGUN"
 """What an agent reports that had no turn for an order inside its grant."""
@@ -37,9 +38,16 @@ class Reports:
         self._examining = examining
 
     def fence(
-        self, engine: EngineRecord, agent: AgentRecord, handoff_id: str, now_s: float
+        self,
+        engine: EngineRecord,
+        agent: AgentRecord,
+        handoff_id: str,
+        now_s: float,
+        tokens: int = 0,
     ) -> list[Action]:
-        """A rank of P says that its part is complete in memory.
+        """A rank of P says that its part is complete in memory; 0 ``tokens``: all of it.
+
+        Of leading tokens it says more later, so nothing is kept of them before P has published.
 
         Raises `RequestError`, `HandoffOwnedError`, `QuotaExceededError` or `DirectoryFullError`;
         then nothing changed.
@@ -47,17 +55,21 @@ class Reports:
         if agent.gone:
             return []
         check_handoff_id(handoff_id)
+        if tokens < 0:
+            raise RequestError(f"handoff {handoff_id}: {tokens} tokens are fenced", field="tokens")
         known = self._ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             return [SendUnfence(agent.key, handoff_id)]
         if known is None or known.source is None:
-            check_handoff_id(handoff_id)
+            if tokens:
+                return []
             until_s = unpublished_until_s(self._limits, now_s)
             engine.early_fences.add(handoff_id, agent.key.rank, until_s)
             return []
         known.check_source(engine)
-        known.fence(agent.key.rank, now_s)
-        return self._granting.advance(known, now_s) if known.complete else []
+        known.fence(agent.key.rank, tokens, now_s)
+        may_read = known.complete or known.side.early_tokens
+        return self._granting.advance(known, now_s) if may_read else []
 
     def staged(
         self,
@@ -130,7 +142,12 @@ class Reports:
             return self._ledger.stop(handoff, unsaid, now_s)
         if handoff.unsettled:
             return []
-        return self._ledger.end(handoff, now_s) + self._granting.call_next(engine.key, now_s)
+        if handoff.part_tokens:
+            actions = self._ledger.end_part(handoff, now_s)
+            actions += self._granting.advance(handoff, now_s)
+        else:
+            actions = self._ledger.end(handoff, now_s)
+        return actions + self._granting.call_next(engine.key, now_s)
 
     def probed(self, agent: AgentRecord, answer: Probed, now_s: float) -> list[Action]:
         """An agent has measured costs, or could not."""

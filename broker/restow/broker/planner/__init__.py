@@ -5,6 +5,7 @@ The only place that reasons over shards. Imports no torch, no grpc, no NIXL.
 
 from restow.broker.planner.compile import compile_programs
 from restow.broker.planner.cost_model import CopyCosts, CostModel, ReadCosts
+from restow.broker.planner.early import early_plan
 from restow.broker.planner.exactness import check_exact
 from restow.broker.planner.move import Move, Place
 from restow.broker.planner.plan import Plan, make_plan
@@ -24,5 +25,6 @@ __all__ = [
     "Strategy",
     "check_exact",
     "compile_programs",
+    "early_plan",
     "make_plan",
 ]

@@ -41,7 +41,7 @@ def needs_whole_prompt(body: Body) -> bool:
 
 def prefill_body(path: str, body: Body, handoff_id: str) -> Body:
     """For P: one token, and a state for each answer that D is to give."""
-    params = {"do_remote_decode": True, "handoff_id": handoff_id}
+    params = {"do_remote_decode": True, "handoff_id": handoff_id, **_sampled(body)}
     if (choices := _choices(body)) > 1:
         params["choices"] = choices
     kept = {key: value for key, value in body.items() if key not in NOT_AT_P}
@@ -50,13 +50,22 @@ def prefill_body(path: str, body: Body, handoff_id: str) -> Body:
 
 def decode_body(body: Body, handoff_id: str) -> Body:
     """For D: what the client said."""
-    params = {"do_remote_prefill": True, "handoff_id": handoff_id}
+    params = {"do_remote_prefill": True, "handoff_id": handoff_id, **_sampled(body)}
     return {**body, "kv_transfer_params": params}
 
 
 def alone_body(body: Body) -> Body:
     """For D that computes the prompt itself."""
     return {key: value for key, value in body.items() if key != "kv_transfer_params"}
+
+
+def _sampled(body: Body) -> Body:
+    """Whether P samples D's first token: not where P is not told all that this depends on."""
+    asked = (body.get(key) for key in ("logprobs", "top_logprobs"))
+    tells_more = any(one is not None and one is not False for one in asked)  # 0 asks, too
+    if tells_more or body.get("min_tokens") or _choices(body) > 1 or body.get("best_of", 1) != 1:
+        return {}
+    return {"sampled_token": True}
 
 
 def _choices(body: Body) -> int:

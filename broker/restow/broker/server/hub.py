@@ -89,6 +89,7 @@ class Hub:
             act.SendPeer: self._send_peer,
             act.SendProbe: self._send_probe,
             act.TellEnded: self._tell_ended,
+            act.TellSampled: self._tell,
             act.TellHoldings: self._tell,
             act.TellDrain: self._tell,
             act.SendOffer: self._send_offer,

@@ -58,6 +58,13 @@ def _write_keep(outbox: EngineOutbox, action: act.SendKeep) -> None:
     keep.position_tokens = action.prefix.position_tokens
 
 
+def _write_sampled(outbox: EngineOutbox, action: act.TellSampled) -> None:
+    sampled = outbox.open().events.add().sampled
+    sampled.handoff_id = action.handoff_id
+    sampled.demand = action.demand
+    sampled.token = action.token
+
+
 def _fill_blocks(lists: _BlockLists, blocks: tuple[act.GroupIds, ...]) -> None:
     for group, ids in blocks:
         message = lists.add()
@@ -158,6 +165,7 @@ def _write_drain(outbox: EngineOutbox, action: act.TellDrain) -> None:
 
 
 TELL: dict[type, Callable[[EngineOutbox, Any], None]] = {
+    act.TellSampled: _write_sampled,
     act.TellHoldings: _write_tell_holdings,
     act.TellDrain: _write_drain,
     act.SendOffer: _write_offer,

@@ -11,14 +11,28 @@ import contextlib
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
-from restow.broker.errors import PlanError, RestowError, TooManyPiecesError
+from restow.broker.errors import (
+    PlanError,
+    RestowError,
+    StrategyRefusedError,
+    TooManyPiecesError,
+)
 from restow.broker.layout import Layout
-from restow.broker.planner import CostModel, Strategy, check_exact, compile_programs, make_plan
+from restow.broker.planner import (
+    CostModel,
+    Plan,
+    Program,
+    Strategy,
+    check_exact,
+    compile_programs,
+    early_plan,
+    make_plan,
+)
 from restow.broker.rpc import wire
 from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES
 from restow.v1 import layout_pb2
@@ -45,7 +59,9 @@ def plan_pair(
         if not allow_narrowing:
             check_exact(plan)
         programs = compile_programs(plan, strategy, costs)
-        for program in programs:
+        part = early_plan(plan)
+        early = programs if part is plan else _early_programs(part, strategy, costs)
+        for program in (*programs, *early):
             if program.size_bytes > MAX_PROGRAM_BYTES:
                 raise TooManyPiecesError(
                     f"the program of D's rank {program.dst_rank} takes {program.size_bytes} bytes, "
@@ -53,9 +69,19 @@ def plan_pair(
                     f"more alike",
                     rank=program.dst_rank,
                 )
-        return PairPlan.of(programs)
+        return PairPlan.of(programs, early)
     except RestowError as error:
         return PairRefused(error)
+
+
+def _early_programs(
+    part: Plan | None, strategy: Strategy, costs: CostModel | None
+) -> Sequence[Program]:
+    """None where nothing may be read early, or not in that way."""
+    try:
+        return () if part is None else compile_programs(part, strategy, costs)
+    except StrategyRefusedError:
+        return ()
 
 
 class Planner:
@@ -170,7 +196,8 @@ class PlanningProcess:
             if isinstance(said, RestowError):
                 return PairRefused(said)
             # One by one: each takes the interpreter from others as long as it is large.
-            return PairPlan.of([connection.recv() for _ in range(said)])
+            programs, early = ([connection.recv() for _ in range(count)] for count in said)
+            return PairPlan.of(programs, early)
         except PlanError as error:
             return PairRefused(error)
         except (EOFError, OSError) as error:
@@ -205,11 +232,12 @@ def _work(connection: Connection) -> None:
             if isinstance(outcome, PairRefused):
                 connection.send(outcome.error)
                 continue
-            programs = list(outcome.programs.values())
-            connection.send(len(programs))
+            early = () if outcome.early is None else outcome.early.programs.values()
+            programs = [*outcome.programs.values(), *early]
+            connection.send((len(outcome.programs), len(early)))
             for program in programs:
                 connection.send(program)
-            del outcome, programs
+            del outcome, programs, early
 
 
 def _decoded(data: bytes) -> Layout:

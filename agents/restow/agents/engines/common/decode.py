@@ -19,6 +19,7 @@ class _Wait:
     trace_parent: str
     prefix: Prefix | None
     readers: int
+    takes_sampled: bool
 
 
 @dataclass(slots=True)
@@ -42,15 +43,17 @@ class DecodeSide:
         trace_parent: str = "",
         prefix: Prefix | None = None,
         readers: int = 0,
+        takes_sampled: bool = False,
     ) -> None:
         """A request came in whose state another engine has, or will have.
 
         ``prefix``: whichever engine that is; the broker hears of it when the state is asked for.
-        ``readers``: for how many D's the handoff is, where a router said so.
+        ``readers``: for how many D's the handoff is, where a router said so. ``takes_sampled``: it
+        goes on behind the token that P samples.
         """
         timeout_ms = timeout_ms or self.timeout_ms
-        wait = _Wait(handoff_id, position_tokens, timeout_ms, trace_parent, prefix, readers)
-        self._waits[request_id] = wait
+        said = (timeout_ms, trace_parent, prefix, readers, takes_sampled)
+        self._waits[request_id] = _Wait(handoff_id, position_tokens, *said)
 
     def loadable_tokens(self, request_id: str, computed_tokens: int) -> int:
         """How many tokens beyond those computed here can be loaded. Changes nothing."""
@@ -67,7 +70,7 @@ class DecodeSide:
 
     def load(
         self, request_id: str, blocks: BlockLists, external_tokens: int, content: bytes
-    ) -> None:
+    ) -> BlockingDelivery:
         """Ask for the state of ``content``, of which D has all but ``external_tokens``."""
         wait = self._waits.pop(request_id)
         delivery = self.session.request(
@@ -80,11 +83,13 @@ class DecodeSide:
             content=b"" if wait.prefix else content,
             prefix=wait.prefix,
             readers=wait.readers,
+            takes_sampled_token=wait.takes_sampled,
         )
         self._loading[request_id] = delivery
         self._ends.watch(
             request_id, wait.handoff_id, delivery, delivery.pages_free, external_tokens
         )
+        return delivery
 
     def do_without(self, request_id: str, why: str) -> None:
         """D computes the prompt itself, or needs it no more: P's pages are free at once."""

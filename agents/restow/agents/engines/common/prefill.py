@@ -70,9 +70,17 @@ class PrefillSide:
         return found
 
     def finish(
-        self, request_id: str, blocks: BlockLists, position_tokens: int, content: bytes
+        self,
+        request_id: str,
+        blocks: BlockLists,
+        position_tokens: int,
+        content: bytes,
+        sampled_token: int | None = None,
     ) -> None:
-        """The prompt is computed. Its pages are held until `sent` names it."""
+        """The prompt is computed. Its pages are held until `sent` names it.
+
+        ``sampled_token``: what P has sampled behind all of it, for a D that takes that.
+        """
         readers, handoff_ids = self._readers.get(request_id, 0), self._pop(request_id)
         self._held[request_id] = len(handoff_ids)
         self._held_blocks[request_id] = sum(len(ids) for ids in blocks.values())
@@ -85,6 +93,7 @@ class PrefillSide:
                 hold_ms=self.hold_ms,
                 content=content,
                 readers=readers,
+                sampled_token=sampled_token,
             )
             self._ends.watch(request_id, handoff_id, future)
 
@@ -92,6 +101,10 @@ class PrefillSide:
         """The request ended before its prompt was computed: D is told, nothing is held."""
         for handoff_id in self._pop(request_id):
             self.session.cancel(handoff_id, why)
+
+    def follows(self, request_id: str) -> bool:
+        """Whether the request's prompt is computed for a handoff that nobody has given up."""
+        return request_id in self._handoffs
 
     @property
     def held_blocks(self) -> int:

@@ -5,7 +5,7 @@ Contract: vLLM 0.32.0 `distributed/kv_transfer/kv_connector/v1/base.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
+from restow.agents.engines.common.early import Scheduled
+from restow.agents.engines.common.groups import BlockLists
 from restow.agents.engines.vllm.engine_checks import (
     check_engine,
     check_groups,
@@ -103,6 +105,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._handshake: RankHandshake | None = None
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
+        self._group_names: list[str] = []
         if vllm.__version__ not in TESTED_VERSIONS and role is KVConnectorRole.SCHEDULER:
             self._log.warning(
                 "this version of vLLM was not tested",
@@ -232,6 +235,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._log.info("no family knows this type: vLLM's specs are served", type=model.name)
         config, caches_config = self._vllm_config, self._kv_cache_config
         groups = caches.groups_of(group_windows(layout), caches_config, keeps_blocks(config))
+        self._group_names = [group.name for group in groups]
         self._scheduler = begun(
             config, self._settings, layout, caches_config, groups, self._kv_cache_manager
         )
@@ -265,7 +269,10 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Return what workers do in this step."""
-        return RestowMetadata(self._side().step(_progress(scheduler_output)))
+        side = self._side()
+        scheduled = self._scheduled(scheduler_output, side.computing)
+        preempted = scheduler_output.preempted_req_ids or ()
+        return RestowMetadata(side.step(_progress(scheduler_output), scheduled, preempted))
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
@@ -298,6 +305,27 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _step(self) -> WorkerStep:
         metadata: RestowMetadata = self._get_connector_metadata()
         return metadata.step
+
+    def _scheduled(
+        self, scheduler_output: SchedulerOutput, wanted: Container[str]
+    ) -> Iterator[Scheduled]:
+        """Yield what the step does of the ``wanted`` requests."""
+        scheduled = scheduler_output.num_scheduled_tokens
+        for new in scheduler_output.scheduled_new_reqs:
+            if (one := new.req_id) in wanted:
+                tokens = new.num_computed_tokens + scheduled[one]
+                yield Scheduled(one, tokens, self._named(new.block_ids))
+        cached = scheduler_output.scheduled_cached_reqs
+        each = zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True)
+        for one, computed, ids in each:
+            if one in wanted:
+                yield Scheduled(one, computed + scheduled[one], self._named(ids))
+
+    def _named(self, block_ids: tuple[list[int], ...] | None) -> BlockLists:
+        if block_ids is None:
+            return {}
+        ids = self._kv_cache_config.select_transfer_block_ids(block_ids)
+        return dict(zip(self._group_names, ids, strict=True))
 
     def _side(self) -> SchedulerSide:
         if self._scheduler is None:

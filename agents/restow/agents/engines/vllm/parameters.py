@@ -20,6 +20,7 @@ MAX_CHOICES = 1024
 READERS = "readers"
 MAX_READERS = 64
 """Of one publication, as brokers take it."""
+SAMPLED_TOKEN = "sampled_token"  # noqa: S105 - a token of a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class HandoffParameters:
     """How many answers D gives to P's prompt: each reads P's state as a handoff of its own."""
     readers: int = 0
     """How many D's are to have the state, as the router told both sides; 0: one, and no other."""
+    sampled_token: bool = False
+    """Whether P computes the whole prompt, and D goes on behind the token that P samples."""
 
     def handoff_ids(self, index: AnswerIndex) -> list[str]:
         """Return the handoffs of the request with that index."""
@@ -81,7 +84,11 @@ class HandoffParameters:
             "remote_request_id": request_id,
             "remote_num_tokens": position_tokens,
         }
-        return said | {READERS: self.readers} if self.readers else said
+        if self.readers:
+            said[READERS] = self.readers
+        if self.sampled_token:
+            said[SAMPLED_TOKEN] = True
+        return said
 
 
 def parameters_of(
@@ -107,9 +114,16 @@ def parameters_of(
     readers = params.get(READERS, 0)
     if isinstance(readers, bool) or not isinstance(readers, int) or not 0 <= readers <= MAX_READERS:
         raise ParametersError(f"readers is {readers!r}; it must be from 0 to {MAX_READERS}")
+    sampled = params.get(SAMPLED_TOKEN, False)
+    if not isinstance(sampled, bool):
+        raise ParametersError(f"sampled_token is {sampled!r}; it must be true or false")
     prefill = HandoffParameters(
-        HandoffSide.PREFILL, handoff_id or default_id, choices=choices, readers=readers
+        *(HandoffSide.PREFILL, handoff_id or default_id),
+        choices=choices,
+        readers=readers,
+        sampled_token=sampled,
     )
+    decode = replace(prefill, side=HandoffSide.DECODE, timeout_ms=timeout_ms, choices=1)
     if params.get("do_remote_decode"):
         if handoff_id is None and index.prompt:
             raise ParametersError(
@@ -123,7 +137,7 @@ def parameters_of(
                 "do_remote_prefill without handoff_id: the parameters are not those that a P with "
                 "this connector answered with"
             )
-        return HandoffParameters(HandoffSide.DECODE, handoff_id, timeout_ms, readers=readers)
+        return replace(decode, handoff_id=handoff_id)
     if handoff_id is None:
         return None
     if kv_role == "kv_both":
@@ -133,4 +147,4 @@ def parameters_of(
         )
     if kv_role == "kv_producer":
         return prefill
-    return HandoffParameters(HandoffSide.DECODE, handoff_id, timeout_ms, readers=readers)
+    return replace(decode, handoff_id=handoff_id)

@@ -11,12 +11,14 @@ from restow.agents.engines.common.unwritten import UnwrittenTokens
 class WorkerStep:
     """Holds the words of one step; nearly always all is empty.
 
-    ``fences`` are handoffs whose prompt this step completes. ``unwritten`` says what of the blocks
+    ``fences`` are handoffs whose prompt this step completes, ``early_fences`` those of which it
+    computes leading tokens: so many are computed then. ``unwritten`` says what of the blocks
     of requests that now wait for a state will not be written. ``received`` are requests whose state
     has arrived (True) or will not; ``sent`` those whose pages are free again.
     """
 
     fences: list[str] = field(default_factory=list)
+    early_fences: dict[str, int] = field(default_factory=dict)
     unwritten: list[UnwrittenTokens] = field(default_factory=list)
     received: dict[str, bool] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)

@@ -175,6 +175,13 @@ def serve(
             "Default: 2."
         ),
     ] = None,
+    early_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Leading tokens are read while P computes on, as soon as they make up so many "
+            "bytes. Default: 4194304."
+        ),
+    ] = None,
     engine_idle_s: Annotated[
         float | None,
         typer.Option(

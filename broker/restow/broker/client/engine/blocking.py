@@ -36,6 +36,9 @@ class BlockingDelivery(Future[HandoffEnded]):
         self.pages_free: Future[None] = Future()
         """Done when no rank writes to D's pages any more; raises `PagesNotFreeError` if a closed
         session can't say."""
+        self.sampled: Future[int] = Future()
+        """The token that P sampled, for a demand that takes it: told before the end. Raises
+        `CancelledError` where the end comes without."""
         self._give_up = give_up
         self.set_running_or_notify_cancel()
 
@@ -200,6 +203,7 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
         def begin() -> None:
             one = self._session._ask(handoff_id, message)
             asked.append(one)
+            one.sampled.add_done_callback(lambda told: _copy(told, delivery.sampled))
             one.add_done_callback(lambda ended: _copy(ended, delivery))
             one.pages_free.add_done_callback(lambda freed: _copy(freed, delivery.pages_free))
 

@@ -83,6 +83,18 @@ class Delivery(HandoffFuture):
         """Done when no rank writes to D's pages any more; raises `PagesNotFreeError` if a closed
         session can't say."""
         self.pages_free.add_done_callback(_looked_at)
+        self.sampled: asyncio.Future[int] = self.get_loop().create_future()
+        """The token that P sampled, for a demand that takes it: told before the end. Cancelled
+        where the end comes without."""
+        self.add_done_callback(lambda _: self.sampled.cancel())
+
+    def sample(self, token: int) -> None:
+        """Tell the ``token`` that P sampled, unless that was told or nobody waits.
+
+        The session calls it.
+        """
+        if not self.sampled.done():
+            self.sampled.set_result(token)
 
     def cancel(self, msg: object = None) -> bool:
         """Give the demand up, and return True; False: it has ended. Its pages are not free yet.

@@ -44,6 +44,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         trace_parent: str = "",
         content: bytes = b"",
         readers: int = 0,
+        sampled_token: int | None = None,
     ) -> Published:
         """Publish blocks of ``handoff_id``; the future tells when P's pages are free again.
 
@@ -70,6 +71,10 @@ class EngineWords(ABC, Generic[Published, Asked]):
         The `HandoffEnded` says how many had it. 0: one D, and whatever way its delivery ends, the
         publication ends with it. Said alike in every chunk.
 
+        ``sampled_token`` is what P sampled behind the position, which is then the end of the
+        prompt: a D that takes it goes on from there, and computes nothing twice. It counts in the
+        last chunk alone. None: D samples itself.
+
         Raises `RequestError` for such a lease, `PageRangeError` for an id that is none of the
         engine's, `PagesError` for a list longer than a message carries, and `MessageTooLargeError`
         for lists that are together (say them in chunks): nothing was sent then.
@@ -93,6 +98,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
             trace_parent=trace_parent,
             content=content,
             readers=readers,
+            sampled_token=sampled_token,
         )
         return self._publish(_checked(handoff_id, pb.EngineMessage(publish=publication)), hold_ms)
 
@@ -108,6 +114,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         content: bytes = b"",
         readers: int = 0,
         prefix: Prefix | None = None,
+        takes_sampled_token: bool = False,
     ) -> Asked:
         """Ask for the state of ``handoff_id``; the delivery tells how it ended.
 
@@ -129,14 +136,19 @@ class EngineWords(ABC, Generic[Published, Asked]):
         nobody is left. ``handoff_id`` is then D's own, such as a random one; ``position_tokens``,
         ``content`` and ``readers`` are left out.
 
+        With ``takes_sampled_token`` D goes on behind the token that P sampled at
+        ``position_tokens``: the delivery's ``sampled`` tells it as soon as P has published, before
+        the state is there, and whether or not it comes. Where P names none the handoff fails,
+        NOT_SAMPLED. Not beside a prefix.
+
         Raises `RequestError` for those beside a prefix, `ChainInvalidError` for hashes of another
         size, and `PageRangeError`, `PagesError` and `MessageTooLargeError`, as `publish` does:
         nothing was sent then. The delivery raises `BrokerCallError` if the broker refuses.
         """
-        if prefix is not None and (position_tokens or content or readers):
+        if prefix is not None and (position_tokens or content or readers or takes_sampled_token):
             raise RequestError(
                 f"handoff {cut(handoff_id, 64)}: a demand for a prefix has its position and "
-                f"content, and one reader",
+                f"content, and one reader, and nobody samples for it",
                 field="prefix",
             )
         demand = pb.Demand(
@@ -149,6 +161,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
             content=content,
             readers=readers,
             prefix=None if prefix is None else prefix_to_proto(prefix),
+            takes_sampled_token=takes_sampled_token,
         )
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(request=demand)))
 

@@ -10,7 +10,13 @@ from functools import partial
 
 from restow.broker.client.connection.errors import BrokerCallError, PagesNotFreeError
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded, HandoffFuture
-from restow.broker.client.engine.said import OpenHandoff, Said, cancellation_of, is_same
+from restow.broker.client.engine.said import (
+    OpenHandoff,
+    Said,
+    cancellation_of,
+    contradicts,
+    is_same,
+)
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.logs import get_logger
 from restow.v1 import broker_pb2 as pb
@@ -55,8 +61,8 @@ class OpenHandoffs:
         """Say that a state is published.
 
         Renews the lease for ``hold_ms``. Raises `HandoffConflictError` for an id that this session
-        published before, and that has ended; or that it has published whole, as another state:
-        whoever fences that next would fence the first, which may not be computed yet.
+        published before, and that has ended; or that it has published, whole or in part, as another
+        state: whoever fences that next would fence the first, which may not be computed yet.
         """
         publication = message.publish
         handoff_id = publication.handoff_id
@@ -80,6 +86,8 @@ class OpenHandoffs:
 
     def _is_another(self, handoff_id: str, publication: pb.Publication) -> bool:
         said = [one.message.publish for one in self._said_of(handoff_id)]
+        if any(contradicts(one, publication) for one in said):
+            return True
         whole = [one for one in said if one.final]
         return bool(whole) and not any(is_same(publication, one) for one in whole)
 
@@ -238,6 +246,12 @@ class OpenHandoffs:
         for one in mine:
             self._drop(handoff_id, one)
             one.finish(ended)
+
+    def sampled(self, sampled: pb.Sampled) -> None:
+        """P has sampled the token that a demand takes."""
+        for one in self._said_of(sampled.handoff_id):
+            if isinstance(one.end, Delivery) and one.message.message_id == sampled.demand:
+                one.end.sample(sampled.token)
 
     def _forget_publication(self, handoff_id: str, whole: bool) -> None:
         known = self._open.get(handoff_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from restow.broker.block_ids import ID_BYTES
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded, HandoffFuture
 from restow.broker.rpc.status import cut
 from restow.v1 import broker_pb2 as pb
@@ -66,6 +67,23 @@ def cancellation_of(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineM
     return pb.EngineMessage(cancel=cancellation)
 
 
+def contradicts(one: pb.Publication, other: pb.Publication) -> bool:
+    """Whether two chunks give one place in a list to different blocks, so are of two states."""
+    return any(
+        _differ(said, more)
+        for said in one.blocks
+        for more in other.blocks
+        if said.group == more.group
+    )
+
+
+def _differ(one: pb.BlockList, other: pb.BlockList) -> bool:
+    first, second = sorted((one, other), key=lambda each: each.first_block)
+    behind = ID_BYTES * (second.first_block - first.first_block)
+    both = min(len(first.block_ids) - behind, len(second.block_ids))
+    return both > 0 and first.block_ids[behind : behind + both] != second.block_ids[:both]
+
+
 def is_same(one: pb.Publication, other: pb.Publication) -> bool:
     """Whether two messages publish the same state."""
     return (
@@ -73,5 +91,7 @@ def is_same(one: pb.Publication, other: pb.Publication) -> bool:
         and one.position_tokens == other.position_tokens
         and one.content == other.content
         and one.readers == other.readers
+        and one.HasField("sampled_token") == other.HasField("sampled_token")
+        and one.sampled_token == other.sampled_token
         and list(one.blocks) == list(other.blocks)
     )

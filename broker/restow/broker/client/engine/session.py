@@ -259,6 +259,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             self._handoffs.finish(HandoffEnded.of(event.ended), event.ended.demand)
         elif body == "refused":
             self._handoffs.refuse(event.refused)
+        elif body == "sampled":
+            self._handoffs.sampled(event.sampled)
         else:
             self._prefixes.hear(event)
 

@@ -147,10 +147,12 @@ class Connections:
             handoff = self._ledger.by_number.get(number)
             if handoff is None:  # it has ended with its publication
                 continue
-            published = handoff.source is engine and (handoff.publication.final or handoff.fenced)
+            published = handoff.source is engine and (
+                handoff.publication.final or handoff.side.begun
+            )
             if published or rank in handoff.unsettled:
                 if handoff.source is engine:
-                    handoff.fenced.discard(rank)
+                    handoff.side.unfence(rank)
                 actions += self._ledger.stop(handoff, _lost(engine, rank), now_s)
         return actions
 

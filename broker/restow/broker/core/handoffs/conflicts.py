@@ -46,6 +46,15 @@ def waited_for(handoff_id: str, engine: EngineRecord) -> HandoffConflictError:
     )
 
 
+def named_late(handoff_id: str) -> HandoffConflictError:
+    """Its readers are named when one of them reads already."""
+    return HandoffConflictError(
+        f"handoff {handoff_id} is being read, and was published for one reader: name its readers "
+        f"in the first chunk",
+        handoff=handoff_id,
+    )
+
+
 def used_again(
     handoff_id: str, state: State, engine: EngineRecord, verb: str
 ) -> HandoffConflictError:

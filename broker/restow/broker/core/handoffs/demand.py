@@ -24,6 +24,8 @@ class Demand(NamedTuple):
     """What the state is of, as D names it; empty: not named."""
     prefix: NamedPrefix | None = None
     """What engines are to hold already; None: a P was told to publish it."""
+    takes_sampled: bool = False
+    """Whether D goes on behind the token that P sampled."""
 
     @classmethod
     def of(cls, wish: Wish) -> Demand:
@@ -62,6 +64,16 @@ class Demand(NamedTuple):
                 handoff=handoff_id,
             )
 
+    def fits_sampled(self, handoff_id: str, published: Publication) -> bool:
+        """Whether D takes the token that P, having published all, has sampled."""
+        if not self.takes_sampled or published.sampled_token is None:
+            return False
+        try:
+            self.check_content(handoff_id, published)
+        except ContentMismatchError:
+            return False
+        return self.position_tokens == published.position_tokens
+
     @property
     def size_bytes(self) -> int:
         """Of its ids and hashes."""
@@ -70,18 +82,18 @@ class Demand(NamedTuple):
 
     def without_blocks(self) -> Demand:
         """What is kept of it after the end."""
-        return Demand({}, self.held_tokens, self.position_tokens, self.content)
+        return self._replace(blocks={}, prefix=None)
 
     @property
     def key(self) -> int:
         """It as one number, unguessable from outside."""
         blocks = frozenset(self.blocks.items())
-        return hash((blocks, self.held_tokens, self.position_tokens, self.content))
+        return hash((blocks, self[1:4], self.takes_sampled))
 
 
-def _beside_blocks(wish: Wish) -> tuple[int, int, bytes, NamedPrefix | None]:
+def _beside_blocks(wish: Wish) -> tuple[int, int, bytes, NamedPrefix | None, bool]:
     content = wish.content if wish.prefix is None else wish.prefix.content
-    return wish.held_tokens, wish.position_tokens, content, wish.prefix
+    return wish.held_tokens, wish.position_tokens, content, wish.prefix, wish.takes_sampled
 
 
 NO_DEMAND = Demand({})

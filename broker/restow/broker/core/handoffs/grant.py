@@ -40,7 +40,10 @@ class Misfit:
 def open_grant(
     handoff: Handoff, source: EngineRecord, pair: PairPlan, limits: Limits, now_s: float
 ) -> list[Action] | Failure:
-    """Grant a ready handoff that has no `misfit`: orders to all agents, or why there is no time."""
+    """Orders to all agents for what a handoff's grant reads, or why there is no time.
+
+    All is there by then, and it has no `misfit`; or its ``part_tokens`` are.
+    """
     late = handoff.lease.grant(limits, now_s)
     if late is not None:
         return late
@@ -72,6 +75,12 @@ def misfit(
             f"{wanted.position_tokens}: the two do not cut the same prompt alike"
         )
         return Misfit(Failure(State.FAILED, "POSITION_MISMATCH", words))
+    if wanted.takes_sampled and published.sampled_token is None:
+        words = (
+            f"D goes on behind the token that P samples at {position_tokens} tokens, and P has "
+            f"published none"
+        )
+        return Misfit(Failure(State.FAILED, "NOT_SAMPLED", words))
     # Agents that came later may have less memory than those that the ids were checked against.
     if handoff.side.checked != source.admitted:
         try:
@@ -98,6 +107,42 @@ def misfit(
     return None
 
 
+def early_tokens(
+    handoff: Handoff, source: EngineRecord, destination: EngineRecord, pair: PairPlan, least: int
+) -> int:
+    """Up to which token D may read while P computes on; 0: nothing, or less than ``least`` bytes.
+
+    What does not fit is left to `misfit`, once all is known.
+    """
+    early, published, wanted = pair.early, handoff.publication, handoff.demand
+    first, stop = handoff.first_token, handoff.side.early_tokens
+    if wanted.position_tokens:
+        stop = min(stop, wanted.position_tokens)
+    if early is None or stop <= first or destination.token_bytes * (stop - first) < least:
+        return 0
+    if handoff.side.checked != source.admitted or handoff.dst_checked != destination.admitted:
+        return 0
+    try:
+        source.check_counts(early.src_groups, published.blocks, stop)
+        destination.check_counts(early.dst_groups, wanted.blocks, stop)
+        for lists in early.group_pairs:
+            if lists.per_token:
+                if lists.has_source:
+                    source.check_no_null(lists.src.group, published.blocks, first, stop)
+                destination.check_no_null(lists.dst.group, wanted.blocks, first, stop)
+    except PagesError:
+        return 0
+    return stop
+
+
+def read_bytes(handoff: Handoff, destination: EngineRecord) -> int:
+    """About how many bytes its grant reads."""
+    first, stop = handoff.first_token, handoff.stop_token
+    if handoff.part_tokens:
+        return destination.token_bytes * (stop - first)
+    return destination.state_bytes(first, stop)
+
+
 def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gather) -> list[Action]:
     agent = source.agents[gather.src_rank]
     actions: list[Action] = []
@@ -116,8 +161,8 @@ def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gathe
             handoff.number,
             tuple(parts),
             _needed(handoff.publication.blocks, pair.src_groups),
-            handoff.demand.held_tokens,
-            handoff.publication.position_tokens,
+            handoff.first_token,
+            handoff.stop_token,
             pair.hashed,
         )
     )
@@ -165,8 +210,8 @@ def execute(
                 program.program_id,
                 src_blocks,
                 dst_blocks,
-                handoff.demand.held_tokens,
-                handoff.publication.position_tokens,
+                handoff.first_token,
+                handoff.stop_token,
                 tuple(runs),
                 left_ms,
                 pair.hashed,

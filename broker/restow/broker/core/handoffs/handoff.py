@@ -11,6 +11,10 @@ Who may touch which pages, by half-open ranges of time:
     P           leased, at rest        being read                     P's again
     D           D's, unread            being written                  D's; state iff DONE
 
+Leading tokens that P has published and fenced may be read early, while it computes on: by a grant
+of their own, with a number of its own, after which the handoff waits as before. D is told once, of
+the whole.
+
 A failure ends it at once, and P has its pages back: what is read of them too late is never D's
 state. D hears of it when no rank of its writes any more (`quarantine`). Where nothing but a stream
 broke, the grant is taken back instead, and given again once no rank reads.
@@ -25,7 +29,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from restow.broker.core.actions import State
+from restow.broker.core.actions import Action, State, TellSampled
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Failure, StagedRun, Wish
 from restow.broker.core.handoffs.conflicts import asked_before, owned, used_again
@@ -62,6 +66,8 @@ class Handoff:
     demand: Demand = NO_DEMAND
     demand_messages: DemandMessages = field(default_factory=DemandMessages)
     """D's messages that say the demand."""
+    sampled_told: bool = False
+    """Whether D was told the token that P sampled, by each of them."""
     offer: Offer | None = None
     """Where it asked by prefix, and had to be offered."""
     lease: Lease = field(default_factory=Lease)
@@ -83,6 +89,12 @@ class Handoff:
     """Ranks of D that may be at work on an order of a broker before this one."""
     staged: dict[tuple[int, int], StagedRun] = field(default_factory=dict)
     """(destination rank, source rank) -> what was gathered and hashed."""
+    part_tokens: int = 0
+    """Up to where the grant that it has reads early; 0: it has none, or reads the whole."""
+    early_tokens: int = 0
+    """How many leading tokens were read early."""
+    early_bytes: int = 0
+    """What was read of them."""
     bytes_read: int = 0
     given_back: bool = False
     """Whether its grant is taken back, to be given anew, once no rank reads any more."""
@@ -100,6 +112,16 @@ class Handoff:
     def granted(self) -> bool:
         """Whether ranks may be reading."""
         return self.pair is not None
+
+    @property
+    def first_token(self) -> int:
+        """Where the tokens begin that D lacks still."""
+        return max(self.demand.held_tokens, self.early_tokens)
+
+    @property
+    def stop_token(self) -> int:
+        """One past the last token that its grant reads, or its next one if that is the last."""
+        return self.part_tokens or self.publication.position_tokens
 
     @property
     def source(self) -> EngineRecord | None:
@@ -173,10 +195,13 @@ class Handoff:
             one.lease.renew(lease_s, now_s)
         self.timeline.note_often(now_s, "renewed", lease_s)
 
-    def fence(self, rank: int, now_s: float) -> None:
-        """A rank of P has its part complete in memory."""
-        self.fenced.add(rank)
-        self.timeline.note(now_s, "fenced", rank)
+    def fence(self, rank: int, tokens: int, now_s: float) -> None:
+        """A rank of P has its part complete in memory; of ``tokens`` leading ones, 0: all of it."""
+        self.side.fence(rank, tokens)
+        if tokens:
+            self.timeline.note_often(now_s, "fenced early", (rank, tokens))
+        else:
+            self.timeline.note(now_s, "fenced", rank)
 
     def ask(self, engine: EngineRecord, wish: Wish, now_s: float) -> bool:
         """Take D's demand; False if it is a repetition.
@@ -205,10 +230,32 @@ class Handoff:
         self.timeline.note(now_s, "requested", wish.held_tokens)
         return True
 
+    def tell_sampled(self) -> list[Action]:
+        """Have D hear the token that P sampled, if it takes that, all fits and it has not heard."""
+        if self.sampled_told:
+            return []
+        actions = [
+            action
+            for number in self.demand_messages.numbers
+            for action in self.tell_sampled_to(number)
+        ]
+        self.sampled_told = bool(actions)
+        return actions
+
+    def tell_sampled_to(self, number: int) -> list[Action]:
+        """Have D hear it by its message ``number``, whether or not it has heard it."""
+        destination, token = self.destination, self.publication.sampled_token
+        if token is None or destination is None or number < 1:
+            return []
+        if not self.demand.fits_sampled(self.handoff_id, self.publication):
+            return []
+        return [TellSampled(destination.key, self.handoff_id, number, token)]
+
     def add_demand_message(self, engine: EngineRecord, number: int) -> None:
         """Take D's message ``number``, which is told the end. Raises `HandoffConflictError`."""
         if not self.demand_messages.add(number):
             raise asked_before(self.handoff_id, engine)
+        self.sampled_told = False
 
     def check_published_before(self, engine: EngineRecord, chunk: Chunk) -> None:
         """Whether P may be told how an ended handoff ended.
@@ -244,10 +291,14 @@ class Handoff:
         self.staged = {}
         self.pair = None
 
+    def keep_part(self) -> None:
+        """All ranks have read what was to be read early."""
+        self.early_tokens, self.early_bytes = self.part_tokens, self.bytes_read
+
     def forget_grant(self, number: int) -> None:
-        """Be READY again, under another number: what is still said of the old one is of no use."""
+        """Have no grant, under another number: what is still said of the old one is of no use."""
         self.number = number
-        self.state = State.READY
+        self.state = State.READY if self.complete else State.WAITING
         self.pair = None
         self.staged = {}
         self.unsettled = set()
@@ -255,7 +306,8 @@ class Handoff:
         self.given_back = False
         self.granted_s = 0.0
         self.lease.revoke()
-        self.bytes_read = 0
+        self.part_tokens = 0
+        self.bytes_read = self.early_bytes
         self.looked_s = math.inf
 
     def forget_demand(self) -> None:
@@ -264,8 +316,10 @@ class Handoff:
             self.destination.account.let_go(self.demand.size_bytes)
         self.destination = None
         self.demand, self.demand_messages = NO_DEMAND, DemandMessages()
+        self.sampled_told = False
         self.queued = False
         self.met_s = 0.0
+        self.early_tokens = self.early_bytes = self.bytes_read = 0
         self.lease.forget_demand()
 
     def fail(self, failure: Failure, now_s: float) -> None:

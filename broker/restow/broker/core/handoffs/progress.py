@@ -24,8 +24,9 @@ def progress_of(handoff: Handoff) -> Progress | None:
     """How far a handoff is; None: it is not granted, or has ended."""
     if handoff.pair is None or handoff.destination is None:
         return None
-    ranks, position_tokens = len(handoff.pair.programs), handoff.publication.position_tokens
-    expected_bytes = handoff.destination.state_bytes(handoff.demand.held_tokens, position_tokens)
+    ranks, early_bytes = len(handoff.pair.programs), handoff.early_bytes
+    left_bytes = handoff.destination.state_bytes(handoff.first_token, handoff.stop_token)
+    expected_bytes = early_bytes + left_bytes
     settled_ranks = ranks - len(handoff.unsettled)
     return Progress(
         handoff.bytes_read, max(expected_bytes, handoff.bytes_read), ranks, settled_ranks

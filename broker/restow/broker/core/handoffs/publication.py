@@ -25,6 +25,8 @@ class Publication(NamedTuple):
     """Whether it is whole."""
     readers: int = 0
     """How many must have it, as P names it; 0: it does not."""
+    sampled_token: int | None = None
+    """What P sampled behind the position; None: nothing."""
 
     def with_chunk(self, handoff_id: str, lists: BlockLists, chunk: Chunk) -> Publication:
         """It and one chunk more, or one that was said before; ``lists`` are P's.
@@ -53,11 +55,13 @@ class Publication(NamedTuple):
                 handoff=handoff_id,
             )
         readers = max(self.readers, chunk.readers)
-        said = Publication(merged, chunk.position_tokens, chunk.content, True, readers)
+        at = chunk.position_tokens
+        said = Publication(merged, at, chunk.content, True, readers, chunk.sampled_token)
         if self.final and (merged != self.blocks or (chunk.final and said != self)):
             raise HandoffConflictError(
                 f"handoff {handoff_id} was published whole before, with other blocks, of other "
-                f"content, for other readers or at position {self.position_tokens}",
+                f"content, for other readers, with another token sampled or at position "
+                f"{self.position_tokens}",
                 handoff=handoff_id,
             )
         if not chunk.final:
@@ -88,20 +92,22 @@ NOTHING_PUBLISHED = Publication({})
 
 
 def _appended(known: bytes, handoff_id: str, group: str, first_block: int, data: bytes) -> bytes:
+    """A chunk begins behind what is known, or repeats some of that first."""
     at = ID_BYTES * first_block
-    if at == len(known):
-        if at + len(data) > MAX_LIST_BYTES:
-            raise PageCountError(
-                f"handoff {handoff_id}, group {group}: more than {MAX_BLOCKS} blocks",
-                handoff=handoff_id,
-                group=group,
-            )
-        return known + data if known else data
-    if first_block < 0 or at > len(known) or known[at : at + len(data)] != data:
+    again = known[at : at + len(data)] if 0 <= at <= len(known) else None
+    if again is None or not data.startswith(again):
         raise HandoffConflictError(
             f"handoff {handoff_id}, group {group}: a chunk at block {first_block} does not "
             f"continue the {len(known) // ID_BYTES} blocks published before",
             handoff=handoff_id,
             group=group,
         )
-    return known
+    if at + len(data) > MAX_LIST_BYTES:
+        raise PageCountError(
+            f"handoff {handoff_id}, group {group}: more than {MAX_BLOCKS} blocks",
+            handoff=handoff_id,
+            group=group,
+        )
+    if len(again) == len(data):
+        return known
+    return known[:at] + data if at else data

@@ -16,6 +16,8 @@ class SourceSide:
     engine: EngineRecord | None = None
     publication: Publication = NOTHING_PUBLISHED
     fenced: set[int] = field(default_factory=set)
+    fenced_tokens: dict[int, int] = field(default_factory=dict)
+    """By rank that computes on: how many leading tokens are complete in its memory."""
     checked: int = 0
     """`EngineRecord.admitted` when the oldest ids were checked."""
 
@@ -24,6 +26,30 @@ class SourceSide:
         """Whether P's state is published and fenced on every rank."""
         engine, whole = self.engine, self.publication.final
         return whole and engine is not None and len(self.fenced) >= engine.ranks
+
+    @property
+    def begun(self) -> bool:
+        """Whether any of its ranks has something complete in memory."""
+        return bool(self.fenced or self.fenced_tokens)
+
+    @property
+    def early_tokens(self) -> int:
+        """How many leading tokens are complete on every rank, before the whole is."""
+        if self.engine is None or len(self.fenced_tokens) < self.engine.ranks:
+            return 0
+        return min(self.fenced_tokens.values())
+
+    def fence(self, rank: int, tokens: int) -> None:
+        """A rank has its part complete in memory; of ``tokens`` leading ones, 0: all of it."""
+        if tokens:
+            self.fenced_tokens[rank] = max(tokens, self.fenced_tokens.get(rank, 0))
+        else:
+            self.fenced.add(rank)
+
+    def unfence(self, rank: int) -> None:
+        """A rank has lost its memory."""
+        self.fenced.discard(rank)
+        self.fenced_tokens.pop(rank, None)
 
     def publish(self, handoff_id: str, engine: EngineRecord, chunk: Chunk) -> None:
         """Take a chunk, or a repetition of one.

@@ -59,6 +59,10 @@ def in_words(event: str, detail: object) -> str:
             return f"whole, at position {position}"
         case "fenced", int(rank):
             return f"rank {rank}"
+        case "fenced early", (int(rank), int(tokens)):
+            return f"rank {rank}, {tokens} tokens"
+        case "read early", int(tokens):
+            return f"up to token {tokens}"
         case "requested", int(held):
             return f"holding {held} tokens"
         case "looked up", (int(count), int(tokens)):

@@ -37,7 +37,7 @@ class Ledger(Table):
         """What ended since somebody looked; None: nobody looks."""
         self.fresh_failures: list[tuple[Handoff, Failure]] | None = None
         """What failed since somebody looked, ended by it or not; None: nobody looks."""
-        self.bytes_read = 0
+        self.bytes_read = self.early_bytes = 0
         self.checks = Checks()
         self.deadlines = Deadlines()
         self.flow = Flow()
@@ -125,9 +125,23 @@ class Ledger(Table):
         handoff.forget_untold()
         if handoff.unsettled:
             return []
+        actions = self._take_grant(handoff, now_s)
+        handoff.timeline.note(now_s, "given back")
+        self.returned.add(handoff.number)
+        return actions
+
+    def end_part(self, handoff: Handoff, now_s: float) -> list[Action]:
+        """What was to be read early is read: it waits for what is left."""
+        handoff.keep_part()
+        actions = self._take_grant(handoff, now_s, done=True)
+        handoff.timeline.note_often(now_s, "read early", handoff.early_tokens)
+        return actions
+
+    def _take_grant(self, handoff: Handoff, now_s: float, done: bool = False) -> list[Action]:
+        """No rank reads any more; ``done``: all that was to be read is."""
         actions = release_staging(handoff)
         old = handoff.number
-        self._leave_flow(handoff, now_s)
+        self._leave_flow(handoff, now_s, done)
         del self.by_number[old]
         handoff.forget_grant(self.numbering.take(now_s))
         self.by_number[handoff.number] = handoff
@@ -135,8 +149,6 @@ class Ledger(Table):
             if engine is not None:
                 engine.handoffs.discard(old)
                 engine.handoffs.add(handoff.number)
-        handoff.timeline.note(now_s, "given back")
-        self.returned.add(handoff.number)
         self.watch(handoff)
         if handoff.parent is not None:
             self.readers.place_left(handoff.parent)
@@ -183,9 +195,9 @@ class Ledger(Table):
             self.tenants.add_live(one.tenant, -1)
         del self.live[handoff.tenant, handoff.handoff_id]
 
-    def _leave_flow(self, handoff: Handoff, now_s: float) -> None:
+    def _leave_flow(self, handoff: Handoff, now_s: float, done: bool = False) -> None:
         if handoff.destination is not None:
-            done = handoff.state is State.DONE
+            done = done or handoff.state is State.DONE
             self.flow.leave(handoff.destination.key, handoff.number, now_s, done)
 
     def wait_for_demand(self, handoff: Handoff, now_s: float) -> None:
@@ -248,6 +260,7 @@ class Ledger(Table):
         self.tenants.count_end(handoff.tenant, end, pair_ids(handoff), now_s)
         self.statistics.count(handoff, end)
         self.bytes_read += handoff.bytes_read
+        self.early_bytes += handoff.early_bytes
 
     def _tell_failure(self, handoff: Handoff, failure: Failure) -> None:
         if self.fresh_failures is not None:

@@ -8,7 +8,7 @@ from restow.broker.core.actions import Action, State
 from restow.broker.core.engines.account import Account, handoff_bytes
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
-from restow.broker.core.handoffs.conflicts import no_place
+from restow.broker.core.handoffs.conflicts import named_late, no_place
 from restow.broker.core.handoffs.demand import NO_DEMAND
 from restow.broker.core.handoffs.demand_messages import DemandMessages
 from restow.broker.core.handoffs.handoff import Handoff
@@ -30,11 +30,13 @@ class Readers:
     def share(self, handoff: Handoff, readers: int, now_s: float) -> None:
         """Have a handoff that P has not published whole be for ``readers``.
 
-        A demand that it has becomes a delivery. Raises what `Ledger.check_room` and `Account.keep`
-        raise; then nothing changed.
+        A demand that it has becomes a delivery. Raises `HandoffConflictError` once that reads, and
+        what `Ledger.check_room` and `Account.keep` raise; then nothing changed.
         """
         if handoff.publication.final:
             return
+        if handoff.granted or handoff.early_tokens:
+            raise named_late(handoff.handoff_id)
         engine = handoff.destination
         if engine is not None:
             made = self._new(handoff, now_s)

@@ -151,6 +151,11 @@ class DirectoryCollector(Collector):
             "restow_read_bytes", "Bytes that D's agents reported as read.", ledger.bytes_read
         )
         yield CounterMetricFamily(
+            "restow_read_early_bytes",
+            "Those of them that were read while P computed on.",
+            ledger.early_bytes,
+        )
+        yield CounterMetricFamily(
             "restow_digests_compared",
             "Ended handoffs whose content was compared with P's digests.",
             ledger.checks.checked,

@@ -159,7 +159,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         reports, rank = self._hub.directory.reports, agent.key.rank
         body = message.WhichOneof("body")
         if body == "fenced":
-            actions = self._fence(engine, agent, message.fenced.handoff_id, now_s)
+            actions = self._fence(engine, agent, message.fenced, now_s)
         elif body == "settled":
             settled = message.settled
             settlement = Settlement(
@@ -187,11 +187,12 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             self._hub.perform(actions)
 
     def _fence(
-        self, engine: EngineRecord, agent: AgentRecord, handoff_id: str, now_s: float
+        self, engine: EngineRecord, agent: AgentRecord, fenced: pb.Fenced, now_s: float
     ) -> list[act.Action]:
         """A fence that is refused concerns one handoff: it must not cost the agent its stream."""
+        reports, handoff_id = self._hub.directory.reports, fenced.handoff_id
         try:
-            return self._hub.directory.reports.fence(engine, agent, handoff_id, now_s)
+            return reports.fence(engine, agent, handoff_id, now_s, fenced.tokens)
         except RestowError as error:
             statistics = self._hub.directory.ledger.statistics
             statistics.refuse(error.reason)

@@ -63,6 +63,7 @@ def chunk_of(publication: pb.Publication, limits: Limits) -> Chunk:
         _content(publication.content),
         publication.repeated,
         readers_of(publication.readers),
+        _sampled(publication),
     )
 
 
@@ -85,11 +86,17 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
             "a demand that names its content must say position_tokens, up to which it does",
             field="position_tokens",
         )
+    if demand.takes_sampled_token and not demand.position_tokens:
+        raise RequestError(
+            "a demand that takes the token that P sampled must say position_tokens, behind which",
+            field="position_tokens",
+        )
     prefix = None
     if demand.HasField("prefix"):
-        if demand.content or demand.readers:
+        if demand.content or demand.readers or demand.takes_sampled_token:
             raise RequestError(
-                "a demand that names a prefix names no content beside it, and no readers",
+                "a demand that names a prefix names no content beside it, no readers, and takes "
+                "no sampled token",
                 field="prefix",
             )
         prefix = named_of(demand.prefix, demand.position_tokens)
@@ -111,7 +118,19 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         number,
         readers_of(demand.readers),
         prefix,
+        demand.takes_sampled_token,
     )
+
+
+def _sampled(publication: pb.Publication) -> int | None:
+    if not publication.HasField("sampled_token"):
+        return None
+    if publication.sampled_token < 0:
+        raise RequestError(
+            f"sampled_token {publication.sampled_token} must not be negative",
+            field="sampled_token",
+        )
+    return publication.sampled_token
 
 
 def failure_of(reason: str, detail: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from restow.agents.engines.vllm.prefix.worth_keeping import WorthKeeping
 from restow.agents.engines.vllm.scheduler.broker_session import registered
 from restow.agents.engines.vllm.scheduler.core_loop import CoreLoop
 from restow.agents.engines.vllm.scheduler.prompt import Request
+from restow.agents.engines.vllm.scheduler.sampled_tokens import SampledTokens
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BlockingSession
@@ -50,7 +51,13 @@ def begun(
         )
     transfer = config.kv_transfer_config
     engine_id, incarnation = transfer.engine_id, config.instance_id
-    offers = Offers(CoreLoop.of_caller().wake) if settings.tells else None
+    core = CoreLoop.of_caller()
+    if settings.tells and core is None:
+        raise EngineUnsupportedError(
+            "prefix: find+tell needs vLLM's engine core in a process of its own "
+            "(VLLM_ENABLE_V1_MULTIPROCESSING), where it can be woken for others"
+        )
+    offers = Offers(core.wake) if settings.tells and core is not None else None
     worth = WorthKeeping()
     session = registered(
         engine_id,
@@ -76,6 +83,7 @@ def begun(
         settings,
         prefix,
         None if manager is None else cached_tokens_of(manager),
+        None if core is None else SampledTokens(core),
     )
 
 

@@ -32,7 +32,21 @@ class Request(Protocol):
     block_hashes: Sequence[bytes]
     resumable: bool
     sampling_params: Any
+    client_index: int
+    output_token_ids: Sequence[int]
     _all_token_ids: list[int]
+
+    def record_event(self, event_type: Any) -> None:
+        """Note for metrics that something has happened to it now."""
+
+    def take_events(self) -> list[Any] | None:
+        """What was noted, for the client's side to count once."""
+
+    def take_prefill_stats(self) -> Any:
+        """How much of the prompt was found, for the client's side to count once."""
+
+    def update_block_hashes(self) -> None:
+        """Hash blocks that are full by now."""
 
     @property
     def trace_headers(self) -> Mapping[str, str] | None:

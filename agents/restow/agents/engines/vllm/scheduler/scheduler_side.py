@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from restow.agents.engines.common.decode import DecodeSide
+from restow.agents.engines.common.early import EarlyPrefill, Scheduled
 from restow.agents.engines.common.errors import BlocksError
 from restow.agents.engines.common.groups import Group, handoff_blocks
 from restow.agents.engines.common.position import backoff_tokens, position_tokens
@@ -16,6 +18,7 @@ from restow.agents.engines.vllm.parameters import HandoffParameters, HandoffSide
 from restow.agents.engines.vllm.scheduler.lora_adapters import LoraAdapters
 from restow.agents.engines.vllm.scheduler.prompt import Request, content, truncate
 from restow.agents.engines.vllm.scheduler.request_ids import answer_index
+from restow.agents.engines.vllm.scheduler.sampling import why_not_handed_on
 from restow.agents.engines.vllm.scheduler.tally import Tally
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker_step import WorkerStep
@@ -24,6 +27,7 @@ from restow.broker.logs import get_logger
 
 if TYPE_CHECKING:
     from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
+    from restow.agents.engines.vllm.scheduler.sampled_tokens import SampledTokens
 
 
 class SchedulerSide:
@@ -40,11 +44,13 @@ class SchedulerSide:
         settings: ConnectorSettings,
         prefix: PrefixSide | None = None,
         cached_tokens: Callable[[Request], int] | None = None,
+        sampled: SampledTokens | None = None,
     ) -> None:
         """Serve ``groups``; with ``prefix`` find what others hold, too.
 
         ``life`` tells handoffs apart that P names itself, over restarts of the engine.
         ``cached_tokens``: how much of a request is cached here, keys and states alike.
+        ``sampled``: how D's clients are told the tokens that P's sampled; None: not at all.
         """
         self._engine_id, self._life, self._kv_role = engine_id, life, kv_role
         self._groups = tuple(groups)
@@ -53,7 +59,13 @@ class SchedulerSide:
         self._backoff = backoff_tokens(self._recurrent, windows, lookahead_tokens)
         self._session, self._prefix, self._cached_tokens = session, prefix, cached_tokens
         self._prefill = PrefillSide(session, settings.lease_ms, settings.hold_ms)
+        # Draft layers lag behind where a prompt is computed in several steps.
+        early = () if lookahead_tokens else self._groups
+        self._early = EarlyPrefill.of(session, settings.lease_ms, settings.hold_ms, early)
         self._decode = DecodeSide(session, settings.request_timeout_ms)
+        self._sampled = sampled
+        self._handed_on: set[str] = set()
+        """Requests whose first token P samples for D."""
         self._adapters = LoraAdapters()
         self._parameters: dict[str, HandoffParameters] = {}
         self._refused: set[str] = set()
@@ -91,16 +103,36 @@ class SchedulerSide:
         handoff_ids = found.handoff_ids(index)
         # vLLM fills them where it traces itself.
         trace_parent = (request.trace_headers or {}).get("traceparent", "")
+        hands_on = found.sampled_token and self._hands_on(request, found.side)
+        if hands_on:
+            self._handed_on.add(request_id)
         if found.side is HandoffSide.DECODE:
-            tokens = position_tokens(request.num_prompt_tokens, self._backoff)
+            backoff = 0 if hands_on else self._backoff
+            tokens = position_tokens(request.num_prompt_tokens, backoff)
             self._decode.begin(
                 *(request_id, handoff_ids[0], tokens, found.timeout_ms, trace_parent),
                 readers=found.readers,
+                takes_sampled=hands_on,
             )
             return
-        truncate(request, self._backoff)
+        if hands_on:
+            request.max_tokens = 1
+        else:
+            truncate(request, self._backoff)
         prompt_tokens, readers = request.num_prompt_tokens, found.readers
         self._prefill.begin(request_id, handoff_ids, prompt_tokens, trace_parent, readers)
+        self._early.begin(request_id, handoff_ids, prompt_tokens, readers)
+
+    def _hands_on(self, request: Request, side: HandoffSide) -> bool:
+        """Whether P's token is D's first, where the router wants that; else D samples it itself."""
+        why = why_not_handed_on(request)
+        if self._backoff > 1:
+            why = "drafts are computed ahead"
+        if self._sampled is None and side is HandoffSide.DECODE:
+            why = "vLLM's engine core has no process of its own"
+        if why:
+            self._log.info("D samples the first token", request=request.request_id, why=why)
+        return not why
 
     def loadable_tokens(self, request: Request, computed_tokens: int) -> int | None:
         """Return how many tokens of the prompt another engine has, beyond those computed here.
@@ -168,7 +200,10 @@ class SchedulerSide:
             self._step.received[request_id] = False
             return
         position = self._decode.position_tokens(request_id)
-        self._decode.load(request_id, named, external_tokens, self._content(request, position))
+        content = self._content(request, position)
+        delivery = self._decode.load(request_id, named, external_tokens, content)
+        if self._sampled is not None and request_id in self._handed_on:
+            self._sampled.wait(request, delivery)
         held = position - external_tokens
         self._step.unwritten += unwritten(self._groups, named, held, position)
 
@@ -183,13 +218,18 @@ class SchedulerSide:
         self._refused.discard(request_id)
         self._behind.discard(request_id)
         self._decode.finish(request_id)
+        handed_on = request_id in self._handed_on
+        self._handed_on.discard(request_id)
+        if self._sampled is not None:
+            self._sampled.finish(request_id)
         found = self._parameters.pop(request_id, None)
         replies = found is None or found.side is HandoffSide.DECODE
         if self._prefix is not None:
             if replies and computed:
                 self._replied(self._prefix, request, blocks)
             self._prefix.finished(request_id)
-        if found is None or replies:
+        self._early.end(request_id)
+        if found is None or replies or not self._prefill.follows(request_id):
             return None
         position = request.num_computed_tokens
         if not self._recurrent:  # what P has said itself follows the prompt, and does not matter
@@ -197,14 +237,22 @@ class SchedulerSide:
         if not computed or not position:
             self._prefill.give_up(request_id, "P's request ended before its prompt was computed")
             return None
+        token = None
+        if handed_on:
+            if position != request.num_prompt_tokens or len(request.output_token_ids) != 1:
+                self._prefill.give_up(request_id, "P has not sampled just one token")
+                return None
+            token = request.output_token_ids[0]
         try:
             named = handoff_blocks(self._groups, blocks)
         except BlocksError as error:
             self._log.error("no state can be published", request=request_id, detail=error.message)
             self._prefill.give_up(request_id, error.message)
             return None
-        self._prefill.finish(request_id, named, position, self._content(request, position))
-        return found.answer(self._engine_id, request_id, position)
+        content = self._content(request, position)
+        self._prefill.finish(request_id, named, position, content, token)
+        answered = replace(found, sampled_token=handed_on)
+        return answered.answer(self._engine_id, request_id, position)
 
     def _replied(
         self, prefix: PrefixSide, request: Request, blocks: Sequence[Sequence[int]]
@@ -243,19 +291,43 @@ class SchedulerSide:
 
     # -- a step -----------------------------------------------------------------------------------
 
-    def step(self, progress: Iterator[tuple[str, int]]) -> WorkerStep:
+    @property
+    def computing(self) -> Container[str]:
+        """P's requests of which `step` is to hear what is ``scheduled``."""
+        return self._early.request_ids
+
+    def step(
+        self,
+        progress: Iterator[tuple[str, int]],
+        scheduled: Iterable[Scheduled] = (),
+        preempted: Iterable[str] = (),
+    ) -> WorkerStep:
         """Return what workers do in this step; ``progress`` yields requests and their tokens then.
 
+        ``scheduled`` says more of those that are `computing`; ``preempted`` have lost their blocks.
         A step of an engine without handoffs costs next to nothing.
         """
         step, self._step = self._step, WorkerStep()
+        for request_id in self._early.preempted(preempted):
+            # What was read of them may be another prompt's by now.
+            self._early.end(request_id)
+            self._prefill.give_up(request_id, "P preempted it when a part had been published")
+        step.early_fences = self._early.computed(scheduled)
         step.fences = self._prefill.completed(progress)
         if self._prefix is not None:
             step.fences += self._prefix.step()
         ended, step.sent = self._prefill.sent()
         for end in ended:
             self.tally.sent(end)
-        for end in self._decode.received():
-            step.received[end.request_id] = not end.reason
+        received = self._decode.received()
+        if self._sampled is not None:  # all that came before those ends
+            self._sampled.take()
+        for end in received:
+            arrived = not end.reason
+            if self._sampled is not None and self._sampled.lacks(end.request_id):
+                # Without the token the state would be read as one before it.
+                self._sampled.finish(end.request_id)
+                arrived = False
+            step.received[end.request_id] = arrived
             self.tally.received(end)
         return step

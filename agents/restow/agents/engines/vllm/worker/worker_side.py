@@ -57,8 +57,8 @@ class WorkerSide:
                 zero_tokens(cache, some)
 
     def fence(self, step: WorkerStep) -> None:
-        """Say which prompts are complete, once the device has done what it was told so far."""
-        if not step.fences:
+        """Say which prompts are complete, or how far, once the device has done what it was told."""
+        if not step.fences and not step.early_fences:
             return
         event = None
         if self._on_device:
@@ -66,6 +66,8 @@ class WorkerSide:
             event.record()
         for handoff_id in step.fences:
             self._agent.fence(handoff_id, event)
+        for handoff_id, tokens in step.early_fences.items():
+            self._agent.fence(handoff_id, event, tokens)
 
     def counted(self) -> dict[str, Any] | None:
         """Return what the agent has read since the last call; None: nothing."""

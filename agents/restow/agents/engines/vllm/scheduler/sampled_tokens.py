@@ -1,0 +1,97 @@
+"""`SampledTokens` has D go on behind the token that P sampled, which D's client hears from D.
+
+P computes the whole prompt and samples once. D's client is told that token as soon as D hears of
+it, before the state is there; to D's scheduler it is the last token of the prompt, the only one
+that D computes. So nothing is computed twice, whatever becomes of the state: a D that computes the
+prompt itself after all goes on behind the same token.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError, Future
+from queue import Empty, SimpleQueue
+
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, FinishReason
+
+from restow.agents.engines.vllm.scheduler.core_loop import CoreLoop
+from restow.agents.engines.vllm.scheduler.prompt import Request
+from restow.broker.client import BlockingDelivery
+from restow.broker.errors import RestowError
+
+
+class SampledTokens:
+    """D's requests that take P's token. Belongs to the scheduler's thread."""
+
+    def __init__(self, core: CoreLoop) -> None:
+        """Tell clients through ``core``."""
+        self._core = core
+        self._waiting: dict[str, Request] = {}
+        """By id; of those whose token has not come."""
+        self._come: SimpleQueue[tuple[str, int]] = SimpleQueue()
+
+    def wait(self, request: Request, delivery: BlockingDelivery) -> None:
+        """The token of a request comes with its ``delivery``."""
+        request_id = request.request_id
+        self._waiting[request_id] = request
+
+        def told(sampled: Future[int]) -> None:
+            try:
+                self._come.put((request_id, sampled.result()))
+            except (CancelledError, RestowError):
+                return  # the demand's end says why
+
+        delivery.sampled.add_done_callback(told)
+
+    def take(self) -> None:
+        """Hand on the tokens that have come since the last call."""
+        while True:
+            try:
+                request_id, token = self._come.get_nowait()
+            except Empty:
+                return
+            request = self._waiting.pop(request_id, None)
+            if request is not None:
+                self._hand_on(request, token)
+
+    def lacks(self, request_id: str) -> bool:
+        """Whether a request waits for its token."""
+        return request_id in self._waiting
+
+    def finish(self, request_id: str) -> None:
+        """The request has ended, or computes its prompt itself."""
+        self._waiting.pop(request_id, None)
+
+    def _hand_on(self, request: Request, token: int) -> None:
+        reason, stop = _end_by(request, token)
+        request.record_event(EngineCoreEventType.SCHEDULED)  # or its prefill would end before that
+        output = EngineCoreOutput(
+            request.request_id,
+            [token],
+            finish_reason=reason,
+            stop_reason=stop,
+            events=request.take_events(),
+            trace_headers=request.trace_headers,
+            prefill_stats=request.take_prefill_stats(),
+        )
+        self._core.say(request.client_index, output)
+        if reason is not None:
+            self._core.abort(request.request_id)
+            return
+        prompt = request.prompt_token_ids
+        if prompt is not None:
+            prompt.append(token)
+        request._all_token_ids.append(token)
+        request.num_prompt_tokens += 1
+        request.max_tokens -= 1
+        request.update_block_hashes()
+
+
+def _end_by(request: Request, token: int) -> tuple[FinishReason | None, int | None]:
+    """How a request ends by its first token, as vLLM's `check_stop` decides of each."""
+    params = request.sampling_params
+    if token == params.eos_token_id:
+        return FinishReason.STOP, None
+    if token in (params.stop_token_ids or ()):
+        return FinishReason.STOP, token
+    # vLLM has cut what is asked for to what a sequence may have.
+    return (FinishReason.LENGTH if request.max_tokens <= 1 else None), None

@@ -1,0 +1,37 @@
+"""`why_not_handed_on` tells requests whose first token P may sample from those where D must."""
+
+from __future__ import annotations
+
+from restow.agents.engines.vllm.scheduler.prompt import Request
+
+_LOOKING_BACK = ("presence_penalty", "frequency_penalty", "min_tokens", "bad_words")
+"""Parameters by which a token depends on those that were sampled before it."""
+_OF_EACH_TOKEN = (
+    *("logprobs", "prompt_logprobs", "logprob_token_ids"),
+    *("structured_outputs", "thinking_token_budget", "repetition_detection"),
+    "trace_decode_token_ids",
+)
+"""Parameters for which D would have to know more of a token than which it is."""
+
+
+def why_not_handed_on(request: Request) -> str:
+    """Return why P's token can't be D's first, in words; empty: it can.
+
+    What D samples later must be as if it had sampled that one too, and D's worker takes it for the
+    prompt's. P and D say the same as long as they are given the same parameters (vLLM 0.32
+    `sampling_params.py`).
+    """
+    params = request.sampling_params
+    if request.prompt_token_ids is None or request.prompt_embeds is not None or request.resumable:
+        return "the prompt is not given by tokens alone"
+    if params is None:
+        return "nothing is sampled"
+    if params.seed is not None and params.temperature > 0:
+        return "seed"
+    for name in _LOOKING_BACK:
+        if getattr(params, name, None):
+            return name
+    for name in _OF_EACH_TOKEN:
+        if getattr(params, name, None) is not None:
+            return name
+    return ""

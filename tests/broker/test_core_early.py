@@ -1,0 +1,271 @@
+"""Leading tokens are read while P computes on, and D hears of the whole alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from broker.world import LIMITS, PAGES, POSITION, Side, World, ends
+from restow.broker.core import actions as act
+from restow.broker.core.limits import Limits
+from restow.broker.errors import HandoffConflictError
+
+EVERY_TOKEN = replace(LIMITS, early_bytes=0)
+DONE = ("DONE", "")
+
+
+def world_of(*, limits: Limits = EVERY_TOKEN, staged: bool = False) -> World:
+    return World(early=True, limits=limits, staged=staged)
+
+
+def orders(actions: list[act.Action]) -> list[act.SendExecute]:
+    """To read."""
+    return [one for one in actions if isinstance(one, act.SendExecute)]
+
+
+def reads(actions: list[act.Action]) -> list[tuple[str, int, int]]:
+    """Programs and tokens of these."""
+    return [(one.program_id, one.first_token, one.stop_token) for one in orders(actions)]
+
+
+def number(actions: list[act.Action]) -> int:
+    (found,) = {one.handoff for one in orders(actions)}
+    return found
+
+
+def begun(world: World, ranks: int = 2, held: int = 0) -> tuple[Side, Side]:
+    """A P whose first block is complete on no rank yet, and a D that has asked."""
+    p, d = world.engine("p", ranks), world.engine("d")
+    world.request(d, held=held)
+    assert not reads(world.publish(p, blocks={"kv": [1]}, final=False))
+    return p, d
+
+
+def finish(world: World, p: Side) -> list[act.Action]:
+    """P has computed the prompt."""
+    actions = world.publish(p)
+    return actions + world.fence_all(p)
+
+
+def test_a_chunk_is_read_when_every_rank_has_fenced_it_and_the_end_is_told_once() -> None:
+    world = world_of()
+    p, d = begun(world)
+    assert not reads(world.fence(p, 0, tokens=16))
+    first = world.fence(p, 1, tokens=16)
+    assert reads(first) == [("early/0", 0, 16)]
+    assert world.find().state is act.State.READING
+    world.settle(d, number(first), size_bytes=5)
+    assert not ends(d)
+    assert world.find().state is act.State.WAITING
+    last = finish(world, p)
+    assert reads(last) == [("program/0", 16, POSITION)]
+    assert number(last) > number(first)
+    world.settle(d, number(last), size_bytes=7)
+    assert ends(d) == ends(p) == [DONE]
+    assert d.told[0].bytes == 12
+    ledger = world.directory.ledger
+    assert (ledger.early_bytes, ledger.bytes_read) == (5, 12)
+
+
+def test_what_is_fenced_while_a_chunk_is_read_is_read_next() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    first = world.fence(p, tokens=16)
+    world.publish(p, blocks={"kv": [2]}, first=1, final=False)
+    assert not reads(world.fence(p, tokens=30))
+    second = world.settle(d, number(first))
+    assert reads(second) == [("early/0", 16, 30)]
+    assert not reads(finish(world, p))
+    last = world.settle(d, number(second))
+    assert reads(last) == [("program/0", 30, POSITION)]
+    world.settle(d, number(last))
+    assert ends(d) == [DONE]
+
+
+def test_tokens_whose_blocks_are_not_listed_are_not_read() -> None:
+    world = world_of()
+    p, _ = begun(world, ranks=1)
+    assert not reads(world.fence(p, tokens=17))
+    listed = world.publish(p, blocks={"kv": [2]}, first=1, final=False)
+    assert reads(listed) == [("early/0", 0, 17)]
+
+
+def test_a_chunk_that_is_not_worth_a_read_waits_for_more() -> None:
+    world = world_of(limits=replace(LIMITS, early_bytes=20 * 256))
+    p, d = begun(world, ranks=1)
+    d.record.token_bytes = 256
+    world.publish(p, blocks={"kv": [2]}, first=1, final=False)
+    assert not reads(world.fence(p, tokens=19))
+    assert reads(world.fence(p, tokens=20)) == [("early/0", 0, 20)]
+
+
+def test_what_d_holds_is_not_read_and_nothing_behind_what_it_goes_on_from() -> None:
+    world = world_of()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d, held=8, position=20)
+    world.publish(p, blocks={"kv": [1, 2]}, final=False)
+    assert not reads(world.fence(p, tokens=8))
+    assert reads(world.fence(p, tokens=32)) == [("early/0", 8, 20)]
+
+
+def test_nothing_is_read_early_where_the_plan_has_no_such_part() -> None:
+    world = World(limits=EVERY_TOKEN)
+    p, d = begun(world, ranks=1)
+    assert not reads(world.fence(p, tokens=16))
+    last = finish(world, p)
+    assert reads(last) == [("program/0", 0, POSITION)]
+    world.settle(d, number(last))
+    assert ends(d) == [DONE]
+
+
+def test_a_chunk_is_gathered_first_where_the_plan_says_so() -> None:
+    world = world_of(staged=True)
+    p, d = begun(world, ranks=1)
+    (stage,) = [one for one in world.fence(p, tokens=16) if isinstance(one, act.SendStage)]
+    assert (stage.first_token, stage.stop_token) == (0, 16)
+    first = world.stage(p, stage.handoff)
+    assert reads(first) == [("early/0", 0, 16)]
+    settled = world.settle(d, number(first))
+    assert act.SendUnstage(p.agents[0].key, stage.handoff) in settled
+    (stage,) = [one for one in finish(world, p) if isinstance(one, act.SendStage)]
+    assert (stage.first_token, stage.stop_token) == (16, POSITION)
+    world.settle(d, number(world.stage(p, stage.handoff)))
+    assert ends(d) == [DONE]
+
+
+def test_a_late_word_of_a_chunk_says_nothing_of_the_next_grant() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    first = world.fence(p, tokens=16)
+    world.settle(d, number(first))
+    last = finish(world, p)
+    world.settle(d, number(first))
+    assert not ends(d)
+    world.settle(d, number(last))
+    assert ends(d) == [DONE]
+
+
+def test_p_dies_after_a_half_and_d_hears_it_when_no_rank_writes_any_more() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    first = world.fence(p, tokens=16)
+    world.disconnect(p, 0)
+    world.wait(LIMITS.agent_wait_s + 0.1)
+    assert not ends(d) or ends(d)[0][0] == "FAILED"
+    world.settle(d, number(first))
+    assert [state for state, _ in ends(d)] == ["FAILED"]
+
+
+def test_a_rank_that_is_gone_between_two_chunks_takes_the_state_along() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=2)
+    first = world.fence_all(p, tokens=16)
+    world.settle(d, number(first))
+    world.disconnect(p, 1)
+    world.wait(LIMITS.agent_wait_s + 0.1)
+    assert ends(d) == [("FAILED", "AGENT_LOST")]
+
+
+def test_a_chunk_whose_read_fails_fails_the_handoff() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    first = world.fence(p, tokens=16)
+    world.settle(d, number(first), reason="TRANSFER_FAILED")
+    assert ends(d) == [("FAILED", "TRANSFER_FAILED")]
+    assert ends(p) == [("FAILED", "TRANSFER_FAILED")]
+
+
+def test_a_chunk_that_a_rank_could_not_begin_is_granted_again() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    first = world.fence(p, tokens=16)
+    world.settle(d, number(first), reason="READ_NOT_BEGUN")
+    assert world.find().state is act.State.WAITING
+    again = world.wait(0.02)
+    assert reads(again) == [("early/0", 0, 16)]
+    world.settle(d, number(again))
+    world.settle(d, number(finish(world, p)))
+    assert ends(d) == [DONE]
+
+
+def test_d_s_patience_ends_between_two_chunks() -> None:
+    world = world_of()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d, timeout_s=5.0)
+    world.publish(p, blocks={"kv": [1]}, final=False)
+    world.settle(d, number(world.fence(p, tokens=16)))
+    world.wait(5.1)
+    assert ends(d) == [("EXPIRED", "NOT_PUBLISHED")]
+
+
+def test_a_lease_that_leaves_no_time_for_a_chunk_ends_nothing() -> None:
+    world = world_of()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d)
+    world.publish(p, blocks={"kv": [1]}, final=False, lease_s=0.1)
+    assert not reads(world.fence(p, tokens=16))
+    assert not ends(d)
+    world.renew(p)
+    last = finish(world, p)
+    assert reads(last) == [("early/0", 0, 16)] or reads(last) == [("program/0", 0, POSITION)]
+
+
+def test_no_grant_of_a_chunk_outlives_the_lease() -> None:
+    world = world_of()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d)
+    world.publish(p, blocks={"kv": [1]}, final=False, lease_s=2.0)
+    world.fence(p, tokens=16)
+    lease = world.find().lease
+    assert lease.grant_until_s <= lease.until_s - LIMITS.lease_margin_s
+
+
+def test_another_d_begins_at_the_beginning() -> None:
+    world = world_of()
+    p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
+    world.request(d, position=30)
+    world.publish(p, blocks={"kv": [1, 2]}, final=False)
+    world.settle(d, number(world.fence(p, tokens=16)))
+    finish(world, p)  # at 40: D, which goes on from 30, is refused
+    assert ends(d) == [("FAILED", "POSITION_MISMATCH")]
+    asked = world.request(e, blocks={"kv": [21, 22, 23], "state": [24]})
+    assert reads(asked) == [("program/0", 0, POSITION)]
+
+
+def test_each_of_several_readers_reads_early() -> None:
+    world = world_of()
+    p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
+    for one in (d, e):
+        world.request(one, readers=2)
+    world.publish(p, blocks={"kv": [1]}, final=False, readers=2)
+    chunks = world.fence(p, tokens=16)
+    assert reads(chunks) == [("early/0", 0, 16)] * 2
+    for one, order in zip((d, e), orders(chunks), strict=True):
+        world.settle(one, order.handoff)
+    rest = world.publish(p, readers=2) + world.fence_all(p)
+    assert reads(rest) == [("program/0", 16, POSITION)] * 2
+    for one, order in zip((d, e), orders(rest), strict=True):
+        world.settle(one, order.handoff)
+    assert ends(d) == ends(e) == ends(p) == [DONE]
+
+
+def test_readers_that_are_named_when_one_reads_are_refused() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    first = world.fence(p, tokens=16)
+    with pytest.raises(HandoffConflictError):
+        world.publish(p, readers=2)
+    world.settle(d, number(first))
+    with pytest.raises(HandoffConflictError):
+        world.publish(p, readers=2)
+    world.settle(d, number(finish(world, p)))
+    assert ends(d) == [DONE]
+
+
+def test_memory_that_shrank_is_looked_at_when_all_is_known() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    world.disconnect(d, 0)
+    world.connect(d, 0, PAGES // 2)
+    assert not reads(world.fence(p, tokens=16))

@@ -1,0 +1,78 @@
+"""P publishes and fences leading tokens of a prompt that it computes in several steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engines.written_session import BLOCKS, Session, nothing, prefill, side
+from restow.agents.engines.common.early import EarlyPrefill, Scheduled
+from restow.agents.engines.common.groups import Group
+from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
+
+BEGUN: tuple[object, ...] = ("publish", "h", {}, 0, False)
+
+
+def chunk(tokens: int, *kv: int, request_id: str = "r") -> list[Scheduled]:
+    return [Scheduled(request_id, tokens, {"group.0": kv, "group.1": (5,)})]
+
+
+def begun(**more: Any) -> tuple[Session, SchedulerSide, Any]:
+    session = Session()
+    p, request = side(session, **more), prefill()
+    p.new_request(request)
+    assert session.take() == [BEGUN]
+    assert "r" in p.computing
+    return session, p, request
+
+
+def test_each_step_publishes_the_blocks_of_tokens_that_it_adds_and_fences_these() -> None:
+    session, p, request = begun()
+    assert p.step(iter([("r", 4)]), chunk(4, 1)).early_fences == {"h": 4}
+    assert session.take() == [("publish", "h", {"group.0": (1,)}, 0, False)]
+    assert p.step(iter([("r", 7)]), chunk(7, 2)).early_fences == {"h": 7}
+    assert p.step(iter([("r", 8)]), chunk(8)).early_fences == {"h": 8}
+    assert session.take() == [("publish", "h", {"group.0": (2,)}, 0, False)]
+    assert session.first_blocks[-1] == {"group.0": 1}
+    last = p.step(iter([("r", 9)]), chunk(9, 3))
+    assert (last.early_fences, last.fences) == ({}, ["h"])
+    assert "r" not in p.computing
+    request.num_computed_tokens = 9
+    assert p.finished(request, BLOCKS, computed=True) is not None
+    assert session.take() == [("publish", "h", {"group.0": [1, 2, 3], "group.1": [5]}, 9, True)]
+
+
+def test_a_prompt_of_one_step_is_published_once() -> None:
+    session, p, _ = begun()
+    step = p.step(iter([("r", 9)]), chunk(9, 1, 2, 3))
+    assert (step.early_fences, step.fences) == ({}, ["h"])
+    assert session.take() == []
+
+
+def test_a_request_that_is_preempted_after_a_part_was_published_is_given_up() -> None:
+    session, p, request = begun()
+    p.step(iter([("r", 4)]), chunk(4, 1))
+    session.take()
+    assert not p.step(nothing(), (), {"r", "another"}).early_fences
+    assert session.take() == [("cancel", "h")]
+    assert not p.step(iter([("r", 4)]), chunk(4, 7)).early_fences
+    assert p.step(iter([("r", 9)]), chunk(9, 8)).fences == []
+    request.num_computed_tokens = 9
+    assert p.finished(request, BLOCKS, computed=True) is None
+    assert session.take() == []
+
+
+def test_one_that_is_preempted_before_goes_on() -> None:
+    session, p, _ = begun()
+    assert p.step(nothing(), (), {"r"}).early_fences == {}
+    assert session.take() == []
+    assert p.step(iter([("r", 4)]), chunk(4, 7)).early_fences == {"h": 4}
+
+
+def test_nothing_is_early_where_tokens_leave_a_window_or_drafts_lag_behind() -> None:
+    window = Group("group.0", 4, None, 8), Group("group.1", 4, 0)
+    for groups in (window, (Group("group.0", 4, None, 0, True),)):
+        assert not EarlyPrefill.of(Session(), 1, 1, groups).groups
+    session = Session()
+    p = side(session, lookahead_tokens=1)
+    p.new_request(prefill())
+    assert "r" not in p.computing

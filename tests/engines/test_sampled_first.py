@@ -1,0 +1,97 @@
+"""P computes the whole prompt and says what it sampled, or stops before the end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engines.test_vllm_parameters import Request
+from engines.written_session import BLOCKS, PROMPT, Session, prefill, side
+from restow.agents.engines.vllm.scheduler.sampling import why_not_handed_on
+
+PLAIN = {"seed": None, "temperature": 0.0}
+TOKEN = 7
+
+
+def params(**more: Any) -> SimpleNamespace:
+    """vLLM's `SamplingParams`, of which those count that are set."""
+    return SimpleNamespace(**{**PLAIN, **more})
+
+
+def begun(lookahead_tokens: int = 0, **more: Any) -> tuple[Session, Any, Request]:
+    session = Session()
+    p, request = side(session, lookahead_tokens=lookahead_tokens), prefill()
+    assert request.kv_transfer_params is not None
+    request.kv_transfer_params["sampled_token"] = True
+    request.sampling_params = params(**more)
+    p.new_request(request)
+    session.take()
+    return session, p, request
+
+
+def test_p_publishes_the_whole_prompt_and_its_token() -> None:
+    session, p, request = begun()
+    assert (request.num_prompt_tokens, request.max_tokens) == (10, 1)
+    assert p.step(iter([("r", 9)])).fences == []
+    assert p.step(iter([("r", 10)])).fences == ["h"]
+    request.num_computed_tokens, request.output_token_ids = 10, [TOKEN]
+    given = p.finished(request, BLOCKS, computed=True)
+    assert session.take() == [("publish", "h", {"group.0": [1, 2, 3], "group.1": [5]}, 10, True)]
+    assert session.sampled == [None, TOKEN]
+    assert given["sampled_token"] is True
+    assert given["remote_num_tokens"] == 10
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"seed": 1, "temperature": 0.5}, "seed"),
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"frequency_penalty": -0.1}, "frequency_penalty"),
+        ({"min_tokens": 1}, "min_tokens"),
+        ({"bad_words": ["a"]}, "bad_words"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"structured_outputs": object()}, "structured_outputs"),
+    ],
+)
+def test_p_stops_before_the_end_where_d_must_sample(more: dict[str, Any], why: str) -> None:
+    session, p, request = begun(**more)
+    assert (request.num_prompt_tokens, request.max_tokens) == (9, 1)
+    request.num_computed_tokens, request.output_token_ids = 9, [TOKEN]
+    given = p.finished(request, BLOCKS, computed=True)
+    assert session.sampled == [None, None]
+    assert "sampled_token" not in given
+    assert why_not_handed_on(Request(list(PROMPT), None, sampling_params=params(**more))) == why
+
+
+def test_a_seed_that_draws_nothing_is_none() -> None:
+    request = Request(list(PROMPT), None, sampling_params=params(seed=1))
+    assert why_not_handed_on(request) == ""
+
+
+def test_a_prompt_that_is_not_of_tokens_is_d_s() -> None:
+    request = Request(list(PROMPT), None, sampling_params=params(), prompt_embeds=[0] * 10)
+    assert why_not_handed_on(request)
+
+
+def test_who_drafts_ahead_samples_for_nobody() -> None:
+    _, _, request = begun(lookahead_tokens=4)
+    assert request.num_prompt_tokens == 7
+
+
+@pytest.mark.parametrize("said", [[], [1, 2]])
+def test_a_p_that_has_not_sampled_once_gives_up(said: list[int]) -> None:
+    session, p, request = begun()
+    request.num_computed_tokens, request.output_token_ids = 10, said
+    assert p.finished(request, BLOCKS, computed=True) is None
+    assert session.take() == [("cancel", "h")]
+
+
+def test_without_the_routers_word_p_stops_before_the_end() -> None:
+    session = Session()
+    p, request = side(session), prefill()
+    request.sampling_params = params()
+    p.new_request(request)
+    assert request.num_prompt_tokens == 9

@@ -1,0 +1,79 @@
+"""D is asked at once with P: it reads what P has computed, step by step, and holds no more than
+fits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agent_harness.waiting import until
+from restow.agents.engines.recall.task import Prompt
+from restow.broker.server.serve import RunningBroker
+from vllm_harness.engine import Options
+from vllm_harness.long_prompts import long_prompts
+from vllm_harness.pair import MODEL, vllm_pair
+
+pytestmark = pytest.mark.timeout(600)
+STEPS = 16
+ROOM_BLOCKS = 12
+"""For fewer prompts than are asked for at once."""
+SETTLED_S = 1.0
+STEP_TOKENS = {"max_num_batched_tokens": 32, "enable_chunked_prefill": True}
+
+
+def read_early(broker: RunningBroker, name: str) -> list[object]:
+    """Up to which tokens of a handoff, by its timeline."""
+    handoff = broker.hub.directory.ledger.find("default", name)
+    return [detail for _, event, detail in handoff.timeline if event == "read early"]
+
+
+async def test_leading_tokens_are_read_while_p_computes(vllm_python: Path, tmp_path: Path) -> None:
+    prefill, decode = Options(MODEL, engine=STEP_TOKENS), Options(MODEL, 2, conv_layout="DS")
+    async with vllm_pair(vllm_python, tmp_path, prefill, decode, early_bytes=0) as pair:
+        alone, prompts = pair.alone, long_prompts()[:3]
+        assert alone is not None
+        expected = [await alone.ask(ids, STEPS) for ids in prompts]
+        live = pair.broker.hub.directory.ledger.live
+        for number, ids in enumerate(prompts):
+            name = f"h{number}"
+            answer = asyncio.create_task(pair.decode.ask(ids, STEPS, {"handoff_id": name}))
+            await until(lambda name=name: ("default", name) in live)  # type: ignore[misc]
+            await pair.prefill.ask(ids, 1, {"handoff_id": name})
+            assert (await answer).tokens == expected[number].tokens
+            assert read_early(pair.broker, name)
+
+
+async def test_a_d_that_is_full_waits_without_pages_and_one_that_gives_up_makes_room(
+    vllm_python: Path, tmp_path: Path, prompts: tuple[Prompt, ...]
+) -> None:
+    few = Options(MODEL, engine={"num_gpu_blocks_override": ROOM_BLOCKS})
+    async with vllm_pair(vllm_python, tmp_path, Options(MODEL), few, alone=False) as pair:
+        live = pair.broker.hub.directory.ledger.live
+
+        def asking() -> set[str]:
+            return {name for (_, name), one in live.items() if one.destination is not None}
+
+        pair.prefill.hold()
+        ids = {f"h{number}": list(one.token_ids) for number, one in enumerate(prompts)}
+        steps = {f"h{number}": len(one.answer_ids) for number, one in enumerate(prompts)}
+        given = {name: pair.prefill.begin(ids[name], 1, {"handoff_id": name}) for name in ids}
+        taken = {
+            name: pair.decode.begin(ids[name], steps[name], {"handoff_id": name}) for name in ids
+        }
+        await until(lambda: bool(asking()))
+        await asyncio.sleep(SETTLED_S)
+        first = asking()
+        assert 0 < len(first) < len(ids)
+        gone = min(first)
+        pair.decode.abort(taken.pop(gone))
+        await until(lambda: len(asking()) == len(first) and gone not in asking())
+        pair.prefill.resume()
+        for name, number in taken.items():
+            answer = await pair.decode.answer(number)
+            assert answer.tokens == prompts[int(name[1:])].answer_ids
+        for number in given.values():
+            await pair.prefill.answer(number)
+        await until(lambda: not live)

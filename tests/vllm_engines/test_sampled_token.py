@@ -1,0 +1,225 @@
+"""P samples the first token and D goes on behind it: the answer is that of one engine alone.
+
+Before vLLM's own servers, through the router: texts and tokens, streamed and not, with all that a
+request may ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import ClientSession
+
+from restow.broker.client import AsyncAdminClient
+from restow.broker.server.serve import running_broker
+from restow.broker.server.settings import BrokerSettings
+from restow.v1 import admin_pb2 as pb
+from vllm_harness.byte_tokenizer import VOCABULARY_SIZE, ids_of, make_byte_tokenizer
+from vllm_harness.checkpoints import write_checkpoint
+from vllm_harness.hybrid_checkpoints import HYBRIDS
+from vllm_harness.pair import GRANT_S
+from vllm_harness.served import router, vllm_server
+
+pytestmark = pytest.mark.timeout(600)
+PROMPT = "Who has what? "
+STEPS = 12
+HALVES = ids_of(bytes([0xC3, 0xC4, *range(0xA0, 0xB0)]))
+"""First and second bytes of letters with accents."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A router before P and D, and D for those that ask it alone."""
+
+    router: str
+    alone: str
+    admin: AsyncAdminClient
+    http: ClientSession
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def served(vllm_python: Path, tmp_path_factory: Any) -> AsyncIterator[Served]:
+    """A hybrid model whose tokens are bytes."""
+    folder = tmp_path_factory.mktemp("sampled")
+    hybrid = HYBRIDS["falcon_h1"]
+    model = write_checkpoint(lambda: hybrid.make(vocab_size=VOCABULARY_SIZE), folder / "model")
+    make_byte_tokenizer().save_pretrained(model)
+    settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
+    async with AsyncExitStack() as stack:
+        broker = (await stack.enter_async_context(running_broker(settings))).address
+        p, d = await asyncio.gather(
+            *(
+                stack.enter_async_context(
+                    vllm_server(vllm_python, model, one, broker, folder / one, prefix="off")
+                )
+                for one in ("p0", "d0")
+            )
+        )
+        base = await stack.enter_async_context(
+            router(broker, [f"p0={p}"], [f"d0={d}"], folder / "router.log", find_ms=0)
+        )
+        http = await stack.enter_async_context(ClientSession())
+        admin = await stack.enter_async_context(AsyncAdminClient(broker))
+        yield Served(base, d, admin, http)
+
+
+async def said(
+    http: ClientSession, base: str, path: str, body: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What an answer comes to, in one piece or streamed."""
+    asked = {"model": "model", "temperature": 0.0, "return_token_ids": True, **body}
+    if asked.get("stream"):
+        asked["stream_options"] = {"include_usage": True}
+    async with http.post(f"{base}{path}", json=asked) as response:
+        text = await response.text()
+        assert response.ok, text
+    if not asked.get("stream"):
+        return whole(json.loads(text))
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return joined([json.loads(line) for line in lines])
+
+
+def whole(answer: dict[str, Any]) -> dict[str, Any]:
+    """What counts of an answer in one piece, by choice."""
+    usage = {key: answer["usage"][key] for key in ("prompt_tokens", "completion_tokens")}
+    choices = {
+        one["index"]: {
+            "text": one["message"]["content"] if "message" in one else one["text"],
+            "ids": one["token_ids"],
+            "end": (one["finish_reason"], one.get("stop_reason")),
+            "logprobs": one.get("logprobs"),
+        }
+        for one in answer["choices"]
+    }
+    return {"usage": usage, "choices": choices}
+
+
+def rounded(told: Any) -> Any:
+    """Probabilities are close, but not equal: sums are taken in other steps."""
+    if isinstance(told, float):
+        return pytest.approx(told, abs=0.02)
+    if isinstance(told, list):
+        return [rounded(one) for one in told]
+    return {key: rounded(one) for key, one in told.items()} if isinstance(told, dict) else told
+
+
+def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """What counts of a stream, by choice."""
+    choices: dict[int, dict[str, Any]] = {}
+    usage: dict[str, int] = {}
+    for event in events:
+        if event.get("usage"):
+            usage = {key: event["usage"][key] for key in ("prompt_tokens", "completion_tokens")}
+        for one in event["choices"]:
+            known = choices.setdefault(one["index"], {"text": "", "ids": [], "end": None})
+            delta = one["delta"].get("content") if "delta" in one else one["text"]
+            known["text"] += delta or ""
+            known["ids"] += one.get("token_ids") or []
+            if one["finish_reason"]:
+                known["end"] = (one["finish_reason"], one.get("stop_reason"))
+    return {"usage": usage, "choices": choices}
+
+
+async def last_handoff(admin: AsyncAdminClient) -> pb.HandoffInfo:
+    return max((await admin.handoffs()).handoffs, key=lambda one: one.number)
+
+
+async def compare(
+    served: Served, body: Mapping[str, Any], *, by_p: bool, chat: bool = False
+) -> None:
+    """The routed answer is D's alone; ``by_p``: P has sampled its first token."""
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    ask = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
+    told = {"max_tokens": STEPS, **ask, **body}
+    for stream in (False, True):
+        asked = {**told, "stream": stream}
+        expected = await said(served.http, served.alone, path, asked)
+        found = await said(served.http, served.router, path, asked)
+        assert found == rounded(expected)
+        handoff = await last_handoff(served.admin)
+        prompt_tokens = expected["usage"]["prompt_tokens"]
+        assert handoff.position_tokens == prompt_tokens - (not by_p)
+
+
+BY_P: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "two tokens": {"max_tokens": 2},
+    "characters that two tokens make": {"allowed_token_ids": HALVES, "max_tokens": 24},
+    "a token that is not to be said": {"logit_bias": {str(ids_of(b"a")[0]): 100.0}},
+    "said again is less likely": {"repetition_penalty": 1.3},
+    "stop strings that do not come": {"stop": ["no such text"]},
+    "a seed that draws nothing": {"seed": 7},
+}
+BY_D: dict[str, dict[str, Any]] = {
+    "a seed": {"seed": 7, "temperature": 1.0},
+    "presence": {"presence_penalty": 0.7},
+    "frequency": {"frequency_penalty": 0.7},
+    "bad words": {"bad_words": ["ab", "b"]},
+    "a least length": {"min_tokens": 3},
+    "probabilities": {"logprobs": 2},
+    "two answers": {"n": 2, "seed": 7, "temperature": 1.0},
+    "by a pattern": {"structured_outputs": {"regex": "[a-f]{3,9}"}},
+}
+
+
+@pytest.mark.parametrize("name", BY_P)
+async def test_p_samples_the_first_token(served: Served, name: str) -> None:
+    await compare(served, BY_P[name], by_p=True)
+
+
+@pytest.mark.parametrize("name", BY_D)
+async def test_d_samples_it_where_it_must(served: Served, name: str) -> None:
+    await compare(served, BY_D[name], by_p=False)
+
+
+async def test_a_chat(served: Served) -> None:
+    await compare(served, {}, by_p=True, chat=True)
+    await compare(served, {"logprobs": True, "top_logprobs": 2}, by_p=False, chat=True)
+
+
+async def test_many_at_once(served: Served) -> None:
+    """Characters break between first and second tokens, for one that tokenises so in any text."""
+    bodies = [
+        {"prompt": f"{PROMPT}{number}", "max_tokens": STEPS, "allowed_token_ids": HALVES}
+        for number in range(24)
+    ]
+    path = "/v1/completions"
+    expected = [await said(served.http, served.alone, path, one) for one in bodies]
+    for stream in (False, True):
+        asked = ({**one, "stream": stream} for one in bodies)
+        found = await asyncio.gather(
+            *(said(served.http, served.router, path, one) for one in asked)
+        )
+        for one, other in zip(found, expected, strict=True):
+            assert {**one["choices"][0], "logprobs": None} == other["choices"][0]
+    firsts = [one["choices"][0]["ids"][0] for one in expected]
+    assert set(firsts) & set(HALVES[:2])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_it_ends_where_the_first_tokens_end_it(served: Served, count: int) -> None:
+    """By the count, by a token and by a text, the first of all included."""
+    body = {"prompt": PROMPT, "max_tokens": STEPS, "allowed_token_ids": ids_of(b"abcdefgh")}
+    answer = await said(served.http, served.alone, "/v1/completions", body)
+    ids, text = answer["choices"][0]["ids"], answer["choices"][0]["text"]
+    more = {key: body[key] for key in ("allowed_token_ids",)}
+    await compare(served, {**more, "max_tokens": count}, by_p=True)
+    await compare(served, {**more, "stop_token_ids": [ids[count - 1]]}, by_p=True)
+    await compare(served, {**more, "stop": [text[:count]]}, by_p=True)
+    await compare(
+        served, {**more, "stop": [text[:count]], "include_stop_str_in_output": True}, by_p=True
+    )
+
+
+async def test_the_first_token_is_the_end_of_all(served: Served) -> None:
+    """P's may be the one that ends every text."""
+    await compare(served, {"allowed_token_ids": [2]}, by_p=True)
