@@ -1,7 +1,8 @@
 'use strict'
 // Hands prompts over from an engine to another, both written from the contract alone, and says
 // on its standard output, a JSON value a line, how far it is and what it found. Each line that it
-// reads is how many prompts it may have begun by then, or "alone": the broker is dead.
+// reads is how many prompts it may have begun by then, "alone": the broker is dead, or "open": tell
+// what has no end yet.
 const { EventEmitter, once } = require('node:events')
 const readline = require('node:readline')
 const { setTimeout: sleep } = require('node:timers/promises')
@@ -11,8 +12,9 @@ const { Session } = require('./session')
 const { broker, daemons, prompts } = JSON.parse(process.argv[2])
 const AT_ONCE = 8
 const TRIES = 5
-const LEASE_MS = 60_000
-const HOLD_MS = 300_000
+// A P whose broker was killed after it told D, and before it told P, holds its blocks so long.
+const LEASE_MS = 20_000
+const HOLD_MS = 40_000
 const TIMEOUT_MS = 90_000
 const LATE = 50 // of so many prompts D asks for one when P's first lease would have run out
 const SHORT_LEASE_MS = 6000
@@ -23,7 +25,7 @@ const limits = new EventEmitter().setMaxListeners(0)
 let may = 0
 
 readline.createInterface({ input: process.stdin }).on('line', (line) => {
-  if (line === 'alone') return limits.emit('alone')
+  if (line === 'alone' || line === 'open') return limits.emit(line)
   may = Number(line)
   limits.emit('raised')
 })
@@ -107,6 +109,7 @@ async function main() {
   const d = new Engine('decode', broker, daemons.d, 4, 8)
   await Promise.all([p.start(), d.start()])
   say({ done: 0 })
+  limits.on('open', () => say({ open: [p, d].map((engine) => engine.session.told()) }))
   waitsItself(d)
   let next = 0
   const worker = async () => {

@@ -44,6 +44,12 @@ class Session {
     return this._words.size
   }
 
+  /** What has no end yet, and whether there is a stream. */
+  told() {
+    const open = [...this._words.values()].map(({ message, said }) => ({ ...message, said }))
+    return { streaming: this._stream !== null, streams: this.streams, open }
+  }
+
   /** P has state. Resolves with the end: P's pages are free. `renewed` hears of each renewal. */
   publish(publication, holdMs, renewed = () => {}) {
     const now = Date.now()

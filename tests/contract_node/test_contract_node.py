@@ -121,6 +121,13 @@ class Scene:
     async def close(self) -> None:
         """Let Node leave, if it is there; end the broker."""
         if self._node is not None and self._node.returncode is None:
+            if "ghosts" not in self.said:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(5):
+                        self.tell("open")
+                        print(await self.hears_of("open"))
+                        with AdminClient(self.address) as client:
+                            print(client.handoffs())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(20):
                     self.let_begin(float("inf"))
