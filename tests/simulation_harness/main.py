@@ -52,11 +52,16 @@ def _hush() -> None:
     warnings.simplefilter("ignore", RuntimeWarning)
 
 
-def _play_all(task: tuple[range, str, bool, Digests | None, Prepare | None]) -> list[Report]:
-    seeds, mutation, faults, digests, prepare = task
+def _begin() -> None:
+    """Have a process play many: what is there by now is not looked through for garbage."""
     _hush()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+
+def _play_all(task: tuple[range, str, bool, Digests | None, Prepare | None]) -> list[Report]:
+    seeds, mutation, faults, digests, prepare = task
+    gc.collect()  # so that what is left of the last ones does not pile up
     return [play(seed, mutation, faults, digests, prepare) for seed in seeds]
 
 
@@ -74,7 +79,8 @@ def histories(
         (range(seed, min(seed + size, first + count)), mutation, faults, digests, prepare)
         for seed in range(first, first + count, size)
     ]
-    with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
+    processors = len(os.sched_getaffinity(0))
+    with multiprocessing.get_context("fork").Pool(processors, _begin) as pool:
         yield from pool.imap_unordered(_play_all, tasks)
 
 
