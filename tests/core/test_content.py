@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.world import POSITION, World, ends
+from core.world import POSITION, World, ends
 from restow.broker.core.actions import State
 from restow.broker.core.handoffs.demand import content_compared
 from restow.broker.errors import ContentMismatchError, HandoffConflictError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.world import LIMITS, PAGES, POSITION, Side, World, ends
+from core.world import LIMITS, PAGES, POSITION, Side, World, ends
 from restow.broker.core import actions as act
 from restow.broker.core.limits import Limits
 from restow.broker.errors import HandoffConflictError

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.world import BLOCK_TOKENS, KV, PAGES, STATE, World, ends, packed, pair_plan
+from core.world import BLOCK_TOKENS, KV, PAGES, STATE, World, ends, packed, pair_plan
 from restow.broker.core import actions as act
 from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.engines.engine import EngineRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.world import World, ends
+from core.world import World, ends
 from restow.broker.core import actions as act
 from restow.broker.errors import HandoffConflictError, HandoffOwnedError
 

@@ -8,10 +8,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.test_core_faults import reading
-from broker.test_core_returning import back
-from broker.test_core_staging import stage_all
-from broker.world import World
+from core.test_faults import reading
+from core.test_returning import back
+from core.test_staging import stage_all
+from core.world import World
 from restow.broker.core.actions import State
 from restow.broker.core.handoffs.progress import progress_of
 from restow.broker.core.handoffs.spans import Span, SpanKind, spans_of

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from broker.world import Side, World
+from core.world import Side, World
 from restow.broker.core import actions as act
 from restow.broker.core.limits import Limits
 from restow.broker.errors import RestowError

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.world import LIMITS, Side, World, ends
+from core.world import LIMITS, Side, World, ends
 from restow.broker.core import actions as act
 from restow.broker.core.actions import HostPair, State
 from restow.broker.core.events import Probed
@@ -252,7 +252,7 @@ def test_a_measurement_hands_over_no_memory_that_the_plan_does_not_read() -> Non
 
 def crossed(world: World) -> PairPlan:
     """Each destination rank reads from the other source rank alone."""
-    from broker.world import pair_plan
+    from core.world import pair_plan
 
     return replace(pair_plan(2, 2, False, False), sources={0: (1,), 1: (0,)})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.world import LIMITS, Side, World, kinds
+from core.world import LIMITS, Side, World, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.events import Probed
 from restow.broker.core.probing.examining import MAX_DETAIL, MAX_EXAMINATIONS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.test_core_probing import HOSTS, answer, ask, measured, probes
-from broker.world import LIMITS, Side, World, layout
+from core.test_probing import HOSTS, answer, ask, measured, probes
+from core.world import LIMITS, Side, World, layout
 from restow.broker.core import actions as act
 from restow.broker.core.ahead import MAX_QUEUED
 from restow.broker.core.limits import Limits

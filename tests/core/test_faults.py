@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.world import Side, World, ends, kinds
+from core.world import Side, World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
 from restow.broker.core.engines.engine import EngineRecord

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.world import Side, World, ends, kinds, packed
+from core.world import Side, World, ends, kinds, packed
 from restow.broker.core import actions as act
 from restow.broker.core.events import Wish
 from restow.broker.core.handoffs.demand_messages import MAX_MESSAGES, DemandMessages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.world import LIMITS, Side, World, digest_of, ends
+from core.world import LIMITS, Side, World, digest_of, ends
 from restow.broker.core import actions as act
 from restow.broker.core.actions import State
 from restow.broker.core.events import StagedRun

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.world import LIMITS, Side, World, ends
+from core.world import LIMITS, Side, World, ends
 from restow.broker.core import actions as act
 from restow.broker.core.handoffs.deliveries import MAX_DELIVERIES
 from restow.broker.core.handoffs.handoff import Handoff

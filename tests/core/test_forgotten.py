@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.world import Side, World, ends, kinds
+from core.world import Side, World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.errors import HandoffOwnedError
 

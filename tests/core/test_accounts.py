@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from broker.world import LIMITS, Side, World, packed, pair_plan
+from core.world import LIMITS, Side, World, packed, pair_plan
 from restow.broker.core.actions import AgentKey, EngineKey
 from restow.broker.core.engines.account import (
     ENGINE_BYTES,

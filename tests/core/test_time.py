@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.world import World, ends, kinds
+from core.world import World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.actions import State
 from restow.broker.core.engines.flow import LEAST_SMALL_READS

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.world import World, ends, kinds
+from core.world import World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.actions import State
 from restow.broker.core.limits import Limits

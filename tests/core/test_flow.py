@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.world import World, ends
+from core.world import World, ends
 from restow.broker.core import actions as act
 from restow.broker.core.engines import flow as flows
 from restow.broker.core.engines.flow import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.world import BLOCK_TOKENS, World, ends, layout
+from core.world import BLOCK_TOKENS, World, ends, layout
 from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.core.prefix.words import Batch, HashForm, Run
 from restow.broker.layout import DType, Field, Kind, Layout, Model, Shard, Span

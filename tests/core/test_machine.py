@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.world import Side, World, digest_of
+from core.world import Side, World, digest_of
 from restow.broker.core import actions as act
 from restow.broker.core.handoffs.digests import DigestMode, Digests
 from restow.broker.core.handoffs.handoff import Handoff

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.world import BLOCK_TOKENS, Side, World, ends, layout
+from core.world import BLOCK_TOKENS, Side, World, ends, layout
 from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.core.prefix.words import Batch, HashForm, Run
 from restow.broker.errors import (

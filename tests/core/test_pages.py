@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.world import PAGES, World, ends
+from core.world import PAGES, World, ends
 from restow.broker.block_ids import MAX_BLOCKS
 from restow.broker.core import actions as act
 from restow.broker.core.events import Wish

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.world import POSITION, Side, World, ends
+from core.world import POSITION, Side, World, ends
 from restow.broker.core import actions as act
 from restow.broker.errors import HandoffConflictError
 

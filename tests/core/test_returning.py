@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.test_core_faults import reading
-from broker.test_core_staging import stage_all, unstaged
-from broker.world import Side, World, ends, kinds
+from core.test_faults import reading
+from core.test_staging import stage_all, unstaged
+from core.world import Side, World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.actions import State
 from restow.broker.errors import RestowError
