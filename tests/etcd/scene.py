@@ -19,6 +19,7 @@ from restow.broker.server.fleet.membership import Membership, OfPools
 
 POOLS = tuple(Pool(tenant, ModelIdentity("a model/with 100%", "1")) for tenant in "abcdefgh")
 WITHIN_S = 60.0
+AGAIN_S = 0.2
 Opened = Callable[[], contextlib.AbstractAsyncContextManager[Registry]]
 """A registry inside an ``async with``."""
 
@@ -65,9 +66,12 @@ class Broker:
             case Drain(pool, epoch):
                 drained = Drained(pool, epoch)
                 asyncio.get_running_loop().call_soon(self.membership.hear, drained)
-            case Lost(pool):
+            case Lost(pool, _, to):
                 self.served.pop(pool, None)
                 self.lost.append(action)
+                if to is None:  # its engines ask any broker, and again
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(AGAIN_S, self.membership.hear, Wanted(pool))
 
     def may_grant(self) -> set[Pool]:
         return {pool for pool in POOLS if self.membership.may_grant(pool) is not None}

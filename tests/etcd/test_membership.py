@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -120,6 +121,20 @@ async def test_pools_of_one_that_died_are_claimed_by_the_others(
     await shared_out(x, y)
     await y.kill()
     await shared_out(x)
+
+
+async def test_brokers_that_stood_still_share_out_again(
+    etcd: EtcdCluster, prefix: bytes, stack: AsyncExitStack
+) -> None:
+    """They give their pools up, and own those that are asked for again."""
+    x, y = (at_etcd(etcd, one, prefix.decode(), SHORT) for one in (X, Y))
+    for one in (x, y):
+        await stack.enter_async_context(one.running())
+        await one.want_all()
+    await shared_out(x, y)
+    time.sleep(SHORT.lease_s + 2 * SHORT.give_up_s)  # noqa: ASYNC251 - both stand still
+    await until(lambda: bool(x.lost and y.lost), WITHIN_S)
+    await shared_out(x, y)
 
 
 async def test_two_that_advertise_one_address_are_not_both_let_in(
