@@ -32,6 +32,7 @@ class Engine:
         stamps: Stamps,
         rng: Random,
         broke: Callable[[BaseException], None],
+        replaced: Callable[[Engine], None],
         brokers: str,
     ) -> None:
         self.side, self.life = side, f"life{life}"
@@ -40,7 +41,7 @@ class Engine:
         self.stamped: dict[str, int] = {}
         """P: the stamps of handoffs."""
         self._memory, self._rng, self._broke = memory, rng, broke
-        self._brokers = brokers
+        self._replaced, self._brokers = replaced, brokers
         host = side.lower()
         self.scheduler = Process(loop, f"{side}.scheduler", host)
         self.workers = [Process(loop, f"{side}.{rank}", host) for rank in memory.regions]
@@ -101,7 +102,8 @@ class Engine:
         try:
             await work
         except Exception as error:  # noqa: BLE001 - the history ends with it
-            self._broke(error)
+            if self.scheduler.alive:  # what is left of a killed one is swept up, and may complain
+                self._broke(error)
 
     async def _work(self, rank: int) -> None:
         agent = AsyncAgent(
@@ -121,6 +123,7 @@ class Engine:
             session = EngineSession(
                 *(self.side, self.life, self._memory.layout, self._brokers),
                 on_offer=self.kept.offered,
+                on_lost=self._lost,
             )
             try:
                 await session.start(5.0)
@@ -129,6 +132,10 @@ class Engine:
                 continue
             self.session = session
             self._connected.set()
+
+    def _lost(self, error: RestowError) -> None:
+        if error.reason == "ENGINE_REPLACED":
+            self._replaced(self)
 
     async def _ready(self) -> EngineSession:
         await self._connected.wait()

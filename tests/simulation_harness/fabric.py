@@ -33,6 +33,8 @@ class Fabric:
         self.names_are_unique = True
         self.spoiled = 0.0
         """Of pieces, how many arrive with a byte changed."""
+        self.longest_s = 0.0
+        """What the slowest read took of its own."""
         self._opened: dict[Process, int] = {}
 
     def token(self, process: Process) -> str:
@@ -55,6 +57,7 @@ class Flight:
     done: bool = False
     error: Exception | None = None
     steps: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    took_s: float = 0.0
 
 
 class SimulatedTransport:
@@ -152,7 +155,10 @@ class SimulatedTransport:
             for src_address, dst_address, length in flight.steps.pop(0):
                 ctypes.memmove(dst_address, src_address, length)
                 self._spoil(dst_address, length)
-            here.later(self._pause_s(), self._step, flight)
+            pause_s = self._pause_s()
+            flight.took_s += pause_s
+            self._fabric.longest_s = max(self._fabric.longest_s, flight.took_s)
+            here.later(pause_s, self._step, flight)
         else:
             flight.done = True
 

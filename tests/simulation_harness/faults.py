@@ -91,9 +91,10 @@ class Faults:
             self._loop.call_later(self._short_s(), brokers.start, life.address)
 
     def _kill_engine(self) -> None:
-        self._end_engine(self._rng.choice(SIDES))
+        self.end_engine(self._rng.choice(SIDES))
 
-    def _end_engine(self, side: str) -> None:
+    def end_engine(self, side: str) -> None:
+        """All of its processes are killed; it starts again soon."""
         engine = self._history.lives[side][-1]
         if engine.scheduler.alive:
             for process in engine.processes:
@@ -103,7 +104,7 @@ class Faults:
     def restart_unseen(self) -> None:
         """P starts again while the broker can't see it."""
         self._cut_hosts("b", "p")
-        self._end_engine("P")
+        self.end_engine("P")
         self._loop.call_later(self._rng.uniform(1.0, 10.0), self._heal_hosts, "b", "p")
 
     def _kill_worker(self) -> None:
@@ -113,7 +114,7 @@ class Faults:
         worker = self._rng.choice(engine.workers)
         if worker.alive:
             self._kill(worker)
-            self._loop.call_later(self._short_s(), self._end_engine, side)
+            self._loop.call_later(self._short_s(), self.end_engine, side)
 
     # -- who leaves -------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Faults:
 
     def _end_life(self, engine: Engine) -> None:
         if engine is self._history.lives[engine.side][-1]:
-            self._end_engine(engine.side)
+            self.end_engine(engine.side)
 
     # -- who stands still -------------------------------------------------------------------------
 

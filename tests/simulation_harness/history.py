@@ -7,6 +7,7 @@ import contextlib
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
@@ -367,9 +368,15 @@ class History:
                 self.stamps,
                 Random(self.rng.random()),  # noqa: S311
                 self.found.append,
+                self._replaced,
                 self.brokers.given,
             )
         )
+
+    def _replaced(self, engine: Engine) -> None:
+        """A word of a life that was killed came late, and it is started once more."""
+        if self.faults is not None and engine is self.lives[engine.side][-1]:
+            self.loop.call_later(0.0, self.faults.end_engine, engine.side, context=Context())
 
     # -- what they do -----------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from simulation_harness.history import History
 
 HANDOFFS = 4
+AGENTS_WAIT_S = 9.0
+"""So long an agent is waited for, by a clock that may be a tenth too fast."""
 BEFORE_S = 10.0
 """So long before all heals the last one begins."""
 
@@ -51,6 +53,8 @@ class Unhindered:
                 return True
             case _, "READ_DEADLINE":  # a slow wire between engines
                 return True
+            case _, "AGENT_MISSING":  # one comes when its read on a slow wire is over
+                return self._history.fabric.longest_s > AGENTS_WAIT_S
             case _, "AGENT_LOST" | "GRANT_OUTLIVED":  # or its report came too late
                 faults = self._history.report.faults
                 return any("cut_from_agents" in fault for fault in faults)
