@@ -94,7 +94,7 @@ async def test_what_is_lost_is_told_apart(tmp_path: Path) -> None:
             with pytest.raises(EtcdNoLeaderError, match="has no leader"):
                 await call
         with pytest.raises(EtcdNoLeaderError):
-            await first_word(client)
+            await asyncio.wait_for(first_word(client), 30.0)
         first.kill()
         for call in (client.put(b"k", b""), client.range(b"k"), client.keep_alive(1)):
             with pytest.raises(EtcdUnreachableError):
