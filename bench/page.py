@@ -19,6 +19,7 @@ from goals import BY_NIXL, CONTIGUOUS, table
 DOCS = Path(__file__).parent.parent / "docs"
 Rows = list[dict[str, Any]]
 ALONE = "NIXL alone"
+CLIENTS = re.compile(r"(?P<case>.* clients): to the (?P<token>first|second) token, (?P<way>.*)")
 
 
 def data(rows: Rows) -> list[str]:
@@ -111,7 +112,24 @@ def control(rows: Rows) -> list[str]:
 
 def engines(rows: Rows) -> list[str]:
     """A line a case of a real vLLM."""
-    return _compared(rows, "replies")
+    return _compared([row for row in rows if not CLIENTS.match(row["case"])], "replies")
+
+
+def clients(rows: Rows) -> list[str]:
+    """A line a pair of engines and number of clients: each way's milliseconds to two tokens."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        if named := CLIENTS.match(row["case"]):
+            times = found.setdefault(named["case"], {}).setdefault(named["token"], {})
+            times |= {named["way"]: row["seconds"], row["reference"]: row["reference_seconds"]}
+    references = {row["reference"] for row in rows}
+    every = dict.fromkeys(way for one in found.values() for way in one["first"])
+    ways = sorted(every, key=lambda way: way in references)
+    lines = _head("to the first / second token, ms", *ways)
+    for case, tokens in found.items():
+        both = (f"{_three(tokens['first'][one])} / {_three(tokens['second'][one])}" for one in ways)
+        lines.append(f"| {case} | {' | '.join(both)} |")
+    return lines
 
 
 def early(rows: Rows) -> list[str]:
@@ -286,7 +304,7 @@ def _goal(row: dict[str, Any]) -> str:
 TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "benchmarks.json": (data, control),
     "ways.json": (pieces, models, planning),
-    "vllm.json": (engines,),
+    "vllm.json": (engines, clients),
     "early.json": (early,),
     "parts.json": (parts,),
     "turns.json": (turns,),

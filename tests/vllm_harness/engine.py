@@ -57,7 +57,7 @@ class Options:
     engine: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     resting: bool = True
-    """As `RESTING` says; a benchmark takes vLLM as it is."""
+    """As `RESTING` says; a benchmark may take vLLM as it is."""
 
     def arguments(self) -> dict[str, Any]:
         """In vLLM's words."""
