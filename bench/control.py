@@ -59,7 +59,7 @@ def run(put: Yield, repeats: int) -> None:
 
 
 def _steady(broker: str, echo: str) -> list[Row]:
-    """From publication to both engines knowing the end, with agents that take no time.
+    """From publication to D's engine knowing the end, with agents that take no time.
 
     That is two round trips, one after the other: to the agent's order, and to the end.
     """

@@ -136,7 +136,10 @@ def block_lists(tokens: int) -> list[broker_pb2.BlockList]:
 
 
 async def hear_ends(source: Side, destination: Side, tally: Tally, in_flight: int) -> None:
-    """Count the ends that both engines are told; a handoff is full when both know."""
+    """Count the ends that both engines are told; a handoff is full when both know.
+
+    Its latency ends where D knows: that D's are told first is meant, and P's a while later.
+    """
     live: dict[str, int] = {}
 
     async def hear(one: Side) -> None:
@@ -147,15 +150,17 @@ async def hear_ends(source: Side, destination: Side, tally: Tally, in_flight: in
                 name = ended.handoff_id
                 if ended.state != broker_pb2.HANDOFF_STATE_DONE:
                     tally.failures += 1
+                if one is destination:
+                    tally.latency_s.append(now_s - tally.started_s[name])
                 heard = live.get(name, 0) + 1
                 if heard < 2:
                     live[name] = heard
                     continue
-                del live[name]
-                tally.latency_s.append(now_s - tally.started_s.pop(name))
+                del live[name], tally.started_s[name]
+                tally.ends_heard += 1
             if len(tally.started_s) < in_flight:
                 tally.room.set()
-            if len(tally.latency_s) + tally.failures >= tally.wanted:
+            if tally.ends_heard + tally.failures >= tally.wanted:
                 tally.done.set()
 
     await asyncio.gather(hear(source), hear(destination))

@@ -29,6 +29,7 @@ from restow.broker.core.engines import flow
 from restow.broker.errors import RestowError
 from restow.broker.rpc import wire
 from restow.broker.rpc.wire_program import PROGRAM_FORM
+from restow.broker.server import hub
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
 from restow.v1 import broker_pb2 as pb
@@ -333,3 +334,28 @@ async def test_a_stream_that_is_dropped_midway(monkeypatch: pytest.MonkeyPatch) 
                 call.cancel()
             await closed.get()
             await both.hand_over("next")
+
+
+@pytest.mark.parametrize("number", [0, 7], ids=["no number", "a number"])
+async def test_d_hears_of_the_end_before_p(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a message without a number, which no client of ours says."""
+    monkeypatch.setattr(hub, "P_HEARS_AFTER_S", 600.0)
+    async with broker() as running, pair(running.address) as both:
+        released = both.p.publish("h", P_BLOCKS, POSITION)
+        for agent in both.p_agents:
+            await agent.fence("h")
+        demand = pb.Demand(handoff_id="h", blocks=wire.block_lists(D_BLOCKS))
+        said = pb.EngineMessage(message_id=number, request=demand)
+        call = broker_pb2_grpc.BrokerStub(both.channel).Session()
+        await call.write(pb.SessionRequest(engine=both.d.ref, messages=[said]))
+        events = [event async for answer in call_until_ended(call) for event in answer.events]
+        assert events[-1].ended.state == pb.HANDOFF_STATE_DONE
+        assert events[-1].ended.demand == number
+        assert not released.done()
+
+
+async def call_until_ended(call: Any) -> AsyncIterator[pb.SessionResponse]:
+    async for answer in call:
+        yield answer
+        if any(event.HasField("ended") for event in answer.events):
+            return

@@ -121,7 +121,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.heard = len(world.sent)
         assert max(tells.values(), default=1) == 1, "a message is told twice"
         # Each message of D's is told the end of its side.
-        sides_told = {(number, engine, demand != 0) for number, engine, demand in tells}
+        sides_told = {(number, engine, demand is not None) for number, engine, demand in tells}
         for number, count in Counter(number for number, _, _ in sides_told).items():
             # At the end every side that is known hears of it, D perhaps later; later, whoever says
             # something again: on both sides, if it is both.
@@ -148,7 +148,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert known == action.state.value, "two ends"
         for reader in self.model.readers:
             if reader.number == number:
-                is_d = action.demand != 0
+                is_d = action.demand is not None
                 assert not is_d or reader.side.record.gone, "free while a rank may be writing"
         if action.state is act.State.DONE:
             left = [one for one in self.model.readers if one.number == number]

@@ -93,8 +93,8 @@ class TellEnded(NamedTuple):
     detail: str
     bytes: int
     transfer_us: int
-    demand: int = 0
-    """D's message that it is the end of; 0: that of the publication."""
+    demand: int | None = None
+    """D's message that it is the end of, 0 if that has no number; None: that of the publication."""
     delivered: int = 0
     """How many have the state."""
 

@@ -195,7 +195,7 @@ class Hub:
             future.set_result(action)
 
     def _tell_ended(self, action: act.TellEnded) -> None:
-        if action.state is act.State.DONE and not action.demand:
+        if action.state is act.State.DONE and action.demand is None:
             # Should the broker die in between, D must not be the one that has not heard: P then
             # keeps its pages for a while, and nothing is asked for that is there no more.
             if not self._ends_for_p:
@@ -204,7 +204,7 @@ class Hub:
             return
         if action.demand:
             self.waiting.tell(action)
-        if action.demand >= 0:
+        if action.demand is None or action.demand >= 0:
             self._write_ended(action)
 
     def _tell_p(self) -> None:

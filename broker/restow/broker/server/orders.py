@@ -32,7 +32,7 @@ def fill_ended(ended: broker_pb2.Ended, action: act.TellEnded) -> None:
         ended.detail = action.detail
     ended.bytes = action.bytes
     ended.transfer_us = action.transfer_us
-    ended.demand = action.demand
+    ended.demand = action.demand or 0
     ended.delivered = action.delivered
 
 

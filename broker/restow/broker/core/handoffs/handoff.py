@@ -150,8 +150,11 @@ class Handoff:
 
     def next_look_s(self) -> float:
         """When something happens even if nobody says a word: not while deliveries may read."""
-        reading = [one.lease.settle_until_s for one in self.deliveries.reading]
-        return max([self.lease.next_look_s(), *reading])
+        look_s = self.lease.next_look_s()
+        for one in self.deliveries:
+            if one.granted:
+                look_s = max(look_s, one.lease.settle_until_s)
+        return look_s
 
     @property
     def transfer_s(self) -> float | None:

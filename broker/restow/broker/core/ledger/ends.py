@@ -13,7 +13,7 @@ def end_of(handoff: Handoff) -> End:
     return End.of(handoff.state, handoff.bytes_read, handoff.transfer_s)
 
 
-def told(handoff: Handoff, engine: EngineRecord, demand: int = 0) -> TellEnded:
+def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> TellEnded:
     """How the handoff ended, for P; or for D, whose ``demand`` it ends."""
     failure = handoff.failure
     reason, detail = (failure.reason, failure.detail) if failure is not None else ("", "")

@@ -53,15 +53,19 @@ async def hear_batch(
 ) -> None:
     """Hear what came at once, while the broker may act."""
     at_s = now_s()
+    standing = stand.standing
     long: bool | None = False
     for index, message in enumerate(messages, 1):
         if long or not index % MAX_AT_ONCE:
             await asyncio.sleep(0)
             at_s = now_s()
-        if not stand.standing.is_sure():
-            await stand.standing.sure()
-            at_s = now_s()
-        if outbox.closed or not stand.holds_now:
+        if standing.among_others:
+            if not standing.is_sure():
+                await standing.sure()
+                at_s = now_s()
+            if not stand.holds_now:
+                return
+        if outbox.closed:
             return
         long = hear(message, at_s)
 

@@ -29,13 +29,12 @@ class SessionWords:
         self, engine: EngineRecord, outbox: EngineOutbox, message: pb.EngineMessage, now_s: float
     ) -> bool:
         """Hear one message, and say whether that took long."""
-        hub = self._hub
+        hub, body = self._hub, message.WhichOneof("body")
         try:
-            actions = self._apply(engine, message, now_s)
+            actions = self._apply(engine, message, body, now_s)
             if actions:
                 hub.perform(actions)
         except RestowError as error:
-            body = message.WhichOneof("body")
             handoff_id = getattr(getattr(message, body), "handoff_id", "") if body else ""
             statistics = hub.directory.ledger.statistics
             statistics.count_quota(error)
@@ -60,13 +59,12 @@ class SessionWords:
             refused.detail = cut(error.message)
             if body == "publish":
                 self.tell_refused(engine, handoff_id, error)
-        return message.HasField("holdings") or message.request.HasField("prefix")
+        return body == "holdings" or (body == "request" and message.request.HasField("prefix"))
 
     def _apply(
-        self, engine: EngineRecord, message: pb.EngineMessage, now_s: float
+        self, engine: EngineRecord, message: pb.EngineMessage, body: str | None, now_s: float
     ) -> list[act.Action]:
         directory = self._hub.directory
-        body = message.WhichOneof("body")
         if message.message_id < 0:
             raise RequestError(
                 f"message_id {message.message_id} must not be negative", field="message_id"
