@@ -302,7 +302,8 @@ def _goal(row: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
-    "benchmarks.json": (data, control),
+    "benchmarks.json": (data,),
+    "control.json": (control,),
     "ways.json": (pieces, models, planning),
     "vllm.json": (engines, clients),
     "early.json": (early,),

@@ -91,7 +91,7 @@ class DeliveriesMachine(RuleBasedStateMachine):
     def hear_end(self, action: act.TellEnded) -> None:
         name, engine = action.handoff_id, action.engine.engine_id
         told = self.told.setdefault(name, Told())
-        if not action.demand:
+        if action.demand is None:
             assert engine == "p"
             if told.publication is None:
                 told.publication = action

@@ -39,7 +39,7 @@ def test_a_call_that_says_a_sessions_demand_again_leaves_its_number() -> None:
     assert handoff.demand_messages.numbers == (1, 4)
 
 
-def told_numbers(side: Side, actions: Sequence[act.Action]) -> list[int]:
+def told_numbers(side: Side, actions: Sequence[act.Action]) -> list[int | None]:
     return [
         one.demand
         for one in actions

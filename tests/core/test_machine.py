@@ -80,7 +80,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """Follow the actions that came since the last look."""
         world, model = self.world, self.model
         known = set(model.ended)
-        tells: Counter[tuple[int, act.EngineKey, int]] = Counter()
+        tells: Counter[tuple[int, act.EngineKey, int | None]] = Counter()
         ledger = world.directory.ledger
         for handoff in (*ledger.ended.values(), *ledger.live.values()):
             self.numbers[handoff.tenant, handoff.handoff_id] = handoff.number

@@ -75,8 +75,10 @@ class BlockLists:
         Raises `PageRepeatedError` if any but the null block is there twice.
         """
         ids = unsigned(data)
-        if ids.size <= FEW and len(set(few := ids.tolist())) == ids.size:
-            return max(few)
+        if ids.size <= FEW:
+            few: list[int] = ids.tolist()
+            if len(set(few)) == len(few):
+                return max(few)
         ordered = ids.copy()
         ordered.sort()
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
