@@ -39,11 +39,12 @@ def test_a_call_that_says_a_sessions_demand_again_leaves_its_number() -> None:
     assert handoff.demand_messages.numbers == (1, 4)
 
 
-def told_numbers(side: Side, actions: Sequence[act.Action]) -> list[int | None]:
+def told_numbers(side: Side, actions: Sequence[act.Action]) -> list[int]:
     return [
         one.demand
         for one in actions
         if isinstance(one, act.TellEnded) and one.engine == side.record.key
+        if one.demand is not None
     ]
 
 
