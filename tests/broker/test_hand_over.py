@@ -13,7 +13,7 @@ from broker.fakes import broker, engine, model_layout
 from broker.test_offers import Holder, holder
 from broker.test_prefixes import FORM, heard
 from restow.broker.client import AsyncAdminClient, BlockingSession, EngineSession, Prefix, chain_of
-from restow.broker.client.engine import hand_over
+from restow.broker.client.engine.prefixes import hand_over
 from restow.broker.server.serve import RunningBroker
 
 STATES = [chain_of(range(first, first + 32)).prefix(32) for first in range(10)]

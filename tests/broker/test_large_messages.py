@@ -12,7 +12,7 @@ import pytest
 from broker.fakes import POSITION, Pair, broker, model_layout, pair
 from restow.broker.block_ids import ID_BYTES, MAX_BLOCKS
 from restow.broker.client import BrokerCallError, EngineSession
-from restow.broker.core.handoffs.publication import MAX_PUBLICATION_BYTES
+from restow.broker.core.handoffs.sides.publication import MAX_PUBLICATION_BYTES
 from restow.broker.core.pair import PairRefused
 from restow.broker.errors import MessageTooLargeError, RestowError
 from restow.broker.planner import Strategy

@@ -24,7 +24,7 @@ from restow.broker.client import (
     Prefix,
     chain_of,
 )
-from restow.broker.client.engine.chains import prefix_to_proto
+from restow.broker.client.engine.prefixes.chains import prefix_to_proto
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.events import Wish
 from restow.broker.core.prefix.named import NamedPrefix

@@ -24,7 +24,7 @@ from restow.broker.client import (
     PrefixHolder,
     chain_of,
 )
-from restow.broker.client.engine.chains import form_to_proto
+from restow.broker.client.engine.prefixes.chains import form_to_proto
 from restow.broker.core.actions import EngineKey, TellHoldings
 from restow.broker.core.prefix.teller import Teller
 from restow.broker.errors import ChainFormError, ChainInvalidError

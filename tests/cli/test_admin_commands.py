@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, engine, model_layout, pair
 from cli.broker_process import broker_process, run_restow
 from cli.terminals import STYLES
-from restow.broker.cli.commands.serve import is_loopback
+from restow.broker.cli.commands.running.serve import is_loopback
 from restow.broker.cli.main import app
 from restow.broker.planner import CostModel
 from restow.broker.reasons import REASONS

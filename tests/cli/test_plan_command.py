@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from cli.conftest import CONFIG, Outcome
-from restow.broker.cli.options import DigestModeName
+from restow.broker.cli.settings.options import DigestModeName
 from restow.broker.core.handoffs.digests import DigestMode
 from restow.broker.layout import digest
 from restow.broker.layout.json_form import layout_from_json

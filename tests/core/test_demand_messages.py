@@ -9,7 +9,7 @@ import pytest
 from core.world import Side, World, ends, kinds, packed
 from restow.broker.core import actions as act
 from restow.broker.core.events import Wish
-from restow.broker.core.handoffs.demand_messages import MAX_MESSAGES, DemandMessages
+from restow.broker.core.handoffs.sides.demand_messages import MAX_MESSAGES, DemandMessages
 from restow.broker.errors import HandoffConflictError
 
 

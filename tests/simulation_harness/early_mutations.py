@@ -9,7 +9,7 @@ from unittest.mock import patch
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.lease import Lease
-from restow.broker.core.handoffs.source_side import SourceSide
+from restow.broker.core.handoffs.sides.source_side import SourceSide
 from restow.broker.core.limits import Limits
 from simulation_harness.history import History
 

@@ -18,8 +18,8 @@ from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Settlement
 from restow.broker.core.handoffs.deliveries import Deliveries
-from restow.broker.core.handoffs.demand import Demand
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.sides.demand import Demand
 from restow.broker.core.ledger.readers import Readers
 from restow.broker.core.offering import Offering
 from restow.broker.core.reports import Reports

@@ -10,7 +10,7 @@ from restow.agents.store.books.kept import Pinned
 from restow.agents.store.holdings import Holdings
 from restow.agents.store.waiting import Waiting
 from restow.broker.client import BlockingDelivery, BlockingSession, Prefix, PrefixChain
-from restow.broker.client.engine.chains import Holders
+from restow.broker.client.engine.prefixes.chains import Holders
 from restow.broker.errors import ChainFormError, RestowError
 from restow.broker.logs import get_logger
 

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from restow.broker.cli.commands.actions import check, drain, forget, release
-from restow.broker.cli.commands.agent import agent
 from restow.broker.cli.commands.brokers import brokers
 from restow.broker.cli.commands.doctor import doctor
 from restow.broker.cli.commands.events import events
@@ -28,9 +27,10 @@ from restow.broker.cli.commands.inspection import (
 from restow.broker.cli.commands.layout import app as layout_app
 from restow.broker.cli.commands.plan import plan
 from restow.broker.cli.commands.reasons import reasons
-from restow.broker.cli.commands.router import router
-from restow.broker.cli.commands.serve import serve
-from restow.broker.cli.commands.store import store
+from restow.broker.cli.commands.running.agent import agent
+from restow.broker.cli.commands.running.router import router
+from restow.broker.cli.commands.running.serve import serve
+from restow.broker.cli.commands.running.store import store
 from restow.broker.cli.commands.token import token
 from restow.broker.cli.commands.top import top
 from restow.broker.cli.output import asked_form, colors_unwanted, print_error

@@ -11,7 +11,8 @@ from restow.broker.client.connection.errors import (
     SessionClosedError,
 )
 from restow.broker.client.engine.blocking import BlockingDelivery, BlockingSession
-from restow.broker.client.engine.chains import (
+from restow.broker.client.engine.delivery import Delivery, HandoffEnded
+from restow.broker.client.engine.prefixes.chains import (
     HashForm,
     Offer,
     Prefix,
@@ -19,8 +20,7 @@ from restow.broker.client.engine.chains import (
     PrefixHolder,
     chain_of,
 )
-from restow.broker.client.engine.content import ContentChain, content_of
-from restow.broker.client.engine.delivery import Delivery, HandoffEnded
+from restow.broker.client.engine.prefixes.content import ContentChain, content_of
 from restow.broker.client.engine.session import EngineSession
 
 __all__ = [

@@ -15,7 +15,7 @@ from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.core.engines.membership import Membership
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.offer import Offer
+from restow.broker.core.handoffs.sides.offer import Offer
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.core.prefix.prefixes import Prefixes

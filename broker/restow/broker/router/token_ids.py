@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from aiohttp import ClientSession
 
-from restow.broker.client.engine.content import MAX_TOKEN_ID
+from restow.broker.client.engine.prefixes.content import MAX_TOKEN_ID
 from restow.broker.router.bodies import Body
 from restow.broker.router.engines import Engine
 

@@ -11,8 +11,8 @@ import typer
 
 from restow.broker.cli.commands.inspection import HandoffArgument
 from restow.broker.cli.connection import Connection, TenantConnection, connects
-from restow.broker.cli.options import JsonOption
 from restow.broker.cli.output import FOUND, Output, print_json
+from restow.broker.cli.settings.options import JsonOption
 from restow.broker.printable import shown
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -8,8 +8,8 @@ import typer
 
 from restow.broker.cli.completion import complete_pair
 from restow.broker.cli.connection import TenantConnection, connects
-from restow.broker.cli.etcd_options import EtcdOptions
 from restow.broker.cli.output import FOUND, Output, print_document
+from restow.broker.cli.settings.etcd_options import EtcdOptions
 from restow.broker.printable import shown
 
 if TYPE_CHECKING:

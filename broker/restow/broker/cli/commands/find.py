@@ -9,8 +9,8 @@ import typer
 
 from restow.broker.cli.completion import complete_engine
 from restow.broker.cli.connection import TenantConnection, connects
-from restow.broker.cli.options import JsonFile
 from restow.broker.cli.output import Output
+from restow.broker.cli.settings.options import JsonFile
 from restow.broker.errors import ChainInvalidError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def find(
 def chain_from(value: Any, quantum_tokens: int) -> PrefixChain:
     """Return the chain that a file holds. Raises `ChainInvalidError` for what is none."""
     from restow.broker.client import HashForm, PrefixChain, chain_of
-    from restow.broker.client.engine.content import MAX_TOKEN_ID
+    from restow.broker.client.engine.prefixes.content import MAX_TOKEN_ID
 
     if isinstance(value, list):
         for one in value:

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from restow.broker.cli.options import ConfigPath, JsonFile, JsonOption
 from restow.broker.cli.output import FOUND, print_json
+from restow.broker.cli.settings.options import ConfigPath, JsonFile, JsonOption
 
 app = typer.Typer(help="Make, check and compare layouts.", no_args_is_help=True)
 
@@ -189,13 +189,13 @@ def from_config(
     """
     from dataclasses import replace
 
-    from restow.broker.cli.config_options import (
+    from restow.broker.cli.files import read_model_config
+    from restow.broker.cli.settings.config_options import (
         counts_of,
         default_page_tokens,
         scales_of,
         weights_fingerprint,
     )
-    from restow.broker.cli.files import read_model_config
     from restow.broker.cli.views.config_readings import show_readings
     from restow.broker.families import (
         ConvLayout,

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.options import CostsOption, JsonFile, JsonOption
 from restow.broker.cli.output import print_json
+from restow.broker.cli.settings.options import CostsOption, JsonFile, JsonOption
 from restow.broker.strategy import Strategy
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.options import JsonOption
 from restow.broker.cli.output import print_json
+from restow.broker.cli.settings.options import JsonOption
 from restow.broker.trust.identity import Role
 
 

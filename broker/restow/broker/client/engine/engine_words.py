@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Generic, TypeVar
 
 from restow.broker.client.connection.own_process import OWN_PROCESS
-from restow.broker.client.engine.chains import HashForm, Prefix, joined, prefix_to_proto
 from restow.broker.client.engine.checked_ids import ALL_IDS, checked_ids
-from restow.broker.client.engine.held_prefixes import Change
+from restow.broker.client.engine.prefixes.chains import HashForm, Prefix, joined, prefix_to_proto
+from restow.broker.client.engine.prefixes.held_prefixes import Change
 from restow.broker.errors import ChainFormError, RequestError
 from restow.broker.rpc import wire
 from restow.broker.rpc.chains import check_form, check_salt

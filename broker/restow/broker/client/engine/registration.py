@@ -18,7 +18,12 @@ from restow.broker.client.connection.errors import (
     from_rpc_error,
     unreachable,
 )
-from restow.broker.client.engine.chains import Holders, PrefixChain, find_request, holders_of
+from restow.broker.client.engine.prefixes.chains import (
+    Holders,
+    PrefixChain,
+    find_request,
+    holders_of,
+)
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger

@@ -19,12 +19,12 @@ from restow.broker.client.connection.ended_task import end_task
 from restow.broker.client.connection.epochs import EpochOverError
 from restow.broker.client.connection.errors import BrokerUnreachableError
 from restow.broker.client.connection.own_process import OWN_PROCESS
-from restow.broker.client.engine.chains import Holders, Offer, Prefix, PrefixChain
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.engine_words import EngineWords
-from restow.broker.client.engine.held_prefixes import Change
 from restow.broker.client.engine.open_handoffs import OpenHandoffs
-from restow.broker.client.engine.prefix_side import PrefixSide
+from restow.broker.client.engine.prefixes.chains import Holders, Offer, Prefix, PrefixChain
+from restow.broker.client.engine.prefixes.held_prefixes import Change
+from restow.broker.client.engine.prefixes.prefix_side import PrefixSide
 from restow.broker.client.engine.registration import Registration
 from restow.broker.client.engine.stream import Stream
 from restow.broker.errors import NotOwnerError, OwnerUnknownError, RestowError

@@ -34,12 +34,12 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Failure, StagedRun, Wish
 from restow.broker.core.handoffs.conflicts import asked_before, owned, used_again
 from restow.broker.core.handoffs.deliveries import Deliveries
-from restow.broker.core.handoffs.demand import NO_DEMAND, Demand
-from restow.broker.core.handoffs.demand_messages import DemandMessages
 from restow.broker.core.handoffs.lease import Lease
-from restow.broker.core.handoffs.offer import Offer
-from restow.broker.core.handoffs.publication import Publication
-from restow.broker.core.handoffs.source_side import SourceSide
+from restow.broker.core.handoffs.sides.demand import NO_DEMAND, Demand
+from restow.broker.core.handoffs.sides.demand_messages import DemandMessages
+from restow.broker.core.handoffs.sides.offer import Offer
+from restow.broker.core.handoffs.sides.publication import Publication
+from restow.broker.core.handoffs.sides.source_side import SourceSide
 from restow.broker.core.handoffs.timeline import Timeline
 from restow.broker.core.pair import PairPlan
 

@@ -9,9 +9,9 @@ from restow.broker.core.engines.account import Account, handoff_bytes
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.conflicts import named_late, no_place
-from restow.broker.core.handoffs.demand import NO_DEMAND
-from restow.broker.core.handoffs.demand_messages import DemandMessages
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.sides.demand import NO_DEMAND
+from restow.broker.core.handoffs.sides.demand_messages import DemandMessages
 
 if TYPE_CHECKING:
     from restow.broker.core.ledger.ledger import Ledger

@@ -10,9 +10,9 @@ from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.tenants import Holdings
 from restow.broker.core.granting import Granting
-from restow.broker.core.handoffs.demand import content_compared
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.progress import progress_of
+from restow.broker.core.handoffs.sides.demand import content_compared
 from restow.broker.core.handoffs.spans import Span, spans_of
 from restow.broker.core.handoffs.timeline import in_words
 from restow.broker.core.ledger.ends import delivered

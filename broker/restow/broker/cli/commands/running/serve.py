@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from restow.broker.cli.option_groups import in_groups
-from restow.broker.cli.options import CostsOption, DigestModeName, LogFormatOption
-from restow.broker.cli.settings_file import ConfigOption
+from restow.broker.cli.settings.option_groups import in_groups
+from restow.broker.cli.settings.options import CostsOption, DigestModeName, LogFormatOption
+from restow.broker.cli.settings.settings_file import ConfigOption
 from restow.broker.strategy import Strategy
 
 

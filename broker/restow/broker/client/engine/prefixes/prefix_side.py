@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from restow.broker.client.connection.ended_task import end_task
-from restow.broker.client.engine.chains import (
+from restow.broker.client.engine.prefixes.chains import (
     Holders,
     Offer,
     Prefix,
@@ -15,8 +15,8 @@ from restow.broker.client.engine.chains import (
     prefix_from_proto,
     prefix_to_proto,
 )
-from restow.broker.client.engine.hand_over import hand_over
-from restow.broker.client.engine.held_prefixes import Change, HeldPrefixes
+from restow.broker.client.engine.prefixes.hand_over import hand_over
+from restow.broker.client.engine.prefixes.held_prefixes import Change, HeldPrefixes
 from restow.broker.logs import get_logger
 from restow.v1 import broker_pb2 as pb
 

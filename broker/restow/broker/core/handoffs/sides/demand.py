@@ -8,7 +8,7 @@ from typing import NamedTuple
 from restow.broker.block_ids import MAX_BLOCKS, MAX_LIST_BYTES
 from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.events import Wish
-from restow.broker.core.handoffs.publication import Publication
+from restow.broker.core.handoffs.sides.publication import Publication
 from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.errors import ContentMismatchError, PagesError
 

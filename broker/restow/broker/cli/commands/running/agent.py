@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from restow.broker.cli.connection import Connection, connects
-from restow.broker.cli.options import LogFormatOption
-from restow.broker.cli.settings_file import ConfigOption
+from restow.broker.cli.settings.options import LogFormatOption
+from restow.broker.cli.settings.settings_file import ConfigOption
 from restow.broker.errors import ExtraMissingError
 
 

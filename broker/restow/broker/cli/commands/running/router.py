@@ -8,7 +8,7 @@ import typer
 
 from restow.broker.addresses import host_and_port
 from restow.broker.cli.connection import Connection, connects
-from restow.broker.cli.options import LogFormatOption
+from restow.broker.cli.settings.options import LogFormatOption
 from restow.broker.errors import ExtraMissingError
 
 ROUTER_PORT = 8000

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk
-from restow.broker.core.handoffs.publication import NOTHING_PUBLISHED, Publication
+from restow.broker.core.handoffs.sides.publication import NOTHING_PUBLISHED, Publication
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from restow.broker.client.engine.content import CONTENT_FORM, contents_of
+from restow.broker.client.engine.prefixes.content import CONTENT_FORM, contents_of
 from restow.broker.errors import ChainFormError, ChainInvalidError
 from restow.broker.rpc.chains import check_form, check_salt
 from restow.v1 import broker_pb2 as pb

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from restow.broker.cli.connection import Connection, connects
-from restow.broker.cli.options import LogFormatOption
-from restow.broker.cli.sizes import parse_size
+from restow.broker.cli.settings.options import LogFormatOption
+from restow.broker.cli.settings.sizes import parse_size
 from restow.broker.errors import ExtraMissingError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from restow.broker.client.engine.chains import Holders, Prefix, PrefixChain
+from restow.broker.client.engine.prefixes.chains import Holders, Prefix, PrefixChain
 from restow.broker.errors import RestowError
 
 AT_ONCE = 4

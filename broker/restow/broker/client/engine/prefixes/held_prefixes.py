@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from restow.broker.client.engine.chains import HashForm, form_to_proto
+from restow.broker.client.engine.prefixes.chains import HashForm, form_to_proto
 from restow.broker.rpc.chains import MAX_BATCH_HASHES
 from restow.v1 import broker_pb2 as pb
 

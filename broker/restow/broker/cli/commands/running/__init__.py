@@ -1,0 +1,1 @@
+"""The commands that are programs which run until they are told to stop."""

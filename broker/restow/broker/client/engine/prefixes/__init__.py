@@ -1,0 +1,1 @@
+"""States by their content, as an engine says and hears of them."""
