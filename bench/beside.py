@@ -25,8 +25,8 @@ from simulated import run_handoffs
 
 from broker.fakes import pair
 from broker.guarded import ask
-from broker.test_strangers import UNFINISHED_HELLO, connections
 from broker.token_house import Served, served
+from broker.trust.test_strangers import UNFINISHED_HELLO, connections
 from restow.broker.client import AdminClient
 from restow.broker.client.connection.channel import open_channel
 from restow.broker.families import EngineSettings, build_layout

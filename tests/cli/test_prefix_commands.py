@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from broker.content.test_prefixes import FORM, PROMPT, heard, hold
 from broker.fakes import broker, engine
-from broker.test_prefixes import FORM, PROMPT, heard, hold
 from restow.broker.cli.commands.find import chain_from
 from restow.broker.cli.main import app
 from restow.broker.client import chain_of

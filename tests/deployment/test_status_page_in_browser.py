@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 import pytest
 import pytest_asyncio
 
+from broker.content.test_prefixes import heard, hold
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, called, engine, pair, silent
-from broker.test_prefixes import heard, hold
 from deployment.browser import Browser, found
 from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
 from restow.broker.server.observe.one_handoff import one_handoff

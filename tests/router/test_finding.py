@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agent_harness.waiting import until
+from broker.content.test_prefixes import FORM, heard
 from broker.fakes import broker, engine
-from broker.test_prefixes import FORM, heard
 from forked.ports import free_port
 from restow.broker.client import AsyncAdminClient, EngineSession, PrefixHolder, chain_of
 from restow.broker.router.engines import Engines

@@ -13,9 +13,9 @@ import pytest
 
 from agent_harness.waiting import WAIT_S, until
 from broker.certificates import Authority
+from broker.content.test_prefixes import FORM, PROMPT, heard, hold
 from broker.fakes import D_BLOCKS, FakeAgent, broker, engine, model_layout
 from broker.guarded import guarded, of_tenant
-from broker.test_prefixes import FORM, PROMPT, heard, hold
 from restow.broker.client import (
     BlockingSession,
     EngineSession,

@@ -34,7 +34,7 @@ from restow.broker.http import pages
 from restow.broker.server.serve import RunningBroker
 from restow.v1 import agent_link_pb2 as link
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "operators.md"
 DASHBOARD = ROOT / "docker" / "grafana" / "restow.json"
 Key = tuple[str, frozenset[tuple[str, str]]]

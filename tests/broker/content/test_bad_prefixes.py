@@ -12,10 +12,10 @@ import pytest
 
 from agent_harness.waiting import WAIT_S, until
 from broker.certificates import Authority
+from broker.content.test_offers import D_STATE, HELD_TOKENS, STATE, ask, holder
+from broker.content.test_prefixes import FORM, PROMPT, heard, hold
 from broker.fakes import broker, engine, model_layout
 from broker.guarded import guarded, of_tenant
-from broker.test_offers import D_STATE, HELD_TOKENS, STATE, ask, holder
-from broker.test_prefixes import FORM, PROMPT, heard, hold
 from restow.broker.client import BrokerCallError, HashForm, Offer, Prefix
 from restow.broker.core.prefix.words import MAX_CHAIN_HASHES
 

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout, pair, silent
-from broker.test_operators import fence_all
+from broker.operating.test_operators import fence_all
 from restow.agents.settings import AgentSettings
 from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
 from restow.broker.client.engine.delivery import Delivery

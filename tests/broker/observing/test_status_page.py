@@ -20,8 +20,8 @@ from urllib.parse import urlencode
 import pytest
 import pytest_asyncio
 
+from broker.content.test_prefixes import heard, hold
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, pair
-from broker.test_prefixes import heard, hold
 from restow.broker.http.pages import Pages, Query, healthy_page
 from restow.broker.http.server import Answer, Request
 from restow.broker.server.observe import overview

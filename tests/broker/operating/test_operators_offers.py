@@ -6,11 +6,11 @@ import asyncio
 import json
 
 from agent_harness.waiting import until
+from broker.content.test_offers import D_STATE, STATE, ask, holder
+from broker.content.test_prefixes import PROMPT
 from broker.fakes import broker, engine
-from broker.test_observe import key, metrics
-from broker.test_offers import D_STATE, STATE, ask, holder
-from broker.test_operators_deliveries import shown
-from broker.test_prefixes import PROMPT
+from broker.observing.test_observe import key, metrics
+from broker.operating.test_operators_deliveries import shown
 from restow.broker.client import AsyncAdminClient
 
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent_harness.waiting import until
+from broker.content.test_offers import Holder, holder
+from broker.content.test_prefixes import FORM, heard
 from broker.fakes import broker, engine, model_layout
-from broker.test_offers import Holder, holder
-from broker.test_prefixes import FORM, heard
 from restow.broker.client import AsyncAdminClient, BlockingSession, EngineSession, Prefix, chain_of
 from restow.broker.client.engine.prefixes import hand_over
 from restow.broker.server.serve import RunningBroker

@@ -20,7 +20,7 @@ from restow.broker.doctor.broker_view import judge_versions, look_at_broker
 from restow.broker.versions import commit_of, own_version, written_commit
 from restow.v1 import admin_pb2 as pb
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OTHER = "0.0.9+g0123456789ab"
 needs_git = pytest.mark.skipif(
     shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs a checkout and git"

@@ -14,8 +14,8 @@ import pytest_asyncio
 from broker.certificates import DAY, DOMAIN, Authority
 from broker.fakes import P_BLOCKS, POSITION, broker, engine, model_layout, pair
 from broker.guarded import channel_of, error_of, guarded, register
-from broker.test_observe import Key, key, metrics
-from broker.test_trust_files import replace
+from broker.observing.test_observe import Key, key, metrics
+from broker.trust.test_trust_files import replace
 from restow.broker.client import BrokerCallError, EngineSession
 from restow.broker.server.outbox import MAX_BATCH, EngineOutbox
 from restow.broker.server.serve import RunningBroker
