@@ -227,11 +227,12 @@ async def pair(
     d_tp: int = 1,
     hosts: tuple[str, str] = ("", ""),
     credentials: Credentials | None = None,
+    names: tuple[str, str] = ("p", "d"),
 ) -> AsyncIterator[Pair]:
     """P and D, with all their agents."""
     async with (
-        engine(address, "p", p_tp, host=hosts[0], credentials=credentials) as source,
-        engine(address, "d", d_tp, host=hosts[1], credentials=credentials) as destination,
+        engine(address, names[0], p_tp, host=hosts[0], credentials=credentials) as source,
+        engine(address, names[1], d_tp, host=hosts[1], credentials=credentials) as destination,
         open_channel(address, credentials or Credentials()) as channel,
     ):
         yield Pair(*source, *destination, channel)

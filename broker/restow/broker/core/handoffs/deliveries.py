@@ -36,7 +36,7 @@ class Deliveries:
 
     def __iter__(self) -> Iterator[Handoff]:
         """Those that have not ended, the one first that asked first."""
-        if not self.by_engine:  # as of most handoffs, which are asked often
+        if not self.by_engine:  # most handoffs have none
             return iter(())
         return iter([one for one in self.by_engine.values() if not one.ended])
 
