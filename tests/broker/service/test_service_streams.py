@@ -23,7 +23,7 @@ from broker.fakes import (
     pair,
 )
 from restow.broker.client.connection.channel import CHANNEL_OPTIONS, open_channel
-from restow.broker.client.connection.errors import from_rpc_error
+from restow.broker.client.connection.errors import BrokerCallError, from_rpc_error
 from restow.broker.client.engine.delivery import HandoffEnded
 from restow.broker.core.engines import flow
 from restow.broker.errors import RestowError
@@ -351,10 +351,13 @@ async def test_d_hears_of_the_end_before_p(number: int, monkeypatch: pytest.Monk
         events = [event async for answer in call_until_ended(call) for event in answer.events]
         assert events[-1].ended.state == pb.HANDOFF_STATE_DONE
         assert events[-1].ended.demand == number
+        with pytest.raises(BrokerCallError):  # its answer comes behind all that P was told
+            await both.p.publish("bad", {"no group": [1]}, POSITION)
         assert not released.done()
 
 
 async def call_until_ended(call: Any) -> AsyncIterator[pb.SessionResponse]:
+    """What a session is told, up to the first end of a handoff."""
     async for answer in call:
         yield answer
         if any(event.HasField("ended") for event in answer.events):

@@ -59,7 +59,7 @@ async def hear_batch(
         if long or not index % MAX_AT_ONCE:
             await asyncio.sleep(0)
             at_s = now_s()
-        if standing.among_others:
+        if standing.among_others:  # who is alone is always sure
             if not standing.is_sure():
                 await standing.sure()
                 at_s = now_s()
