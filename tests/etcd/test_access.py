@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,26 @@ async def test_certificates_that_were_renewed_are_used(secured: Secured, tmp_pat
         cert.write_bytes(secured.pair.certificate.read_bytes())
         key.write_bytes(secured.pair.key.read_bytes())
         assert await client.statuses()
+
+
+async def test_a_call_under_way_outlives_the_renewal_of_certificates(
+    secured: Secured, tmp_path: Path
+) -> None:
+    """gRPC cancels it with its channel; it is made again on the new one."""
+    cert = tmp_path / "cert.pem"
+    cert.write_bytes(secured.pair.certificate.read_bytes())
+    (member,) = secured.cluster.members
+    async with client_of(replace(secured.user(), cert=cert)) as client:
+        await client.put(b"k", b"1")
+        member.stop()
+        under_way = asyncio.create_task(client.put(b"k", b"2"))
+        await asyncio.sleep(0.2)
+        cert.write_bytes(secured.pair.certificate.read_bytes())
+        with_new_ones = asyncio.create_task(client.put(b"l", b""))
+        await asyncio.sleep(0.2)
+        member.go_on()
+        await under_way
+        await with_new_ones
 
 
 def test_settings_that_make_no_sense_together(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent_harness.waiting import until
+from agent_harness.waiting import WAIT_S, until
 from etcd_harness.cluster import EtcdCluster, client_of, running_etcd
 from forked.ports import free_port
+from restow.broker.client.connection.cancellation import end_task
 from restow.broker.etcd.access import EtcdAccess
 from restow.broker.etcd.asking import Patience
 from restow.broker.etcd.client import EtcdClient
@@ -65,6 +66,23 @@ async def test_calls_and_watches_go_on_when_the_leader_is_lost(
         assert [one.key for one in found.kvs] == [b"k1", b"k2"]
         leader.go_on()
         watching.cancel()
+
+
+async def test_a_watch_that_fails_over_and_over_can_be_ended() -> None:
+    """At any moment: in one of ten, grpc.aio raises the failure in place of the cancellation."""
+    async with client_of(EtcdAccess((f"127.0.0.1:{free_port()}",))) as client:
+
+        async def watches() -> None:
+            while True:
+                with contextlib.suppress(EtcdUnreachableError):
+                    async for _ in client.watch(b"k", b"l", 1):
+                        pass
+
+        for number in range(200):
+            watching = asyncio.create_task(watches())
+            await asyncio.sleep(number % 100 * 0.0001)
+            async with asyncio.timeout(WAIT_S):
+                await end_task(watching)
 
 
 async def test_any_one_member_may_be_lost_and_come_back(tmp_path: Path) -> None:

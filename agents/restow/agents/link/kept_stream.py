@@ -12,10 +12,10 @@ import grpc
 
 from restow.broker.client.connection.backoff import Backoff
 from restow.broker.client.connection.brokers import Brokers
+from restow.broker.client.connection.cancellation import begun, end_task
 from restow.broker.client.connection.channel import RenewedChannel
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.diagnosis import explained_soon
-from restow.broker.client.connection.ended_task import end_task
 from restow.broker.client.connection.epochs import EpochOverError
 from restow.broker.client.connection.errors import (
     MAY_PASS,
@@ -200,6 +200,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         call = self.call(channel)
         writer = asyncio.create_task(self._write(call, opening))
         try:
+            await begun(call)
             async for response in call:
                 self.hear(response)
         finally:

@@ -6,12 +6,14 @@ An answer may be lost and its call made again: so only what may be done twice is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
 
+from restow.broker.client.connection.cancellation import is_cancelled
 from restow.broker.etcd.access import EtcdAccess
 from restow.broker.etcd.endpoints import Endpoints
 from restow.broker.etcd.errors import (
@@ -83,11 +85,11 @@ class Asking:
         channel = await self.endpoints.channel(endpoint)
         had_token = bool(self._token)
         try:
-            return await call(channel, await self.metadata(channel, endpoint), timeout_s)
-        except grpc.aio.AioRpcError as error:
-            failure = self.failed(endpoint, error.code(), error.details() or "")
-            if not (had_token and isinstance(failure, TokenEndedError)):
-                raise failure from None
+            with self.failures(endpoint):
+                return await call(channel, await self.metadata(channel, endpoint), timeout_s)
+        except TokenEndedError:
+            if not had_token:
+                raise
         return await self.one(endpoint, call, timeout_s)
 
     async def metadata(self, channel: grpc.aio.Channel, endpoint: str) -> Metadata:
@@ -96,20 +98,35 @@ class Asking:
             request = rpc_pb2.AuthenticateRequest(
                 name=self._access.user, password=self._access.password()
             )
-            try:
-                said = await rpc_pb2_grpc.AuthStub(channel).Authenticate(
-                    # Passwords are slow to compare, on purpose.
-                    request,
-                    metadata=(WITH_LEADER,),
-                    timeout=self.patience.call_s,
-                )
-            except grpc.aio.AioRpcError as error:
-                details = error.details() or ""
-                if "authentication is not enabled" in details:  # it is about to be, perhaps
-                    return (WITH_LEADER,)
-                raise self.failed(endpoint, error.code(), details) from None
+            with self.failures(endpoint):
+                try:
+                    said = await rpc_pb2_grpc.AuthStub(channel).Authenticate(
+                        # Passwords are slow to compare, on purpose.
+                        request,
+                        metadata=(WITH_LEADER,),
+                        timeout=self.patience.call_s,
+                    )
+                except grpc.aio.AioRpcError as error:
+                    if "authentication is not enabled" in (error.details() or ""):
+                        return (WITH_LEADER,)  # it is about to be, perhaps
+                    raise
             self._token = said.token
         return (WITH_LEADER, ("token", self._token)) if self._token else (WITH_LEADER,)
+
+    @contextlib.contextmanager
+    def failures(self, endpoint: str) -> Iterator[None]:
+        """Raise the typed error of a call that fails inside."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self.failed(endpoint, error.code(), error.details() or "") from None
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise EtcdUnreachableError(
+                f"the connection to etcd {endpoint} was given up, for certificates were renewed",
+                endpoint=endpoint,
+            ) from None
 
     def failed(self, endpoint: str, code: grpc.StatusCode, details: str) -> EtcdError:
         """The typed error; the next call asks another member if this one is of no use now."""

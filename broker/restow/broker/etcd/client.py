@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import grpc
 
+from restow.broker.client.connection.cancellation import begun
 from restow.broker.etcd.access import EtcdAccess
 from restow.broker.etcd.asking import WITH_LEADER, Asking, Metadata, Patience
 from restow.broker.etcd.errors import (
@@ -139,22 +140,24 @@ class EtcdClient:
         )
         asked = asyncio.create_task(_ask_how_far(stream, watched, patience.watch_every_s))
         try:
-            while True:
+            with self._asking.failures(endpoint):
                 async with asyncio.timeout(silent_s):
-                    answer = await stream.read()
-                if not isinstance(answer, rpc_pb2.WatchResponse):
-                    raise self._asking.failed(endpoint, await stream.code(), await stream.details())
-                if answer.compact_revision:
-                    raise CompactedError(
-                        f"etcd remembers changes from {answer.compact_revision} on alone",
-                        revision=answer.compact_revision,
-                    )
-                if answer.canceled:
-                    code = grpc.StatusCode.UNAVAILABLE
-                    raise self._asking.failed(endpoint, code, answer.cancel_reason)
-                yield answer
-        except grpc.aio.AioRpcError as error:
-            raise self._asking.failed(endpoint, error.code(), error.details() or "") from None
+                    await begun(stream)
+                while True:
+                    async with asyncio.timeout(silent_s):
+                        answer = await stream.read()
+                    if not isinstance(answer, rpc_pb2.WatchResponse):
+                        code, details = await stream.code(), await stream.details()
+                        raise self._asking.failed(endpoint, code, details)
+                    if answer.compact_revision:
+                        raise CompactedError(
+                            f"etcd remembers changes from {answer.compact_revision} on alone",
+                            revision=answer.compact_revision,
+                        )
+                    if answer.canceled:
+                        code = grpc.StatusCode.UNAVAILABLE
+                        raise self._asking.failed(endpoint, code, answer.cancel_reason)
+                    yield answer
         except TimeoutError:
             self._asking.endpoints.give_up(endpoint)
             raise EtcdUnreachableError(
@@ -217,6 +220,7 @@ async def _keep_alive(
     answer: object = None
     with contextlib.suppress(asyncio.InvalidStateError):  # it may end before it is written to
         await stream.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
+        await begun(stream)
         answer = await stream.read()
     if isinstance(answer, rpc_pb2.LeaseKeepAliveResponse):
         stream.cancel()

@@ -10,6 +10,7 @@ import grpc
 
 from restow.broker.client.connection.backoff import Backoff
 from restow.broker.client.connection.brokers import Brokers
+from restow.broker.client.connection.cancellation import is_cancelled
 from restow.broker.client.connection.channel import RenewedChannel
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.errors import (
@@ -109,10 +110,9 @@ class Registration:
         except grpc.aio.AioRpcError as error:
             raise self.typed(error) from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_cancelled():
                 raise
-            # gRPC says it of a call whose channel is closed, too: for another broker is tried.
+            # The channel was closed, as another broker is tried.
             raise self._unreached("the connection was given up") from None
 
     async def say_again(self, backoff: Backoff, *, at_once: bool = False) -> None:

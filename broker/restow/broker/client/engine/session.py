@@ -12,10 +12,10 @@ import grpc
 
 from restow.broker.client.connection.backoff import FIRST_S, Backoff
 from restow.broker.client.connection.brokers import Brokers
+from restow.broker.client.connection.cancellation import end_task
 from restow.broker.client.connection.channel import broker_address
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.diagnosis import explained_soon
-from restow.broker.client.connection.ended_task import end_task
 from restow.broker.client.connection.epochs import EpochOverError
 from restow.broker.client.connection.errors import BrokerUnreachableError
 from restow.broker.client.connection.own_process import OWN_PROCESS

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import grpc
 
 from restow.broker.client.connection.backoff import Backoff
+from restow.broker.client.connection.cancellation import begun
 from restow.broker.client.connection.epochs import Epochs
 from restow.broker.rpc.sizes import take_batch
 from restow.v1 import broker_pb2 as pb
@@ -57,6 +58,7 @@ class Stream:
         writer: asyncio.Task[None] | None = None
         try:
             await call.write(pb.SessionRequest(engine=self._engine))
+            await begun(call)
             async for response in call:
                 if writer is None and response.events:
                     self._epochs.opened(response.events[0].opened.fleet)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from restow.broker.client.connection.ended_task import end_task
+from restow.broker.client.connection.cancellation import end_task
 from restow.broker.client.engine.prefixes.chains import (
     Holders,
     Offer,
