@@ -131,6 +131,9 @@ class HostileCall:
     async def write(self, message: Any) -> None:
         self.heard.append(message)
 
+    async def wait_for_connection(self) -> None:
+        """Return at once."""
+
     def cancel(self) -> None:
         """Nothing is kept."""
 

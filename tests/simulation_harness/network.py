@@ -272,6 +272,9 @@ class _Call:
 
     # -- the client's side ------------------------------------------------------------------------
 
+    async def wait_for_connection(self) -> None:
+        """Return at once: who reads hears of what fails."""
+
     async def write(self, message: Any) -> None:
         if self._outcome is not None:
             raise self._outcome
