@@ -163,10 +163,10 @@ async def test_a_call_under_way_outlives_the_renewal_of_certificates(
         await client.put(b"k", b"1")
         member.stop()
         under_way = asyncio.create_task(client.put(b"k", b"2"))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0)
         cert.write_bytes(secured.pair.certificate.read_bytes())
         with_new_ones = asyncio.create_task(client.put(b"l", b""))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0)
         member.go_on()
         await under_way
         await with_new_ones
