@@ -84,7 +84,6 @@ async def _measure(python: Path, decode_tp: int, repeats: int) -> list[Row]:
                 broker=broker.address,
                 extra={"staging_mb": STAGING_MB},
                 engine=ENGINE,
-                resting=False,
             )
             prefill, decode = await asyncio.gather(
                 *(
