@@ -1,6 +1,8 @@
-"""Lists of block ids as they travel and are kept: int32, little-endian, one after the other."""
+"""Lists of ids: whole numbers as callers give them; packed int32 as they travel and are kept."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,49 @@ MAX_BLOCKS = 1 << 20
 MAX_LIST_BYTES = ID_BYTES * MAX_BLOCKS
 _ID = np.dtype("<i4")
 _UNSIGNED_ID = np.dtype("<u4")
+
+
+def whole_numbers(given: object, limit: int) -> npt.NDArray[np.int64] | None:
+    """Return a flat list or array of whole numbers of [0, ``limit``) as int64; else None.
+
+    Nothing is rounded or parsed: ``1.0``, ``"1"`` and ``True`` are no whole numbers.
+
+    >>> whole_numbers([1, np.int32(2)], 9), whole_numbers([1, True], 9), whole_numbers([9], 9)
+    (array([1, 2]), None, None)
+    """
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        return None
+    if hasattr(given, "dtype"):
+        array = np.atleast_1d(np.asarray(given))
+        known = array.dtype.kind in "iu" and array.ndim == 1
+    else:
+        listed = given if isinstance(given, list | range) else list(given)
+        # Beside whole numbers numpy takes True for 1, so the elements' types are looked at.
+        known = all(_is_whole_type(kind) for kind in set(map(type, listed)))
+        try:
+            array = np.asarray(listed if known else (), np.int64)
+        except OverflowError:
+            return None
+    if not known or (len(array) and not 0 <= array.min() <= array.max() < limit):
+        return None
+    return array.astype(np.int64, copy=False)
+
+
+def first_wrong(given: object, limit: int) -> object:
+    """Return the first element of what `whole_numbers` refuses, or all of it if it is no list."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        return given
+    listed = np.atleast_1d(np.asarray(given)) if hasattr(given, "dtype") else given
+    return next((one for one in listed if not is_whole(one, limit)), given)
+
+
+def is_whole(one: object, limit: int) -> bool:
+    """Return whether ``one`` is a whole number of [0, ``limit``)."""
+    return _is_whole_type(type(one)) and 0 <= one < limit  # type: ignore[operator]
+
+
+def _is_whole_type(kind: type) -> bool:
+    return issubclass(kind, int | np.integer) and kind is not bool
 
 
 def packed(ids: npt.NDArray[np.int64]) -> bytes:

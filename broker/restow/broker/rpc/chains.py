@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from restow.broker.block_ids import is_whole
 from restow.broker.errors import ChainInvalidError
 
 MAX_ALGORITHM_LENGTH = 64
@@ -30,9 +31,9 @@ def check_form(algorithm: str, quantum_tokens: int, hash_bytes: int) -> None:
             f"{MAX_HASH_BYTES}",
             field="hash_bytes",
         )
-    if not 0 < quantum_tokens <= MAX_QUANTUM_TOKENS:
+    if not is_whole(quantum_tokens, MAX_QUANTUM_TOKENS + 1) or not quantum_tokens:
         raise ChainInvalidError(
-            f"quantum_tokens is {quantum_tokens}; it must be 1 to {MAX_QUANTUM_TOKENS}",
+            f"quantum_tokens is {quantum_tokens!r}; it must be 1 to {MAX_QUANTUM_TOKENS}",
             field="quantum_tokens",
         )
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from restow.broker.client.engine.prefixes.content import CONTENT_FORM, contents_of
+from restow.broker.client.engine.prefixes.content import (
+    CONTENT_FORM,
+    ContentChain,
+    contents_of,
+)
 from restow.broker.errors import ChainFormError, ChainInvalidError
 from restow.broker.rpc.chains import check_form, check_salt
 from restow.v1 import broker_pb2 as pb
@@ -146,17 +150,20 @@ def chain_of(
     are tokens between two quanta. So a state that is found by it may be asked for with it as its
     ``content``.
 
+    Raises `ChainInvalidError` for a quantum that no broker takes and for ends that do not rise, and
+    `RequestError` as `content_of` does.
+
     >>> chain_of(range(40)).below_tokens, len(chain_of(range(40)).hashes)
     (40, 2)
     """
+    form = HashForm(CONTENT_FORM, quantum_tokens)
+    check_form(**asdict(form))
     attached = list(attachments)
-    quanta = range(quantum_tokens, len(token_ids) + 1, quantum_tokens)
-    hashes, ends = (
-        contents_of(token_ids, at, adapter=adapter, salt=salt, attachments=attached)
-        for at in (quanta, ends_tokens)
-    )
+    chain = ContentChain(adapter=adapter, salt=salt, attachments=attached)
+    hashes = chain.extend(token_ids, quantum_tokens)
+    ends = contents_of(token_ids, ends_tokens, adapter=adapter, salt=salt, attachments=attached)
     return PrefixChain(
-        HashForm(CONTENT_FORM, quantum_tokens),
+        form,
         tuple(hashes),
         len(token_ids),
         ends=tuple(zip(ends_tokens, ends, strict=True)),
