@@ -176,6 +176,55 @@ def test_a_chunk_whose_read_fails_fails_the_handoff() -> None:
     assert ends(p) == [("FAILED", "TRANSFER_FAILED")]
 
 
+def test_a_chunk_whose_rank_reports_its_deadline_is_read_again_with_the_whole() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    first = world.fence(p, tokens=16)
+    world.settle(d, number(first), reason="READ_DEADLINE")
+    assert not ends(d)
+    assert not ends(p)
+    assert not reads(world.publish(p, blocks={"kv": [2]}, first=1, final=False))
+    assert not reads(world.fence(p, tokens=32))
+    last = finish(world, p) + world.wait(0.02)
+    assert reads(last) == [("program/0", 0, POSITION)]
+    world.settle(d, number(last))
+    assert ends(d) == ends(p) == [DONE]
+
+
+def test_a_chunk_that_is_read_after_its_grant_is_read_again_behind_the_chunks_before() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    world.settle(d, number(world.fence(p, tokens=8)))
+    late = world.fence(p, tokens=16)
+    world.now_s = world.find().lease.grant_until_s + LIMITS.lease_margin_s + 0.01
+    world.settle(d, number(late))
+    world.renew(p)
+    last = finish(world, p) + world.wait(0.02)
+    assert reads(last) == [("program/0", 8, POSITION)]
+    world.settle(d, number(last))
+    assert ends(d) == ends(p) == [DONE]
+
+
+def test_a_chunk_that_a_silent_rank_holds_up_waits_for_that_rank_and_no_longer_than_d() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    first = world.fence(p, tokens=16)
+    world.wait(LIMITS.grant_s + LIMITS.settle_grace_s + 0.1)
+    world.renew(p, lease_s=60.0)
+    assert not ends(p)
+    assert not reads(finish(world, p) + world.wait(0.1))
+    last = world.settle(d, number(first)) + world.wait(0.02)
+    assert reads(last) == [("program/0", 0, POSITION)]
+
+    other = world_of()
+    p, d = begun(other, ranks=1)
+    other.fence(p, tokens=16)
+    other.wait(LIMITS.grant_s + LIMITS.settle_grace_s + 0.1)
+    other.renew(p, lease_s=600.0)
+    other.wait(LIMITS.timeout_s)
+    assert ends(p) == [("FAILED", "READ_DEADLINE")]
+
+
 def test_a_chunk_that_a_rank_could_not_begin_is_granted_again() -> None:
     world = world_of()
     p, d = begun(world, ranks=1)

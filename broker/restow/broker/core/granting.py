@@ -262,6 +262,8 @@ class Granting:
         now_s: float,
     ) -> list[Action]:
         """Grant what may be read before P has computed the whole; what can't be waits for that."""
+        if handoff.whole_only:
+            return []
         least_bytes = self._limits.early_bytes
         stop = early_tokens(handoff, source, destination, pair, least_bytes)
         if not stop or pair.early is None or not (source.complete and destination.complete):

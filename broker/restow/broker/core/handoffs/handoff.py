@@ -95,6 +95,8 @@ class Handoff:
     """How many leading tokens were read early."""
     early_bytes: int = 0
     """What was read of them."""
+    whole_only: bool = False
+    """Whether an early read took too long: D reads the rest when P has computed all of it."""
     bytes_read: int = 0
     given_back: bool = False
     """Whether its grant is taken back, to be given anew, once no rank reads any more."""
@@ -323,6 +325,7 @@ class Handoff:
         self.queued = False
         self.met_s = 0.0
         self.early_tokens = self.early_bytes = self.bytes_read = 0
+        self.whole_only = False
         self.lease.forget_demand()
 
     def fail(self, failure: Failure, now_s: float) -> None:

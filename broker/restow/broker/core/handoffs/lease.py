@@ -32,7 +32,7 @@ class Lease:
     """A first or another demand is waited for; 0: as long as P leaves its pages alone."""
     grant_until_s: float = 0.0
     settle_until_s: float = 0.0
-    """D may read, and reports of that may still arrive."""
+    """D may read, and reports of that may still arrive; 0: its ranks are waited for all the same."""
 
     def renew(self, lease_s: float, now_s: float) -> None:
         """P leases its pages, or prolongs that; what it promised before it keeps."""
@@ -110,7 +110,7 @@ class Lease:
 
     def wrong(self, granted_s: float) -> Iterator[str]:
         """What must not be of a grant that began at ``granted_s``."""
-        if not granted_s < self.grant_until_s < self.settle_until_s:
+        if not granted_s < self.grant_until_s < (self.settle_until_s or inf):
             yield "its grant does not end before its settlement"
         if self.grant_until_s >= self.until_s:
             yield "its grant may be used after its lease"

@@ -22,6 +22,8 @@ from restow.broker.errors import HandoffUnknownError
 
 GIVEN_UP = frozenset({"CANCELLED", "DECLINED", "RELEASED"})
 """Reasons of ends that somebody wanted."""
+TOO_SLOW = frozenset({"READ_DEADLINE", "GRANT_OUTLIVED"})
+"""Reasons of reads that did not end inside their grant."""
 
 
 class Ledger(Table):
@@ -106,7 +108,17 @@ class Ledger(Table):
         return list(found.values())
 
     def stop(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
-        """Something broke, and the handoff ends."""
+        """End a handoff that broke.
+
+        An early read that took too long ends nothing: D reads the rest when P has computed it.
+        """
+        if handoff.part_tokens and failure.reason in TOO_SLOW and not handoff.given_back:
+            handoff.whole_only = True
+            # A rank that has not settled is waited for until P's lease or D's patience ends.
+            handoff.lease.settle_until_s = 0.0
+            actions = self.give_back(handoff, failure, now_s)
+            self.watch(handoff)
+            return actions
         handoff.fail(failure, now_s)
         return self.end(handoff, now_s)
 
