@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.world import LIMITS, PAGES, POSITION, Side, World, ends
+from core.world import LIMITS, PAGES, POSITION, Side, World, ends, packed
 from restow.broker.core import actions as act
 from restow.broker.core.limits import Limits
 from restow.broker.errors import HandoffConflictError
@@ -223,6 +223,74 @@ def test_a_chunk_that_a_silent_rank_holds_up_waits_for_that_rank_and_no_longer_t
     other.renew(p, lease_s=600.0)
     other.wait(LIMITS.timeout_s)
     assert ends(p) == [("FAILED", "READ_DEADLINE")]
+
+
+def taken_back(world: World, p: Side) -> list[act.Action]:
+    """P has preempted the prompt, and computes it again into other blocks."""
+    actions = world.publish(p, blocks={}, final=False, anew=True)
+    actions += world.fence(p, tokens=16)  # said of the first blocks, or of the second ones
+    actions += world.publish(p, blocks={"kv": [7, 8, 9], "state": [4]}, anew=True)
+    assert not reads(actions)
+    return world.fence_all(p)
+
+
+def test_what_p_takes_back_is_read_again_from_the_beginning() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    world.settle(d, number(world.fence(p, tokens=16)), size_bytes=5)
+    last = taken_back(world, p)
+    assert reads(last) == [("program/0", 0, POSITION)]
+    assert {group: ids for group, ids in orders(last)[0].src_blocks}["kv"] == packed([7, 8, 9])
+    world.settle(d, number(last), size_bytes=7)
+    assert ends(d) == ends(p) == [DONE]
+    assert d.told[0].bytes == 7
+
+
+def test_a_chunk_that_is_read_while_p_takes_it_back_is_waited_for_and_not_used() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    first = world.fence(p, tokens=16)
+    assert not reads(taken_back(world, p))
+    last = world.settle(d, number(first)) + world.wait(0.02)
+    assert reads(last) == [("program/0", 0, POSITION)]
+    world.settle(d, number(last))
+    assert ends(d) == ends(p) == [DONE]
+
+
+def test_all_readers_read_again_what_p_takes_back() -> None:
+    world = world_of()
+    p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
+    for one in (d, e):
+        world.request(one, readers=2)
+    world.publish(p, blocks={"kv": [1]}, final=False, readers=2)
+    for one, order in zip((d, e), orders(world.fence(p, tokens=16)), strict=True):
+        world.settle(one, order.handoff)
+    assert reads(taken_back(world, p)) == [("program/0", 0, POSITION)] * 2
+
+
+def test_a_state_that_is_whole_is_not_taken_back_nor_one_that_was_said_anew() -> None:
+    world = world_of()
+    p, _ = begun(world, ranks=1)
+    world.publish(p, blocks={}, final=False, anew=True)
+    with pytest.raises(HandoffConflictError):
+        world.publish(p, blocks={"kv": [1]}, final=False)
+    world.publish(p, anew=True)
+    other = world_of()
+    p, _ = begun(other, ranks=1)
+    other.publish(p)
+    with pytest.raises(HandoffConflictError):
+        other.publish(p, blocks={}, final=False, anew=True)
+
+
+def test_ranks_that_fence_the_whole_before_p_takes_chunks_back_have_computed_it_again() -> None:
+    world = world_of()
+    p, d = begun(world, ranks=1)
+    world.fence(p)
+    world.publish(p, blocks={}, final=False, anew=True)
+    last = world.publish(p, anew=True)
+    assert reads(last) == [("program/0", 0, POSITION)]
+    world.settle(d, number(last))
+    assert ends(d) == ends(p) == [DONE]
 
 
 def test_a_chunk_that_a_rank_could_not_begin_is_granted_again() -> None:

@@ -207,10 +207,11 @@ class World:
         repeated: bool = False,
         readers: int = 0,
         sampled: int | None = None,
+        anew: bool = False,
     ) -> list[act.Action]:
         blocks = {"kv": [1, 2, 3], "state": [4]} if blocks is None else blocks
         listed = tuple((group, first, packed(ids)) for group, ids in blocks.items())
-        said = (content, repeated, readers, sampled)
+        said = (content, repeated, readers, sampled, anew)
         chunk = Chunk(listed, position, final, lease_s, "", *said)
         return self.run(lambda now_s: self.directory.publish(side.record, name, chunk, now_s))
 

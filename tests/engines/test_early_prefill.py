@@ -48,17 +48,19 @@ def test_a_prompt_of_one_step_is_published_once() -> None:
     assert session.take() == []
 
 
-def test_a_request_that_is_preempted_after_a_part_was_published_is_given_up() -> None:
+def test_a_prompt_that_is_preempted_is_taken_back_and_published_whole_when_it_is_computed() -> None:
     session, p, request = begun()
     p.step(iter([("r", 4)]), chunk(4, 1))
     session.take()
     assert not p.step(nothing(), (), {"r", "another"}).early_fences
-    assert session.take() == [("cancel", "h")]
+    assert session.take() == [("take back", "h")]
     assert not p.step(iter([("r", 4)]), chunk(4, 7)).early_fences
-    assert p.step(iter([("r", 9)]), chunk(9, 8)).fences == []
-    request.num_computed_tokens = 9
-    assert p.finished(request, BLOCKS, computed=True) is None
+    assert not p.step(nothing(), (), {"r"}).early_fences
     assert session.take() == []
+    assert p.step(iter([("r", 9)]), chunk(9, 8)).fences == ["h"]
+    request.num_computed_tokens = 9
+    assert p.finished(request, BLOCKS, computed=True) is not None
+    assert session.take() == [("publish", "h", {"group.0": [1, 2, 3], "group.1": [5]}, 9, True)]
 
 
 def test_one_that_is_preempted_before_goes_on() -> None:

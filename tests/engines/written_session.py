@@ -72,6 +72,9 @@ class Session(BlockingSession):
         self.said.append(("publish", handoff_id, dict(blocks), position_tokens, final))
         return self._end(handoff_id)
 
+    def take_back(self, handoff_id: str, detail: str = "") -> None:
+        self.said.append(("take back", handoff_id))
+
     def request(
         self,
         handoff_id: str,

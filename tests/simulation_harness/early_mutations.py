@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from unittest.mock import patch
 
+from restow.broker.core.actions import Action
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.lease import Lease
 from restow.broker.core.handoffs.sides.source_side import SourceSide
+from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.limits import Limits
 from simulation_harness.history import History
 
@@ -66,8 +68,21 @@ def lease_of_the_first_chunk(history: History) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def used_though_taken_back(history: History) -> Iterator[None]:
+    """What is being read when P takes it back counts as read."""
+
+    def nothing(self: Ledger, whole: Handoff, now_s: float) -> list[Action]:
+        return []
+
+    often = patch(OFTEN, 1.0), patch("stamped.requests.PREEMPTED", 1.0)
+    with often[0], often[1], patch.object(Ledger, "take_back", nothing):
+        yield
+
+
 EARLY = {
     "chunk": fenced_before,
     "part": done_after_a_part,
     "leased": lease_of_the_first_chunk,
+    "preempted": used_though_taken_back,
 }

@@ -18,6 +18,8 @@ from stamped.stamps import Stamps, Violation
 COMPUTED_IN_CHUNKS = 0.4
 """Of the prompts that are long enough; their leading tokens may be read while others are computed.
 """
+PREEMPTED = 0.15
+"""Of the chunks behind the first; the prompt's pages go to others, and it is computed again."""
 NO_PAGES_S = 10.0
 """After which a prompt that finds no free pages is given up."""
 
@@ -108,8 +110,9 @@ class Requests:
         ``fence`` is given how many leading tokens are complete; 0: all is.
         """
         session = await self._session()
-        if (ids := await self.take(prompt)) is None:
+        if (taken := await self.take(prompt)) is None:
             return self._end(prompt, "", "NO_PAGES")
+        ids = taken
         early = self._rng.random() < 0.3
         chunks = [] if early else self._chunks(prompt)
         stamp = self.pages.stamp()
@@ -144,6 +147,14 @@ class Requests:
             for tokens in chunks:
                 await asyncio.sleep(prompt.compute_s / (len(chunks) + 1))
                 if ended is not None and ended.done():
+                    break
+                if ended is not None and self._rng.random() < PREEMPTED:
+                    session.take_back(prompt.handoff_id)
+                    self.pages.give(ids)
+                    if (again := await self.take(prompt)) is None:
+                        session.cancel(prompt.handoff_id)
+                        return self._end(prompt, "", "NO_PAGES")
+                    ids = again
                     break
                 ended = publish_chunk(tokens)
                 fence(prompt.handoff_id, tokens)

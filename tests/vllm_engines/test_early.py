@@ -21,6 +21,14 @@ STEPS = 16
 ROOM_BLOCKS = 12
 """For fewer prompts than are asked for at once."""
 SETTLED_S = 1.0
+MANY = 16
+SHORT_OF_BLOCKS = {
+    "max_num_batched_tokens": 64,
+    "long_prefill_token_threshold": 16,
+    "enable_chunked_prefill": True,
+    "num_gpu_blocks_override": 14,
+}
+"""P computes four prompts side by side, and has no room for the second block of each."""
 STEP_TOKENS = {"max_num_batched_tokens": 32, "enable_chunked_prefill": True}
 
 
@@ -77,3 +85,27 @@ async def test_a_d_that_is_full_waits_without_pages_and_one_that_gives_up_makes_
         for number in given.values():
             await pair.prefill.answer(number)
         await until(lambda: not live)
+
+
+async def test_a_p_short_of_blocks_preempts_what_it_published_early_and_all_is_handed_over(
+    vllm_python: Path, tmp_path: Path
+) -> None:
+    prefill = Options(MODEL, engine=SHORT_OF_BLOCKS)
+    async with vllm_pair(vllm_python, tmp_path, prefill, Options(MODEL), early_bytes=0) as pair:
+        alone = pair.alone
+        assert alone is not None
+        live, ledger = pair.broker.hub.directory.ledger.live, pair.broker.hub.directory.ledger
+        prompts = {f"h{number}": long_prompts()[number % 4] for number in range(MANY)}
+        expected = {name: (await alone.ask(ids, STEPS)).tokens for name, ids in prompts.items()}
+        asked = {
+            name: pair.decode.begin(ids, STEPS, {"handoff_id": name})
+            for name, ids in prompts.items()
+        }
+        await until(lambda: len(live) == MANY)
+        given = [pair.prefill.begin(ids, 1, {"handoff_id": name}) for name, ids in prompts.items()]
+        for name, number in asked.items():
+            assert (await pair.decode.answer(number)).tokens == expected[name]
+        for number in given:
+            assert not (await pair.prefill.answer(number)).error
+        stories = [ledger.find("default", name).timeline for name in prompts]
+        assert any(event == "taken back" for story in stories for _, event, _ in story)

@@ -239,6 +239,7 @@ class Publication(google.protobuf.message.Message):
     REPEATED_FIELD_NUMBER: builtins.int
     READERS_FIELD_NUMBER: builtins.int
     SAMPLED_TOKEN_FIELD_NUMBER: builtins.int
+    ANEW_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id, given to both sides by the router. Empty is refused."""
     position_tokens: builtins.int
@@ -274,6 +275,12 @@ class Publication(google.protobuf.message.Message):
     (Demand) goes on from there and computes nothing twice. Counts only in the final chunk. Not set: P
     sampled none, or D is to do that itself.
     """
+    anew: builtins.bool
+    """Takes back every chunk that was said without it: P has preempted the prompt, and those blocks hold
+    something else. Set in all chunks from then on, which begin at block 0 again. What D has read early it
+    reads again with the whole; leading tokens are not read early any more. Refused with HANDOFF_CONFLICT
+    for a handoff that was published whole: cancel that. False: nothing is taken back.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """Blocks added by this chunk, on every rank."""
@@ -291,9 +298,10 @@ class Publication(google.protobuf.message.Message):
         repeated: builtins.bool = ...,
         readers: builtins.int = ...,
         sampled_token: builtins.int | None = ...,
+        anew: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_sampled_token", b"_sampled_token", "sampled_token", b"sampled_token"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_sampled_token", b"_sampled_token", "blocks", b"blocks", "content", b"content", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "readers", b"readers", "repeated", b"repeated", "sampled_token", b"sampled_token", "trace_parent", b"trace_parent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_sampled_token", b"_sampled_token", "anew", b"anew", "blocks", b"blocks", "content", b"content", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "readers", b"readers", "repeated", b"repeated", "sampled_token", b"sampled_token", "trace_parent", b"trace_parent"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_sampled_token", b"_sampled_token"]) -> typing.Literal["sampled_token"] | None: ...
 
 Global___Publication: typing_extensions.TypeAlias = Publication

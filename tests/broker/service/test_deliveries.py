@@ -86,6 +86,32 @@ async def test_who_is_p_and_d_of_one_hears_two_ends() -> None:
     assert asked.result() == DONE
 
 
+async def test_chunks_that_are_taken_back_are_not_said_again_and_what_follows_says_so() -> None:
+    notes = Notes()
+    lists = [pb.BlockList(group="kv", block_ids=bytes(4))]
+    first = pb.Publication(handoff_id="h", lease_ms=3000, readers=2, blocks=lists)
+    ends = [notes.publish_this(first)]
+    notes.open.take_back("h", "preempted")
+    taken = notes.sent[-1].publish
+    assert (taken.handoff_id, taken.anew, len(taken.blocks), taken.readers) == ("h", True, 0, 2)
+    whole = pb.Publication(handoff_id="h", lease_ms=3000, final=True)
+    whole.blocks.add(group="kv", block_ids=bytes([1, 0, 0, 0]))
+    ends.append(notes.publish_this(whole))
+    again = [one.publish for one in notes.open.everything()]
+    assert [(one.anew, len(one.blocks)) for one in again] == [(True, 0), (True, 1)]
+    notes.open.finish(DONE)
+    assert [one.result() for one in ends] == [DONE, DONE]
+
+
+async def test_a_whole_publication_is_given_up_where_it_is_taken_back() -> None:
+    notes = Notes()
+    notes.publish()
+    notes.open.take_back("h", "preempted")
+    assert notes.cancelled() == [("h", 0)]
+    notes.open.take_back("of nobody", "")
+    assert len(notes.sent) == 2
+
+
 async def test_a_demand_that_is_given_up_has_its_pages_when_it_has_ended() -> None:
     notes = Notes()
     asked = notes.ask()

@@ -74,7 +74,9 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
         yield f"handoff {name} is {handoff.state}, complete: {handoff.complete}"
     if handoff.part_tokens and not handoff.granted:
         yield f"handoff {name} reads {handoff.part_tokens} tokens early, and is not granted"
-    if not handoff.early_tokens <= handoff.side.early_tokens >= handoff.part_tokens:
+    fenced_tokens = handoff.side.early_tokens
+    used_tokens = max(handoff.early_tokens, 0 if handoff.given_back else handoff.part_tokens)
+    if used_tokens > fenced_tokens:
         yield f"handoff {name}: tokens are read that P has not fenced"
     if not handoff.granted:
         if handoff.unsettled or handoff.staged or handoff.pair is not None:

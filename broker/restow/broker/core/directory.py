@@ -88,6 +88,7 @@ class Directory:
             known.check_published_before(engine, chunk)
             return [told(known, engine)]
         handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
+        taken_back = chunk.anew and not handoff.side.anew
         try:
             offered = self.offering.is_offered(handoff, engine)
             if handoff.source is None and not chunk.repeated and not offered:
@@ -108,7 +109,8 @@ class Directory:
             return self.ledger.readers.end_served(handoff, now_s)
         for rank in sorted(engine.early_fences.take(handoff_id)):
             handoff.fence(rank, 0, now_s)
-        return self.granting.advance(handoff, now_s)
+        actions = self.ledger.take_back(handoff, now_s) if taken_back else []
+        return actions + self.granting.advance(handoff, now_s)
 
     def publication_refused(
         self, engine: EngineRecord, handoff_id: str, error: RestowError, now_s: float

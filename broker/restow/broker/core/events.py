@@ -27,6 +27,8 @@ class Chunk(NamedTuple):
     """How many must have it before P's pages are free; 0: not said."""
     sampled_token: int | None = None
     """What P sampled behind the position; None: nothing."""
+    anew: bool = False
+    """Whether P has taken back every chunk that was said without it."""
 
 
 class Wish(NamedTuple):

@@ -79,13 +79,17 @@ class EarlyPrefill:
             fences |= dict.fromkeys(prompt.handoff_ids, one.tokens)
         return fences
 
-    def preempted(self, request_ids: Iterable[str]) -> list[str]:
-        """Of those whose pages are another one's now: which had some of them published."""
-        return [
-            one
-            for one in request_ids
-            if (prompt := self._prompts.get(one)) is not None and any(prompt.counts.values())
-        ]
+    def preempted(self, request_ids: Iterable[str]) -> None:
+        """Take back what was published of prompts whose pages other requests have now.
+
+        D reads such a prompt when P has computed it again: `PrefillSide` publishes it whole.
+        """
+        for request_id in request_ids:
+            prompt = self._prompts.get(request_id)
+            if prompt is not None and any(prompt.counts.values()):
+                del self._prompts[request_id]
+                for handoff_id in prompt.handoff_ids:
+                    self.session.take_back(handoff_id, "P has preempted the prompt")
 
     def end(self, request_id: str) -> None:
         """The request has ended."""

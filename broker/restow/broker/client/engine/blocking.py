@@ -71,7 +71,7 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
 
     Its methods suit any thread; futures are `concurrent.futures.Future`. Words of one thread reach
     the broker in their order. All but `start` and `close` raise `SessionClosedError` in a session
-    that is not started or is closed, `cancel` alone does nothing then.
+    that is not started or is closed; `cancel` and `take_back` do nothing then.
     """
 
     def __init__(
@@ -147,6 +147,11 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
         """Give handoff ``handoff_id`` up, as `EngineSession.cancel`; ``detail`` says why."""
         if self._thread is not None:
             self._thread.call_soon(self._session.cancel, handoff_id, detail)
+
+    def take_back(self, handoff_id: str, detail: str = "") -> None:
+        """Take back the chunks published of ``handoff_id``, as `EngineSession.take_back`."""
+        if self._thread is not None:
+            self._thread.call_soon(self._session.take_back, handoff_id, detail)
 
     def find(
         self, chains: Sequence[PrefixChain], *, limit: int = 8, timeout_s: float = 1.0

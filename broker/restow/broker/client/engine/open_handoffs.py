@@ -71,6 +71,7 @@ class OpenHandoffs:
                 f"handoff {handoff_id} was published before: an id names one state, use a new one",
                 handoff=handoff_id,
             )
+        publication.anew = any(one.message.publish.anew for one in self._said_of(handoff_id))
         end = HandoffFuture()
         lease_ms, now_s = publication.lease_ms, self._clock()
         until_s = now_s + (hold_ms + lease_ms) / 1000
@@ -116,6 +117,24 @@ class OpenHandoffs:
             message = cancellation_of(handoff_id, detail)
             self._open[handoff_id].cancellation = message
             self._send_numbered(message)
+
+    def take_back(self, handoff_id: str, detail: str) -> None:
+        """Take back the chunks of a publication, unless it has ended.
+
+        A publication that was said whole is given up: nobody may read its pages any more.
+        """
+        said = [one.message.publish for one in self._said_of(handoff_id)]
+        chunks = [one for one in said if one.handoff_id]
+        if any(one.final for one in chunks):
+            self.cancel(handoff_id, detail)
+            return
+        for one in chunks:  # said again after a reconnect, they take the same back
+            one.ClearField("blocks")
+            one.anew = True
+        if chunks:
+            again = pb.EngineMessage()
+            again.publish.CopyFrom(chunks[-1])
+            self._send_numbered(again)
 
     def _give_up(self, handoff_id: str, delivery: Delivery) -> None:
         """The caller of one demand gave it up: another one of the same handoff goes on."""

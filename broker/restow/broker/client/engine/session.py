@@ -202,6 +202,16 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         OWN_PROCESS.check()
         self._handoffs.cancel(handoff_id, detail)
 
+    def take_back(self, handoff_id: str, detail: str = "") -> None:
+        """Take back the chunks published of ``handoff_id``: their pages hold something else now.
+
+        For a P that preempts a prompt. Publish the handoff again from block 0 on, whole; D reads
+        all of it then. What is published whole already is given up, as by `cancel`, for which
+        ``detail`` says why. Does nothing if the handoff has ended.
+        """
+        OWN_PROCESS.check()
+        self._handoffs.take_back(handoff_id, detail)
+
     async def find(
         self, chains: Sequence[PrefixChain], *, limit: int = 8, timeout_s: float = 1.0
     ) -> Holders:

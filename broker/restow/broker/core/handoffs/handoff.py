@@ -315,6 +315,10 @@ class Handoff:
         self.bytes_read = self.early_bytes
         self.looked_s = math.inf
 
+    def forget_early(self) -> None:
+        """Be as if nothing had been read early."""
+        self.early_tokens = self.early_bytes = self.bytes_read = 0
+
     def forget_demand(self) -> None:
         """Be as if nobody had asked."""
         if self.destination is not None:
@@ -324,7 +328,7 @@ class Handoff:
         self.sampled_told = False
         self.queued = False
         self.met_s = 0.0
-        self.early_tokens = self.early_bytes = self.bytes_read = 0
+        self.forget_early()
         self.whole_only = False
         self.lease.forget_demand()
 

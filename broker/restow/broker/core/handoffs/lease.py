@@ -32,7 +32,7 @@ class Lease:
     """A first or another demand is waited for; 0: as long as P leaves its pages alone."""
     grant_until_s: float = 0.0
     settle_until_s: float = 0.0
-    """D may read, and reports of that may still arrive; 0: its ranks are waited for all the same."""
+    """D may read, and reports of that may still arrive; 0: only its ranks say when."""
 
     def renew(self, lease_s: float, now_s: float) -> None:
         """P leases its pages, or prolongs that; what it promised before it keeps."""

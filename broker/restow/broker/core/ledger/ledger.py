@@ -114,13 +114,33 @@ class Ledger(Table):
         """
         if handoff.part_tokens and failure.reason in TOO_SLOW and not handoff.given_back:
             handoff.whole_only = True
-            # A rank that has not settled is waited for until P's lease or D's patience ends.
-            handoff.lease.settle_until_s = 0.0
-            actions = self.give_back(handoff, failure, now_s)
-            self.watch(handoff)
-            return actions
+            return self._give_up_part(handoff, failure, now_s)
         handoff.fail(failure, now_s)
         return self.end(handoff, now_s)
+
+    def _give_up_part(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
+        """Give back the grant of an early read, of which nothing is used.
+
+        A rank that has not settled is waited for until P's lease or D's patience ends.
+        """
+        handoff.lease.settle_until_s = 0.0
+        actions = self.give_back(handoff, failure, now_s)
+        self.watch(handoff)
+        return actions
+
+    def take_back(self, whole: Handoff, now_s: float) -> list[Action]:
+        """Use nothing that was read early: P has taken back what it had published."""
+        words = "P has preempted the prompt: all of it is read when P has computed it again"
+        actions: list[Action] = []
+        for handoff in (whole, *whole.deliveries):
+            if handoff.ended:
+                continue
+            handoff.forget_early()
+            handoff.timeline.note(now_s, "taken back", words)
+            if handoff.part_tokens and not handoff.given_back:
+                failure = Failure(State.FAILED, "TAKEN_BACK", words)
+                actions += self._give_up_part(handoff, failure, now_s)
+        return actions
 
     def give_back(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
         """The grant can't be used, and nothing is lost: it is given anew.

@@ -64,6 +64,7 @@ def chunk_of(publication: pb.Publication, limits: Limits) -> Chunk:
         publication.repeated,
         readers_of(publication.readers),
         _sampled(publication),
+        publication.anew,
     )
 
 

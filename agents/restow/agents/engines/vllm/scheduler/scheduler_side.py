@@ -308,10 +308,7 @@ class SchedulerSide:
         A step of an engine without handoffs costs next to nothing.
         """
         step, self._step = self._step, WorkerStep()
-        for request_id in self._early.preempted(preempted):
-            # What was read of them may be another prompt's by now.
-            self._early.end(request_id)
-            self._prefill.give_up(request_id, "P preempted it when a part had been published")
+        self._early.preempted(preempted)
         step.early_fences = self._early.computed(scheduled)
         step.fences = self._prefill.completed(progress)
         if self._prefix is not None:

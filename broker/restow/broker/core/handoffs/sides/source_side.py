@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk
 from restow.broker.core.handoffs.sides.publication import NOTHING_PUBLISHED, Publication
+from restow.broker.errors import HandoffConflictError
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +21,9 @@ class SourceSide:
     """By rank that computes on: how many leading tokens are complete in its memory."""
     checked: int = 0
     """`EngineRecord.admitted` when the oldest ids were checked."""
+    anew: bool = False
+    """Whether P took chunks back: leading tokens are not read early any more, since nothing tells
+    whether a fence of them is of the first chunks or of those that followed."""
 
     @property
     def complete(self) -> bool:
@@ -35,7 +39,7 @@ class SourceSide:
     @property
     def early_tokens(self) -> int:
         """How many leading tokens are complete on every rank, before the whole is."""
-        if self.engine is None or len(self.fenced_tokens) < self.engine.ranks:
+        if self.anew or self.engine is None or len(self.fenced_tokens) < self.engine.ranks:
             return 0
         return min(self.fenced_tokens.values())
 
@@ -57,10 +61,23 @@ class SourceSide:
         Raises a `PagesError`, `HandoffConflictError`, and what `Account.keep` raises; then nothing
         changed.
         """
-        publication = self.publication.with_chunk(handoff_id, engine, chunk)
+        known = self.publication
+        if chunk.anew != self.anew:
+            if known.final or not chunk.anew:
+                was = "published whole" if known.final else "taken back and published anew"
+                raise HandoffConflictError(
+                    f"handoff {handoff_id} was {was}, and this chunk is of another attempt: cancel "
+                    f"the handoff, and use a new id",
+                    handoff=handoff_id,
+                )
+            # Ranks that have fenced the whole were quicker than P's session: they have computed it
+            # again, for the whole is fenced once.
+            known = known.without_blocks()
+        publication = known.with_chunk(handoff_id, engine, chunk)
         engine.account.keep(publication.size_bytes - self.publication.size_bytes)
         self.engine = engine
-        if not self.publication.blocks:
+        self.anew = chunk.anew
+        if not known.blocks:
             self.checked = engine.admitted
         self.publication = publication
 
