@@ -367,6 +367,16 @@ def test_each_of_several_readers_reads_early() -> None:
     assert ends(d) == ends(e) == ends(p) == [DONE]
 
 
+def test_a_reader_without_a_place_reads_nothing_early() -> None:
+    world = world_of()
+    p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
+    for one in (d, e):
+        world.request(one, readers=1)
+    world.publish(p, blocks={"kv": [1]}, final=False, readers=1)
+    (chunk,) = orders(world.fence(p, tokens=16))
+    assert chunk.agent == d.agents[0].key
+
+
 def test_readers_that_are_named_when_one_reads_are_refused() -> None:
     world = world_of()
     p, d = begun(world, ranks=1)

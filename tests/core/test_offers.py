@@ -95,6 +95,15 @@ def test_an_answer_for_several_readers_is_refused_and_the_next_is_asked() -> Non
     assert world.find().granted
 
 
+def test_a_d_is_not_offered_its_own_demand() -> None:
+    """It may have evicted since what it has told that it holds."""
+    world = World()
+    d = holder(world, "d")
+    world.request(d, prefix=PREFIX)
+    assert offered(d) == [0]
+    assert ends(d) == [("CANCELLED", "NOT_HELD")]
+
+
 def test_a_prefix_is_not_asked_for_under_an_id_that_several_wait_for() -> None:
     world = World()
     a, d, e = holder(world, "a"), world.engine("d"), world.engine("e")

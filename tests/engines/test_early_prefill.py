@@ -41,6 +41,19 @@ def test_each_step_publishes_the_blocks_of_tokens_that_it_adds_and_fences_these(
     assert session.take() == [("publish", "h", {"group.0": [1, 2, 3], "group.1": [5]}, 9, True)]
 
 
+def test_every_handoff_of_a_prompt_is_published_and_fenced_early() -> None:
+    session = Session()
+    p, request = side(session), prefill()
+    assert request.kv_transfer_params is not None
+    request.kv_transfer_params["choices"] = 2
+    p.new_request(request)
+    names = [name for _, name, *_ in session.take()]
+    assert len(set(names)) == 2
+    assert p.step(iter([("r", 4)]), chunk(4, 1)).early_fences == dict.fromkeys(names, 4)
+    published = [("publish", name, {"group.0": (1,)}, 0, False) for name in names]
+    assert session.take() == published
+
+
 def test_a_prompt_of_one_step_is_published_once() -> None:
     session, p, _ = begun()
     step = p.step(iter([("r", 9)]), chunk(9, 1, 2, 3))

@@ -71,8 +71,9 @@ def test_a_seed_that_draws_nothing_is_none() -> None:
     assert why_not_handed_on(request) == ""
 
 
-def test_a_prompt_that_is_not_of_tokens_is_d_s() -> None:
-    request = Request(list(PROMPT), None, sampling_params=params(), prompt_embeds=[0] * 10)
+@pytest.mark.parametrize("more", [{"prompt_embeds": [0] * 10}, {"resumable": True}])
+def test_a_prompt_that_is_not_of_tokens_or_goes_on_later_is_d_s(more: dict[str, Any]) -> None:
+    request = Request(list(PROMPT), None, sampling_params=params(), **more)
     assert why_not_handed_on(request)
 
 

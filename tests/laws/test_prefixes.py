@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -340,6 +340,15 @@ def test_what_a_layouts_groups_must_hold() -> None:
         rules = rules_of(hybrid, quantum_tokens) or ()
         assert {one.name: (one.block_quanta, one.window_quanta) for one in rules} == wanted
     assert rules_of(hybrid, 3) is None
+
+
+def test_a_group_of_a_draft_alone_is_not_needed() -> None:
+    """What D has of a draft may begin cold: a holder without it holds the prefix all the same."""
+    attention = AttentionSpec(0, 2, 8, DType.BFLOAT16)
+    drafts = (replace(attention, layer=1, window_tokens=8),)
+    model = ModelSpec("m", (attention,), draft_layers=drafts, draft="mtp")
+    rules = rules_of(build_layout(model, EngineSettings(page_tokens=8)), 8) or ()
+    assert [one.name for one in rules] == ["attention"]
 
 
 def test_a_tenant_over_its_limit_forgets_its_oldest_and_nobody_elses() -> None:

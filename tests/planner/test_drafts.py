@@ -17,7 +17,7 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout, digest
 from restow.broker.layout.difference import differences
-from restow.broker.planner import Plan, compile_programs, make_plan
+from restow.broker.planner import Plan, compile_programs, early_plan, make_plan
 from restow.broker.planner.program import CLEAR_PAGES, NO_LIST, Column
 
 KV = AttentionSpec(0, 4, 8, DType.BFLOAT16)
@@ -123,3 +123,10 @@ def test_differences_name_the_draft() -> None:
         for one in differences(layout("a"), layout("b"))
     }
     assert found == {("layers.2.k", "draft", "a", "b"), ("layers.2.v", "draft", "a", "b")}
+
+
+def test_a_cold_draft_with_a_window_keeps_the_state_from_being_read_early() -> None:
+    """Which of its tokens are zeroed depends on where the prompt ends."""
+    windowed = replace(DRAFT, window_tokens=8)
+    assert early_plan(make_plan(layout(), layout("mtp"))) is not None
+    assert early_plan(make_plan(layout(), layout("mtp", windowed))) is None
