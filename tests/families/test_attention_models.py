@@ -103,18 +103,21 @@ def test_as_many_layers_as_the_configuration_class_has(model_type: str) -> None:
     assert model.depth == config.num_hidden_layers
 
 
-@pytest.mark.parametrize("model_type", sorted({*NESTED} - {"step3p7"}))
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "sliding_window": 16,
+}
+FIXED = {name for name, whole in NESTED.items() if whole.fixed}
+
+
+@pytest.mark.parametrize("model_type", sorted({*NESTED} - FIXED - {"step3p7"}))
 def test_a_text_part_is_read_as_if_it_stood_alone(model_type: str) -> None:
-    text = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 3,
-        "sliding_window": 16,
-    }
-    whole = model_from_hf_config({"model_type": model_type, "text_config": text})
-    assert whole.layers == model_from_hf_config(text).layers
+    whole = model_from_hf_config({"model_type": model_type, "text_config": LLAMA})
+    assert whole.layers == model_from_hf_config(LLAMA).layers
     assert (whole.name, whole.depth) == ("llama", 3)  # as vLLM calls it
     with pytest.raises(LayoutFormError, match="text_config"):
         model_from_hf_config({"model_type": model_type})
@@ -122,6 +125,22 @@ def test_a_text_part_is_read_as_if_it_stood_alone(model_type: str) -> None:
         model_from_hf_config(
             {"model_type": model_type, "text_config": {"model_type": "perceptron"}}
         )
+
+
+@pytest.mark.parametrize("model_type", sorted(FIXED))
+def test_a_part_is_read_as_the_whole_config_names_it_whatever_the_part_says(
+    model_type: str,
+) -> None:
+    """The configuration class of the whole makes the part's, and does not ask for its type."""
+    text = {**LLAMA, "head_dim": 16, "num_kv_shared_layers": 0}
+    config = CONFIG_MAPPING[model_type](text_config=deepcopy(text)).get_text_config()
+    assert type(config).model_type == NESTED[model_type].text
+    whole = model_from_hf_config({"model_type": model_type, "text_config": text})
+    own = {**text, "model_type": NESTED[model_type].text}
+    assert whole.layers == model_from_hf_config(own).layers
+    assert whole.name == config.model_type  # as vLLM calls it
+    with pytest.raises(LayoutFormError, match="text_config"):
+        model_from_hf_config({"model_type": model_type})
 
 
 def test_step_3_7_has_its_own_defaults_for_a_part_that_is_called_as_step_3_5() -> None:

@@ -31,7 +31,11 @@ MIMO: dict[str, Any] = {
     **{f"{one}head_dim": 64 for one in ("", "swa_")},
 }
 NEEDED: dict[str, dict[str, Any]] = {
-    "bailing_hybrid": {**SIZED, "layer_group_size": 2},
+    "bailing_hybrid": {
+        **SIZED,
+        "layer_group_size": 2,
+        "architectures": ["BailingMoeV3ForCausalLM"],
+    },
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "glm4_moe": {"head_dim": 128},
     "glm4v_moe_text": {"head_dim": 128},

@@ -163,8 +163,23 @@ def test_both_generations_of_ling_have_one_model_type() -> None:
     assert _plain(two[0]) == LinearAttentionSpec(0, 64, 128, BF16)
     unnamed = {**CONFIGS["Ling-3.0-flash"], "architectures": None}
     assert model_from_hf_config(unnamed).layers == three
-    whole = {"model_type": "bailing_moe_v3_vl", "text_config": CONFIGS["Ling-3.0-flash"]}
-    assert model_from_hf_config(whole).layers == three
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"architectures": ["CustomBailingForCausalLM"]},
+        {"architectures": ["BailingMoeV2_5ForCausalLM"], "model_type": "llama"},
+    ],
+)
+def test_the_text_part_of_ling_3_vl_is_ling_3_whatever_it_says(more: dict[str, Any]) -> None:
+    """vLLM's own test of the config names few keys; its class has defaults for the others."""
+    text = {"num_hidden_layers": 42, "layer_group_size": 6, "rope_theta": 6_000_000, **more}
+    whole = model_from_hf_config({"model_type": "bailing_moe_v3_vl", "text_config": text})
+    assert whole.name == "bailing_hybrid"
+    assert [one.layer for one in whole.layers if isinstance(one, MlaSpec)] == [*range(5, 42, 6)]
+    assert _plain(whole.layers[0]) == KdaSpec(0, 16, 128, 4, BF16, F32)
 
 
 def test_minimax_text_01_lists_its_layers_by_number() -> None:
@@ -195,7 +210,9 @@ def test_zamba2_has_the_layers_of_its_class_where_none_are_listed() -> None:
     [
         ({"model_type": "lfm2_moe"}, "layer_types"),
         ({"model_type": "lfm2_moe", "layer_types": ["conv"]}, "layer_types lists 1 layers"),
-        ({"model_type": "bailing_hybrid", "num_hidden_layers": 4}, "layer_group_size"),
+        ({**CONFIGS["Ring-2.5-1T"], "layer_group_size": None}, "layer_group_size"),
+        ({**CONFIGS["Ring-2.5-1T"], "architectures": None}, "architectures"),
+        ({**CONFIGS["Ring-2.5-1T"], "architectures": ["BailingMoeV3_5ForCausalLM"]}, "V2_5"),
         (
             {**CONFIGS["Ling-3.0-flash"], "layer_types": ["full_attention"] * 42},
             "layer_types are not those of layer_group_size 4",

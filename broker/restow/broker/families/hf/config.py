@@ -69,7 +69,7 @@ def model_from_hf_config(
             raise LayoutFormError(f"{name}: recurrent states are never {state.label}: {FLOATS}")
     whole = typed(Keys(config, readings=Readings() if readings is None else readings))
     text = text_part(whole)
-    model_type, make = _reader(whole, text)
+    model_type, make, text = _reader(whole, text)
     found = quantisation_of(whole, text, quant_config)
     computed = dtype or _computed(whole, text)
     kv = KvTypes(computed, kv_dtype, kv_scales, found, whole.readings, revision)
@@ -96,10 +96,10 @@ def model_from_hf_config(
     )
 
 
-def _reader(whole: Keys, text: Keys) -> tuple[str, Reader]:
-    """Return the language model's type, and what reads its config.
+def _reader(whole: Keys, text: Keys) -> tuple[str, Reader, Keys]:
+    """Return the language model's type, what reads its config, and the keys to read.
 
-    The text part may have a type of its own, or none.
+    The text part may have a type of its own, or none; what the whole config names goes first.
     """
     names = [keys.text("model_type") for keys in (text, whole) if keys.has("model_type")]
     outer = names[-1] if names else whole.text("model_type")
@@ -107,10 +107,12 @@ def _reader(whole: Keys, text: Keys) -> tuple[str, Reader]:
         name, model_type = WHOLES[outer].types(text)
         names = [name, model_type]
         read = MODELS.get(model_type)
+        if WHOLES[outer].architecture:
+            text = text.put("architectures", [WHOLES[outer].architecture])
     else:
         read = next((MODELS[one] for one in names if one in MODELS), None)
     if read is not None:
-        return names[0], read
+        return names[0], read, text
     inside = "" if text is whole else f" (in a {outer!r})"
     raise UnknownModelError(
         f"{text.path}model_type {names[0]!r}{inside} is unknown; known are "

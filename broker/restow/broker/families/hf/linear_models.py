@@ -16,6 +16,8 @@ from restow.broker.families.recurrent import (
 from restow.broker.layout import DType
 
 _INTERVAL = "full_attention_interval"
+_LING_3 = "BailingMoeV3ForCausalLM"
+_BAILING = ("BailingMoeV2_5ForCausalLM", _LING_3)
 
 
 def _qwen3_next(keys: Keys, types: Types) -> Layers:
@@ -116,17 +118,24 @@ def _kimi_linear(keys: Keys, types: Types) -> Layers:
 def _bailing(keys: Keys, types: Types) -> Layers:
     """Ling 2.5 (linear attention) and Ling 3 (KDA), and latent attention in the last of a group.
 
-    Both have one ``model_type``, so the architecture says which; without one, a short convolution.
+    Both have one ``model_type``, so the architecture says which. A config without architectures
+    that has a short convolution is Ling 3; one without either is refused.
     """
-    architecture = str(keys.config.get("architectures") or "")
-    v3 = "V3" in architecture if architecture else keys.has("short_conv_kernel_size")
-    count, group = keys.number("num_hidden_layers"), keys.number("layer_group_size")
+    named = keys.config.get("architectures") or ()
+    found = [one for one in _BAILING if isinstance(named, list | tuple) and one in named]
+    if not named and keys.has("short_conv_kernel_size"):
+        found = [_LING_3]
+    if len(found) != 1:
+        raise keys.wrong("architectures", named or None, " or ".join(_BAILING))
+    v3 = found == [_LING_3]
+    count = keys.number("num_hidden_layers", 20 if v3 else None)
+    group = keys.number("layer_group_size", 5 if v3 else None)
     kinds = _last_of_each(count, group)
     if v3:  # what is left of a group attends
         kinds[count // group * group :] = ["attention"] * (count % group)
-    if (keys.listed_kinds() or kinds) != kinds:
+    if (keys.listed_kinds(20) or kinds) != kinds:
         raise keys.fault("layer_types", f" are not those of layer_group_size {group}")
-    heads = keys.number("num_attention_heads")
+    heads = keys.number("num_attention_heads", 16 if v3 else None)
     dim = keys.number("head_dim", 128) if v3 else keys.head_dim()
     linear: LinearAttentionSpec | KdaSpec = LinearAttentionSpec(0, heads, dim, types.state(keys))
     if v3:
@@ -208,11 +217,13 @@ MODELS: ModelTable = {
 }
 
 WHOLES: WholeTable = {
-    "bailing_moe_v3_vl": Whole("bailing_hybrid"),
-    "kimi_k3": Whole("kimi_linear"),
+    "bailing_moe_v3_vl": Whole(
+        "bailing_hybrid", name="bailing_hybrid", fixed=True, architecture=_LING_3
+    ),
+    "kimi_k3": Whole("kimi_linear", fixed=True),
     "lfm2_vl": Whole("lfm2"),
     "minicpmv4_6": Whole("qwen3_5_text"),
     "minicpmv4_7": Whole("qwen3_5_text"),
-    "qwen3_5": Whole("qwen3_5_text"),
-    "qwen3_5_moe": Whole("qwen3_5_moe_text"),
+    "qwen3_5": Whole("qwen3_5_text", fixed=True),
+    "qwen3_5_moe": Whole("qwen3_5_moe_text", fixed=True),
 }

@@ -23,8 +23,9 @@ class Whole:
 
     That is of type ``text``, or of any other that is known, which it says. If ``alone``, vLLM runs
     no other there, and its configuration class reads the part as ``text`` if it says one of
-    ``as_well``. ``name`` is what the part is called then, if not ``text``. Some configs have the
-    part's keys beside the others (``flat``).
+    ``as_well``. If ``fixed``, the class reads the part as ``text`` whatever type it says. ``name``
+    is what the part is called then, if not ``text``. ``architecture`` is the language model's,
+    where several have one type. Some configs have the part's keys beside the others (``flat``).
     """
 
     text: str
@@ -32,6 +33,8 @@ class Whole:
     alone: bool = False
     flat: bool = False
     name: str = ""
+    fixed: bool = False
+    architecture: str = ""
 
     def types(self, keys: Keys) -> tuple[str, str]:
         """Return what the part, whose keys these are, is called, and the type to read it as.
@@ -46,6 +49,8 @@ class Whole:
             found = keys.text("model_type")
         else:
             keys.assumed("model_type", self.text)
+        if self.fixed:
+            return self.name or found, self.text
         if not self.alone:
             return found, found
         if found not in (self.text, *self.as_well):
