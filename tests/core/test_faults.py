@@ -83,16 +83,18 @@ def test_an_agent_of_p_that_stays_away_after_its_fence_fails_the_handoff() -> No
     assert ends(p) == [("FAILED", "AGENT_LOST")]
 
 
-def test_an_agent_of_d_lost_before_the_grant_costs_nothing() -> None:
+def test_an_agent_of_d_replaced_before_the_grant_costs_d_its_demand_and_p_nothing() -> None:
     world = World()
-    p, d = world.engine("p"), world.engine("d")
+    p, d, other = world.engine("p"), world.engine("d"), world.engine("other")
+    world.publish(p)
     world.request(d)
     world.disconnect(d, 0)
-    world.publish(p)
     world.fence(p)
     world.connect(d, 0)
-    world.settle(d, world.find().number)
-    assert ends(p) == ends(d) == [("DONE", "")]
+    assert ends(d) == [("FAILED", "AGENT_LOST")]
+    world.request(other)
+    world.settle(other, world.find().number)
+    assert ends(p) == ends(other) == [("DONE", "")]
 
 
 def test_an_agent_of_p_that_another_takes_the_place_of_fails_what_is_read() -> None:

@@ -89,7 +89,7 @@ def test_an_engine_is_forgotten_when_told_and_not_while_it_is_there() -> None:
     with pytest.raises(EngineConnectedError, match="1 agents, session: none"):
         world.forget(p)
     world.disconnect(p, 0)
-    world.directory.members.session_opened(p.record)
+    world.directory.members.session_opened(p.record, world.now_s)
     with pytest.raises(EngineConnectedError, match="0 agents, session: open"):
         world.forget(p)
     world.directory.members.session_closed(p.record, world.now_s)

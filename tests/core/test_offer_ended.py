@@ -31,7 +31,7 @@ def test_a_decline_after_the_end_and_before_the_next_tick_ends_nothing_again() -
     holder, d = (world.engine(name, shape=_shape()) for name in ("p", "d"))
     members, offering = world.directory.members, world.directory.offering
     for side in (holder, d):
-        members.session_opened(side.record)
+        members.session_opened(side.record, world.now_s)
     runs = Run("kv", PREFIX.hashes), Run("state", HASHES[-1])
     batch = Batch(1, FORM, "", runs)
     world.run(lambda _: world.directory.prefixes.hear(holder.record, batch))

@@ -27,7 +27,7 @@ WRONG = {"kv": [1, 1, 2], "state": [4]}
 def holder(world: World, name: str) -> Side:
     """An engine that has told that it holds the state of the prefix."""
     side = world.engine(name, shape=_shape())
-    world.directory.members.session_opened(side.record)
+    world.directory.members.session_opened(side.record, world.now_s)
     runs = Run("kv", PREFIX.hashes), Run("state", HASHES[-1])
     world.run(lambda _: world.directory.prefixes.hear(side.record, Batch(1, FORM, "", runs)))
     return side
@@ -47,7 +47,7 @@ def _shape() -> Layout:
 
 def asking(world: World) -> Side:
     d = world.engine("d", shape=_shape())
-    world.directory.members.session_opened(d.record)
+    world.directory.members.session_opened(d.record, world.now_s)
     world.request(d, prefix=PREFIX)
     return d
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from core.test_faults import reading
 from core.test_staging import stage_all, unstaged
-from core.world import Side, World, ends, kinds
+from core.world import LIMITS, Side, World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.actions import State
-from restow.broker.errors import RestowError
+from restow.broker.errors import AgentReplacedError, RestowError
 
 
 def back(world: World, side: Side, rank: int = 0) -> None:
@@ -154,12 +156,187 @@ def test_ps_pages_are_free_soon_after_d_died(session: bool) -> None:
     world = World()
     p, d, _ = reading(world)
     if session:
-        world.directory.members.session_opened(d.record)
+        world.directory.members.session_opened(d.record, world.now_s)
     for rank in (0, 1):
         world.disconnect(d, rank)
     world.wait(world.directory.limits.agent_back_s + 0.1)
     assert ends(p) == ([] if session else [("FAILED", "AGENT_LOST")])
     assert ends(d) == []
+
+
+# -- agents that come as another process -------------------------------------------------------
+
+LOST = [("FAILED", "AGENT_LOST")]
+
+
+def speaks(world: World, side: Side) -> None:
+    """The engine opens a session, and time passes."""
+    world.run(lambda now_s: world.directory.members.session_opened(side.record, now_s))
+    world.now_s += 0.1
+
+
+def reading_early(world: World) -> tuple[Side, Side, int]:
+    """A D of two ranks that has read 16 tokens early, and now reads the rest."""
+    p, d = world.engine("p"), world.engine("d", 2)
+    world.publish(p, blocks={"kv": [1]}, final=False)
+    world.request(d)
+    world.fence(p, tokens=16)
+    for rank in (0, 1):
+        world.settle(d, world.find().number, rank)
+    world.publish(p)
+    world.fence(p)
+    return p, d, world.find().number
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_rank_of_d_that_is_replaced_after_it_has_settled_ends_the_delivery(early: bool) -> None:
+    world = World(early=early, limits=replace(LIMITS, early_bytes=0))
+    p, d, number = reading_early(world) if early else reading(world)
+    world.settle(d, number, 0)
+    world.connect(d, 0)
+    assert ends(p) == LOST
+    assert ends(d) == [], "rank 1 may still write"
+    world.settle(d, number, 1)
+    assert ends(d) == LOST
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_between_two_early_reads_every_rank_of_d_stays_the_same_agent(comes_back: bool) -> None:
+    world = World(early=True, limits=replace(LIMITS, early_bytes=0))
+    p, d = world.engine("p"), world.engine("d", 2)
+    world.publish(p, blocks={"kv": [1]}, final=False)
+    world.request(d)
+    world.fence(p, tokens=16)
+    for rank in (0, 1):
+        world.settle(d, world.find().number, rank)
+    world.disconnect(d, 0)
+    if comes_back:
+        world.connect(d, 0)
+    else:
+        world.wait(world.directory.limits.agent_wait_s + 0.1)
+    assert ends(p) == ends(d) == LOST
+
+
+def test_what_a_replaced_rank_has_read_is_not_given_anew() -> None:
+    """The grant is given back because rank 1 came back; then rank 0 is another process."""
+    world = World()
+    p, d, number = reading(world)
+    world.settle(d, number, 0)
+    world.drain(True)
+    back(world, d, 1)
+    world.wait(0.02)
+    assert world.find().state is State.READY
+    world.connect(d, 0)
+    world.drain(False)
+    world.wait(0.02)
+    assert ends(p) == ends(d) == LOST
+
+
+def test_a_demand_that_is_said_again_does_not_bring_back_what_a_replaced_rank_had_read() -> None:
+    world = World()
+    p, d, number = reading(world)
+    world.settle(d, number, 0)
+    world.disconnect(d, 0)
+    speaks(world, d)
+    world.request(d, repeated=True, number=1)
+    world.connect(d, 0)
+    world.settle(d, number, 1)
+    assert ends(p) == ends(d) == LOST
+
+
+def test_a_replaced_rank_ends_its_own_delivery_and_leaves_those_of_other_readers() -> None:
+    world = World()
+    p, d, e = world.engine("p"), world.engine("d", 2), world.engine("e")
+    world.publish(p, readers=2)
+    world.fence(p)
+    world.request(d)
+    world.request(e)
+    delivery = world.find().deliveries.by_engine[d.record.key].number
+    world.settle(d, delivery, 0)
+    world.connect(d, 0)
+    world.settle(d, delivery, 1)
+    assert ends(d) == LOST
+    assert ends(p) == []
+    world.settle(e, world.find().deliveries.by_engine[e.record.key].number)
+    assert ends(e) == [("DONE", "")]
+
+
+@pytest.mark.parametrize("first", ["session", "agents"])
+def test_a_second_process_of_an_incarnation_ends_what_the_first_one_asked_for(first: str) -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d", 2)
+    speaks(world, d)
+    world.request(d)
+    for rank in (0, 1):
+        world.disconnect(d, rank)
+    world.directory.members.session_closed(d.record, world.now_s)
+    if first == "session":
+        speaks(world, d)
+    world.connect(d, 0)
+    world.connect(d, 1)
+    if first == "agents":
+        speaks(world, d)
+    assert ends(d) == LOST
+    world.publish(p)
+    world.fence(p)
+    assert not executes(world)
+
+
+def test_a_second_process_is_known_though_the_death_of_the_first_was_not_noticed() -> None:
+    """Its session seems to be open, and what it asked for came when its agent was away."""
+    world = World()
+    d = world.engine("d")
+    speaks(world, d)
+    world.disconnect(d, 0)
+    world.now_s += 0.1
+    world.request(d)
+    world.now_s += 0.1
+    world.connect(d, 0)
+    assert ends(d) == []
+    speaks(world, d)
+    assert ends(d) == LOST
+
+
+def test_a_second_process_of_an_incarnation_ends_what_the_first_one_published() -> None:
+    """Nothing of it is fenced, and no byte of it may ever be."""
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    speaks(world, p)
+    world.publish(p, blocks={"kv": [1]}, final=False)
+    world.publish(p, "for several", blocks={"kv": [2]}, final=False, readers=2)
+    for name in ("h", "for several"):
+        world.request(d, name)
+    world.disconnect(p, 0)
+    speaks(world, p)
+    world.connect(p, 0)
+    assert ends(d) == 2 * LOST
+    assert ends(p) == 2 * LOST
+
+
+def test_what_a_living_engine_says_while_a_rank_is_away_outlives_the_rank() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    speaks(world, d)
+    world.disconnect(d, 0)
+    world.now_s += 0.1
+    world.request(d)
+    world.connect(d, 0)
+    world.publish(p)
+    world.fence(p)
+    world.settle(d, world.find().number)
+    assert ends(p) == ends(d) == [("DONE", "")]
+
+
+def test_an_agent_that_was_replaced_is_not_let_in_again() -> None:
+    world = World()
+    p = world.engine("p")
+    name = p.agents[0].agent_name
+    world.connect(p, 0)
+    world.publish(p)
+    world.fence(p)
+    with pytest.raises(AgentReplacedError):
+        world.connect(p, 0, name=name)
+    assert world.find().state is State.READY
 
 
 # -- fences ---------------------------------------------------------------------------------------

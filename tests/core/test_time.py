@@ -307,7 +307,7 @@ def test_engines_of_which_nothing_is_heard_are_forgotten() -> None:
     silent = world.engine("silent", agents=False)
     world.engine("with agents")
     speaking = world.engine("speaking", agents=False)
-    world.directory.members.session_opened(speaking.record)
+    world.directory.members.session_opened(speaking.record, world.now_s)
     world.wait(99)
     assert not silent.record.gone
     actions = world.wait(2)

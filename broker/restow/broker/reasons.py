@@ -102,7 +102,8 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "See `restow engines`, and the engine's own log for its end.",
         ),
         "AGENT_LOST": Advice(
-            "The agent of a rank is gone: its process ended, or its way to the broker broke.",
+            "The agent of a rank is gone or came back as another process: what it had read or held "
+            "is lost.",
             "See `restow agents` for who is missing, and the log of that rank.",
         ),
         "AGENT_MISSING": Advice(

@@ -57,7 +57,8 @@ class AgentLinkServicer(object):
         as Broker.Session says; after ENGINE_UNKNOWN for 0.25 s. After Welcome say every fence again that no
         Unfence has answered. The broker waits 10 s for the agent, which comes back with the same agent_name
         and memory: what it read or gathered is then ordered anew. Later, or under another name, what was in
-        its memory counts as lost: AGENT_LOST.
+        its memory counts as lost: AGENT_LOST. An agent of another name also ends what its engine had said
+        before: only what its open session said after the old agent had gone goes on.
 
         What is tried again. As on Broker.Session, and AGENT_REPLACED. Final are ENGINE_REPLACED, and before
         the first Welcome every refusal with a restow-reason but UNAVAILABLE, DEADLINE_EXCEEDED,

@@ -78,6 +78,7 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
     used_tokens = max(handoff.early_tokens, 0 if handoff.given_back else handoff.part_tokens)
     if used_tokens > fenced_tokens:
         yield f"handoff {name}: tokens are read that P has not fenced"
+    yield from _check_lives(handoff)
     if not handoff.granted:
         if handoff.unsettled or handoff.staged or handoff.pair is not None:
             yield f"handoff {name} is not granted, and has ranks that read or stage"
@@ -100,6 +101,19 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
             yield f"handoff {name}: rank {src_rank} staged for rank {dst_rank} unasked"
     if handoff.failure is None and (source.gone or destination.gone):
         yield f"handoff {name} goes on though an engine is gone"
+
+
+def _check_lives(handoff: Handoff) -> Iterator[str]:
+    """From the first byte read for a delivery on, every rank of both sides is the same agent."""
+    source, destination = handoff.source, handoff.destination
+    if source is None or destination is None or handoff.lives is None:
+        return
+    for engine, before in zip((source, destination), handoff.lives, strict=True):
+        if engine.replacements != before:
+            yield (
+                f"handoff {handoff.handoff_id} goes on, and an agent of {engine.key.engine_id} was "
+                f"replaced after the first byte was read"
+            )
 
 
 def _check_wakeups(directory: Directory) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import zip_longest
+from math import inf
 
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.engines.account import Account
@@ -23,6 +24,15 @@ from restow.broker.layout.span import volume
 from restow.broker.layout.values import Pool
 
 MAX_IDS = 1 << 31
+
+
+@dataclass(slots=True)
+class Heard:
+    """What is remembered of a rank's agent, also when it has been given up."""
+
+    agent_name: str
+    gone_s: float = inf
+    """When its stream broke; until then it is there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,9 +63,17 @@ class EngineRecord(BlockLists):
     """Numbers of the live handoffs that it has a side of."""
     quarantined: set[int] = field(default_factory=set)
     """Numbers of ended handoffs whose pages here may still be written to."""
-    heard_ranks: set[int] = field(default_factory=set)
-    """Ranks whose agent has ever said Hello here."""
+    heard: dict[int, Heard] = field(default_factory=dict)
+    """The latest agent of each rank that has ever said Hello here."""
+    former_agents: tuple[str, ...] = ()
+    """The names of the latest agents that were replaced: none of them is let in again."""
+    replacements: int = 0
+    """How often an agent of another name came for a rank."""
+    replaced_s: float = -inf
+    """When that last happened."""
     has_session: bool = False
+    session_s: float = inf
+    """When the session that is open was opened."""
     publishes: bool = False
     asks: bool = False
     """What it has said that it will do, or has done."""
@@ -153,7 +171,7 @@ class EngineRecord(BlockLists):
     @property
     def unheard_ranks(self) -> set[int]:
         """The ranks whose agents have never said Hello here."""
-        return {one.rank for one in self.layout.ranks} - self.heard_ranks
+        return {one.rank for one in self.layout.ranks} - self.heard.keys()
 
     def is_life_of(self, other: EngineRecord | None) -> bool:
         """Whether ``other`` is of the same life, which may have been forgotten meanwhile."""
@@ -216,7 +234,7 @@ class EngineRecord(BlockLists):
         rank = agent.key.rank
         _check_regions(self.key.engine_id, self.rank_layout(rank), agent.regions)
         self.agents[rank] = agent
-        self.heard_ranks.add(rank)
+        self.heard[rank] = Heard(agent.agent_name)
         self.admitted += 1
         self.block_limits = self._limits()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 
 from restow.broker.core.actions import (
     Action,
@@ -251,15 +252,17 @@ class Membership:
         self._ledger.tenants.add_engines(engine.key.tenant, -1)
         return actions
 
-    def session_opened(self, engine: EngineRecord) -> None:
-        """An engine speaks, and tells what it holds on this stream anew."""
+    def session_opened(self, engine: EngineRecord, now_s: float) -> list[Action]:
+        """Open an engine's session, on which it tells what it holds anew."""
         self._prefixes.forget(engine.key)
-        engine.has_session = True
+        engine.has_session, engine.session_s = True, now_s
+        return self._connections.session_opened(engine, now_s)
 
     def session_closed(self, engine: EngineRecord, now_s: float) -> None:
         """An engine's stream broke; its leases and its patience run on."""
         self._prefixes.forget(engine.key)
         engine.has_session = engine.handing_over = False
+        engine.session_s = inf
         engine.last_seen_s = now_s
 
     def sweep(self, now_s: float) -> list[Action]:

@@ -50,6 +50,8 @@ def open_grant(
     handoff.pair = pair
     handoff.strategies = pair.strategies
     handoff.granted_s = now_s
+    if handoff.lives is None and (destination := handoff.destination) is not None:
+        handoff.lives = (source.replacements, destination.replacements)
     handoff.unsettled = set(pair.programs)
     handoff.state = State.STAGING if pair.gathers else State.READING
     handoff.timeline.note(now_s, "granted", (handoff.lease.grant_until_s - now_s, pair.strategies))

@@ -64,6 +64,10 @@ class Handoff:
     deliveries: Deliveries = field(default_factory=Deliveries)
     destination: EngineRecord | None = None
     demand: Demand = NO_DEMAND
+    asked_s: float = 0.0
+    """When D said its demand last."""
+    lives: tuple[int, int] | None = None
+    """`EngineRecord.replacements` of P and D at the first grant; None: nothing was read for D."""
     demand_messages: DemandMessages = field(default_factory=DemandMessages)
     """D's messages that say the demand."""
     sampled_told: bool = False
@@ -114,6 +118,11 @@ class Handoff:
     def granted(self) -> bool:
         """Whether ranks may be reading."""
         return self.pair is not None
+
+    @property
+    def begun(self) -> bool:
+        """Whether bytes may have been read for D's demand, now or under an earlier grant."""
+        return self.lives is not None
 
     @property
     def first_token(self) -> int:
@@ -186,7 +195,7 @@ class Handoff:
         raises; then nothing changed.
         """
         self.check_source(engine)
-        self.side.publish(self.handoff_id, engine, chunk)
+        self.side.publish(self.handoff_id, engine, chunk, now_s)
         self.deliveries.readers = self.publication.readers or self.deliveries.readers
         for one in (self, *self.deliveries):
             one.lease.renew(chunk.lease_s, now_s)
@@ -220,12 +229,13 @@ class Handoff:
             if demand != self.demand or not wish.repeated:
                 raise asked_before(self.handoff_id, engine)
             self.add_demand_message(engine, wish.demand)
+            self.asked_s = now_s
             return False
         if self.publication.final:
             demand.check_content(self.handoff_id, self.publication)
         engine.account.keep(demand.size_bytes)
         self.destination = engine
-        self.demand = demand
+        self.demand, self.asked_s = demand, now_s
         self.demand_messages.add(wish.demand)
         self.lease.ask(wish.timeout_s, now_s)
         self.dst_checked = engine.admitted
@@ -327,6 +337,7 @@ class Handoff:
         self.demand, self.demand_messages = NO_DEMAND, DemandMessages()
         self.sampled_told = False
         self.queued = False
+        self.lives = None
         self.met_s = 0.0
         self.forget_early()
         self.whole_only = False

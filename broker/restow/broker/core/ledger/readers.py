@@ -42,6 +42,7 @@ class Readers:
             made = self._new(handoff, now_s)
             made.destination, handoff.destination = engine, None
             made.demand, handoff.demand = handoff.demand, NO_DEMAND
+            made.asked_s = handoff.asked_s
             made.demand_messages, handoff.demand_messages = (
                 handoff.demand_messages,
                 DemandMessages(),

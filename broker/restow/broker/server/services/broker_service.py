@@ -141,7 +141,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             name = engine.key.engine_id
             old.close(SessionReplacedError(f"engine {name} opened another session", engine=name))
         hub.engines[engine.key] = outbox
-        hub.directory.members.session_opened(engine)
+        hub.perform(hub.directory.members.session_opened(engine, hub.now_s()))
         tell_engine(hub.said, "session opened", engine.key)
         opened = outbox.open().events.add().opened
         opened.broker_epoch, opened.fleet = hub.epoch, hub.standing.fleet

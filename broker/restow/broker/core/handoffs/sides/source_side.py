@@ -19,6 +19,8 @@ class SourceSide:
     fenced: set[int] = field(default_factory=set)
     fenced_tokens: dict[int, int] = field(default_factory=dict)
     """By rank that computes on: how many leading tokens are complete in its memory."""
+    said_s: float = 0.0
+    """When P published last."""
     checked: int = 0
     """`EngineRecord.admitted` when the oldest ids were checked."""
     anew: bool = False
@@ -55,7 +57,7 @@ class SourceSide:
         self.fenced.discard(rank)
         self.fenced_tokens.pop(rank, None)
 
-    def publish(self, handoff_id: str, engine: EngineRecord, chunk: Chunk) -> None:
+    def publish(self, handoff_id: str, engine: EngineRecord, chunk: Chunk, now_s: float) -> None:
         """Take a chunk, or a repetition of one.
 
         Raises a `PagesError`, `HandoffConflictError`, and what `Account.keep` raises; then nothing
@@ -75,7 +77,7 @@ class SourceSide:
             known = known.without_blocks()
         publication = known.with_chunk(handoff_id, engine, chunk)
         engine.account.keep(publication.size_bytes - self.publication.size_bytes)
-        self.engine = engine
+        self.engine, self.said_s = engine, now_s
         self.anew = chunk.anew
         if not known.blocks:
             self.checked = engine.admitted
