@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import UserDict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from engines.test_vllm_parameters import Request
+from restow.agents.engines.vllm.prefix.request_chains import RequestChains
 from restow.agents.engines.vllm.scheduler.lora_adapters import LoraAdapters
 from restow.agents.engines.vllm.scheduler.prompt import content
 
@@ -36,8 +38,24 @@ def adapter(folder: Path, seed: int = 0, alpha: int = 16) -> str:
     return str(folder)
 
 
-def image(offset: int, identifier: str) -> Any:
-    return SimpleNamespace(mm_position=SimpleNamespace(offset=offset), identifier=identifier)
+class Features(UserDict[str, Any]):
+    """As vLLM's `MultiModalKwargsItem`: by key an element that has data."""
+
+    def __init__(self, **data: Any) -> None:
+        super().__init__({key: SimpleNamespace(data=one) for key, one in data.items()})
+
+
+def image(offset: int, identifier: str, data: Any = None) -> Any:
+    position = SimpleNamespace(offset=offset)
+    return SimpleNamespace(mm_position=position, identifier=identifier, data=data)
+
+
+def pixels(last: float = 1, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.tensor([[0, 0.5], [2, last]], dtype=dtype)
+
+
+def of_image(identifier: str = "a", **data: Any) -> bytes:
+    return named(mm_features=[image(1, identifier, Features(**data))])
 
 
 def named(position: int = 3, **more: Any) -> bytes:
@@ -74,6 +92,56 @@ def test_embeddings_differ_where_one_element_does() -> None:
     other = torch.ones(4, 8)
     other[3, 7] = 2
     assert named(prompt_embeds=ones) == named(prompt_embeds=other), "behind the position"
+
+
+def test_an_image_is_named_by_its_features_and_not_by_the_engines_word_for_it() -> None:
+    """vLLM's identifier names the checkpoint by its path, which is another one at D."""
+    grid = torch.tensor([1, 2, 2])
+    one = of_image("/models/a: cat", pixel_values=pixels(), image_grid_thw=grid)
+    assert one == of_image("hub/a: cat", image_grid_thw=grid, pixel_values=pixels())
+    assert one != of_image("/models/a: cat", pixel_values=pixels(2), image_grid_thw=grid)
+
+
+def test_no_two_images_have_one_name() -> None:
+    names = [
+        of_image(pixel_values=pixels()),
+        of_image(pixel_values=pixels(2)),
+        of_image(pixel_values=pixels(dtype=torch.float32)),
+        of_image(pixel_values=pixels().view(4)),
+        of_image(pixel_values=pixels().T),
+        of_image(pixel_embeds=pixels()),
+        of_image(pixel_values=[pixels()]),
+        of_image(pixel_values=[pixels(), pixels()]),
+        of_image(pixel_values=pixels(), more=pixels()),
+        of_image(pixel_values=pixels().float().numpy()),
+        of_image(pixel_values=3),
+        of_image(pixel_values="3"),
+        of_image(pixel_values=torch.empty(0)),
+    ]
+    assert len(set(names)) == len(names)
+
+
+def test_features_that_vllm_keeps_are_hashed_once() -> None:
+    kept = Features(pixel_values=pixels())
+    before = named(mm_features=[image(1, "a", kept)])
+    kept["pixel_values"].data = None  # vLLM changes no item: this shows that it is not read again
+    assert named(mm_features=[image(1, "b", kept)]) == before
+
+
+def test_the_identifier_stands_in_where_the_core_has_no_features() -> None:
+    handle = Features(address=7, monotonic_id=1, signature=[2])
+    by_word = {named(mm_features=[image(1, "cat", one)]) for one in (None, handle)}
+    assert by_word == {named(mm_features=[image(1, "cat")])}
+
+
+def test_a_chain_has_the_same_words_for_images_as_content() -> None:
+    features = [image(1, "a", Features(pixel_values=pixels()))]
+    request = Request(list(TOKENS), None, mm_features=features)
+    chains = RequestChains(2)
+    chains.begin(request, "")
+    chain = chains.chain(request.request_id)
+    assert chain is not None
+    assert chain.hashes[-1] == content(request, 4, "")
 
 
 def test_adapters_count_by_their_weights_and_not_by_their_name(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from restow.agents.engines.vllm.prefix.chain import Chain, quantum_of
-from restow.agents.engines.vllm.scheduler.prompt import TRUNCATED, Request
+from restow.agents.engines.vllm.scheduler.prompt import TRUNCATED, Request, attachments_of
 from restow.broker.client import ContentChain
 from restow.broker.client.engine.prefixes.content import contents_of
 
@@ -69,9 +69,7 @@ class RequestChains:
         made_of: dict[str, Any] = {
             "adapter": adapter,
             "salt": request.cache_salt or "",
-            "attachments": [
-                (one.mm_position.offset, one.identifier.encode()) for one in request.mm_features
-            ],
+            "attachments": attachments_of(request),
         }
         self._following[request.request_id] = _Following(
             request,

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from restow.agents.engines.vllm.scheduler.lora_adapters import LoraRequest
@@ -14,6 +15,8 @@ from restow.broker.client import content_of
 TRUNCATED = "_p_side_truncated"
 """vLLM's own mark in ``kv_transfer_params`` of a prompt that was cut already, kept over
 preemptions."""
+FEATURES_HASH = "_restow_hash"
+"""An attribute of an image's processed features."""
 
 
 class Request(Protocol):
@@ -61,12 +64,10 @@ def content(request: Request, position: int, adapter: str) -> bytes:
 
     ``adapter`` is the word of the request's (`LoraAdapters`).
     """
-    attachments = [
-        (feature.mm_position.offset, feature.identifier.encode()) for feature in request.mm_features
-    ]
+    attachments = attachments_of(request)
     if request.prompt_embeds is not None:
-        rows = request.prompt_embeds[:position].contiguous().view(-1).view(torch.uint8)
-        attachments.append((0, hashlib.sha256(rows.cpu().numpy().tobytes()).digest()))
+        rows = request.prompt_embeds[:position]
+        attachments.append((0, hashlib.sha256(_bytes(rows)).digest()))
     return content_of(
         request._all_token_ids[:position],
         position,
@@ -74,6 +75,56 @@ def content(request: Request, position: int, adapter: str) -> bytes:
         salt=request.cache_salt or "",
         attachments=attachments,
     )
+
+
+def attachments_of(request: Request) -> list[tuple[int, bytes]]:
+    """Return the images, videos and sounds of a prompt: where each begins, and a hash of it.
+
+    The hash is of what the model computes with: the processed features. vLLM's own identifier names
+    the checkpoint by where it lies, so that it differs between engines of one model, and it may be
+    a word of the client's, who may give it to two images. It stands in where the engine's core has
+    no features (``mm_processor_cache_type="shm"``).
+    """
+    return [
+        (one.mm_position.offset, _features_hash(one.data) or one.identifier.encode())
+        for one in request.mm_features
+    ]
+
+
+def _features_hash(item: Any) -> bytes:
+    """Return a hash of features as vLLM keeps them; empty where there are none.
+
+    vLLM gives requests that name an image again the same item, which carries its hash.
+    """
+    if item is None or "address" in item:  # in shared memory, which workers alone read
+        return b""
+    found: bytes | None = getattr(item, FEATURES_HASH, None)
+    if found is None:
+        hasher = hashlib.sha256(b"restow features 1\0")
+        for key in sorted(item):
+            _add(hasher, key)
+            _add(hasher, item[key].data)
+        found = hasher.digest()
+        setattr(item, FEATURES_HASH, found)
+    return found
+
+
+def _add(hasher: hashlib._Hash, value: Any) -> None:
+    """Add nested tensors, each behind what tells its type and size."""
+    if isinstance(value, list | tuple):
+        hasher.update(f"list {len(value)}\0".encode())
+        for one in value:
+            _add(hasher, one)
+    elif isinstance(value, torch.Tensor | np.ndarray):
+        hasher.update(f"{value.dtype} {list(value.shape)}\0".encode())
+        hasher.update(_bytes(value) if isinstance(value, torch.Tensor) else value.tobytes())
+    else:  # a number or a word
+        said = repr(value).encode()
+        hasher.update(f"{type(value).__name__} {len(said)}\0".encode() + said)
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def truncate(request: Request, backoff: int) -> None:
