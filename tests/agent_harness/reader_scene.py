@@ -27,7 +27,7 @@ class FakeTransport:
     def __init__(self) -> None:
         self.peers: list[str] = []
         self.added: list[str] = []
-        self.ends: dict[str, AgentError | None] = {}
+        self.ends: dict[str, Exception | None] = {}
         self.closed = False
         self.posted: list[Flight] = []
         self.pieces: list[Descriptors] = []

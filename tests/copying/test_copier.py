@@ -1,17 +1,24 @@
-"""Products are made beside the event loop, and are over when whoever waits for them goes on."""
+"""Copies and products are over when whoever waits for them goes on; products hold no loop up."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
 from agent_harness.waiting import WAIT_S
+from restow.agents.binding.copies import Copies, Grid
 from restow.agents.copying import copier
 from restow.agents.copying.copier import Copier
+from restow.agents.copying.piece_copies import zero_destinations
+from restow.agents.errors import CopyFailedError
+from restow.agents.memory import device
+from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import ProjectColumn, no_rows
 
@@ -42,6 +49,48 @@ def copies() -> Iterator[Copier]:
     one = Copier()
     yield one
     one.close()
+
+
+class Stream:
+    """Stands for a stream of a device."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+
+    def synchronize(self) -> None:
+        self.waited += 1
+
+
+def test_what_was_queued_on_a_device_is_waited_for_where_the_next_launch_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory may be given back as soon as the failure is heard of."""
+    stream = Stream()
+    monkeypatch.setattr(device, "_own_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    with (
+        pytest.raises(CopyFailedError, match="out of memory"),
+        device.finished(torch.device("cuda", 0)),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert stream.waited == 1
+
+
+@pytest.mark.parametrize("zeroes", [8, 24, 1000])
+def test_rows_longer_than_the_zeroes_are_zeroed_to_their_last_element(zeroes: int) -> None:
+    memory = np.full(2000, 0xA5, np.uint8)
+    begin = memory.ctypes.data + -memory.ctypes.data % 8
+    first = begin - memory.ctypes.data
+    counts, item = np.array([[1], [13], [100]], np.int64), np.array(DType.FLOAT32, np.int64)
+    step = np.array(8, np.int64)
+    address = begin + np.array([[0], [16], [400]], np.int64)
+    rows = Grid(address, address, counts, step, step, item, item)
+    zero_destinations(Copies((rows,)), torch.zeros(zeroes, dtype=torch.uint8))
+    wanted = np.full(2000, 0xA5, np.uint8)
+    for at, count in ((0, 1), (16, 13), (400, 100)):
+        for index in range(count):
+            wanted[first + at + 8 * index :][:4] = 0
+    assert (memory == wanted).all()
 
 
 async def test_the_loop_goes_on_meanwhile(held: Held, copies: Copier) -> None:

@@ -65,6 +65,8 @@ TP_SIZES = (1, 2, 3, 4, 8)
 TOKENS = 37
 WINDOW_TOKENS = 18
 CPU = torch.device("cpu")
+ZEROES = torch.zeros(64, dtype=torch.uint8)
+"""Few, so that rows are zeroed in parts."""
 SIDES = (
     # P's settings, and D's
     (EngineSettings(page_tokens=16), EngineSettings(page_tokens=16)),
@@ -200,7 +202,7 @@ def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -
         taken = program.rows(SCATTER_SPANS)
         run_copies(bind_copies(taken, pairs, in_spans(staged), own, tokens), CPU)
     run = in_order(program.rows(CLEAR_PAGES), pairs, tokens, 0)
-    zero_destinations(bind_copies(program.rows(CLEAR_PAGES), pairs, run, own, tokens), CPU)
+    zero_destinations(bind_copies(program.rows(CLEAR_PAGES), pairs, run, own, tokens), ZEROES)
     for src_rank in program.src_ranks:
         there = source.regions(src_rank)
         rows = program.rows(READ_PAGES, src_rank)

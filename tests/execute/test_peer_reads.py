@@ -35,7 +35,7 @@ def memory(layout: Layout, base: int) -> RegionTable:
 
 def peer(base: int) -> Peer:
     regions = memory(SOURCE, base)
-    return Peer("P", 0, b"", regions, (HOST,) * len(regions.base_address))
+    return Peer("P", 0, b"", regions, HOST)
 
 
 def blocks(page: int) -> Blocks:
@@ -48,14 +48,14 @@ def program() -> Program:
 
 def kept_reads() -> KeptReads:
     here = memory(DESTINATION, 1 << 30)
-    return KeptReads(here, (HOST,) * len(here.base_address))
+    return KeptReads(here, HOST)
 
 
 def addresses(kept: KeptReads, made: Program, there: Peer, page: int = 0) -> list[int]:
     """Where everything is read from, in order."""
     staged, _ = staged_spans(made.rows(READ_SPANS), made.group_pairs, TOKENS, 1 << 40)
     order = ExecuteOrder(1, made.program_id, blocks(page), blocks(0), TOKENS, (), 1.0)
-    reads = kept.of(made, 0, there).bind(order, there.agent_name, staged, HOST)
+    reads = kept.of(made, 0, there).bind(order, staged)
     return [address for read in reads for address in read.descriptors.src_address.tolist()]
 
 

@@ -86,14 +86,11 @@ def _read(
     execute = ExecuteOrder(
         1, program.program_id, source.blocks, destination.blocks, tokens, (given,), 1.0, True
     )
-    places_here = (HOST,) * len(own.base_address)
-    peer = Peer("p", src_rank, b"", memory, (HOST,) * len(memory.base_address))
+    peer = Peer("p", src_rank, b"", memory, HOST)
     there = StagedReads(program, execute)
     there.put_at(arena.address(arena.allocate(there.length_bytes, D_STAGING)))
-    laid = KeptReads(own, places_here).of(program, src_rank, peer)
-    reads = joined_reads(
-        [*laid.bind(execute, "p", there.spans, HOST), *there.reads(given, peer, HOST)]
-    )
+    laid = KeptReads(own, HOST).of(program, src_rank, peer)
+    reads = joined_reads([*laid.bind(execute, there.spans), *there.reads(given, peer, HOST)])
     for read in reads:
         arena.read(read.descriptors)
     found = arrived_extents(program, src_rank, execute, there, own)

@@ -24,7 +24,6 @@ from laws.test_laws_bite import bites, change_function
 from restow.agents.binding import extents
 from restow.agents.binding.alike_rows import AlikeRows
 from restow.agents.binding.extents import Extents
-from restow.agents.binding.pages import RegionTable
 from restow.agents.copying import hasher as hashing
 from restow.agents.copying.copier import Copier
 from restow.agents.execute import comparing, staged_reads
@@ -54,9 +53,6 @@ def test_inputs_of_windows(case: Case) -> None:
         assume(False)
 
 
-NOWHERE = RegionTable(*np.zeros((3, 0), np.int64))
-
-
 @pytest.mark.parametrize("in_place", [0, 2, 1000])
 @pytest.mark.parametrize("chunk_bytes", [1, 64, 1000, 1 << 20])
 def test_a_digest_is_that_of_the_bytes_in_order(
@@ -65,7 +61,7 @@ def test_a_digest_is_that_of_the_bytes_in_order(
     monkeypatch.setattr(hashing, "CHUNK_BYTES", chunk_bytes)
     monkeypatch.setattr(hashing, "IN_PLACE_PIECES", in_place)
     data = np.random.default_rng(1).integers(0, 256, 5000, np.uint8)
-    hasher = hashing.Hasher(NOWHERE, (), Copier())
+    hasher = hashing.Hasher(HOST, Copier())
     for begins, lengths in (
         ([], []),
         ([7], [3]),
@@ -82,7 +78,7 @@ def test_a_digest_is_that_of_the_bytes_in_order(
 
 def test_what_lies_in_many_pieces_is_hashed_like_one() -> None:
     """The digests themselves, of a case of each way."""
-    hasher = hashing.Hasher(NOWHERE, (HOST,), Copier())
+    hasher = hashing.Hasher(HOST, Copier())
 
     @given(any_cases(), STRATEGIES)
     @tried("digests, casts")

@@ -167,6 +167,27 @@ class _Listener:
         self.heard.append(order.unstage.handoff)
 
 
+async def test_an_agent_that_broke_on_a_fault_of_its_own_comes_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody awaits its stream, and peers read its memory through it."""
+    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+        faults = [ValueError("odd"), KeyError("odder")]
+        right = agent.welcomed
+
+        def welcomed(broker_epoch: str) -> None:
+            if faults:
+                raise faults.pop()
+            right(broker_epoch)
+
+        monkeypatch.setattr(agent, "welcomed", welcomed)
+        stream.end()
+        await until(lambda: not faults and agent.refusal is None)
+        agent.fence("h")
+        assert (await fake.streams["E", 3].next()).handoff_id == "h"
+    assert "odder" in caplog.text
+
+
 async def test_orders_before_the_welcome_are_dropped() -> None:
     listener = _Listener()
     link = Link("127.0.0.1:1", listener)

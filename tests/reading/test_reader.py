@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from agent_harness.reader_scene import NOTHING, QUARANTINE_S, Scene
+from agent_harness.waiting import until
 from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import (
     AgentClosedError,
@@ -16,7 +18,7 @@ from restow.agents.errors import (
     ReadNotBegunError,
 )
 from restow.agents.memory.regions import HOST
-from restow.agents.reading.transport import Read
+from restow.agents.reading.transport import Flight, Read
 
 
 @pytest.fixture
@@ -54,6 +56,44 @@ async def test_the_other_parts_are_waited_for_when_one_fails(scene: Scene) -> No
     scene.lanes[0].ends["b"] = None
     with pytest.raises(ReadFailedError):
         await task
+
+
+async def test_what_no_transport_should_raise_is_heard_when_nothing_flies_any_more(
+    scene: Scene,
+) -> None:
+    """Such as a device that breaks while a thread is bound to it."""
+    odd = RuntimeError("CUDA error: an illegal memory access was encountered")
+    flying = await scene.begin("a")
+    descriptors = Descriptors(NOTHING, NOTHING, NOTHING)
+    right = scene.lanes[0].post
+
+    def second_breaks(read: Read, check: Callable[[], None]) -> Flight:
+        if read.peer == "b":
+            raise odd
+        return right(read, check)
+
+    scene.lanes[0].post = second_breaks  # type: ignore[method-assign]
+    reads = [Read(peer, descriptors, HOST, HOST) for peer in ("a", "b")]
+    task = asyncio.create_task(scene.reader.read(reads, 1000.0))
+    await until(lambda: len(scene.lanes[0].posted) == 2)
+    await scene.settle()
+    assert not task.done(), "the first of its reads may still write"
+    scene.lanes[0].ends["a"] = None
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        await task
+    await flying
+    assert scene.reader.counts["fake"].errors == 1
+
+
+async def test_a_read_of_which_nothing_is_known_any_more_ends_with_its_lane(scene: Scene) -> None:
+    task = await scene.begin("a", deadline_s=1000.0)
+    scene.lanes[0].ends["a"] = RuntimeError("CUDA error: unspecified launch failure")
+    await scene.settle()
+    assert not task.done(), "it may still write"
+    scene.now_s += QUARANTINE_S + 0.1
+    with pytest.raises(RuntimeError, match="launch failure"):
+        await task
+    assert scene.lanes[0].closed
 
 
 async def test_a_read_that_never_ends_costs_its_lane_but_no_other_read(scene: Scene) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 
 from restow.agents.copying.copier import Copier
@@ -67,9 +68,10 @@ class AsyncAgent:
         ``model`` is which model the layout is of (`Layout.model.identity`): by it the agent finds,
         among several brokers, the one that owns its pool. None: there is one broker.
 
-        Raises `AddressInvalidError`, `TransportFailedError`, `CudaUnavailableError`, a `TrustError`
-        of credentials, and like all methods `ForkedError` in a process that was forked after the
-        first agent, session or client.
+        Raises `AddressInvalidError`, `RegionInvalidError` for regions at several places,
+        `TransportFailedError`, `CudaUnavailableError`, `CopyFailedError` for a device without room,
+        a `TrustError` of credentials, and like all methods `ForkedError` in a process that was
+        forked after the first agent, session or client.
         """
         OWN_PROCESS.check()
         link = Link(broker_address(broker), self, credentials)
@@ -79,18 +81,22 @@ class AsyncAgent:
         self._rank = rank
         self._regions = tuple(regions)
         label = f"{engine_id}.{rank}"
-        memory = self._memory = ServedMemory(label, self._regions, self._settings)
-        # Here, and not when it connects: an engine may be capturing CUDA graphs by then.
-        prepare(memory.place.device)
+        with ExitStack() as undone:
+            memory = self._memory = ServedMemory(label, self._regions, self._settings)
+            undone.callback(memory.close)
+            # Here, and not when it connects: an engine may be capturing CUDA graphs by then.
+            prepare(memory.place.device)
+            self._trial = PeerTrial(memory.metadata(), self._settings.try_metadata)
+            quarantine_s = self._settings.quarantine_s
+            self._reader = Reader(memory.open_lane, quarantine_s, try_peer=self._trial.load)
+            undone.callback(self._reader.close)
+            self._copier = Copier()
+            self._executor = Executor(
+                rank, self._regions, memory.gather, memory.scatter, self._reader, self._copier
+            )
+            undone.pop_all()
         self._on_lost = on_lost
         self._on_unfenced = on_unfenced
-        self._trial = PeerTrial(memory.metadata(), self._settings.try_metadata)
-        quarantine_s = self._settings.quarantine_s
-        self._reader = Reader(memory.open_lane, quarantine_s, try_peer=self._trial.load)
-        self._copier = Copier()
-        self._executor = Executor(
-            rank, self._regions, memory.gather, memory.scatter, self._reader, self._copier
-        )
         self._link = link
         self._ticker = Ticker(self._progress)
         self._fences = Fences(self._say_fence)

@@ -54,7 +54,7 @@ class ReadFailedError(AgentError, status="INTERNAL", reason="READ_FAILED"):
 
 
 class CopyFailedError(AgentError, status="INTERNAL", reason="COPY_FAILED"):
-    """The kernels could not copy: rows overlap, or the device broke."""
+    """Torch or the device failed: no memory is left, the device broke, or rows overlap."""
 
 
 class DigestMismatchError(AgentError, status="DATA_LOSS", reason="DIGEST_MISMATCH"):

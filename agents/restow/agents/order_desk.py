@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
+from typing import TypeAlias
 
 import structlog
 
@@ -18,9 +21,15 @@ from restow.broker.rpc.status import cut
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import program_pb2
 
+Answer: TypeAlias = pb.Staged | pb.Settled | pb.Probed
+
 
 class OrderDesk:
-    """Between an agent's link and its executor. Belongs to one event loop."""
+    """Between an agent's link and its executor. Belongs to one event loop.
+
+    Law: every Stage, Execute and Probe is answered, whatever fails, once nothing of its work goes
+    on. Only cancelled work is not: its order was taken back, or the agent closes.
+    """
 
     def __init__(
         self,
@@ -42,7 +51,8 @@ class OrderDesk:
     def take(self, order: pb.AgentOrder) -> None:
         """Do what the broker says."""
         body = order.WhichOneof("body")
-        try:
+        # Orders that need what could not be taken are refused when they come.
+        with self._edge(partial(self._log_refusal, body)):
             if body == "program":
                 self._load(order.program)
             elif body == "peer":
@@ -68,43 +78,48 @@ class OrderDesk:
                 self._unfence(order.unfence.handoff_id)
             else:
                 raise OrderInvalidError(f"an order without a known body: {body}")
-        except RestowError as error:
-            # Orders that need what could not be taken are refused when they come.
-            self._log.error("order refused", order=body, reason=error.reason, detail=error.message)
+
+    @contextmanager
+    def _edge(self, refuse: Callable[[RestowError], None]) -> Iterator[None]:
+        """Give ``refuse`` whatever fails inside.
+
+        This is the edge of an order: only the broker waits for it, and hears of it by its answer.
+        """
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - no order may end in no answer
+            if not isinstance(error, RestowError):
+                self._log.error("order broke", exc_info=error)
+            refuse(_typed(error))
+
+    def _log_refusal(self, body: str | None, error: RestowError) -> None:
+        self._log.error("order refused", order=body, reason=error.reason, detail=error.message)
 
     def _load(self, message: program_pb2.Program) -> None:
         try:
-            program = wire_program.program_from_proto(message)
-        except RestowError as error:
-            self._executor.refuse(message.program_id, error)
+            self._executor.load(wire_program.program_from_proto(message))
+        except Exception as error:
+            self._executor.refuse(message.program_id, _typed(error))
             raise
-        self._executor.load(program)
 
     async def _stage(self, message: pb.Stage) -> None:
         self._expect_work()
-        try:
+        ranks = dict.fromkeys(part.dst_rank for part in message.parts)
+        answers = [pb.Staged(handoff=message.handoff, dst_rank=rank) for rank in ranks]
+        with self._edge(partial(self._refuse, message.handoff, answers)):
             self._tasks.check_load()
             runs = await self._executor.stage(orders.stage_from_proto(message))
             answers = [orders.staged_to_proto(message.handoff, run) for run in runs]
-        except RestowError as error:
-            answers = [
-                pb.Staged(handoff=message.handoff, dst_rank=dst_rank)
-                for dst_rank in dict.fromkeys(part.dst_rank for part in message.parts)
-            ]
-            for answer in answers:
-                self._refuse(answer, error, message.handoff)
         for answer in answers:
             self._send(pb.AgentMessage(staged=answer))
 
     async def _execute(self, message: pb.Execute) -> None:
         settled = pb.Settled(handoff=message.handoff)
         began_s = time.monotonic()
-        try:
+        with self._edge(partial(self._refuse, message.handoff, [settled])):
             self._tasks.check_load()
             report = await self._executor.execute(orders.execute_from_proto(message))
             settled.bytes, settled.compared = report.bytes_read, report.compared
-        except RestowError as error:
-            self._refuse(settled, error, message.handoff)
         settled.elapsed_us = int((time.monotonic() - began_s) * 1e6)
         self._send(pb.AgentMessage(settled=settled))
 
@@ -112,7 +127,7 @@ class OrderDesk:
         began_s = time.monotonic()
         probed = pb.Probed(number=message.number)
         self._expect_work()
-        try:
+        with self._edge(partial(self._refuse, message.number, [probed])):
             self._tasks.check_load()
             order = orders.probe_from_proto(message)
             if order.name_transport:
@@ -124,8 +139,6 @@ class OrderDesk:
             else:
                 probed.address, probed.bytes, copying = await self._executor.hold(order)
                 probed.copying.CopyFrom(pb.CopyCosts(**asdict(copying)))
-        except RestowError as error:
-            self._refuse(probed, error, message.number)
         probed.elapsed_us = int((time.monotonic() - began_s) * 1e6)
         self._send(pb.AgentMessage(probed=probed))
 
@@ -134,16 +147,23 @@ class OrderDesk:
         self._tasks.cancel("hold", number=number)
         self._executor.let_go(number)
 
-    def _refuse(
-        self, answer: pb.Staged | pb.Settled | pb.Probed, error: RestowError, handoff: int
-    ) -> None:
-        answer.reason, answer.detail = error.reason, cut(error.message)
-        if isinstance(answer, pb.Probed):  # costs nobody anything: a peer may leave meanwhile
-            self._log.info("measuring failed", reason=error.reason, detail=error.message)
-            return
-        log = self._log.warning if isinstance(error, AgentError) else self._log.error
-        log("order failed", handoff=handoff, reason=error.reason, detail=error.message)
+    def _refuse(self, number: int, answers: Sequence[Answer], error: RestowError) -> None:
+        event, log = "order failed", self._log.error
+        if isinstance(error, AgentError):
+            log = self._log.warning
+        for answer in answers:
+            answer.reason, answer.detail = error.reason, cut(error.message)
+            if isinstance(answer, pb.Probed):  # costs nobody anything: a peer may leave meanwhile
+                event, log = "measuring failed", self._log.info
+        log(event, number=number, reason=error.reason, detail=error.message)
 
     def _unstage(self, handoff: int) -> None:
         self._tasks.cancel("stage", number=handoff)
         self._executor.unstage(handoff)
+
+
+def _typed(error: Exception) -> RestowError:
+    """Return the error itself if it has a reason, else one that says INTERNAL and quotes it."""
+    if isinstance(error, RestowError):
+        return error
+    return RestowError(f"the agent failed: {type(error).__name__}: {error}")

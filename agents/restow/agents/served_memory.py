@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from restow.agents.memory import device
-from restow.agents.memory.regions import MemoryPlace, RegionMemory, registrations
-from restow.agents.memory.staging import Staging, staging_place
+from restow.agents.memory.regions import (
+    MemoryPlace,
+    RegionMemory,
+    common_place,
+    registrations,
+)
+from restow.agents.memory.staging import Staging
 from restow.agents.reading.host_memory import HostMark, HostRanges
 from restow.agents.reading.interfaces import InterfaceWatch
 from restow.agents.reading.nixl_transport import NixlTransport
@@ -21,14 +26,17 @@ class ServedMemory:
     def __init__(
         self, label: str, regions: Sequence[RegionMemory], settings: AgentSettings
     ) -> None:
-        """Set NIXL up. Raises `TransportFailedError` and `CudaUnavailableError`."""
-        for region in regions:
-            device.require(region.place)
+        """Set NIXL up.
+
+        Raises `TransportFailedError`, `CudaUnavailableError`, `CopyFailedError` for a device
+        without room, and `RegionInvalidError` for regions at several places.
+        """
+        self.place = common_place(regions)
+        """Where the regions are, and the staging."""
+        device.require(self.place)
         self._label = label
         self._registrations = registrations(regions)
         self._settings = settings
-        self.place = staging_place([region.place for region in regions])
-        """Of the staging."""
         self.gather = Staging(self.place, settings.staging_bytes)
         self.scatter = Staging(self.place, settings.staging_bytes)
         self._interfaces = InterfaceWatch()

@@ -228,8 +228,10 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "See the log of D's agent: UCX says there what it met; and that of P's agent.",
         ),
         "COPY_FAILED": Advice(
-            "The kernels could not copy: the device broke, or rows overlap.",
-            "See the log of the agent; look at the GPU's health.",
+            "The agent could not copy, multiply or hash: its device has no memory left or broke, "
+            "or rows overlap.",
+            "See the log of the agent; look at the GPU's health, and at how much of its memory the "
+            "engine leaves free.",
         ),
         "TRANSPORT_FAILED": Advice(
             "NIXL could not be set up, or would not register memory.",

@@ -46,7 +46,7 @@ class Copier:
     async def project(self, rows: Int64s, device: torch.device) -> None:
         """Make the products of a kernels' table; ends as `run` does.
 
-        Raises `ProgramInvalidError` as `run` does.
+        Raises as `run` does.
         """
         if device.type != "cpu":
             run_projections(rows, device)

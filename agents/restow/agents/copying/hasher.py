@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,14 +15,11 @@ import xxhash
 
 from restow.agents.binding.copies import Copies, Grid
 from restow.agents.binding.extents import Extents
-from restow.agents.binding.pages import RegionTable
 from restow.agents.copying.copier import LARGE_BYTES, Copier
 from restow.agents.copying.piece_copies import run_copies
-from restow.agents.errors import CopyFailedError
 from restow.agents.memory.device import bind_thread, finished
-from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace
+from restow.agents.memory.regions import HOST, MemoryPlace
 from restow.broker.layout import DType
-from restow.broker.layout.rows import Int64s
 
 DIGEST_BYTES = 16
 CHUNK_BYTES = 4 << 20
@@ -35,34 +31,29 @@ IN_PLACE_PIECES = 256
 class Hasher:
     """Makes digests of one rank's memory and its staging."""
 
-    def __init__(self, memory: RegionTable, places: Sequence[MemoryPlace], copier: Copier) -> None:
-        """Of ``memory``, whose regions are at ``places``; what is in none is at their one place."""
-        self._memory, self._places = memory, tuple(places)
+    def __init__(self, place: MemoryPlace, copier: Copier) -> None:
+        """Hash memory at ``place``."""
+        self._place = place
         self._copier = copier
         self._kept = threading.local()
 
     async def digest(self, extents: Extents) -> bytes:
         """The digest of all bytes in order; ends as `Copier.run` does. Raises `CopyFailedError`."""
-        small = extents.size_bytes < LARGE_BYTES
-        if small and all(place.kind is MemoryKind.HOST for place in self._places):
+        if self._place == HOST and extents.size_bytes < LARGE_BYTES:
             return self._digest(extents)
         return await self._copier.on_thread(lambda: self._digest(extents))
 
     def _digest(self, extents: Extents) -> bytes:
         made = xxhash.xxh3_128()
-        for place, part in self._by_place(extents):
-            bind_thread(place)
-            try:
-                for chunk in part.chunks(CHUNK_BYTES):
-                    if place == HOST and len(chunk.address) <= IN_PLACE_PIECES:
-                        for address, length in zip(
-                            chunk.address.tolist(), chunk.length_bytes.tolist(), strict=True
-                        ):
-                            made.update((ctypes.c_char * length).from_address(address))
-                    else:
-                        made.update(self._gathered(chunk, place.device))
-            except RuntimeError as error:  # torch's word for memory that it can't have
-                raise CopyFailedError(f"content can't be hashed: {error}") from None
+        bind_thread(self._place)
+        for chunk in extents.chunks(CHUNK_BYTES):
+            if self._place == HOST and len(chunk.address) <= IN_PLACE_PIECES:
+                for address, length in zip(
+                    chunk.address.tolist(), chunk.length_bytes.tolist(), strict=True
+                ):
+                    made.update((ctypes.c_char * length).from_address(address))
+            else:
+                made.update(self._gathered(chunk, self._place.device))
         return made.digest()
 
     def _gathered(self, chunk: Extents, device: torch.device) -> memoryview:
@@ -84,24 +75,3 @@ class Hasher:
             with finished(device):
                 kept[device] = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=device)
         return kept[device]
-
-    def _by_place(self, extents: Extents) -> Iterator[tuple[MemoryPlace, Extents]]:
-        """The same bytes in the same order, cut where the kind of memory changes."""
-        kinds = list(dict.fromkeys([*self._places, HOST]))
-        if len(set(self._places)) <= 1:
-            yield kinds[0], extents
-            return
-        at = self._kind_of(extents.address, kinds)
-        bounds = np.flatnonzero(np.diff(at, prepend=-1, append=-1))
-        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            part = slice(begin, end)
-            yield kinds[at[begin]], Extents(extents.address[part], extents.length_bytes[part])
-
-    def _kind_of(self, address: Int64s, kinds: Sequence[MemoryPlace]) -> Int64s:
-        """The index of each address' place in ``kinds``; staging of a mixed rank is host memory."""
-        found = np.full(len(address), kinds.index(HOST), np.int64)
-        memory = self._memory
-        ends = memory.base_address + memory.page_stride_bytes * memory.page_count
-        for begin, end, place in zip(memory.base_address, ends, self._places, strict=True):
-            found[(address >= begin) & (address < end)] = kinds.index(place)
-        return found

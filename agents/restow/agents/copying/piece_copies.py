@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from restow.agents.binding.copies import Copies, Grid
-from restow.agents.errors import CopyFailedError, ProgramInvalidError
+from restow.agents.errors import ProgramInvalidError
 from restow.agents.memory.device import finished
 from restow.broker.layout import DType
 from restow.broker.layout.dtype import ITEM_BYTES
@@ -45,15 +46,15 @@ def run_copies(copies: Copies, device: torch.device) -> None:
     if not len(copies):
         return
     table = piece_table(copies)
-    try:
-        with finished(device):
-            copy_pieces(table, device)
-    except RuntimeError as error:  # torch's word for whatever it can't do
-        raise CopyFailedError(f"{len(copies)} rows are not copied: {error}") from None
+    with finished(device):
+        copy_pieces(table, device)
 
 
 def prepare(device: torch.device) -> None:
-    """Have what `run_copies` launches on ``device`` compiled, and return when it is."""
+    """Have what `run_copies` launches on ``device`` compiled, and return when it is.
+
+    Raises `CopyFailedError`.
+    """
     with finished(device):
         prepare_copies(device)
 
@@ -84,26 +85,31 @@ def piece_table(copies: Copies) -> PieceTable:
         raise ProgramInvalidError(f"a copy that no kernel does: {error}") from None
 
 
-def zero_destinations(copies: Copies, device: torch.device) -> None:
-    """Write zeroes wherever the copies would write."""
-    if not len(copies):
-        return
-    longest = max(int((grid.count * ITEM_BYTES[grid.dst_dtype]).max()) for grid in copies.grids)
-    with finished(device):  # the zeroes are made on the stream that reads them
-        zeroes = torch.zeros(longest, dtype=torch.uint8, device=device)
-        run_copies(
-            Copies(tuple(_filling(grid, zeroes.data_ptr()) for grid in copies.grids)), device
+def zero_destinations(copies: Copies, zeroes: torch.Tensor) -> None:
+    """Write zeroes wherever the copies would write; ``zeroes`` are bytes on the same device.
+
+    Raises as `run_copies`.
+    """
+    parts = (part for grid in copies.grids for part in _filling(grid, zeroes))
+    run_copies(Copies(tuple(parts)), zeroes.device)
+
+
+def _filling(grid: Grid, zeroes: torch.Tensor) -> Iterator[Grid]:
+    """The same destinations, from elements that follow each other in ``zeroes``.
+
+    Rows are cut where they have more elements than there are zeroes.
+    """
+    item_bytes = ITEM_BYTES[grid.dst_dtype]
+    most = zeroes.numel() // int(np.max(item_bytes, initial=1))
+    for first in range(0, int(np.max(grid.count, initial=0)), most):
+        yield replace(
+            grid,
+            src_address=np.full_like(grid.dst_address, zeroes.data_ptr()),
+            dst_address=grid.dst_address + first * grid.dst_step_bytes,
+            count=np.clip(grid.count - first, 0, most),
+            src_step_bytes=item_bytes,
+            src_dtype=grid.dst_dtype,
         )
-
-
-def _filling(grid: Grid, address: int) -> Grid:
-    """The same destinations, from elements that follow each other from ``address`` on."""
-    return replace(
-        grid,
-        src_address=np.full_like(grid.dst_address, address),
-        src_step_bytes=ITEM_BYTES[grid.dst_dtype],
-        src_dtype=grid.dst_dtype,
-    )
 
 
 def _code_table() -> Int64s:

@@ -69,7 +69,8 @@ def bind_projections(
 def run_projections(rows: Int64s, device: torch.device) -> None:
     """Make the products, and return when the last one is stored.
 
-    Raises `ProgramInvalidError` for numbers that do not lie at multiples of their size.
+    Raises `ProgramInvalidError` for numbers that do not lie at multiples of their size, and
+    `CopyFailedError`.
     """
     try:
         table = ProjectTable.checked(rows)

@@ -107,9 +107,12 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         """Remove the shared memory of engines that are gone, for as long as the daemon lives."""
         log = get_logger("restow.daemon")
         while True:
-            # To give many gigabytes back takes a while.
-            if removed := await asyncio.to_thread(remove_left):
-                log.info("removed shared memory of engines that are gone", names=removed)
+            try:
+                # To give many gigabytes back takes a while.
+                if removed := await asyncio.to_thread(remove_left):
+                    log.info("removed shared memory of engines that are gone", names=removed)
+            except OSError as error:
+                log.warning("shared memory can't be looked through", detail=str(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_S):
                     await self._gone.wait()

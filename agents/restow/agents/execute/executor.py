@@ -13,7 +13,12 @@ from dataclasses import dataclass
 
 from restow.agents.copying.copier import Copier
 from restow.agents.copying.hasher import Hasher
-from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadNotBegunError
+from restow.agents.errors import (
+    CopyFailedError,
+    OrderInvalidError,
+    ProgramInvalidError,
+    ReadNotBegunError,
+)
 from restow.agents.execute.clearing import Clearing
 from restow.agents.execute.comparing import check_digests_are_there, compare
 from restow.agents.execute.gathering import Gathering
@@ -22,7 +27,7 @@ from restow.agents.execute.peer_reads import KeptReads
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.execute.staged_reads import StagedReads, joined_reads
 from restow.agents.link.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder
-from restow.agents.memory.regions import MemoryPlace, RegionMemory, one_place, region_table
+from restow.agents.memory.regions import RegionMemory, common_place, region_table
 from restow.agents.memory.staging import Staging
 from restow.agents.memory.staging_pool import PoolFigures, StagingPool
 from restow.agents.probing.transport_name import TransportName
@@ -65,26 +70,28 @@ class Executor:
         copier: Copier,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Serve ``regions``, in the order of the rank's layout."""
+        """Serve ``regions``, in the order of the rank's layout.
+
+        Raises `RegionInvalidError` for regions at several places, and `CopyFailedError` for a
+        device without room.
+        """
         self._rank = rank
         self._memory = region_table(regions)
-        self._places = tuple(region.place for region in regions)
+        self._place = place = common_place(regions)
         self._strides = tuple(region.page_stride_bytes for region in regions)
         self._constant = tuple(region.private for region in regions)
         self._copier = copier
-        self._hasher = Hasher(self._memory, self._places, copier)
-        self._gathering = Gathering(rank, self._memory, self._places, gather_staging, copier)
+        self._hasher = Hasher(place, copier)
+        self._gathering = Gathering(rank, self._memory, place, gather_staging, copier)
         self._scatter_staging = scatter_staging
         self._scatter_pool = StagingPool(scatter_staging.size_bytes)
-        self._measuring = Measuring(
-            self._places, scatter_staging, self._scatter_pool, reader, clock
-        )
-        self._clearing = Clearing(self._memory, self._places)
+        self._measuring = Measuring(place, scatter_staging, self._scatter_pool, reader, clock)
+        self._clearing = Clearing(self._memory, place)
         self._reader = reader
         self._clock = clock
         self._programs: dict[str, CheckedProgram | RestowError] = {}
         self._peers: dict[str, Peer] = {}
-        self._reads = KeptReads(self._memory, self._places)
+        self._reads = KeptReads(self._memory, place)
 
     @property
     def free_staging_bytes(self) -> tuple[int, int]:
@@ -166,10 +173,11 @@ class Executor:
     async def execute(self, order: ExecuteOrder) -> ReadReport:
         """Fill own pages from the sources, or zero the snapshots that a failed order would fill.
 
-        No byte lands in own pages after this has returned or raised. Raises `OrderInvalidError`,
+        No byte lands in own pages after this has returned or raised, whatever it raises, unless it
+        is cancelled; on purpose it raises `OrderInvalidError`,
         `ProgramInvalidError`, `OrderTooLargeError`, `PagesError`, `StagingExhaustedError`,
         `ReadNotBegunError`, `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`,
-        `DigestMissingError`, `DigestMismatchError`.
+        `DigestMissingError`, `DigestMismatchError`, `CopyFailedError`.
         """
         began_s = self._clock()
         deadline_s = began_s + order.grant_s
@@ -181,12 +189,21 @@ class Executor:
             ended_s = self._clock()
             if ended_s > deadline_s:
                 raise late()
-        except RestowError:
-            self._clearing.clear_failed(program.program, order)
+        except Exception as error:
+            self._clear_failed(program.program, order, error)
             raise
         return ReadReport(bytes_read, ended_s - began_s, order.hashed)
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _clear_failed(self, program: Program, order: ExecuteOrder, cause: Exception) -> None:
+        """Zero what a failed order would fill. Raises `CopyFailedError`, which names ``cause``."""
+        try:
+            self._clearing.clear_failed(program, order)
+        except CopyFailedError as error:
+            raise CopyFailedError(
+                f"{cause}; nor are the order's snapshots cleared: {error.message}"
+            ) from cause
 
     def _program(self, program_id: str) -> CheckedProgram:
         program = self._programs.get(program_id)
@@ -206,10 +223,10 @@ class Executor:
         """READ, SCATTER, PROJECT, then CLEAR. Returns the bytes read."""
         whole = program.program
         self._check(program, order)
-        place = one_place(self._places, program.staged_regions)
+        device = self._place.device
         staged = StagedReads(whole, order)
         async with self._room_for(staged, begin_until_s):
-            reads = self._bind(whole, order, staged, place)
+            reads = self._bind(whole, order, staged)
             copies = staged.copies(self._memory)
             await self._reader.read(reads, deadline_s)
             if order.hashed:
@@ -218,9 +235,9 @@ class Executor:
                     raise late()
                 await compare(whole, order, staged, self._memory, self._hasher)
             for one in copies:
-                await self._copier.run(one, place.device)
+                await self._copier.run(one, device)
             if len(whole.rows(PROJECT_SPANS)):
-                await self._copier.project(staged.projections(self._memory), place.device)
+                await self._copier.project(staged.projections(self._memory), device)
             self._clearing.clear(whole, order)
         return sum(read.descriptors.size_bytes for read in reads)
 
@@ -235,16 +252,13 @@ class Executor:
             program.check_source(source.src_rank, strides)
         program.check_size(order.tokens)
 
-    def _bind(
-        self, program: Program, order: ExecuteOrder, staged: StagedReads, place: MemoryPlace
-    ) -> list[Read]:
+    def _bind(self, program: Program, order: ExecuteOrder, staged: StagedReads) -> list[Read]:
         """READ: all that is read from all sources."""
         reads: list[Read] = []
         for source in order.sources:
             peer = self._peer(source.agent_name)
-            laid = self._reads.of(program, source.src_rank, peer)
-            reads += laid.bind(order, peer.agent_name, staged.spans, place)
-            reads += staged.reads(source, peer, place)
+            reads += self._reads.of(program, source.src_rank, peer).bind(order, staged.spans)
+            reads += staged.reads(source, peer, self._place)
         return joined_reads(reads)
 
     @asynccontextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from restow.agents.binding.copies import Copies, bind_copies
 from restow.agents.binding.operands import DST, SRC, BoundOperand, by_place, in_order
 from restow.agents.binding.pages import Tokens
@@ -16,7 +14,6 @@ from restow.broker.planner.program import (
     GATHER_IN_ORDER,
     GATHER_PLACED,
     SCATTER_PLACED,
-    Column,
     GroupPair,
     Program,
 )
@@ -53,13 +50,6 @@ class GatheredRun:
         packed, pairs = program.rows(GATHER_IN_ORDER, src_rank), program.group_pairs
         length = chunk + staged_bytes(packed, pairs, tokens)
         return cls(pairs, tokens, placed, packed, chunk, length)
-
-    @property
-    def src_regions(self) -> list[int]:
-        """The source's regions that are copied from."""
-        rows = np.concatenate([self.placed, self.packed])
-        regions: list[int] = np.unique(rows[:, Column.SRC_REGION]).tolist()
-        return regions
 
     def gather(self, pages: BoundOperand, address: int) -> list[Copies]:
         """From the source's pages to the run at ``address``."""

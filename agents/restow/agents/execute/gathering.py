@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,11 +14,10 @@ from restow.agents.copying.hasher import Hasher
 from restow.agents.execute.gathered_run import GatheredRun
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.link.orders import StagedRun, StageOrder
-from restow.agents.memory.regions import MemoryPlace, one_place
-from restow.agents.memory.staging import Staging, staging_place
+from restow.agents.memory.regions import MemoryPlace
+from restow.agents.memory.staging import Staging
 from restow.agents.memory.staging_pool import PoolFigures, Run, StagingPool
 from restow.agents.probing.costs import check_room, measure_copying
-from restow.broker.errors import RestowError
 from restow.broker.planner import CopyCosts
 from restow.broker.planner.program import Program
 from restow.broker.planner.program.chunk import aligned
@@ -32,17 +30,17 @@ class Gathering:
         self,
         rank: int,
         memory: RegionTable,
-        places: Sequence[MemoryPlace],
+        place: MemoryPlace,
         staging: Staging,
         copier: Copier,
     ) -> None:
-        """Nothing is held yet."""
+        """Hold nothing yet; ``memory`` and ``staging`` are at ``place``."""
         self._rank = rank
         self._memory = memory
-        self._places = places
+        self._place = place
         self._staging = staging
         self._copier = copier
-        self._hasher = Hasher(memory, places, copier)
+        self._hasher = Hasher(place, copier)
         self._pool = StagingPool(staging.size_bytes)
         self._runs: dict[int, list[Run]] = {}
         """By handoff; those of probes by their negative numbers."""
@@ -69,15 +67,13 @@ class Gathering:
         gathered = [
             GatheredRun.at_source(one.program, self._rank, order.tokens) for one in programs
         ]
-        regions = [region for one in gathered for region in one.src_regions]
-        place = one_place(self._places, regions)
         size_bytes = sum(aligned(one.length_bytes) for one in gathered)
         # What is only hashed needs no room: there may be none.
         run = await self._pool.acquire(size_bytes) if size_bytes else None
         address = self._staging.address + (run.offset_bytes if run is not None else 0)
         try:
-            staged = await self._gather(gathered, programs, order, address, place)
-        except (RestowError, asyncio.CancelledError):
+            staged = await self._gather(gathered, programs, order, address)
+        except BaseException:
             if run is not None:
                 self._pool.release(run)
             raise
@@ -92,7 +88,6 @@ class Gathering:
         programs: Sequence[CheckedProgram],
         order: StageOrder,
         address: int,
-        place: MemoryPlace,
     ) -> list[StagedRun]:
         """All into runs from ``address`` on, in one launch, and hashed."""
         pages = paged(self._memory, SRC, order.src_blocks)
@@ -101,7 +96,7 @@ class Gathering:
             copies += one.gather(pages, address)
             staged.append(StagedRun(part.dst_rank, address, one.length_bytes))
             address += aligned(one.length_bytes)
-        await self._copier.run(Copies.joined(copies), place.device)
+        await self._copier.run(Copies.joined(copies), self._place.device)
         if order.hashed:
             staged = [
                 replace(one, digest=await self._digest(program.program, one, order))
@@ -119,15 +114,15 @@ class Gathering:
     async def hold(self, probe: int, size_bytes: int) -> tuple[int, int, CopyCosts]:
         """Hold memory for a reader who measures; its address and length, and what copying costs.
 
-        Raises `StagingExhaustedError`.
+        Raises `StagingExhaustedError` and `CopyFailedError`.
         """
         size_bytes = min(size_bytes, self._staging.size_bytes // 2)
         check_room(size_bytes)
         run = await self._pool.acquire(size_bytes)
         try:
             address = self._staging.address + run.offset_bytes
-            costs = await measure_copying(address, size_bytes, staging_place(self._places))
-        except (RestowError, asyncio.CancelledError):
+            costs = await measure_copying(address, size_bytes, self._place)
+        except BaseException:
             self._pool.release(run)
             raise
         self._runs.setdefault(-probe, []).append(run)

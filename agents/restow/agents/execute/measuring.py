@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from restow.agents.link.orders import Peer, ProbeOrder
 from restow.agents.memory.regions import MemoryPlace
-from restow.agents.memory.staging import Staging, staging_place
+from restow.agents.memory.staging import Staging
 from restow.agents.memory.staging_pool import StagingPool
 from restow.agents.probing.costs import check_room, measure_copying, measure_reading
 from restow.agents.probing.transport_name import TransportName, find_transport
@@ -26,14 +26,14 @@ class Measuring:
 
     def __init__(
         self,
-        places: Sequence[MemoryPlace],
+        place: MemoryPlace,
         staging: Staging,
         pool: StagingPool,
         reader: Reader,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """In runs of ``pool``, which hands ``staging`` out."""
-        self._place = staging_place(places)
+        """Measure in runs of ``pool``, which hands ``staging`` at ``place`` out."""
+        self._place = place
         self._staging, self._pool = staging, pool
         self._reader = reader
         self._clock = clock
@@ -55,7 +55,7 @@ class Measuring:
                 order.address,
                 address,
                 size_bytes,
-                (peer.staging_place, self._place),
+                (peer.place, self._place),
                 self._clock() + PROBE_S,
             )
         finally:
@@ -64,9 +64,8 @@ class Measuring:
     async def name_transport(self, order: ProbeOrder, peer: Peer) -> TransportName:
         """Over what the peer is read. Raises `ReadFailedError`."""
         size_bytes = min(order.size_bytes, EXAMINED_BYTES)
-        one = OneRead(
-            peer.agent_name, order.address, size_bytes, peer.staging_place, self._place, PROBE_S
-        )
+        ends = peer.place, self._place
+        one = OneRead(peer.agent_name, order.address, size_bytes, *ends, PROBE_S)
         found = await asyncio.to_thread(find_transport, one, peer.metadata)
         words = self._reader.words(peer.agent_name)
         return found._replace(method=f"{found.method}, {words}") if words else found

@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from restow.agents.binding.pages import RegionTable
 from restow.agents.binding.reads import Reads, SpanReads
 from restow.agents.link.orders import ExecuteOrder, Peer
-from restow.agents.memory.regions import MemoryPlace, are_at
+from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading.transport import Read
 from restow.broker.planner.program import READ_PAGES, READ_SPANS, Column, Program
 
 
 @dataclass(frozen=True, slots=True)
 class PeerReads:
-    """What a program reads from one peer, by the peer's kind of memory and our own.
+    """What a program reads from one peer: straight into pages, and as spans into staging."""
 
-    Spans go to staging; there is nearly always one of each.
-    """
+    peer: Peer
+    place: MemoryPlace
+    """Where own pages and staging are."""
+    direct: Reads | None
+    spans: SpanReads | None
 
-    direct: tuple[tuple[MemoryPlace, MemoryPlace, Reads], ...]
-    spans: tuple[tuple[MemoryPlace, SpanReads], ...]
-
-    def bind(
-        self, order: ExecuteOrder, agent_name: str, staged: RegionTable, staging: MemoryPlace
-    ) -> Iterator[Read]:
+    def bind(self, order: ExecuteOrder, staged: RegionTable) -> Iterator[Read]:
         """The reads of one order, of spans to where they are ``staged``.
 
         Raises `PageCountError` and `PageRangeError`.
         """
-        for src, dst, direct in self.direct:
-            pieces = direct.bind(order.src_blocks, order.dst_blocks, order.tokens)
-            yield Read(agent_name, pieces, src, dst)
-        for src, spans in self.spans:
-            yield Read(agent_name, spans.bind(staged, order.src_blocks, order.tokens), src, staging)
+        name, ends = self.peer.agent_name, (self.peer.place, self.place)
+        if self.direct is not None:
+            pieces = self.direct.bind(order.src_blocks, order.dst_blocks, order.tokens)
+            yield Read(name, pieces, *ends)
+        if self.spans is not None:
+            yield Read(name, self.spans.bind(staged, order.src_blocks, order.tokens), *ends)
 
 
 class KeptReads:
     """Lays what programs read over memory; keeps what binding an order need not do again."""
 
-    def __init__(self, memory: RegionTable, places: Sequence[MemoryPlace]) -> None:
-        """Into the pages of ``memory``, whose regions are at ``places``."""
-        self._memory, self._places = memory, places
+    def __init__(self, memory: RegionTable, place: MemoryPlace) -> None:
+        """Into the pages of ``memory``, which is at ``place``."""
+        self._memory, self._place = memory, place
         self._kept: dict[tuple[str, int, str], PeerReads] = {}
         """By program, source rank and peer."""
 
@@ -51,9 +50,13 @@ class KeptReads:
         key = (program.program_id, src_rank, peer.agent_name)
         kept = self._kept.get(key)
         if kept is None:
+            rows, spans = program.rows(READ_PAGES, src_rank), program.rows(READ_SPANS)
+            pairs, mine = program.group_pairs, spans[:, Column.SRC_RANK] == src_rank
             kept = self._kept[key] = PeerReads(
-                tuple(self._direct(program, src_rank, peer)),
-                tuple(_spans(program, src_rank, peer)),
+                peer,
+                self._place,
+                Reads.of(rows, pairs, peer.regions, self._memory) if len(rows) else None,
+                SpanReads.of(spans, mine, pairs, peer.regions) if mine.any() else None,
             )
         return kept
 
@@ -70,25 +73,3 @@ class KeptReads:
     def clear(self) -> None:
         """Forget all."""
         self._kept.clear()
-
-    def _direct(
-        self, program: Program, src_rank: int, peer: Peer
-    ) -> Iterator[tuple[MemoryPlace, MemoryPlace, Reads]]:
-        rows = program.rows(READ_PAGES, src_rank)
-        for src, at in peer.regions_at.items():
-            for dst in set(self._places):
-                here = are_at(self._places, dst)[rows[:, Column.DST_REGION]]
-                part = rows[here & at[rows[:, Column.SRC_REGION]]]
-                if len(part):
-                    laid = Reads.of(part, program.group_pairs, peer.regions, self._memory)
-                    yield src, dst, laid
-
-
-def _spans(program: Program, src_rank: int, peer: Peer) -> Iterator[tuple[MemoryPlace, SpanReads]]:
-    spans = program.rows(READ_SPANS)
-    mine = spans[:, Column.SRC_RANK] == src_rank
-    for src, at in peer.regions_at.items():
-        chosen = mine.copy()
-        chosen[mine] = at[spans[mine, Column.SRC_REGION]]
-        if chosen.any():
-            yield src, SpanReads.of(spans, chosen, program.group_pairs, peer.regions)

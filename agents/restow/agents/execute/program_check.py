@@ -32,7 +32,6 @@ from restow.broker.planner.program import (
     Operand,
     PageForm,
     Program,
-    ProjectColumn,
     Step,
     StepKind,
     columns_of,
@@ -73,7 +72,6 @@ _ONCE = {
     SCATTER_PLACED: "scatters tokens from a place",
 }
 """Forms of snapshots alone, and what a row of tokens would do."""
-_STAGED = (StepKind.GATHER, StepKind.SCATTER)
 _POSITIVE = (Column.COUNT, Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES)
 
 
@@ -97,18 +95,6 @@ class CheckedProgram:
         self._check_spans()
         check_projected(program, partial(self._refuse, PROJECT_SPANS))
         self.src_ranks = frozenset(program.src_ranks)
-        self.staged_regions = self._staged_regions()
-        """Regions of the destination that are filled from staging, and those of weights."""
-
-    def _staged_regions(self) -> tuple[int, ...]:
-        staged = [
-            step.rows[:, Column.DST_REGION]
-            for step in self._copying
-            if step.form.kind in _STAGED and step.form.dst is Operand.PAGES
-        ]
-        touched = [ProjectColumn.DST_REGION, ProjectColumn.WEIGHT_REGION]
-        regions = np.concatenate([*staged, self.program.rows(PROJECT_SPANS)[:, touched].ravel()])
-        return tuple(np.unique(regions).tolist())
 
     def check_destination(
         self, page_strides_bytes: tuple[int, ...], constant: tuple[bool, ...] = ()

@@ -48,7 +48,7 @@ class StagedReads:
         self.spans = RegionTable(base, spans.page_stride_bytes, spans.page_count)
 
     def reads(self, source: Source, peer: Peer, place: MemoryPlace) -> Iterator[Read]:
-        """What is read of the run of one source into the stretch, which is at ``place``.
+        """What is read of the run of one source into the stretch, whose memory is at ``place``.
 
         Raises `OrderInvalidError` if it is not as long as the program says.
         """
@@ -58,7 +58,7 @@ class StagedReads:
         _check_staged(source, run.length_bytes)
         numbers = source.staged_address, self._begins[source.src_rank], run.length_bytes
         piece = Descriptors(*(np.array([number], np.int64) for number in numbers))
-        yield Read(peer.agent_name, piece, peer.staging_place, place)
+        yield Read(peer.agent_name, piece, peer.place, place)
 
     def extents(self, src_rank: int) -> list[Extents]:
         """What was read from one source, in the order in which it is hashed."""

@@ -91,9 +91,9 @@ class Fences:
         try:
             # The waiting is done on a thread.
             await asyncio.to_thread(event.synchronize)
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001 - the event is the engine's, and nobody awaits this
             log = get_logger("restow.agent")
-            log.error("no fence: the device failed", handoff_id=handoff_id, detail=str(error))
+            log.error("no fence: the device failed", handoff_id=handoff_id, detail=repr(error))
             return
         self._say_and_keep(handoff_id, tokens)
 

@@ -148,6 +148,9 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
                     moved = self.refusal is not None and self.brokers.refused(self.refusal)
                 except (TrustError, MessageTooLargeError, EpochOverError) as error:
                     self._broke(error)
+                except Exception as error:  # noqa: BLE001 - nobody awaits this, and peers rely on it
+                    self._log.error("stream broke on a fault of this side", exc_info=error)
+                    self._broke(RestowError(f"the stream broke: {error!r}"))
                 finally:
                     self._connected = False
                     self._open.clear()

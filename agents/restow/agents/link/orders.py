@@ -9,11 +9,10 @@ import numpy as np
 
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.errors import OrderInvalidError
-from restow.agents.memory.regions import MemoryKind, MemoryPlace, RegionMemory, are_at, is_memory
-from restow.agents.memory.staging import staging_place
+from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace, RegionMemory, is_memory
 from restow.agents.reading.host_memory import HostMemory
 from restow.broker.layout.limits import MAX_PAGE_BYTES
-from restow.broker.layout.rows import Bools, Int64s
+from restow.broker.layout.rows import Int64s
 from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2 as pb
 
@@ -35,7 +34,8 @@ class Peer:
     rank: int
     metadata: bytes
     regions: RegionTable
-    places: tuple[MemoryPlace, ...]
+    place: MemoryPlace
+    """Where its regions are, and its staging."""
     host_memory: HostMemory | None = None
     """None: only NIXL reads it."""
 
@@ -43,16 +43,6 @@ class Peer:
     def page_strides_bytes(self) -> tuple[int, ...]:
         """Bytes from page to page of each region."""
         return tuple(self.regions.page_stride_bytes.tolist())
-
-    @cached_property
-    def regions_at(self) -> dict[MemoryPlace, Bools]:
-        """For every place that has any: the mask of the regions there."""
-        return {place: are_at(self.places, place) for place in set(self.places)}
-
-    @property
-    def staging_place(self) -> MemoryPlace:
-        """Where its staging is: beside its regions, as `staging_place` decides."""
-        return staging_place(self.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +155,13 @@ def peer_from_proto(message: pb.Peer) -> Peer:
                 f"{region.device_id}, memory of kind {region.memory}, can't be",
                 agent=message.agent_name,
             )
+    places = {MemoryPlace(_KINDS[one.memory], one.device_id) for one in message.regions} or {HOST}
+    if len(places) > 1:
+        raise OrderInvalidError(
+            f"agent {message.agent_name} has regions at several places, which no agent serves: "
+            f"{', '.join(sorted(map(str, places)))}",
+            agent=message.agent_name,
+        )
     return Peer(
         message.agent_name,
         message.rank,
@@ -174,7 +171,7 @@ def peer_from_proto(message: pb.Peer) -> Peer:
             _int64s([region.page_stride_bytes for region in message.regions]),
             _int64s([region.page_count for region in message.regions]),
         ),
-        tuple(MemoryPlace(_KINDS[region.memory], region.device_id) for region in message.regions),
+        places.pop(),
         HostMemory.decoded(message.host_memory),
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from restow.agents.errors import CudaUnavailableError
+from restow.agents.errors import CopyFailedError, CudaUnavailableError
 from restow.agents.memory.regions import MemoryKind, MemoryPlace
 
 
@@ -24,25 +24,43 @@ def require(place: MemoryPlace) -> None:
 
 
 def bind_thread(place: MemoryPlace) -> None:
-    """Make the device's context this thread's, for NIXL and the driver work in the current one."""
+    """Make the device's context this thread's, for NIXL and the driver work in the current one.
+
+    Raises `CopyFailedError` if the device is broken.
+    """
     if place.kind is MemoryKind.CUDA:
-        torch.cuda.set_device(place.device)
-        torch.cuda.current_stream(place.device).query()  # only a call of the runtime binds it
+        with _failures():
+            torch.cuda.set_device(place.device)
+            torch.cuda.current_stream(place.device).query()  # only a call of the runtime binds it
 
 
 @contextlib.contextmanager
 def finished(device: torch.device) -> Iterator[None]:
-    """Run what is queued inside on a stream of the agent's own, and wait for its end.
+    """Run what is queued inside on a stream of the agent's own; return or raise when it has ended.
 
-    On the default stream it would wait for the engine's kernels, and they for it.
+    On the default stream it would wait for the engine's kernels, and they for it. Where something
+    fails, what was queued before is waited for as well: nobody may have its memory earlier. Raises
+    `CopyFailedError` for whatever torch or the device can't do.
     """
-    if device.type != "cuda":
+    with _failures():
+        if device.type != "cuda":
+            yield
+            return
+        stream = _own_stream(device)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            stream.synchronize()
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """Give their type to errors of torch and of a full or broken device: a `RuntimeError` each."""
+    try:
         yield
-        return
-    stream = _own_stream(device)
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
+    except RuntimeError as error:
+        raise CopyFailedError(f"torch or the device failed: {error}") from error
 
 
 @functools.cache

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from restow.agents.binding.pages import RegionTable
-from restow.agents.errors import ProgramInvalidError, RegionInvalidError
-from restow.broker.layout.rows import Bools
+from restow.agents.errors import RegionInvalidError
 from restow.broker.words import Worded
 
 MAX_ADDRESS = 1 << 63
@@ -34,6 +33,10 @@ class MemoryPlace(Worded):
     kind: MemoryKind = MemoryKind.HOST
     device_id: int = 0
 
+    def __str__(self) -> str:
+        """Name it as torch does, and the host as ``host``."""
+        return "host" if self.kind is MemoryKind.HOST else f"{self.kind}:{self.device_id}"
+
     @property
     def device(self) -> torch.device:
         """The device in torch's words."""
@@ -43,19 +46,6 @@ class MemoryPlace(Worded):
 
 
 HOST = MemoryPlace()
-
-
-def one_place(places: Sequence[MemoryPlace], regions: Sequence[int]) -> MemoryPlace:
-    """The one place where all of these regions are. Raises `ProgramInvalidError`."""
-    found = {places[region] for region in regions}
-    if len(found) > 1:
-        raise ProgramInvalidError("staged rows touch the memory of several devices")
-    return found.pop() if found else HOST
-
-
-def are_at(places: Sequence[MemoryPlace], place: MemoryPlace) -> Bools:
-    """Mask of those that are this one."""
-    return np.array([one == place for one in places], np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +89,21 @@ class RegionMemory(Worded):
     def place(self) -> MemoryPlace:
         """Where the region is."""
         return MemoryPlace(self.kind, self.device_id)
+
+
+def common_place(regions: Sequence[RegionMemory]) -> MemoryPlace:
+    """Return the one place of a rank's regions; without regions it is the host.
+
+    The rank's staging lies there too, for a device's kernels reach no memory of another place.
+    Raises `RegionInvalidError` for regions at several places.
+    """
+    places = list(dict.fromkeys(region.place for region in regions))
+    if len(places) > 1:
+        raise RegionInvalidError(
+            f"the regions of a rank lie at several places: {', '.join(map(str, places))}. An agent "
+            f"copies between them and its staging, so all must lie on one device or on the host",
+        )
+    return places[0] if places else HOST
 
 
 def region_table(regions: Sequence[RegionMemory]) -> RegionTable:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
 
 import torch
 
-from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace, address_of
+from restow.agents.memory.device import finished
+from restow.agents.memory.regions import MemoryKind, MemoryPlace, address_of
 
 
 class Staging:
@@ -18,7 +18,7 @@ class Staging:
     """
 
     def __init__(self, place: MemoryPlace, size_bytes: int) -> None:
-        """At least one page."""
+        """Take at least one page. Raises `CopyFailedError` if a device has no room for it."""
         self.size_bytes = size_bytes
         length_bytes = max(size_bytes, mmap.PAGESIZE)
         if place.kind is MemoryKind.HOST:
@@ -26,11 +26,7 @@ class Staging:
             self._held: object = mapping
             self.address = address_of(mapping)
         else:
-            tensor = torch.empty(length_bytes, dtype=torch.uint8, device=place.device)
+            with finished(place.device):
+                tensor = torch.empty(length_bytes, dtype=torch.uint8, device=place.device)
             self._held = tensor
             self.address = tensor.data_ptr()
-
-
-def staging_place(places: Sequence[MemoryPlace]) -> MemoryPlace:
-    """Where an agent keeps its staging: on its regions' device if they share one, else the host."""
-    return places[0] if len(set(places)) == 1 else HOST

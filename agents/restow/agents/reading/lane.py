@@ -71,7 +71,7 @@ class Lane:
             transport = self._prepared(read, known)
             try:
                 flight = transport.post(read, check)
-            except AgentError as error:
+            except Exception as error:
                 self.counts[transport.kind].errors += 1
                 if isinstance(error, PeerLostError):
                     self._broken.add((transport, read.peer))

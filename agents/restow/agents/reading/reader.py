@@ -109,7 +109,7 @@ class Reader:
         """Read everything before ``deadline_s`` of the clock.
 
         Raises `ReadNotBegunError`, `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`,
-        `TransportFailedError`, `AgentClosedError`, and what ``try_peer`` raises.
+        `TransportFailedError`, `AgentClosedError`, and what ``try_peer`` or a transport raises.
         """
         if self._closed:
             raise AgentClosedError("the agent is closed")
@@ -182,17 +182,17 @@ class Reader:
 
     async def _fly(
         self, lane: Lane, reads: Sequence[Read], deadline_s: float
-    ) -> tuple[AgentError | None, bool]:
+    ) -> tuple[Exception | None, bool]:
         """Post, and wait for the end of every read or of the quarantine.
 
         Returns the failure, and whether a read may still write.
         """
         flying: list[Flight] = []
-        failure: AgentError | None = None
+        failure: Exception | None = None
         try:
             for read in reads:
                 flying.append(await self._post(lane, read, deadline_s))
-        except AgentError as error:
+        except Exception as error:  # noqa: BLE001 - it is raised when what flies has ended
             failure = late() if flying and isinstance(error, ReadNotBegunError) else error
         spin_until_s = self._clock() + SPIN_S
         give_up_s = float("inf")
@@ -255,10 +255,10 @@ class Reader:
 
     def _still_flying(
         self, lane: Lane, flying: Sequence[Flight]
-    ) -> tuple[list[Flight], AgentError | None]:
+    ) -> tuple[list[Flight], Exception | None]:
         """Poll all; those that have not ended, and the first failure."""
         rest: list[Flight] = []
-        failure: AgentError | None = None
+        failure: Exception | None = None
         for flight in flying:
             try:
                 if not lane.has_ended(flight):
@@ -266,6 +266,10 @@ class Reader:
                     continue
             except AgentError as error:
                 failure = failure or error
+            except Exception as error:  # noqa: BLE001 - it is raised when the lane is closed
+                # Nothing says whether such a read has ended.
+                failure = failure or error
+                rest.append(flight)
             if flight.peer not in self._known:
                 lane.forget_peer(flight.peer)
         return rest, failure
