@@ -133,6 +133,7 @@ def everything(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[ob
         ),
         "DrainEngine": lambda: admin.DrainEngine(admin_pb2.DrainEngineRequest(engine_id="e")),
         "ForgetEngine": lambda: admin.ForgetEngine(admin_pb2.ForgetEngineRequest(engine_id="e")),
+        "ForgetStates": lambda: admin.ForgetStates(admin_pb2.ForgetStatesRequest(revision="v1")),
         "AbandonHandoff": lambda: admin.AbandonHandoff(
             admin_pb2.AbandonHandoffRequest(handoff_id="h")
         ),
@@ -172,6 +173,7 @@ ADMIN_METHODS = {
     "ReleaseHandoff",
     "DrainEngine",
     "ForgetEngine",
+    "ForgetStates",
     "AbandonHandoff",
 }
 ALL_TENANTS_METHODS = {"AuditBroker", "SetDraining"}

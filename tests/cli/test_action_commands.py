@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from typer.testing import CliRunner, Result
 
+from agent_harness.waiting import until
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, engine, pair
 from cli.broker_process import broker_process
 from cli.terminals import STYLES
@@ -152,6 +153,17 @@ async def test_an_engine_that_is_there_is_not_forgotten(address: str) -> None:
         assert getattr(result.exception, "reason", None) == "ENGINE_CONNECTED"
     result = await run("forget", "p", "--broker", address)
     assert getattr(result.exception, "reason", None) == "ENGINE_UNKNOWN"
+
+
+async def test_stores_are_told_to_drop_the_states_of_a_revision(address: str) -> None:
+    dropped: list[str] = []
+    keeps = {"on_keep": lambda _: None, "on_forget": dropped.append}
+    async with engine(address, "store", agents=False, **keeps):
+        result = await run("forget", "--revision", "v1", "-y", "--json", "--broker", address)
+        assert json.loads(result.stdout) == {"revision": "v1", "stores": 1}
+        await until(lambda: dropped == ["v1"])
+    for named in ((), ("p", "--revision", "v1")):
+        assert (await run("forget", *named, "--broker", address)).exit_code == 2
 
 
 async def test_a_tenant_is_that_of_an_engine() -> None:

@@ -208,10 +208,11 @@ class World:
         readers: int = 0,
         sampled: int | None = None,
         anew: bool = False,
+        revision: str = "",
     ) -> list[act.Action]:
         blocks = {"kv": [1, 2, 3], "state": [4]} if blocks is None else blocks
         listed = tuple((group, first, packed(ids)) for group, ids in blocks.items())
-        said = (content, repeated, readers, sampled, anew)
+        said = (content, repeated, readers, sampled, anew, revision)
         chunk = Chunk(listed, position, final, lease_s, "", *said)
         return self.run(lambda now_s: self.directory.publish(side.record, name, chunk, now_s))
 
@@ -230,13 +231,14 @@ class World:
         readers: int = 0,
         prefix: NamedPrefix | None = None,
         takes: bool = False,
+        revision: str = "",
     ) -> list[act.Action]:
         """``number``: of the message that is said again; 0: it is a new one."""
         blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
         number = number or self._number(side)
         position = prefix.position_tokens if prefix else position
-        said = (repeated, "", content, number, readers, prefix, takes)
+        said = (repeated, "", content, number, readers, prefix, takes, revision)
         wish = Wish(listed, held, timeout_s, position, *said)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
@@ -249,6 +251,10 @@ class World:
 
     def fence_all(self, side: Side, name: str = "h", tokens: int = 0) -> list[act.Action]:
         return [one for rank in side.agents for one in self.fence(side, rank, name, tokens)]
+
+    def revise(self, side: Side, revision: str) -> list[act.Action]:
+        """The engine's weights are replaced."""
+        return self.run(lambda now_s: self.directory.revise(side.record, revision, now_s))
 
     def renew(self, side: Side, name: str = "h", lease_s: float = 30.0) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.renew(side.record, name, lease_s, now_s))

@@ -62,6 +62,7 @@ class Session(BlockingSession):
         content: bytes = b"",
         readers: int = 0,
         sampled_token: int | None = None,
+        revision: str = "",
     ) -> Future[HandoffEnded]:
         self.sampled.append(sampled_token)
         self.traces.append(trace_parent)

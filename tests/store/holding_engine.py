@@ -67,6 +67,16 @@ class HoldingEngine(Engine):
         if keep:
             self.keep(prefix)
 
+    def set_revision(self, revision: str) -> None:
+        """Say that the weights were replaced; they stay the same ones in fact."""
+        self._session.set_revision(revision)
+        for blocks in self.held.values():
+            self._give_back(blocks)
+        self.held.clear()
+
+    def forget_states(self) -> None:
+        self._session.forget_states()
+
     def keep(self, prefix: Prefix) -> None:
         self._session.keep(prefix)
 

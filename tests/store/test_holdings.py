@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -53,11 +54,15 @@ class Told:
     def __init__(self) -> None:
         self.keys: set[PieceKey] = set()
 
-    def hold(self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str) -> None:
-        self.keys |= {PieceKey(group, salt, one) for one in hashes}
+    def hold(
+        self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str, revision: str
+    ) -> None:
+        self.keys |= {PieceKey(group, salt, one, revision) for one in hashes}
 
-    def evict(self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str) -> None:
-        self.keys -= {PieceKey(group, salt, one) for one in hashes}
+    def evict(
+        self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str, revision: str
+    ) -> None:
+        self.keys -= {PieceKey(group, salt, one, revision) for one in hashes}
 
 
 class House:
@@ -209,3 +214,26 @@ def test_of_two_that_come_at_once_by_other_hashes_the_second_is_given_up(tmp_pat
             house.holdings.commit(second)
         assert house.holdings.used_bytes < used_bytes
         assert house.holdings.holds(one)
+
+
+def test_a_revision_that_is_dropped_is_told_to_be_gone_from_memory_and_disk(tmp_path: Path) -> None:
+    old, new = (
+        replace(chain_of(range(20), BLOCK), revision=revision).prefix(20)
+        for revision in ("v1", "v2")
+    )
+    with opened("all", tmp_path) as house:
+        for prefix in (old, new):
+            assert house.keep(prefix)
+            there = house.holdings.pin_quietly(prefix)
+            assert there is not None
+            house.write(there)
+            house.holdings.give_up(there)
+        house.holdings.forget_revision("v1")
+        assert {one.revision for one in house.told.keys} == {"v1", "v2"}  # the disk has it yet
+        house.shelf.forget_revision("v1")
+        assert {one.revision for one in house.told.keys} == {"v2"}
+        assert (house.holdings.holds(old), house.holdings.holds(new)) == (False, True)
+    with opened("all", tmp_path) as again:
+        again.holdings.tell_everything()
+        assert {one.revision for one in again.told.keys} == {"v2"}
+        assert (again.holdings.holds(old), again.holdings.holds(new)) == (False, True)

@@ -274,6 +274,24 @@ def test_states_of_another_salt_are_others() -> None:
     assert not kept.holds(prefix_of([1] * 10, 8, salt="other"))
 
 
+def test_states_of_another_revision_are_others_and_are_dropped_alone() -> None:
+    kept = small("hybrid")
+    keep(kept, [1] * 10)
+    old = prefix_of([1] * 10, 10)
+    new = replace(old, revision="v2")
+    reserved = kept.reserve(new, 0.0)
+    assert reserved is not None
+    assert reserved.pinned.held_tokens == 0
+    kept.commit(reserved.pinned, 0.0)
+    pinned = kept.pin(new, 0.0)
+    assert pinned is not None
+    kept.forget_revision("v2")
+    assert len(kept) == 1
+    assert kept.holds(new)  # its pages stay while they are read
+    kept.give_up(pinned)
+    assert (kept.holds(new), kept.holds(old)) == (False, True)
+
+
 def test_pages_lie_where_files_can_be_read_directly() -> None:
     room = Room({"a": 10, "b": 5000, "c": 70_000}, 1 << 20)
     assert all(stride % PAGE_ALIGN_BYTES == 0 for stride in room.strides.values())

@@ -19,6 +19,7 @@ from restow.agents.store.asking import MOST_AT_ONCE
 from restow.agents.store.disk.journal import NAME as JOURNAL
 from restow.agents.store.options import StoreOptions
 from restow.agents.store.store import Store
+from restow.broker.client import AdminClient
 from restow.broker.errors import WeightsUnknownError
 from restow.broker.layout.json_form import layout_to_json
 from store.engine_house import DS, MANY, MIB, PROMPTS, SD, House, found, kept
@@ -239,3 +240,29 @@ def test_a_model_whose_weights_nothing_tells_has_no_store(house: House) -> None:
     unsaid = replace(layout, model=replace(layout.model, revision=""))
     with pytest.raises(WeightsUnknownError, match="no revision"):
         Store(unsaid, StoreOptions("a store", house.broker, MIB))
+
+
+def test_states_of_replaced_weights_are_found_by_nobody_who_has_others(house: House) -> None:
+    p, d = house.engine(1, SD, 32), house.engine(1, DS, 32)
+    first, second = PROMPTS[:2]
+    old = p.layout.model.revision
+    with house.store("a store") as store:
+        p.hold(first, state(first))
+        found(p, first, "a store")
+        p.evict_all()
+        for engine in (p, d):
+            engine.set_revision("v2")
+        assert d.take(first, state(first)) == "NOT_HELD"
+        p.hold(second, state(second))
+        found(p, second, "a store")
+        p.evict_all()
+        assert d.take(second, state(second)) == ""
+        assert store.figures.states == 2
+        with AdminClient(house.broker) as admin:
+            assert admin.forget_states(old) == 1
+        until(lambda: store.figures.states == 1)
+        assert not store.holds(state(first))
+        assert d.take(second, state(second)) == ""
+        p.forget_states()
+        until(lambda: store.figures.states == 0)
+        assert d.take(second, state(second)) == "NOT_HELD"

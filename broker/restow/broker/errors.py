@@ -211,6 +211,10 @@ class HandoffConflictError(RestowError, status="FAILED_PRECONDITION", reason="HA
     """A repeated call that says something else than the first one."""
 
 
+class RevisionChangedError(RestowError, status="FAILED_PRECONDITION", reason="REVISION_CHANGED"):
+    """A state was computed with weights that the engine has no longer."""
+
+
 class ContentMismatchError(RestowError, status="FAILED_PRECONDITION", reason="CONTENT_MISMATCH"):
     """P's state is of other tokens, or of another adapter, image or salt, than D asks for."""
 

@@ -165,6 +165,10 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Run both from one checkpoint: `restow engines` shows what each serves. Where two are "
             "known to be alike, give both one revision (`model_revision` in vLLM).",
         ),
+        "REVISION_CHANGED": Advice(
+            "An engine's weights were replaced while it computed or waited for this state.",
+            "Send the prompt again: the engines compute it with their present weights.",
+        ),
         "SCALES_MISMATCH": Advice(
             "A field's elements are multiplied by other scales on the two sides.",
             "Load both engines from the same checkpoint, with the same KV scales.",

@@ -500,7 +500,7 @@ class EngineInfo(google.protobuf.message.Message):
     age_s: builtins.float
     """Seconds since this life registered."""
     revision: builtins.str
-    """Which weights its model has. Empty: it does not say."""
+    """Which weights its model has at the moment. Empty: it does not say."""
     adapter: builtins.str
     """The adapter that all its requests go through. Empty: none."""
     quantisation: builtins.str
@@ -1008,6 +1008,42 @@ class ForgetEngineResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["ended", b"ended"]) -> None: ...
 
 Global___ForgetEngineResponse: typing_extensions.TypeAlias = ForgetEngineResponse
+
+@typing.final
+class ForgetStatesRequest(google.protobuf.message.Message):
+    """Has stores drop states."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.str
+    """Revision of the weights that the states were computed with. Empty is refused."""
+    def __init__(
+        self,
+        *,
+        revision: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+
+Global___ForgetStatesRequest: typing_extensions.TypeAlias = ForgetStatesRequest
+
+@typing.final
+class ForgetStatesResponse(google.protobuf.message.Message):
+    """Stores were told."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STORES_FIELD_NUMBER: builtins.int
+    stores: builtins.int
+    """How many stores have a session and were told."""
+    def __init__(
+        self,
+        *,
+        stores: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["stores", b"stores"]) -> None: ...
+
+Global___ForgetStatesResponse: typing_extensions.TypeAlias = ForgetStatesResponse
 
 @typing.final
 class AbandonHandoffRequest(google.protobuf.message.Message):

@@ -117,6 +117,11 @@ class AdminStub(object):
                 request_serializer=restow_dot_v1_dot_admin__pb2.ForgetEngineRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_admin__pb2.ForgetEngineResponse.FromString,
                 _registered_method=True)
+        self.ForgetStates = channel.unary_unary(
+                '/restow.v1.Admin/ForgetStates',
+                request_serializer=restow_dot_v1_dot_admin__pb2.ForgetStatesRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.ForgetStatesResponse.FromString,
+                _registered_method=True)
         self.AbandonHandoff = channel.unary_unary(
                 '/restow.v1.Admin/AbandonHandoff',
                 request_serializer=restow_dot_v1_dot_admin__pb2.AbandonHandoffRequest.SerializeToString,
@@ -246,6 +251,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetStates(self, request, context):
+        """Have the tenant's stores drop the states of one revision, as after its weights were replaced everywhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AbandonHandoff(self, request, context):
         """Give a handoff up that nobody has asked for, as when the client has left before D was sent its
         request: it ends CANCELLED, ABANDONED, and P has its pages back at once, or when it publishes, if it
@@ -337,6 +349,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ForgetEngine,
                     request_deserializer=restow_dot_v1_dot_admin__pb2.ForgetEngineRequest.FromString,
                     response_serializer=restow_dot_v1_dot_admin__pb2.ForgetEngineResponse.SerializeToString,
+            ),
+            'ForgetStates': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetStates,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.ForgetStatesRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.ForgetStatesResponse.SerializeToString,
             ),
             'AbandonHandoff': grpc.unary_unary_rpc_method_handler(
                     servicer.AbandonHandoff,
@@ -779,6 +796,33 @@ class Admin(object):
             '/restow.v1.Admin/ForgetEngine',
             restow_dot_v1_dot_admin__pb2.ForgetEngineRequest.SerializeToString,
             restow_dot_v1_dot_admin__pb2.ForgetEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetStates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/ForgetStates',
+            restow_dot_v1_dot_admin__pb2.ForgetStatesRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.ForgetStatesResponse.FromString,
             options,
             channel_credentials,
             insecure,

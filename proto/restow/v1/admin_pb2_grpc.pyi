@@ -281,6 +281,22 @@ _AdminForgetEngineType = typing_extensions.TypeVar(
     ],
 )
 
+_AdminForgetStatesType = typing_extensions.TypeVar(
+    '_AdminForgetStatesType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ForgetStatesRequest,
+        restow.v1.admin_pb2.ForgetStatesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ForgetStatesRequest,
+        restow.v1.admin_pb2.ForgetStatesResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ForgetStatesRequest,
+        restow.v1.admin_pb2.ForgetStatesResponse,
+    ],
+)
+
 _AdminAbandonHandoffType = typing_extensions.TypeVar(
     '_AdminAbandonHandoffType',
     grpc.UnaryUnaryMultiCallable[
@@ -297,7 +313,7 @@ _AdminAbandonHandoffType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _AdminListEnginesType, _AdminGetLayoutType, _AdminListHoldingsType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListBrokersType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType, _AdminDrainEngineType, _AdminForgetEngineType, _AdminAbandonHandoffType]):
+class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _AdminListEnginesType, _AdminGetLayoutType, _AdminListHoldingsType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListBrokersType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType, _AdminDrainEngineType, _AdminForgetEngineType, _AdminForgetStatesType, _AdminAbandonHandoffType]):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
     tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
     take "*" too: those of all tenants.
@@ -368,6 +384,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ForgetEngineRequest,
             restow.v1.admin_pb2.ForgetEngineResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ForgetStatesRequest,
+            restow.v1.admin_pb2.ForgetStatesResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.AbandonHandoffRequest,
@@ -442,6 +462,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
             restow.v1.admin_pb2.ForgetEngineResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ForgetStatesRequest,
+            restow.v1.admin_pb2.ForgetStatesResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.AbandonHandoffRequest,
             restow.v1.admin_pb2.AbandonHandoffResponse,
         ],
@@ -502,6 +526,9 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
     """Forget an engine that is gone, without waiting for --engine-idle-s. What is open of it ends,
     ENGINE_LOST. Refused with ENGINE_CONNECTED while it has a session or an agent.
     """
+
+    ForgetStates: _AdminForgetStatesType
+    """Have the tenant's stores drop the states of one revision, as after its weights were replaced everywhere."""
 
     AbandonHandoff: _AdminAbandonHandoffType
     """Give a handoff up that nobody has asked for, as when the client has left before D was sent its
@@ -573,6 +600,10 @@ AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.ForgetEngineRequest,
         restow.v1.admin_pb2.ForgetEngineResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ForgetStatesRequest,
+        restow.v1.admin_pb2.ForgetStatesResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.AbandonHandoffRequest,
@@ -721,6 +752,14 @@ class AdminServicer(metaclass=abc.ABCMeta):
         """Forget an engine that is gone, without waiting for --engine-idle-s. What is open of it ends,
         ENGINE_LOST. Refused with ENGINE_CONNECTED while it has a session or an agent.
         """
+
+    @abc.abstractmethod
+    def ForgetStates(
+        self,
+        request: restow.v1.admin_pb2.ForgetStatesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.ForgetStatesResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ForgetStatesResponse]]:
+        """Have the tenant's stores drop the states of one revision, as after its weights were replaced everywhere."""
 
     @abc.abstractmethod
     def AbandonHandoff(

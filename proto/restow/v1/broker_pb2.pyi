@@ -100,6 +100,7 @@ class RegisterEngineRequest(google.protobuf.message.Message):
     PUBLISHES_FIELD_NUMBER: builtins.int
     ASKS_FIELD_NUMBER: builtins.int
     KEEPS_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     version: builtins.str
     """Version of Restow that it runs, with its commit: letters, digits and ".+-_", 64 at most. Empty: it
     does not say, or is no software of Restow's.
@@ -112,6 +113,10 @@ class RegisterEngineRequest(google.protobuf.message.Message):
     """That it will ask: it is a D. False: it does not say, and may ask all the same."""
     keeps: builtins.bool
     """That it is a store: it is told of states that other engines of its model hold (Keep)."""
+    revision: builtins.str
+    """Revision of the engine's weights, where they were replaced since its layout was made (Revise). Empty: that of
+    the layout, or, of a life that is registered, the one it has.
+    """
     @property
     def engine(self) -> Global___EngineRef:
         """Who registers."""
@@ -129,9 +134,10 @@ class RegisterEngineRequest(google.protobuf.message.Message):
         publishes: builtins.bool = ...,
         asks: builtins.bool = ...,
         keeps: builtins.bool = ...,
+        revision: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine", "layout", b"layout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asks", b"asks", "engine", b"engine", "keeps", b"keeps", "layout", b"layout", "publishes", b"publishes", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asks", b"asks", "engine", b"engine", "keeps", b"keeps", "layout", b"layout", "publishes", b"publishes", "revision", b"revision", "version", b"version"]) -> None: ...
 
 Global___RegisterEngineRequest: typing_extensions.TypeAlias = RegisterEngineRequest
 
@@ -239,6 +245,7 @@ class Publication(google.protobuf.message.Message):
     REPEATED_FIELD_NUMBER: builtins.int
     READERS_FIELD_NUMBER: builtins.int
     SAMPLED_TOKEN_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     ANEW_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id, given to both sides by the router. Empty is refused."""
@@ -275,6 +282,11 @@ class Publication(google.protobuf.message.Message):
     (Demand) goes on from there and computes nothing twice. Counts only in the final chunk. Not set: P
     sampled none, or D is to do that itself.
     """
+    revision: builtins.str
+    """Revision of the weights that the state was computed with; the same in every chunk. Empty: that of the
+    engine's layout. An engine that has said another one since (Revise) begins no publication of this one:
+    REVISION_CHANGED. A store publishes states of any.
+    """
     anew: builtins.bool
     """Takes back every chunk that was said without it: P has preempted the prompt, and those blocks hold
     something else. Set in all chunks from then on, which begin at block 0 again. What D has read early it
@@ -298,10 +310,11 @@ class Publication(google.protobuf.message.Message):
         repeated: builtins.bool = ...,
         readers: builtins.int = ...,
         sampled_token: builtins.int | None = ...,
+        revision: builtins.str = ...,
         anew: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_sampled_token", b"_sampled_token", "sampled_token", b"sampled_token"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_sampled_token", b"_sampled_token", "anew", b"anew", "blocks", b"blocks", "content", b"content", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "readers", b"readers", "repeated", b"repeated", "sampled_token", b"sampled_token", "trace_parent", b"trace_parent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_sampled_token", b"_sampled_token", "anew", b"anew", "blocks", b"blocks", "content", b"content", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "readers", b"readers", "repeated", b"repeated", "revision", b"revision", "sampled_token", b"sampled_token", "trace_parent", b"trace_parent"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_sampled_token", b"_sampled_token"]) -> typing.Literal["sampled_token"] | None: ...
 
 Global___Publication: typing_extensions.TypeAlias = Publication
@@ -323,6 +336,7 @@ class Demand(google.protobuf.message.Message):
     READERS_FIELD_NUMBER: builtins.int
     PREFIX_FIELD_NUMBER: builtins.int
     TAKES_SAMPLED_TOKEN_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id. Empty is refused."""
     held_tokens: builtins.int
@@ -356,6 +370,11 @@ class Demand(google.protobuf.message.Message):
     gets that. The handoff fails where P names none: NOT_SAMPLED. Not with prefix. False: D
     samples itself.
     """
+    revision: builtins.str
+    """Revision of the weights that D computes with. A state of another one is refused: MODEL_MISMATCH. Empty:
+    that of the engine's layout. Where the engine has said another one since (Revise) the demand ends
+    FAILED, REVISION_CHANGED. A store asks for states of any.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """D's blocks, from token 0 on, on every rank."""
@@ -382,9 +401,10 @@ class Demand(google.protobuf.message.Message):
         readers: builtins.int = ...,
         prefix: Global___Prefix | None = ...,
         takes_sampled_token: builtins.bool = ...,
+        revision: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["prefix", b"prefix"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "prefix", b"prefix", "readers", b"readers", "repeated", b"repeated", "takes_sampled_token", b"takes_sampled_token", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "prefix", b"prefix", "readers", b"readers", "repeated", b"repeated", "revision", b"revision", "takes_sampled_token", b"takes_sampled_token", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
 
 Global___Demand: typing_extensions.TypeAlias = Demand
 
@@ -398,12 +418,17 @@ class Prefix(google.protobuf.message.Message):
     SALT_FIELD_NUMBER: builtins.int
     HASHES_FIELD_NUMBER: builtins.int
     END_HASH_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     salt: builtins.str
     """As in Holdings."""
     hashes: builtins.bytes
     """The hashes after all whole quanta of the tokens, one behind the other: at most 65536."""
     end_hash: builtins.bytes
     """The hash of all tokens, where they are no whole number of quanta. Else empty."""
+    revision: builtins.str
+    """Revision of the weights that the state was computed with. Empty from an engine: that of its layout. In a
+    Demand it is not looked at: the demand's own counts.
+    """
     @property
     def form(self) -> Global___HashForm:
         """As in Holdings."""
@@ -415,9 +440,10 @@ class Prefix(google.protobuf.message.Message):
         salt: builtins.str = ...,
         hashes: builtins.bytes = ...,
         end_hash: builtins.bytes = ...,
+        revision: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["form", b"form"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["end_hash", b"end_hash", "form", b"form", "hashes", b"hashes", "salt", b"salt"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["end_hash", b"end_hash", "form", b"form", "hashes", b"hashes", "revision", b"revision", "salt", b"salt"]) -> None: ...
 
 Global___Prefix: typing_extensions.TypeAlias = Prefix
 
@@ -564,6 +590,47 @@ class Decline(google.protobuf.message.Message):
 Global___Decline: typing_extensions.TypeAlias = Decline
 
 @typing.final
+class Revise(google.protobuf.message.Message):
+    """The engine's weights, or what else its states are computed from, were replaced: all that it says from now on is
+    of this revision, whatever its layout says. The broker forgets what it holds, and its fences that came before
+    their publications. Its demands end FAILED, REVISION_CHANGED, and so do its publications that are not
+    published whole and fenced; the others may still be read by a D of their revision. To be said before all else
+    on another stream. A store says it never: each of its messages names a revision. It has no end.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.str
+    """1 to 256 printable characters, equal exactly when the weights are."""
+    def __init__(
+        self,
+        *,
+        revision: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+
+Global___Revise: typing_extensions.TypeAlias = Revise
+
+@typing.final
+class ForgetStates(google.protobuf.message.Message):
+    """The stores of the engine's model are to drop the states of a revision. It has no end."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    revision: builtins.str
+    """Which. Empty: that of the engine's layout."""
+    def __init__(
+        self,
+        *,
+        revision: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+
+Global___ForgetStates: typing_extensions.TypeAlias = ForgetStates
+
+@typing.final
 class Drain(google.protobuf.message.Message):
     """The engine takes part in nothing that begins from now on: new publications and demands of its are
     refused, ENGINE_DRAINING. What began before goes on: what it has published or asked for, what the
@@ -653,6 +720,7 @@ class Holdings(google.protobuf.message.Message):
     SALT_FIELD_NUMBER: builtins.int
     HELD_FIELD_NUMBER: builtins.int
     EVICTED_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Number of the batch: 1 begins, and what was told before counts no more; then each is one more than the
     one before it. After another number the broker forgets all of the engine's, and sends TellHoldings.
@@ -661,6 +729,10 @@ class Holdings(google.protobuf.message.Message):
     salt: builtins.str
     """What else the hashes are kept apart by, such as the salt of a request. Empty: nothing, or it is in the
     hashes. At most 256 characters.
+    """
+    revision: builtins.str
+    """Revision of the weights that the states were computed with. Empty: that of the engine's layout. One that is not
+    the engine's present one is refused, HOLDINGS_INVALID; a store may hold states of any.
     """
     @property
     def form(self) -> Global___HashForm:
@@ -682,9 +754,10 @@ class Holdings(google.protobuf.message.Message):
         salt: builtins.str = ...,
         held: collections.abc.Iterable[Global___HeldRun] | None = ...,
         evicted: collections.abc.Iterable[Global___HeldRun] | None = ...,
+        revision: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["form", b"form"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evicted", b"evicted", "form", b"form", "held", b"held", "number", b"number", "salt", b"salt"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evicted", b"evicted", "form", b"form", "held", b"held", "number", b"number", "revision", b"revision", "salt", b"salt"]) -> None: ...
 
 Global___Holdings: typing_extensions.TypeAlias = Holdings
 
@@ -705,6 +778,8 @@ class EngineMessage(google.protobuf.message.Message):
     DECLINE_OFFER_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
     HANDED_OVER_FIELD_NUMBER: builtins.int
+    REVISE_FIELD_NUMBER: builtins.int
+    FORGET_STATES_FIELD_NUMBER: builtins.int
     message_id: builtins.int
     """Number chosen by the sender, returned in Refused. 0: none."""
     @property
@@ -747,6 +822,14 @@ class EngineMessage(google.protobuf.message.Message):
     def handed_over(self) -> Global___HandedOver:
         """What was worth keeping has been handed over."""
 
+    @property
+    def revise(self) -> Global___Revise:
+        """The engine's weights were replaced."""
+
+    @property
+    def forget_states(self) -> Global___ForgetStates:
+        """Stores are to drop the states of a revision."""
+
     def __init__(
         self,
         *,
@@ -761,10 +844,12 @@ class EngineMessage(google.protobuf.message.Message):
         decline_offer: Global___DeclineOffer | None = ...,
         keep: Global___Keep | None = ...,
         handed_over: Global___HandedOver | None = ...,
+        revise: Global___Revise | None = ...,
+        forget_states: Global___ForgetStates | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain", "holdings", "decline_offer", "keep", "handed_over"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "forget_states", b"forget_states", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "publish", b"publish", "renew", b"renew", "request", b"request", "revise", b"revise"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "forget_states", b"forget_states", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request", "revise", b"revise"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain", "holdings", "decline_offer", "keep", "handed_over", "revise", "forget_states"] | None: ...
 
 Global___EngineMessage: typing_extensions.TypeAlias = EngineMessage
 
@@ -999,6 +1084,7 @@ class EngineEvent(google.protobuf.message.Message):
     KEEP_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
     SAMPLED_FIELD_NUMBER: builtins.int
+    FORGET_STATES_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> Global___SessionOpened:
         """The session is open."""
@@ -1033,6 +1119,10 @@ class EngineEvent(google.protobuf.message.Message):
     def sampled(self) -> Global___Sampled:
         """What P sampled, for a D that takes it."""
 
+    @property
+    def forget_states(self) -> Global___ForgetStates:
+        """To a store: it drops the states of a revision, which is set, in memory and on its disk."""
+
     def __init__(
         self,
         *,
@@ -1044,10 +1134,11 @@ class EngineEvent(google.protobuf.message.Message):
         keep: Global___Keep | None = ...,
         drain: Global___Drain | None = ...,
         sampled: Global___Sampled | None = ...,
+        forget_states: Global___ForgetStates | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "sampled", b"sampled", "tell_holdings", b"tell_holdings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "sampled", b"sampled", "tell_holdings", b"tell_holdings"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused", "tell_holdings", "offer", "keep", "drain", "sampled"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "forget_states", b"forget_states", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "sampled", b"sampled", "tell_holdings", b"tell_holdings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "forget_states", b"forget_states", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "sampled", b"sampled", "tell_holdings", b"tell_holdings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused", "tell_holdings", "offer", "keep", "drain", "sampled", "forget_states"] | None: ...
 
 Global___EngineEvent: typing_extensions.TypeAlias = EngineEvent
 
@@ -1277,6 +1368,7 @@ class PrefixChain(google.protobuf.message.Message):
     SALT_FIELD_NUMBER: builtins.int
     BELOW_TOKENS_FIELD_NUMBER: builtins.int
     ENDS_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     hashes: builtins.bytes
     """The hashes after the first, second, ... quantum of tokens, one behind the other: at most 65536."""
     salt: builtins.str
@@ -1284,6 +1376,10 @@ class PrefixChain(google.protobuf.message.Message):
     below_tokens: builtins.int
     """The state must stand before this token: the prompt's length, of which one token at least is to be
     computed. 0: anywhere in the chain.
+    """
+    revision: builtins.str
+    """Revision of the weights, in place of the model's. Empty: the model's own; where an engine names the model,
+    the one that it has now.
     """
     @property
     def ends(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChainEnd]:
@@ -1298,8 +1394,9 @@ class PrefixChain(google.protobuf.message.Message):
         salt: builtins.str = ...,
         below_tokens: builtins.int = ...,
         ends: collections.abc.Iterable[Global___ChainEnd] | None = ...,
+        revision: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["below_tokens", b"below_tokens", "ends", b"ends", "hashes", b"hashes", "salt", b"salt"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["below_tokens", b"below_tokens", "ends", b"ends", "hashes", b"hashes", "revision", b"revision", "salt", b"salt"]) -> None: ...
 
 Global___PrefixChain: typing_extensions.TypeAlias = PrefixChain
 

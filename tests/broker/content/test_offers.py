@@ -317,7 +317,8 @@ async def test_a_store_is_told_of_what_others_hold_and_of_several_always_one() -
         p.session.keep(longer)
         await until(lambda: sum(map(len, told.values())) == 4)
         assert sorted(map(len, told.values())) == [0, 4]
-        assert told["one"] + told["two"] == [STATE] * 3 + [longer]
+        named = [replace(one, revision="v1") for one in (*[STATE] * 3, longer)]
+        assert told["one"] + told["two"] == named
         for first in range(30):
             p.session.keep(chain_of(range(first, first + 32)).prefix(32))
         await until(lambda: sum(map(len, told.values())) == 34)

@@ -8,16 +8,30 @@ from typing import Any
 
 import pytest
 
-from agent_harness.waiting import WAIT_S
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout
-from restow.broker.client import EngineSession
-from restow.broker.errors import LayoutFormError, ModelMismatchError
+from agent_harness.waiting import WAIT_S, until
+from broker.content.test_offers import STATE
+from broker.fakes import (
+    D_BLOCKS,
+    P_BLOCKS,
+    PAGES,
+    POSITION,
+    FakeAgent,
+    broker,
+    model_layout,
+    pair,
+)
+from restow.broker.client import AdminClient, EngineSession, HandoffEnded, Offer
+from restow.broker.client.engine.open_handoffs import OpenHandoffs
+from restow.broker.client.engine.prefixes.chains import Holders, prefix_to_proto
+from restow.broker.client.engine.prefixes.prefix_side import PrefixSide
+from restow.broker.errors import LayoutFormError, ModelMismatchError, RequestError
 from restow.broker.layout import Layout, ModelIdentity, check_layout, digest
 from restow.broker.layout.difference import Difference, differences
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 from restow.broker.layout.values import IDENTITY_PARTS
 from restow.broker.planner import make_plan
 from restow.broker.rpc import wire
+from restow.v1 import broker_pb2 as pb
 
 HERE = model_layout()
 PARTS = ("name", *IDENTITY_PARTS)
@@ -94,3 +108,96 @@ async def test_two_checkpoints_of_one_architecture_hand_nothing_over() -> None:
             assert (end.state, end.reason) == ("FAILED", "MODEL_MISMATCH")
             assert "revision 'v1'" in end.detail
             assert "revision 'v2'" in end.detail
+
+
+async def test_engines_go_on_with_new_weights_and_hand_over_to_those_alone_that_have_them() -> None:
+    async with broker() as running, pair(running.address, 1, 1) as both:
+        p, d = both.p, both.d
+        waits = d.request("waits", D_BLOCKS)
+        p.set_revision("v2")
+        d.set_revision("v2")
+        assert (await asyncio.wait_for(waits, WAIT_S)).reason == "REVISION_CHANGED"
+        freed, asked = p.publish("h", P_BLOCKS, POSITION), d.request("h", D_BLOCKS)
+        await both.p_agents[0].fence("h")
+        assert (await asyncio.wait_for(asked, WAIT_S)).done
+        assert (await asyncio.wait_for(freed, WAIT_S)).done
+        p.set_revision("v3")
+        p.publish("other", P_BLOCKS, POSITION)
+        ended = await asyncio.wait_for(d.request("other", D_BLOCKS), WAIT_S)
+        assert ended.reason == "MODEL_MISMATCH"
+        with AdminClient(running.address) as admin:
+            told = await asyncio.to_thread(admin.engines)
+        assert {one.engine_id: one.revision for one in told} == {"p": "v3", "d": "v2"}
+        for wrong in ("", "x" * 257):
+            with pytest.raises(RequestError, match="a revision must have"):
+                p.set_revision(wrong)
+
+
+async def test_a_broker_that_starts_anew_is_told_the_present_revision_first() -> None:
+    layout = model_layout()
+    async with broker() as first:
+        address = first.address
+        p, d = (EngineSession(name, "1", layout, address) for name in "pd")
+        for session in (p, d):
+            await session.start()
+            session.set_revision("v2")
+        freed, asked = p.publish("h", P_BLOCKS, POSITION), d.request("h", D_BLOCKS)
+        await until(lambda: len(first.hub.directory.ledger.live) == 1)
+    # Said while there is no broker: what D asked for under the other revision ends.
+    stale = d.request("stale", D_BLOCKS)
+    d.set_revision("v3")
+    fresh = d.request("fresh", D_BLOCKS)
+    async with broker(listen=address) as second:
+        members = second.hub.directory.members.engines
+        await until(lambda: len(members) == len("pd"))
+        agents = [await FakeAgent(one, layout, 0, PAGES).connect() for one in (p, d)]
+        for one in (asked, stale):
+            ended = await asyncio.wait_for(one, WAIT_S)
+            assert (ended.state, ended.reason) == ("FAILED", "REVISION_CHANGED")
+        revisions = {one.key.engine_id: one.revision for one in members.values()}
+        assert revisions == {"p": "v2", "d": "v3"}
+        p.set_revision("v3")
+        published = p.publish("fresh", P_BLOCKS, POSITION)
+        # A fence that overtakes the word on another stream counts for nothing.
+        await until(lambda: second.hub.directory.ledger.find("default", "fresh").source is not None)
+        await agents[0].fence("fresh")
+        assert (await asyncio.wait_for(fresh, WAIT_S)).done
+        assert (await asyncio.wait_for(published, WAIT_S)).done
+        assert (await asyncio.wait_for(freed, WAIT_S)).reason == "REVISION_CHANGED"
+        for agent in agents:
+            await agent.drop()
+        await p.close()
+        await d.close()
+
+
+async def test_a_state_that_arrives_as_the_weights_are_replaced_is_not_done() -> None:
+    handoffs = OpenHandoffs(lambda _: True)
+    demand = pb.EngineMessage(request=pb.Demand(handoff_id="h", timeout_ms=1000))
+    asked = handoffs.ask("h", demand)
+    handoffs.revision = "v2"
+    handoffs.finish(HandoffEnded("h", "DONE", "", "", 1, 1), demand.message_id)
+    assert (await asked).reason == "REVISION_CHANGED"
+    assert asked.pages_free.done()
+
+
+async def test_an_offer_of_other_weights_is_declined_by_the_session() -> None:
+    heard: list[Offer] = []
+    said: list[pb.EngineMessage] = []
+
+    def send(message: pb.EngineMessage) -> bool:
+        said.append(message)
+        return True
+
+    side = PrefixSide("e", send, find_nobody, heard.append, None, None, None)
+    offer = pb.Offer(handoff_id="h", prefix=prefix_to_proto(STATE), position_tokens=64)
+    offer.prefix.revision = "v1"
+    side.hear(pb.EngineEvent(offer=offer))
+    assert [one.prefix for one in heard] == [STATE]
+    side.revise("v2")
+    side.hear(pb.EngineEvent(offer=offer))
+    assert [one.prefix for one in heard] == [STATE]
+    assert said[-1].decline_offer.handoff_id == "h"
+
+
+async def find_nobody(chains: object) -> Holders:
+    raise AssertionError(f"nobody looks {chains} up")

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from restow.agents.store.books.kept import Pinned
 from restow.agents.store.holdings import Holdings
 from restow.agents.store.waiting import Waiting
-from restow.broker.client import BlockingDelivery, BlockingSession, Prefix, PrefixChain
+from restow.broker.client import BlockingDelivery, BlockingSession, Prefix
 from restow.broker.client.engine.prefixes.chains import Holders
 from restow.broker.errors import ChainFormError, RestowError
 from restow.broker.logs import get_logger
@@ -58,7 +58,7 @@ class Asking:
             if self._holdings.holds(prefix):
                 self._holdings.use(prefix)
                 return
-            found = self._session.find([_chain(prefix)], limit=1)
+            found = self._session.find([prefix.chain], limit=1)
         except RestowError as error:
             self._refuse(error)
             return
@@ -133,9 +133,3 @@ class Asking:
         if error.message != self._refused:
             self._refused = error.message
             self._log.warning("a state is not kept", reason=error.reason, detail=error.message)
-
-
-def _chain(prefix: Prefix) -> PrefixChain:
-    """What is looked up to find who holds just this."""
-    ends = ((prefix.position_tokens, prefix.end_hash),) if prefix.end_hash else ()
-    return PrefixChain(prefix.form, prefix.hashes, salt=prefix.salt, ends=ends)

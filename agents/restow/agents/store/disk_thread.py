@@ -57,6 +57,11 @@ class DiskThread:
         self._writes.append(lambda: self._spill(pinned, size_bytes))
         run(self._executor, self._next)
 
+    def forget_revision(self, revision: str) -> None:
+        """Drop the states of a revision, those that wait to be written too."""
+        self._writes.append(lambda: self._shelf.forget_revision(revision))
+        run(self._executor, self._next)
+
     def _next(self) -> None:
         (self._reads or self._writes).popleft()()
 

@@ -92,6 +92,7 @@ class Giving:
                 offer.prefix.position_tokens,
                 hold_ms=HOLD_MS,
                 content=offer.content,
+                revision=offer.prefix.revision,
             )
         except RestowError as error:
             self._holdings.give_up(pinned)

@@ -26,10 +26,14 @@ from restow.broker.errors import ChainFormError
 class Teller(Protocol):
     """What tells, as a session does."""
 
-    def hold(self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str) -> None:
+    def hold(
+        self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str, revision: str
+    ) -> None:
         """Say that these are held."""
 
-    def evict(self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str) -> None:
+    def evict(
+        self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str, revision: str
+    ) -> None:
         """Say that these are held no longer."""
 
 
@@ -139,6 +143,11 @@ class Holdings:
         with self._changing():
             self._kept.give_up(pinned)
 
+    def forget_revision(self, revision: str) -> None:
+        """Drop the states in memory that some weights computed."""
+        with self._changing():
+            self._kept.forget_revision(revision)
+
     def size_bytes(self, pinned: Pinned) -> int:
         """Of its pages that are not to be written."""
         return sum(self._room.strides[key.group] for key in pinned.held)
@@ -172,11 +181,11 @@ class Holdings:
         return self._shelf is not None and self._shelf.has(keys)
 
     def _tell(self, keys: Iterable[PieceKey], held: bool) -> None:
-        by_group: dict[tuple[str, str], list[bytes]] = defaultdict(list)
+        by_group: dict[tuple[str, str, str], list[bytes]] = defaultdict(list)
         for key in keys:
-            by_group[key.group, key.salt].append(key.hash)
+            by_group[key.group, key.salt, key.revision].append(key.hash)
         say = self._teller.hold if held else self._teller.evict
-        for (group, salt), hashes in by_group.items():
+        for (group, salt, revision), hashes in by_group.items():
             if self.form is not None:
                 with suppress(SessionClosedError):  # what is held is forgotten with the session
-                    say(self.form, group, hashes, salt=salt)
+                    say(self.form, group, hashes, salt=salt, revision=revision)

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -23,11 +24,15 @@ from restow.agents.store.options import StoreFigures, StoreOptions
 from restow.broker.client import BlockingSession, Credentials, Offer, Prefix
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
+from restow.broker.logs import get_logger
 from restow.broker.stored import store_layout
 
 
 class Store:
     """One store of one model: it asks for what engines say is worth keeping, and answers offers.
+
+    It keeps the states of each revision of the model's weights apart; a prefix that names no
+    revision is of its layout's.
 
     A context. Any thread may call it.
     """
@@ -81,6 +86,7 @@ class Store:
             written = disk.write if disk is not None else lambda _: None
             self._asking = Asking(session, self._holdings, work, written)
             self._giving = Giving(session, agent, self._holdings, disk, work)
+            self._disk = disk
             stack.enter_context(session)
             stack.enter_context(agent)
             self._holdings.tell_everything()
@@ -127,15 +133,26 @@ class Store:
 
         Raises `ChainFormError` and `ChainInvalidError` for what it can't have.
         """
-        self._holdings.check(prefix)
-        return self._holdings.holds(prefix)
+        named = self._named(prefix)
+        self._holdings.check(named)
+        return self._holdings.holds(named)
 
     def keep(self, prefix: Prefix) -> None:
         """Ask for a state, as if an engine had said that it is worth keeping.
 
         Who holds it gives it; of one that nobody holds, nothing comes.
         """
-        self._asking.hear(prefix)
+        self._asking.hear(self._named(prefix))
+
+    def forget_revision(self, revision: str) -> None:
+        """Drop the states that some weights computed, in memory and on the disk.
+
+        A state that is being read goes when nobody reads it any more.
+        """
+        self._holdings.forget_revision(revision)
+        if self._disk is not None:
+            self._disk.forget_revision(revision)
+        get_logger("restow.store").info("states of a revision are dropped", revision=revision)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -149,6 +166,7 @@ class Store:
             asks=True,
             on_offer=self._offered,
             on_keep=self.keep,
+            on_forget=self.forget_revision,
         )
         names = [region.name for region in self.layout.ranks[0].regions]
         agent = Agent(
@@ -160,4 +178,8 @@ class Store:
         return session, agent
 
     def _offered(self, offer: Offer) -> None:
-        self._giving.hear(offer)
+        self._giving.hear(replace(offer, prefix=self._named(offer.prefix)))
+
+    def _named(self, prefix: Prefix) -> Prefix:
+        """Return a prefix that says its revision; a store has states of several."""
+        return replace(prefix, revision=prefix.revision or self.layout.model.revision)

@@ -181,6 +181,7 @@ class AdminClient(_Admin):
     set_draining = _blocking(calls.set_draining)
     drain_engine = _blocking(calls.drain_engine)
     forget_engine = _blocking(calls.forget_engine)
+    forget_states = _blocking(calls.forget_states)
     abandon = _blocking(calls.abandon)
 
     def __enter__(self) -> Self:
@@ -249,6 +250,7 @@ class AsyncAdminClient(_Admin):
     set_draining = _awaited(calls.set_draining)
     drain_engine = _awaited(calls.drain_engine)
     forget_engine = _awaited(calls.forget_engine)
+    forget_states = _awaited(calls.forget_states)
     abandon = _awaited(calls.abandon)
 
     async def __aenter__(self) -> Self:

@@ -217,6 +217,17 @@ def drain_engine(engine_id: str, draining: bool = True) -> AdminCall[int]:
     return AdminCall("DrainEngine", request, lambda found: found.open)
 
 
+def forget_states(revision: str) -> AdminCall[int]:
+    """Have the tenant's stores drop the states of ``revision``; return how many were told.
+
+    Raises as every call does, and `BrokerCallError` for an empty text.
+    """
+    request = pb.ForgetStatesRequest(revision=revision)
+    return AdminCall(
+        "ForgetStates", request, lambda found: found.stores, join=joined.states_forgotten
+    )
+
+
 def forget_engine(engine_id: str) -> AdminCall[int]:
     """Forget engine ``engine_id``, which is gone, and return how many handoffs ended with it.
 

@@ -118,6 +118,11 @@ def audit(answers: Mapping[str, pb.AuditBrokerResponse]) -> pb.AuditBrokerRespon
     )
 
 
+def states_forgotten(answers: Mapping[str, pb.ForgetStatesResponse]) -> pb.ForgetStatesResponse:
+    """Return how many stores all of them have told."""
+    return pb.ForgetStatesResponse(stores=sum(one.stores for one in answers.values()))
+
+
 def abandoned(answers: Mapping[str, pb.AbandonHandoffResponse]) -> pb.AbandonHandoffResponse:
     """What the broker says that knew the handoff; the others say that it is CANCELLED."""
     cancelled = broker_pb2.HANDOFF_STATE_CANCELLED

@@ -137,6 +137,13 @@ class SendKeep(NamedTuple):
     prefix: NamedPrefix
 
 
+class TellForget(NamedTuple):
+    """Have a store drop the states of a revision."""
+
+    engine: EngineKey
+    revision: str
+
+
 class SendProgram(NamedTuple):
     """Give an agent a program; the part that ``src_rank`` gathers, if that is set.
 
@@ -287,6 +294,7 @@ Action = (
     | TellHoldings
     | SendOffer
     | SendKeep
+    | TellForget
     | TellDrain
     | SendProgram
     | SendPeer

@@ -81,7 +81,11 @@ class Ahead:
     def _pairs(self, engine: EngineRecord) -> Iterator[_Expected]:
         """Those that it may make with others: of unlike layouts first, as P and D often have."""
         pool = reversed(self._members.pools[pool_of(engine)].values())
-        others = [one for one in islice(pool, LOOKED_AT) if one is not engine and one.complete]
+        others = [
+            one
+            for one in islice(pool, LOOKED_AT)
+            if one is not engine and one.complete and _may_be_alike(one, engine)
+        ]
         others.sort(key=lambda other: other.layout_digest == engine.layout_digest)
         for other in others:
             if engine.may_publish and other.may_ask:
@@ -143,3 +147,8 @@ class Ahead:
     def _put_back(self, key: PairKey, pair: _Expected) -> None:
         """Behind all others."""
         self._queues.setdefault(key.tenant, OrderedDict()).setdefault(key, pair)
+
+
+def _may_be_alike(one: EngineRecord, other: EngineRecord) -> bool:
+    """Whether two engines of a pool have the same weights; a store has states of any."""
+    return one.keeps or other.keeps or one.revision == other.revision

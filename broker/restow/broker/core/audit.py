@@ -66,6 +66,10 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
             yield f"engine {engine.key.engine_id} does not know its handoff {name}"
         if engine is not None and engine.gone and not handoff.granted:
             yield f"handoff {name} waits for engine {engine.key.engine_id}, which is gone"
+    if destination is not None and not destination.has_revision(handoff.demand.revision):
+        yield f"handoff {name}: D waits for a state of weights that it has no longer"
+    if source is not None and not (handoff.complete or source.has_revision(handoff.side.revision)):
+        yield f"handoff {name}: P computes a state of weights that it has no longer"
     if source is None and destination is None and not handoff.shared:
         yield f"handoff {name} has no side"
     if handoff.state is State.WAITING and handoff.complete and not handoff.granted:
@@ -99,6 +103,8 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
     for dst_rank, src_rank in handoff.staged:
         if src_rank not in handoff.pair.staging.get(dst_rank, ()):
             yield f"handoff {name}: rank {src_rank} staged for rank {dst_rank} unasked"
+    if handoff.side.revision != destination.revision_said(handoff.demand.revision):
+        yield f"handoff {name} gives D a state of other weights"
     if handoff.failure is None and (source.gone or destination.gone):
         yield f"handoff {name} goes on though an engine is gone"
 
@@ -279,7 +285,7 @@ def _check_prefixes(directory: Directory) -> Iterator[str]:
             engine = engines.get(key)
             if engine is None or not engine.has_session:
                 yield f"engine {key.engine_id} of {tenant} has no session, and holds something"
-            elif engine.layout.model.identity != teller.model:
+            elif engine.layout.model.identity.of_any_revision != teller.model:
                 yield f"engine {key.engine_id} of {tenant} holds what is of another model"
         slots = {slot for one in holders.tellers.values() for slot in one.slots.values()}
         if lost := holders.index.counts.keys() - slots - set(holders.gone):

@@ -47,6 +47,8 @@ class Demanding:
         if asking is None:
             return self._ledger.part_of(handoff, engine).tell_sampled()
         engine.asks = True
+        if not engine.has_revision(wish.revision):
+            return self._ledger.stop(asking, revision_changed(engine), now_s)
         if wish.prefix is not None and asking.source is None:
             return self._offering.begin(asking, wish.prefix, now_s)
         return self._granting.advance(asking, now_s)
@@ -136,3 +138,12 @@ class Demanding:
             return [*handoff.tell_sampled_to(number), told(handoff, engine, number)]
         handoff.add_demand_message(engine, number)
         return []
+
+
+def revision_changed(engine: EngineRecord) -> Failure:
+    """Say that an engine's side of a handoff is of weights that it has no longer."""
+    words = (
+        f"the weights of engine {engine.key.engine_id} were replaced meanwhile: it computes with "
+        f"revision {engine.revision!r} now"
+    )
+    return Failure(State.FAILED, "REVISION_CHANGED", words)

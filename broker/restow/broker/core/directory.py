@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import inf
 
-from restow.broker.core.actions import Action, State
+from restow.broker.core.actions import Action, SendUnfence, State
 from restow.broker.core.ahead import Ahead
-from restow.broker.core.demanding import Demanding
+from restow.broker.core.demanding import Demanding, revision_changed
 from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership
@@ -28,7 +28,7 @@ from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.core.probing.costs import Probing
 from restow.broker.core.probing.examining import Examining
 from restow.broker.core.reports import Reports
-from restow.broker.errors import HandoffOwnedError, RestowError
+from restow.broker.errors import HandoffOwnedError, RequestError, RestowError
 from restow.broker.layout.values import Pool
 
 
@@ -111,6 +111,38 @@ class Directory:
             handoff.fence(rank, 0, now_s)
         actions = self.ledger.take_back(handoff, now_s) if taken_back else []
         return actions + self.granting.advance(handoff, now_s)
+
+    def revise(self, engine: EngineRecord, revision: str, now_s: float) -> list[Action]:
+        """An engine's weights were replaced: what it says from now on is of ``revision``.
+
+        What it has published whole and fenced stays as it is, for a D of that revision: all else
+        that is open ends. Fences that came before their publication count no more, for nobody knows
+        which weights they are of. Raises `RequestError` for a store, which has states of any.
+        """
+        engine.check_there()
+        if engine.keeps:
+            raise RequestError(
+                f"engine {engine.key.engine_id} is a store: each of its messages names a revision",
+                field="revise",
+            )
+        if engine.revision == revision:
+            return []
+        engine.revision = revision
+        self.prefixes.forget(engine.key)
+        actions: list[Action] = [
+            SendUnfence(engine.agents[rank].key, handoff_id)
+            for handoff_id, ranks in engine.early_fences.take_all()
+            for rank in sorted(ranks & engine.agents.keys())
+        ]
+        actions += self.offering.retract(engine, now_s)
+        for number in sorted(engine.handoffs):
+            handoff = self.ledger.by_number.get(number)
+            if handoff is None:  # it has ended with its publication
+                continue
+            publishes = handoff.source is engine and handoff.parent is None
+            if handoff.destination is engine or (publishes and not handoff.complete):
+                actions += self.ledger.stop(handoff, revision_changed(engine), now_s)
+        return actions
 
     def publication_refused(
         self, engine: EngineRecord, handoff_id: str, error: RestowError, now_s: float

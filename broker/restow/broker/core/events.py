@@ -29,6 +29,8 @@ class Chunk(NamedTuple):
     """What P sampled behind the position; None: nothing."""
     anew: bool = False
     """Whether P has taken back every chunk that was said without it."""
+    revision: str = ""
+    """Revision of the weights that computed the state; empty: that of P's layout."""
 
 
 class Wish(NamedTuple):
@@ -53,6 +55,8 @@ class Wish(NamedTuple):
     """What is to be found, in place of what a P was told to publish."""
     takes_sampled: bool = False
     """Whether D goes on behind the token that P sampled."""
+    revision: str = ""
+    """Revision of the weights that D computes with; empty: that of its layout."""
 
 
 class StagedRun(NamedTuple):

@@ -18,7 +18,7 @@ from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused, pair_bytes
 from restow.broker.core.probing.costs import Probing
 from restow.broker.errors import RestowError
-from restow.broker.layout.values import Pool
+from restow.broker.layout.values import ModelIdentity, Pool
 
 
 class Granting:
@@ -206,6 +206,10 @@ class Granting:
         source, destination = handoff.source, handoff.destination
         if source is None or destination is None:
             return []
+        wanted = destination.revision_said(handoff.demand.revision)
+        if handoff.side.revision != wanted:
+            ours, theirs = source.identity(handoff.side.revision), destination.identity(wanted)
+            return self._ledger.stop(handoff, _other_weights(ours, theirs), now_s)
         if source.complete and destination.complete:
             handoff.lease.agents_came()
         key = self.key_of(source, destination)
@@ -304,3 +308,13 @@ class Granting:
             self._ledger.flow.leave(destination.key, handoff.number, now_s)
             return []
         return self._ledger.stop(handoff, granted, now_s)
+
+
+def _other_weights(ours: ModelIdentity, theirs: ModelIdentity) -> Failure:
+    """Say that P's state was computed with other weights than D has."""
+    words = (
+        f"P's state is of model {ours}, D computes with {theirs}: the state of one is no state of "
+        f"the other, whatever their shapes. Run both from one checkpoint; if they do, have both "
+        f"name it by one revision"
+    )
+    return Failure(State.FAILED, "MODEL_MISMATCH", words)

@@ -8,9 +8,17 @@ asked for --> offered to one --> published: as any handoff from there on
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import blake2b
 
-from restow.broker.core.actions import Action, EngineKey, SendKeep, SendOffer, State
+from restow.broker.core.actions import (
+    Action,
+    EngineKey,
+    SendKeep,
+    SendOffer,
+    State,
+    TellForget,
+)
 from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.core.engines.membership import Membership
 from restow.broker.core.events import Failure
@@ -20,6 +28,7 @@ from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.errors import ChainFormError, RequestError, WeightsUnknownError
+from restow.broker.layout.values import Pool
 
 
 class Offering:
@@ -49,7 +58,8 @@ class Offering:
         self.asked += 1
         offer = handoff.offer = Offer(prefix.position_tokens)
         try:
-            chain = prefix.chain(destination.layout.model.identity)
+            revision = destination.revision_said(handoff.demand.revision)
+            chain = prefix.chain(destination.identity(revision))
             held = self._prefixes.find(handoff.tenant, chain)
         except (ChainFormError, WeightsUnknownError) as error:
             return self._not_held(handoff, error.message, now_s)
@@ -59,7 +69,7 @@ class Offering:
             if one.tokens == prefix.position_tokens and one.engine != destination.key
         ]
         engines.sort(key=lambda one: (one.draining, len(one.handoffs), one.key), reverse=True)
-        offer.left = [one.key for one in engines]
+        offer.left, offer.revision = [one.key for one in engines], revision
         self.open[handoff.number] = offer
         handoff.timeline.note(now_s, "looked up", (len(engines), offer.tokens))
         return self._next(handoff, offer, now_s)
@@ -114,19 +124,38 @@ class Offering:
                 actions += self._declined(handoff, offer, now_s)
         return actions
 
+    def retract(self, engine: EngineRecord, now_s: float) -> list[Action]:
+        """Offer to others what an engine was or would be offered: its weights were replaced."""
+        actions: list[Action] = []
+        for number, offer in list(self.open.items()):
+            offer.left = [key for key in offer.left if key != engine.key]
+            handoff = self._ledger.by_number.get(number)
+            if handoff is not None and offer.engine == engine.key:
+                why = f"{engine.key.engine_id} has other weights now"
+                handoff.timeline.note_often(now_s, "offer declined", why)
+                actions += self._declined(handoff, offer, now_s)
+        return actions
+
     def keep(self, engine: EngineRecord, prefix: NamedPrefix) -> list[Action]:
         """Tell a store of a state that the engine holds: of several always the same one."""
-        stores = [
-            one
-            for one in self._members.pools.get(pool_of(engine), {}).values()
-            if one.keeps and one.has_session and not one.draining and one is not engine
-        ]
-        if not stores:
+        pool = self._members.pools.get(pool_of(engine), {}).values()
+        stores = [one for one in _stores(pool) if not one.draining and one is not engine]
+        if not stores or not engine.has_revision(prefix.revision):
             return []
         # States that begin alike meet in one store, where their blocks are kept once.
         first = prefix.hashes[: prefix.form.hash_bytes] or prefix.end_hash
         chosen = max(stores, key=lambda one: _weight(one.key, first))
-        return [SendKeep(chosen.key, prefix)]
+        named = prefix._replace(revision=engine.revision_said(prefix.revision))
+        return [SendKeep(chosen.key, named)]
+
+    def forget_states(self, tenant: str, revision: str, pool: Pool | None = None) -> list[Action]:
+        """Have a tenant's stores drop the states of a revision; with ``pool``, those in it."""
+        return [
+            TellForget(one.key, revision)
+            for key, engines in self._members.pools.items()
+            if key.tenant == tenant and pool in (None, key)
+            for one in _stores(engines.values())
+        ]
 
     def _declined(self, handoff: Handoff, offer: Offer, now_s: float) -> list[Action]:
         offer.declined += 1
@@ -150,7 +179,8 @@ class Offering:
             self.offered += 1
             handoff.timeline.note_often(now_s, "offered", key.engine_id)
             self._ledger.watch(handoff)
-            return [SendOffer(key, handoff.handoff_id, prefix, self._ledger.limits.offer_s)]
+            named = prefix._replace(revision=offer.revision)
+            return [SendOffer(key, handoff.handoff_id, named, self._ledger.limits.offer_s)]
         self.open.pop(handoff.number).close()
         if offer.declined:
             words = f"nobody gave it: {offer.declined} said that they held it, and declined"
@@ -161,6 +191,11 @@ class Offering:
     def _not_held(self, handoff: Handoff, words: str, now_s: float) -> list[Action]:
         self.not_held += 1
         return self._ledger.stop(handoff, Failure(State.CANCELLED, "NOT_HELD", words), now_s)
+
+
+def _stores(engines: Iterable[EngineRecord]) -> list[EngineRecord]:
+    """Return the stores that have a session."""
+    return [one for one in engines if one.keeps and one.has_session]
 
 
 def _weight(store: EngineKey, first_hash: bytes) -> bytes:

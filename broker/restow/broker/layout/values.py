@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -81,6 +81,11 @@ class ModelIdentity:
         )
         return f"{self.name!r} ({', '.join(parts)})"
 
+    @property
+    def of_any_revision(self) -> ModelIdentity:
+        """Return the model whatever its weights are."""
+        return replace(self, revision="") if self.revision else self
+
     def check_weights(self) -> None:
         """Raise `WeightsUnknownError` where no revision tells the weights from others.
 
@@ -96,10 +101,18 @@ class ModelIdentity:
 
 
 class Pool(NamedTuple):
-    """The engines of one tenant that serve one model: they may hand over to each other."""
+    """The engines of one tenant that serve one model: they may hand over to each other.
+
+    Its ``model`` has no revision: an engine's may change while it lives.
+    """
 
     tenant: str
     model: ModelIdentity
+
+    @classmethod
+    def of(cls, tenant: str, model: ModelIdentity) -> Pool:
+        """Return the pool that an engine of ``model`` belongs to, whatever its weights."""
+        return cls(tenant, model.of_any_revision)
 
 
 IDENTITY_PARTS = ("revision", "adapter", "quantisation")

@@ -63,16 +63,17 @@ class Plan:
         }
 
 
-def make_plan(source: Layout, destination: Layout) -> Plan:
+def make_plan(source: Layout, destination: Layout, *, any_revision: bool = False) -> Plan:
     """Plan from one checked layout to another.
 
-    Raises `ModelMismatchError` when they are not of one model, `ScalesMismatchError` when the same
-    bytes would be other values, `CastUnsupportedError` when a field changes to a type that nothing
-    casts to, `BlockTokensMismatchError` when D keeps whole blocks of which P may lack some,
+    With ``any_revision`` the weights may differ: they are compared for each handoff. Raises
+    `ModelMismatchError` when they are not of one model, `ScalesMismatchError` when the same bytes
+    would be other values, `CastUnsupportedError` when a field changes to a type that nothing casts
+    to, `BlockTokensMismatchError` when D keeps whole blocks of which P may lack some,
     `TooManyPiecesError` for layouts cut too finely, `PlanError` if the plan does not cover the
     destination (which `check_layout` rules out).
     """
-    check_same_model(source, destination)
+    check_same_model(source, destination, any_revision)
     check_whole_blocks(source, destination)
     cold = cold_fields(source, destination)
     held, wanted = _holders(source), _holders(destination, cold)
@@ -136,12 +137,15 @@ def _move(route: Route, src: Shard, dst_rank: int, dst: Shard, tokens: TokenClas
     return Move(dst.field, route.src_rank, dst_rank, box, *places)
 
 
-def check_same_model(source: Layout, destination: Layout) -> None:
+def check_same_model(source: Layout, destination: Layout, any_revision: bool = False) -> None:
     """Raise `ModelMismatchError` or `ScalesMismatchError` that names the first difference.
 
-    Of the inputs only those that both list must be the same. Fields of drafts need not be.
+    Of the inputs only those that both list must be the same. Fields of drafts need not be; with
+    ``any_revision`` the weights need not be either.
     """
     ours, theirs = source.model, destination.model
+    if any_revision:
+        theirs = replace(theirs, revision=ours.revision)
     if ours.identity != theirs.identity:
         raise ModelMismatchError(
             f"P serves model {ours.identity}, D serves {theirs.identity}: the state of one is no "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from restow.broker.block_ids import is_whole
-from restow.broker.errors import ChainInvalidError
+from restow.broker.errors import ChainInvalidError, RequestError
+from restow.broker.layout.limits import MAX_WORD_LENGTH
 
 MAX_ALGORITHM_LENGTH = 64
 MAX_QUANTUM_TOKENS = 16_384
@@ -46,3 +47,11 @@ def check_salt(salt: str) -> None:
         )
     if _HALF.search(salt):
         raise ChainInvalidError("a salt has half of a character", field="salt")
+
+
+def check_revision(revision: str) -> None:
+    """Raise `RequestError` for text that can be no revision; empty text is no revision, too."""
+    if not 0 < len(revision) <= MAX_WORD_LENGTH or not revision.isprintable():
+        raise RequestError(
+            f"a revision must have 1 to {MAX_WORD_LENGTH} printable characters", field="revision"
+        )

@@ -92,6 +92,7 @@ class Hub:
             act.TellSampled: self._tell,
             act.TellHoldings: self._tell,
             act.TellDrain: self._tell,
+            act.TellForget: self._tell,
             act.SendOffer: self._send_offer,
             act.SendKeep: self._send_keep,
             act.TellExamined: self._tell_examined,

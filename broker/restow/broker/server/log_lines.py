@@ -44,7 +44,7 @@ def tell_registered(log: BoundedLog, engine: EngineRecord, identity: str) -> Non
         engine.key,
         incarnation=engine.incarnation,
         model=model.name,
-        revision=model.revision,
+        revision=engine.revision,
         ranks=engine.ranks,
         identity=identity,
     )

@@ -41,6 +41,7 @@ def _fill_prefix(filled: broker_pb2.Prefix, prefix: NamedPrefix) -> None:
     filled.salt = prefix.salt
     filled.hashes = prefix.hashes
     filled.end_hash = prefix.end_hash
+    filled.revision = prefix.revision
 
 
 def _write_offer(outbox: EngineOutbox, action: act.SendOffer) -> None:
@@ -160,6 +161,10 @@ def _write_tell_holdings(outbox: EngineOutbox, action: act.TellHoldings) -> None
     outbox.open().events.add().tell_holdings.SetInParent()
 
 
+def _write_forget_states(outbox: EngineOutbox, action: act.TellForget) -> None:
+    outbox.open().events.add().forget_states.revision = action.revision
+
+
 def _write_drain(outbox: EngineOutbox, action: act.TellDrain) -> None:
     outbox.open().events.add().drain.SetInParent()
 
@@ -168,6 +173,7 @@ TELL: dict[type, Callable[[EngineOutbox, Any], None]] = {
     act.TellSampled: _write_sampled,
     act.TellHoldings: _write_tell_holdings,
     act.TellDrain: _write_drain,
+    act.TellForget: _write_forget_states,
     act.SendOffer: _write_offer,
     act.SendKeep: _write_keep,
 }

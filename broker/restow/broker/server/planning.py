@@ -55,7 +55,7 @@ def plan_pair(
 ) -> PairOutcome:
     """Plan between two layouts, or say why not."""
     try:
-        plan = make_plan(source, destination)
+        plan = make_plan(source, destination, any_revision=True)
         if not allow_narrowing:
             check_exact(plan)
         programs = compile_programs(plan, strategy, costs)

@@ -159,6 +159,11 @@ class Kept:
         """Drop a state, if it is kept; pieces that others have stay."""
         self._states.forget(StateKey.of(prefix))
 
+    def forget_revision(self, revision: str) -> None:
+        """Drop all states that some weights computed; what is pinned goes when it is given up."""
+        for name in [one for one in self._states.order if one.revision == revision]:
+            self._states.forget(name)
+
     # -- inside -----------------------------------------------------------------------------------
 
     def _held_tokens(self, listed: dict[str, list[PieceKey | None]], prefix: Prefix) -> int:

@@ -19,6 +19,8 @@ class PieceKey(NamedTuple):
     salt: str
     """What the hash is kept apart by."""
     hash: bytes
+    revision: str = ""
+    """Of the weights that computed it."""
 
 
 class StateKey(NamedTuple):
@@ -26,11 +28,12 @@ class StateKey(NamedTuple):
 
     salt: str
     hash: bytes
+    revision: str = ""
 
     @classmethod
     def of(cls, prefix: Prefix) -> StateKey:
         """That of the state after a prefix."""
-        return cls(prefix.salt, prefix.end_hash or prefix.hashes[-1])
+        return cls(prefix.salt, prefix.end_hash or prefix.hashes[-1], prefix.revision)
 
 
 def in_room(layout: Layout) -> Layout:
@@ -122,6 +125,6 @@ class Shape:
         if group.window_tokens:
             first = max(prefix.position_tokens - group.window_tokens, 0) // group.block_tokens
         return [
-            PieceKey(group.name, prefix.salt, one) if index >= first else None
+            PieceKey(group.name, prefix.salt, one, prefix.revision) if index >= first else None
             for index, one in enumerate(hashes)
         ]

@@ -98,7 +98,7 @@ class States:
         for at in (*reversed(state.block_hashes), b""):
             known = [
                 (self.by_key[one].position_tokens, one)
-                for one in self._at.get(StateKey(name.salt, at), ())
+                for one in self._at.get(name._replace(hash=at), ())
                 if one != name and self.by_key[one].position_tokens < state.position_tokens
             ]
             if known:
@@ -129,4 +129,4 @@ class States:
 
 def _last(name: StateKey, state: State) -> StateKey:
     """Its last whole block; before the first one all states of a salt are in one place."""
-    return StateKey(name.salt, state.block_hashes[-1] if state.block_hashes else b"")
+    return name._replace(hash=state.block_hashes[-1] if state.block_hashes else b"")

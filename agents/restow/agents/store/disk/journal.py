@@ -19,7 +19,7 @@ from restow.agents.store.books.shape import PieceKey
 from restow.agents.store.disk.errors import DiskOtherError
 from restow.broker.client import HashForm
 
-FORMAT = "restow store 2"
+FORMAT = "restow store 3"
 NAME = "journal"
 Record = Mapping[str, Any]
 
@@ -102,19 +102,24 @@ def form_record(form: HashForm) -> Record:
 
 
 def run_record(run: int, checksums: Mapping[PieceKey, int]) -> Record:
-    """What is said of a run: its pieces, in the order in which they lie. They have one salt."""
+    """Return what is said of a run: its pieces, in the order in which they lie.
+
+    They are of one state, so they have one salt and one revision.
+    """
+    first = next(iter(checksums))
     return {
         "run": run,
-        "salt": next(iter(checksums)).salt,
+        "salt": first.salt,
+        "revision": first.revision,
         "pieces": [[key.group, key.hash.hex(), one] for key, one in checksums.items()],
     }
 
 
 def pieces_of(record: Record) -> dict[PieceKey, int]:
     """The pieces of a run, and their checksums."""
-    salt = record["salt"]
+    salt, revision = record["salt"], record["revision"]
     return {
-        PieceKey(group, salt, bytes.fromhex(name)): checksum
+        PieceKey(group, salt, bytes.fromhex(name), revision): checksum
         for group, name, checksum in record["pieces"]
     }
 

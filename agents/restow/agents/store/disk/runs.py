@@ -60,6 +60,10 @@ class Runs:
         """Of a run's file."""
         return self._runs[run].size_bytes
 
+    def revision(self, run: int) -> str:
+        """Return the revision of the weights that computed a run."""
+        return self._runs[run].pieces[0].revision
+
     def checksums(self, run: int) -> dict[PieceKey, int]:
         """The pieces of a run as they lie there, each with what it hashes to."""
         return {key: self.pieces[key].checksum for key in self._runs[run].pieces}

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -65,7 +66,8 @@ class Shelf:
         """Hears what is not there any more, on the thread that found out."""
         self._runs = Runs(strides)
         self._log = get_logger("restow.store").bind(folder=str(folder))
-        self._form = {"layout": digest(layout), "strides": dict(strides)}
+        of_any_revision = replace(layout, model=replace(layout.model, revision=""))
+        self._form = {"layout": digest(of_any_revision), "strides": dict(strides)}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -167,6 +169,11 @@ class Shelf:
                 self._lose(run)
                 raise self._loss(f"run {run} is not read: {why}") from None
         self._runs.use(key for key, _ in pages)
+
+    def forget_revision(self, revision: str) -> None:
+        """Drop the runs of states that some weights computed."""
+        for run in [one for one in self._runs if self._runs.revision(one) == revision]:
+            self._lose(run)
 
     def _read_run(self, run: int, some: Sequence[tuple[Written, Page]]) -> None:
         read_pages(self._path(run), [(found.offset_bytes, view) for found, (_, view) in some])

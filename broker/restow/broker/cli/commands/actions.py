@@ -123,14 +123,35 @@ def drain(
 
 @connects
 def forget(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="Id of the engine.")],
+    engine: Annotated[
+        str | None, typer.Argument(metavar="[ENGINE]", help="Id of the engine.")
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(help="Have all stores drop the states that these weights computed."),
+    ] = None,
     yes: YesOption = False,
     *,
     connection: TenantConnection,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget an engine that is gone, at once; one that is there is refused (ENGINE_CONNECTED)."""
+    """Forget an engine that is gone, at once; or have stores drop the states of a --revision.
 
+    An engine that is there is refused (ENGINE_CONNECTED).
+    """
+    if revision is not None and engine is None:
+        _agreed(
+            f"All stores will drop the states of revision {revision}, in memory and on disk.", yes
+        )
+        with connection.client() as client:
+            stores = client.forget_states(revision)
+        if as_json:
+            print_json({"revision": revision, "stores": stores})
+        else:
+            typer.echo(shown(f"{stores} stores drop the states of revision {revision}."))
+        return
+    if engine is None or revision is not None:
+        raise typer.BadParameter("name an ENGINE, or a --revision")
     with connection.client() as client:
         found = next((one for one in client.engines() if one.engine_id == engine), None)
         if found is not None and found.open:

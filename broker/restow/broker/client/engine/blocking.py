@@ -89,6 +89,7 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
         on_offer: Callable[[Offer], None] | None = None,
         on_keep: Callable[[Prefix], None] | None = None,
         on_drain: Callable[[], Sequence[Prefix]] | None = None,
+        on_forget: Callable[[str], None] | None = None,
     ) -> None:
         """Prepare, like `EngineSession`; what hears is called in the session's thread."""
         super().__init__(block_counts)
@@ -105,6 +106,7 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
             on_offer=on_offer,
             on_keep=on_keep,
             on_drain=on_drain,
+            on_forget=on_forget,
         )
         self._thread: LoopThread | None = None
 
@@ -191,6 +193,9 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
 
     def _say(self, message: pb.EngineMessage) -> None:
         self._open_thread().call_soon(self._session._say, message)
+
+    def _revise(self, revision: str) -> None:
+        self._open_thread().call_soon(self._session.set_revision, revision)
 
     def _tell(self, change: Change) -> None:
         self._open_thread().call_soon(self._session._tell, change)

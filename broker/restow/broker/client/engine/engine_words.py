@@ -9,11 +9,17 @@ from typing import Generic, TypeVar
 
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.client.engine.checked_ids import ALL_IDS, checked_ids
-from restow.broker.client.engine.prefixes.chains import HashForm, Prefix, joined, prefix_to_proto
+from restow.broker.client.engine.prefixes.chains import (
+    HashForm,
+    Prefix,
+    joined,
+    keep_message,
+    prefix_to_proto,
+)
 from restow.broker.client.engine.prefixes.held_prefixes import Change
 from restow.broker.errors import ChainFormError, RequestError
 from restow.broker.rpc import wire
-from restow.broker.rpc.chains import check_form, check_salt
+from restow.broker.rpc.chains import check_form, check_revision, check_salt
 from restow.broker.rpc.sizes import check_size
 from restow.broker.rpc.status import cut
 from restow.v1 import broker_pb2 as pb
@@ -30,6 +36,8 @@ class EngineWords(ABC, Generic[Published, Asked]):
         """Take ids of a group up to its count, of any other group up to int32."""
         self._block_counts = dict(block_counts or {})
         self._form: HashForm | None = None
+        self._revision = ""
+        """Revision of the weights since they were replaced; empty: they are the layout's."""
 
     def publish(
         self,
@@ -45,6 +53,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         content: bytes = b"",
         readers: int = 0,
         sampled_token: int | None = None,
+        revision: str = "",
     ) -> Published:
         """Publish blocks of ``handoff_id``; the future tells when P's pages are free again.
 
@@ -75,6 +84,9 @@ class EngineWords(ABC, Generic[Published, Asked]):
         prompt: a D that takes it goes on from there, and computes nothing twice. It counts in the
         last chunk alone. None: D samples itself.
 
+        ``revision`` is for stores, which publish states of any weights. Empty: that of the engine,
+        by its layout or by `set_revision`.
+
         Raises `RequestError` for such a lease, `PageRangeError` for an id that is none of the
         engine's, `PagesError` for a list longer than a message carries, and `MessageTooLargeError`
         for lists that are together (say them in chunks): nothing was sent then.
@@ -99,6 +111,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
             content=content,
             readers=readers,
             sampled_token=sampled_token,
+            revision=revision or self._revision,
         )
         return self._publish(_checked(handoff_id, pb.EngineMessage(publish=publication)), hold_ms)
 
@@ -134,7 +147,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         ``prefix`` asks for a state by what it is of, whoever holds it: the broker offers it to
         those who say so, one after the other, and the delivery ends CANCELLED, NOT_HELD, when
         nobody is left. ``handoff_id`` is then D's own, such as a random one; ``position_tokens``,
-        ``content`` and ``readers`` are left out.
+        ``content`` and ``readers`` are left out. A store names in it which weights' state it wants.
 
         With ``takes_sampled_token`` D goes on behind the token that P sampled at
         ``position_tokens``: the delivery's ``sampled`` tells it as soon as P has published, before
@@ -162,6 +175,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
             readers=readers,
             prefix=None if prefix is None else prefix_to_proto(prefix),
             takes_sampled_token=takes_sampled_token,
+            revision=(prefix.revision if prefix is not None else "") or self._revision,
         )
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(request=demand)))
 
@@ -174,6 +188,33 @@ class EngineWords(ABC, Generic[Published, Asked]):
         """
         declined = pb.Decline(handoff_id=handoff_id, detail=cut(detail), readers=readers)
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(decline=declined)))
+
+    def set_revision(self, revision: str) -> None:
+        """Say that the engine's weights, or what else its states are made by, were replaced.
+
+        All that is said from now on is of ``revision``, a text that is equal exactly when the
+        weights are. The broker forgets what the engine holds. Its demands that are open end FAILED,
+        REVISION_CHANGED, and so do its publications, but for those that are published whole and
+        fenced: a D of their revision may still read these. Hand nothing over that was computed in
+        part with the weights before, and fence nothing of it.
+
+        Raises `RequestError` for an empty text, or one of more than 256 characters.
+        """
+        OWN_PROCESS.check()
+        check_revision(revision)
+        self._revision = revision
+        self._revise(revision)
+
+    def forget_states(self, revision: str = "") -> None:
+        """Have the stores of the engine's model drop the states of ``revision``.
+
+        Empty: the revision that the engine has now. Raises `RequestError`.
+        """
+        OWN_PROCESS.check()
+        if revision:
+            check_revision(revision)
+        dropped = pb.ForgetStates(revision=revision or self._revision)
+        self._say(pb.EngineMessage(forget_states=dropped))
 
     def decline_offer(self, handoff_id: str, detail: str = "") -> None:
         """Answer an offer of ``handoff_id`` with no: the engine holds that no longer, say.
@@ -192,8 +233,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         stream is open, nothing comes of it. Raises `ChainInvalidError`.
         """
         OWN_PROCESS.check()
-        said = pb.Keep(prefix=prefix_to_proto(prefix), position_tokens=prefix.position_tokens)
-        self._say(pb.EngineMessage(keep=said))
+        self._say(keep_message(prefix, self._revision))
 
     def hold(
         self,
@@ -203,6 +243,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         *,
         parent: bytes = b"",
         salt: str = "",
+        revision: str = "",
     ) -> None:
         """Say that the engine holds blocks or snapshots of ``group``, so that others find them.
 
@@ -211,19 +252,28 @@ class EngineWords(ABC, Generic[Published, Asked]):
         first in its chain, where that is known: what is told in pieces is then kept as one. The
         session keeps all that is held, and tells it again on each new stream, until it is evicted.
 
-        ``salt`` is what the hashes are kept apart by; empty: nothing, or it is in them. All calls
+        ``salt`` is what the hashes are kept apart by; empty: nothing, or it is in them.
+        ``revision`` is for stores, as in `publish`. All calls
         of a session have one ``form``. Raises `ChainFormError` for another, and
         `ChainInvalidError` for a hash of another size, or a form or salt that no broker takes. What
         the broker refuses is logged.
         """
-        self._change(form, group, hashes, salt, True, parent)
+        self._change(form, group, hashes, salt, revision, True, parent)
 
-    def evict(self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str = "") -> None:
+    def evict(
+        self,
+        form: HashForm,
+        group: str,
+        hashes: Iterable[bytes],
+        *,
+        salt: str = "",
+        revision: str = "",
+    ) -> None:
         """Say that ``group`` holds these ``hashes`` no longer; of what it never held, nothing.
 
-        ``form`` and ``salt`` are as in `hold`, which raises the same.
+        ``form``, ``salt`` and ``revision`` are as in `hold`, which raises the same.
         """
-        self._change(form, group, hashes, salt, False)
+        self._change(form, group, hashes, salt, revision, False)
 
     def _change(
         self,
@@ -231,6 +281,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         group: str,
         hashes: Iterable[bytes],
         salt: str,
+        revision: str,
         held: bool,
         parent: bytes = b"",
     ) -> None:
@@ -245,11 +296,15 @@ class EngineWords(ABC, Generic[Published, Asked]):
         check_salt(salt)
         joined(form, [parent, *listed] if parent else listed)
         self._form = form
-        self._tell(Change(form, salt, group, listed, held, parent))
+        self._tell(Change(form, salt, group, listed, held, parent, revision or self._revision))
 
     @abstractmethod
     def _say(self, message: pb.EngineMessage) -> None:
         """Say what is not said again on another stream."""
+
+    @abstractmethod
+    def _revise(self, revision: str) -> None:
+        """Say that the weights were replaced."""
 
     @abstractmethod
     def _tell(self, change: Change) -> None:

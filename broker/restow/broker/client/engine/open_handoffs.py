@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from restow.broker.client.connection.errors import BrokerCallError, PagesNotFreeError
@@ -48,6 +49,8 @@ class OpenHandoffs:
     ) -> None:
         """Start empty. ``send`` says a message on the stream; False: none is open."""
         self._send = send
+        self.revision = ""
+        """Revision of the engine's weights since they were replaced; empty: they were not."""
         self._open: dict[str, OpenHandoff] = {}
         self._emptied = asyncio.Event()
         self._published: OrderedDict[str, None] = OrderedDict()
@@ -264,7 +267,16 @@ class OpenHandoffs:
             self._forget_publication(handoff_id, any(one.message.publish.final for one in mine))
         for one in mine:
             self._drop(handoff_id, one)
-            one.finish(ended)
+            one.finish(self._of_revision(ended, one))
+
+    def _of_revision(self, ended: HandoffEnded, said: Said) -> HandoffEnded:
+        """Return the end of D's demand: the weights may have been replaced on its way here."""
+        if not (ended.done and said.message.HasField("request") and self.revision):
+            return ended
+        if said.message.request.revision == self.revision:
+            return ended
+        words = f"the weights were replaced meanwhile: they are of revision {self.revision!r} now"
+        return replace(ended, state="FAILED", reason="REVISION_CHANGED", detail=words)
 
     def sampled(self, sampled: pb.Sampled) -> None:
         """P has sampled the token that a demand takes."""

@@ -91,6 +91,7 @@ def is_same(one: pb.Publication, other: pb.Publication) -> bool:
         and one.position_tokens == other.position_tokens
         and one.content == other.content
         and one.readers == other.readers
+        and one.revision == other.revision
         and one.HasField("sampled_token") == other.HasField("sampled_token")
         and one.sampled_token == other.sampled_token
         and list(one.blocks) == list(other.blocks)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Self
 
 import grpc
@@ -64,6 +65,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         on_offer: Callable[[Offer], None] | None = None,
         on_keep: Callable[[Prefix], None] | None = None,
         on_drain: Callable[[], Sequence[Prefix]] | None = None,
+        on_forget: Callable[[str], None] | None = None,
     ) -> None:
         """Prepare; `start` or ``async with`` connects.
 
@@ -81,7 +83,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         publishes that, or declines, then or later. None: all offers are declined. ``on_keep`` makes
         the engine a store: it hears of states that others hold and that are worth keeping.
         ``on_drain`` says which states of its own are worth keeping when it is to leave, the best
-        first: they are handed over to a store. All are called on the loop.
+        first: they are handed over to a store. ``on_forget`` tells a store of which revision it is
+        to drop the states. All are called on the loop.
 
         Raises a `TrustError` of the credentials, and `AddressInvalidError`.
         """
@@ -101,7 +104,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             keeps=on_keep is not None,
         )
         self._handoffs = OpenHandoffs(self._send)
-        hears = (on_offer, on_keep, on_drain)
+        hears = (on_offer, on_keep, on_drain, on_forget)
         self._prefixes = PrefixSide(engine_id, self._send, self.find, *hears)
         self._stream = Stream(self.ref, self._everything, self._hear)
         self._busy = asyncio.Event()
@@ -221,6 +224,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         `BrokerUnreachableError` after ``timeout_s``, `ChainFormError` and `ChainInvalidError`.
         """
         OWN_PROCESS.check()
+        if self._revision:
+            chains = [replace(one, revision=one.revision or self._revision) for one in chains]
         return await self._registration.find(chains, limit, timeout_s)
 
     async def drain(self, timeout_s: float | None = None) -> bool:
@@ -246,6 +251,11 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     def _say(self, message: pb.EngineMessage) -> None:
         self._send(message)
 
+    def _revise(self, revision: str) -> None:
+        self._registration.message.revision = self._handoffs.revision = revision
+        self._prefixes.revise(revision)
+        self._send(pb.EngineMessage(revise=pb.Revise(revision=revision)))
+
     def _tell(self, change: Change) -> None:
         self._prefixes.tell(change)
 
@@ -258,6 +268,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         return self._stream.send(message)
 
     def _everything(self) -> Iterator[pb.EngineMessage]:
+        if self._revision:  # it may be another one than was registered a moment ago
+            yield pb.EngineMessage(revise=pb.Revise(revision=self._revision))
         yield from self._handoffs.everything()
         yield from self._prefixes.everything()
         if self._draining:  # what was said before that is not refused

@@ -51,8 +51,13 @@ class EarlyFences:
 
     def forget(self) -> None:
         """The engine is gone."""
+        for _ in self.take_all():
+            pass
+
+    def take_all(self) -> Iterator[tuple[str, set[int]]]:
+        """Take all out: the handoff and the ranks of each."""
         for handoff_id in list(self._fences):
-            self.take(handoff_id)
+            yield handoff_id, self.take(handoff_id)
 
     @property
     def size_bytes(self) -> int:

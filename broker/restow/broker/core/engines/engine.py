@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import zip_longest
 from math import inf
@@ -21,7 +21,7 @@ from restow.broker.errors import (
 )
 from restow.broker.layout import Layout, RankLayout, Region
 from restow.broker.layout.span import volume
-from restow.broker.layout.values import Pool
+from restow.broker.layout.values import ModelIdentity, Pool
 
 MAX_IDS = 1 << 31
 
@@ -40,6 +40,8 @@ class EngineRecord(BlockLists):
     """A registered engine in one incarnation."""
 
     incarnation: str
+    revision: str
+    """Revision of the weights that it has now: its layout's, until it says another one."""
     layout: Layout
     layout_digest: str
     token_bytes: int
@@ -133,6 +135,7 @@ class EngineRecord(BlockLists):
         return cls(
             *rules,
             incarnation,
+            layout.model.revision,
             layout,
             layout_digest,
             *sizes,
@@ -142,6 +145,18 @@ class EngineRecord(BlockLists):
             layout_bytes,
             fences,
         )
+
+    def revision_said(self, revision: str) -> str:
+        """Return which revision a word of the engine means; empty means that of its layout."""
+        return revision or self.layout.model.revision
+
+    def has_revision(self, revision: str) -> bool:
+        """Return whether a word of the engine may be of ``revision``: a store's of any."""
+        return self.keeps or self.revision_said(revision) == self.revision
+
+    def identity(self, revision: str = "") -> ModelIdentity:
+        """Return the model that it serves, with ``revision``; empty: the one that it has now."""
+        return replace(self.layout.model.identity, revision=revision or self.revision)
 
     @property
     def ranks(self) -> int:
@@ -290,4 +305,4 @@ def _named(one: Region | RegionMemory | None) -> str:
 
 def pool_of(engine: EngineRecord) -> Pool:
     """The pool that an engine is of."""
-    return Pool(engine.key.tenant, engine.layout.model.identity)
+    return Pool.of(engine.key.tenant, engine.layout.model.identity)

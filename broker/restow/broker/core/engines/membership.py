@@ -31,7 +31,7 @@ from restow.broker.errors import (
     RestowError,
 )
 from restow.broker.layout import Layout, Model
-from restow.broker.layout.values import ModelIdentity, Pool
+from restow.broker.layout.values import Pool
 
 MAX_FORMER = 64
 """Earlier incarnations of an engine that are known to have been replaced."""
@@ -112,12 +112,14 @@ class Membership:
         layout_bytes: int = 0,
         sides: tuple[bool, bool] = (False, False),
         keeps: bool = False,
+        revision: str = "",
     ) -> list[Action]:
         """Take an engine with a checked layout in; another incarnation of it is replaced.
 
         ``layout_bytes`` are kept for the layout, once for all engines of the tenant that have it.
         ``sides``: whether it says that it will publish, and that it will ask; ``keeps``: whether it
-        is a store.
+        is a store. ``revision`` is what a new one has in place of its layout's; of a known one see
+        `Directory.revise`.
         Raises `RequestError`, `QuotaExceededError`, `DirectoryFullError`, and `EngineReplacedError`
         for a life that was replaced already; then nothing changed.
         """
@@ -160,6 +162,7 @@ class Membership:
         engine.version = version
         engine.publishes, engine.asks = sides
         engine.keeps = keeps
+        engine.revision = engine.revision_said(revision)
         if known is not None:
             engine.former = (known.incarnation, *known.former)[:MAX_FORMER]
         self.engines[key] = engine
@@ -290,11 +293,11 @@ class Membership:
 
     def _look_for_lone(self, now_s: float) -> None:
         """Handoffs of engines that no other engine of their model is there to ask are kept less."""
-        asking: Counter[tuple[str, ModelIdentity]] = Counter()
+        asking: Counter[Pool] = Counter()
         for engine in self.engines.values():
-            asking[engine.key.tenant, engine.layout.model.identity] += engine.may_ask
+            asking[pool_of(engine)] += engine.may_ask
         for engine in self.engines.values():
-            others = asking[engine.key.tenant, engine.layout.model.identity] - engine.may_ask
+            others = asking[pool_of(engine)] - engine.may_ask
             for number in () if others else engine.handoffs:
                 self._ledger.wait_for_demand(self._ledger.by_number[number], now_s)
 

@@ -24,6 +24,8 @@ class NamedPrefix(NamedTuple):
     salt: str
     hashes: bytes
     end_hash: bytes = b""
+    revision: str = ""
+    """Revision of the weights that computed it; empty: that of the layout of who names it."""
 
     @property
     def size_bytes(self) -> int:

@@ -15,6 +15,7 @@ from restow.broker.core.prefix.rules import rules_of
 from restow.broker.core.prefix.teller import Teller
 from restow.broker.core.prefix.words import Batch, Chain, HashForm, Held
 from restow.broker.errors import ChainFormError, HoldingsError
+from restow.broker.layout.values import ModelIdentity
 
 CLEARED_AT_ONCE = 200
 """Segments, in a tick: under a millisecond, and a million holdings in a few seconds."""
@@ -45,9 +46,9 @@ class Prefixes:
 
         Batch 1 begins: what was told before counts no more. One that does not follow the last says
         that some were lost: all is forgotten, and to be told again. Raises `ChainFormError` for
-        another form than batch 1 had or than the engine's blocks allow, `HoldingsError` for a group
-        that it lacks, and like `ModelIdentity.check_weights`: the batch was heard, and nothing of
-        it counts.
+        another form than batch 1 had or than the engine's blocks allow, `HoldingsError` for a
+        revision that is not the engine's and for a group that it lacks, and like
+        `ModelIdentity.check_weights`: the batch was heard, and nothing of it counts.
         """
         engine.check_there()
         key = engine.key
@@ -69,8 +70,16 @@ class Prefixes:
                     engine=key.engine_id,
                     group=run.group[:64],
                 )
+        if not engine.has_revision(batch.revision):
+            raise HoldingsError(
+                f"engine {key.engine_id} tells of states of revision "
+                f"{engine.revision_said(batch.revision)!r}, and its weights are of "
+                f"{engine.revision!r}",
+                engine=key.engine_id,
+                field="revision",
+            )
         holders = self.holders[key.tenant]
-        self._take(holders, teller, batch)
+        self._take(holders, teller, batch, engine.identity(engine.revision_said(batch.revision)))
         self._keep_within(holders)
         return []
 
@@ -88,7 +97,7 @@ class Prefixes:
     def _begin(self, engine: EngineRecord, form: HashForm) -> Teller:
         self.forget(engine.key)
         self._awaited.add(engine.key)
-        engine.layout.model.identity.check_weights()
+        engine.identity().check_weights()
         rules = rules_of(engine.layout, form.quantum_tokens)
         if rules is None:
             blocks = {group: size for group, size in engine.block_tokens.items() if size}
@@ -99,7 +108,7 @@ class Prefixes:
             )
         self._awaited.discard(engine.key)
         holders = self.holders.setdefault(engine.key.tenant, Holders())
-        return holders.begin(engine.key, engine.layout.model.identity, form, rules)
+        return holders.begin(engine.key, engine.identity().of_any_revision, form, rules)
 
     def _ask_again(self, engine: EngineKey) -> list[Action]:
         if engine in self._awaited:
@@ -109,9 +118,9 @@ class Prefixes:
         self.told_again += 1
         return [TellHoldings(engine)]
 
-    def _take(self, holders: Holders, teller: Teller, batch: Batch) -> None:
+    def _take(self, holders: Holders, teller: Teller, batch: Batch, model: ModelIdentity) -> None:
         def keys(hashes: bytes) -> Keys:
-            return self._keyer.keys(teller.model, teller.form, batch.salt, hashes)
+            return self._keyer.keys(model, teller.form, batch.salt, hashes)
 
         before_bytes = holders.index.size_bytes
         for run in batch.evicted:
@@ -157,9 +166,10 @@ class Prefixes:
         holders = self.holders.get(tenant)
         if holders is None:
             return []
-        alike = holders.alike.get((chain.model, chain.form))
+        served = chain.model.of_any_revision
+        alike = holders.alike.get((served, chain.form))
         if alike is None:
-            forms = [str(form) for model, form in holders.alike if model == chain.model]
+            forms = [str(form) for model, form in holders.alike if model == served]
             if forms:
                 raise ChainFormError(
                     f"no engine of this model hashes by {chain.form}; they do by "

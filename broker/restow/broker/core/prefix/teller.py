@@ -16,6 +16,7 @@ class Teller:
 
     engine: EngineKey
     model: ModelIdentity
+    """Of any revision: a key tells which revision it is of."""
     form: HashForm
     rules: tuple[GroupRule, ...]
     slots: dict[str, int]

@@ -47,6 +47,8 @@ class Batch(NamedTuple):
     salt: str
     held: tuple[Run, ...] = ()
     evicted: tuple[Run, ...] = ()
+    revision: str = ""
+    """Revision of the weights that computed it all; empty: that of the engine's layout."""
 
 
 class ChainEnd(NamedTuple):

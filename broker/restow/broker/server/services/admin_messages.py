@@ -54,7 +54,7 @@ def engine_info(engine: EngineRecord, now_s: float) -> pb.EngineInfo:
         engine_id=engine.key.engine_id,
         incarnation=engine.incarnation,
         model=model.name,
-        revision=model.revision,
+        revision=engine.revision,
         adapter=model.adapter,
         quantisation=model.quantisation,
         layout_digest=engine.layout_digest,

@@ -11,6 +11,7 @@ from restow.broker.core.audit import audit
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.errors import RequestError
 from restow.broker.logs import get_logger
+from restow.broker.rpc.chains import check_revision
 from restow.broker.rpc.status import cut
 from restow.broker.server.gate.callers import (
     Context,
@@ -283,6 +284,24 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             identity=caller_of(context),
         )
         return pb.ForgetEngineResponse(ended=ended)
+
+    async def ForgetStates(
+        self, request: pb.ForgetStatesRequest, context: Context
+    ) -> pb.ForgetStatesResponse:
+        """Have the stores of a tenant drop the states of a revision."""
+        await self._hub.standing.sure()
+        check_revision(request.revision)
+        tenant = tenant_of(context)
+        told = self._hub.directory.offering.forget_states(tenant, request.revision)
+        self._hub.perform(told)
+        self._log.info(
+            "stores told by an operator to drop states",
+            tenant=tenant,
+            revision=request.revision,
+            stores=len(told),
+            identity=caller_of(context),
+        )
+        return pb.ForgetStatesResponse(stores=len(told))
 
     async def AbandonHandoff(
         self, request: pb.AbandonHandoffRequest, context: Context

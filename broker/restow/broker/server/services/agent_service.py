@@ -112,7 +112,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                 engine=key.engine_id,
                 rank=hello.rank,
             )
-        pool = Pool(key.tenant, wire.identity_of(hello.model))
+        pool = Pool.of(key.tenant, wire.identity_of(hello.model))
         await standing.own(pool, unreached)
         return partial(standing.check, pool)
 

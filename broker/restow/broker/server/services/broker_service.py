@@ -38,6 +38,7 @@ from restow.broker.server.services.prefix_messages import (
     fill_found,
     limit_of,
     model_of,
+    revision_of,
 )
 from restow.broker.server.services.session_words import SessionWords
 from restow.broker.trust.identity import Role
@@ -63,7 +64,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         """Check a layout and take the engine in."""
         key = engine_key(context, Role.ENGINE, request.engine.engine_id)
         version = version_of(request.version)
-        pool = Pool(key.tenant, wire.identity_of(request.layout.model))
+        revision = revision_of(request.revision)
+        pool = Pool.of(key.tenant, wire.identity_of(request.layout.model))
         patience_s = patience_s_of(context, OWN_S)
         await self._hub.standing.own(pool, unreached_of(context), patience_s)
         # Large layouts take long to read and to check: not on the loop.
@@ -92,9 +94,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 size_bytes,
                 sides,
                 request.keeps,
+                revision,
             )
         )
         engine = members.engines[key]
+        if revision and revision != engine.revision:  # its word of that was lost on its way
+            hub.perform(self._words.revise(engine, revision, now_s))
         if engine is not before:
             tell_registered(hub.said, engine, caller_of(context))
         hub.expected.came(key)
@@ -218,9 +223,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         members, prefixes = hub.directory.members, hub.directory.prefixes
         if request.HasField("model"):
             model = model_of(request.model)
-            await hub.standing.own(Pool(tenant, model), within_s=patience_s_of(context, OWN_S))
+            await hub.standing.own(Pool.of(tenant, model), within_s=patience_s_of(context, OWN_S))
         else:
-            model = members.find(EngineKey(tenant, request.engine_id)).layout.model.identity
+            model = members.find(EngineKey(tenant, request.engine_id)).identity()
         limit = limit_of(request.limit)
         response = pb.FindResponse()
         for chain in chains_of(request, model):

@@ -12,7 +12,7 @@ from restow.broker.errors import RequestError
 from restow.broker.layout.limits import MAX_GROUPS
 from restow.broker.printable import is_word
 from restow.broker.rpc.status import cut
-from restow.broker.server.services.prefix_messages import named_of
+from restow.broker.server.services.prefix_messages import named_of, revision_of
 from restow.broker.server.services.trace_context import known_trace
 from restow.v1 import broker_pb2 as pb
 
@@ -65,6 +65,7 @@ def chunk_of(publication: pb.Publication, limits: Limits) -> Chunk:
         readers_of(publication.readers),
         _sampled(publication),
         publication.anew,
+        revision_of(publication.revision),
     )
 
 
@@ -120,6 +121,7 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         readers_of(demand.readers),
         prefix,
         demand.takes_sampled_token,
+        revision_of(demand.revision),
     )
 
 

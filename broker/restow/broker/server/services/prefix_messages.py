@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain as joined
 
 from restow.broker.core.engines.engine import EngineRecord
@@ -22,11 +23,23 @@ from restow.broker.core.prefix.words import (
 from restow.broker.errors import ChainInvalidError, HoldingsError, RequestError
 from restow.broker.layout.values import ModelIdentity
 from restow.broker.rpc import wire
-from restow.broker.rpc.chains import MAX_BATCH_HASHES, check_form, check_salt
+from restow.broker.rpc.chains import (
+    MAX_BATCH_HASHES,
+    check_form,
+    check_revision,
+    check_salt,
+)
 from restow.v1 import admin_pb2
 from restow.v1 import broker_pb2 as pb
 
 DEFAULT_HOLDERS, MAX_HOLDERS = 8, 100
+
+
+def revision_of(revision: str) -> str:
+    """Return a revision that a message may leave empty. Raises `RequestError`."""
+    if revision:
+        check_revision(revision)
+    return revision
 
 
 def form_of(form: pb.HashForm) -> HashForm:
@@ -55,6 +68,7 @@ def batch_of(holdings: pb.Holdings) -> Batch:
         holdings.salt,
         _runs_of(holdings.held, form),
         _runs_of(holdings.evicted, form),
+        revision_of(holdings.revision),
     )
 
 
@@ -94,7 +108,7 @@ def chains_of(request: pb.FindRequest, model: ModelIdentity) -> list[Chain]:
             )
     return [
         Chain(
-            model,
+            replace(model, revision=revision_of(one.revision)) if one.revision else model,
             form,
             one.salt,
             one.hashes,
@@ -124,7 +138,8 @@ def named_of(prefix: pb.Prefix, position_tokens: int) -> NamedPrefix:
             f"{len(prefix.end_hash)} bytes",
             field="hashes",
         )
-    return NamedPrefix(position_tokens, form, prefix.salt, prefix.hashes, prefix.end_hash)
+    revision = revision_of(prefix.revision)
+    return NamedPrefix(position_tokens, form, prefix.salt, prefix.hashes, prefix.end_hash, revision)
 
 
 def _check_ends(ends: Sequence[pb.ChainEnd], form: HashForm) -> None:

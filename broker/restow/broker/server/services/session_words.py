@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from restow.broker.core import actions as act
-from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.errors import RequestError, RestowError
+from restow.broker.rpc.chains import check_revision
 from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
 from restow.broker.server.hub import Hub
+from restow.broker.server.log_lines import tell_engine
 from restow.broker.server.outbox import EngineOutbox
 from restow.broker.server.services.checked_messages import (
     chunk_of,
@@ -14,7 +16,7 @@ from restow.broker.server.services.checked_messages import (
     readers_of,
     wish_of,
 )
-from restow.broker.server.services.prefix_messages import batch_of, named_of
+from restow.broker.server.services.prefix_messages import batch_of, named_of, revision_of
 from restow.v1 import broker_pb2 as pb
 
 
@@ -108,12 +110,28 @@ class SessionWords:
         if body == "keep":
             keep = message.keep
             return directory.offering.keep(engine, named_of(keep.prefix, keep.position_tokens))
+        if body == "revise":
+            check_revision(message.revise.revision)
+            return self.revise(engine, message.revise.revision, now_s)
+        if body == "forget_states":
+            revision = engine.revision_said(revision_of(message.forget_states.revision))
+            pool = pool_of(engine)
+            return directory.offering.forget_states(pool.tenant, revision, pool)
         if body == "drain":
             return directory.members.drain(engine, True, now_s)
         if body == "handed_over":
             engine.handing_over = False
             return []
         raise RequestError("a message without a body")
+
+    def revise(self, engine: EngineRecord, revision: str, now_s: float) -> list[act.Action]:
+        """Have an engine be of another revision, and log it. Raises as `Directory.revise`."""
+        before = engine.revision
+        actions = self._hub.directory.revise(engine, revision, now_s)
+        if before != revision:
+            words = "engine's weights replaced"
+            tell_engine(self._hub.said, words, engine.key, before=before, now=revision)
+        return actions
 
     def tell_refused(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
         """Let D know that what it waits for will not come."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from restow.broker.client.engine.prefixes.content import (
     CONTENT_FORM,
@@ -64,6 +64,8 @@ class PrefixChain:
     ends: tuple[tuple[int, bytes], ...] = ()
     """Other tokens at which a state may stand, such as where a reply ended, each further on than
     the one before: their number, and the hash of all before it."""
+    revision: str = ""
+    """Revision of the weights. Empty: the model's own, or the one that the engine has now."""
 
     def prefix(self, position_tokens: int) -> Prefix:
         """Return the state after so many tokens, as `PrefixHolder.tokens` says them.
@@ -78,7 +80,8 @@ class PrefixChain:
                 field="position_tokens",
             )
         hashes = self.hashes[:whole]
-        return Prefix(self.form, position_tokens, hashes, end_hash * bool(rest_tokens), self.salt)
+        end_hash *= bool(rest_tokens)
+        return Prefix(self.form, position_tokens, hashes, end_hash, self.salt, self.revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,16 @@ class Prefix:
     """Of all of them, where they are no whole number of quanta."""
     salt: str = ""
     """As in `PrefixChain`."""
+    revision: str = ""
+    """Revision of the weights that computed it. Empty: that of the engine that names it."""
+
+    @property
+    def chain(self) -> PrefixChain:
+        """What is looked up to find who holds just this state."""
+        ends = ((self.position_tokens, self.end_hash),) if self.end_hash else ()
+        return PrefixChain(
+            self.form, self.hashes, salt=self.salt, ends=ends, revision=self.revision
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +205,7 @@ def find_request(
                 salt=one.salt,
                 below_tokens=one.below_tokens,
                 ends=[pb.ChainEnd(position_tokens=at, hash=hashed) for at, hashed in one.ends],
+                revision=one.revision,
             )
             for one in chains
         ],
@@ -207,7 +221,17 @@ def prefix_to_proto(prefix: Prefix) -> pb.Prefix:
         salt=prefix.salt,
         hashes=joined(prefix.form, prefix.hashes),
         end_hash=end_hash,
+        revision=prefix.revision,
     )
+
+
+def keep_message(prefix: Prefix, revision: str) -> pb.EngineMessage:
+    """Return what says that a state is worth keeping, of ``revision`` unless it names another.
+
+    Raises `ChainInvalidError`.
+    """
+    named = prefix_to_proto(replace(prefix, revision=prefix.revision or revision))
+    return pb.EngineMessage(keep=pb.Keep(prefix=named, position_tokens=prefix.position_tokens))
 
 
 def prefix_from_proto(prefix: pb.Prefix, position_tokens: int) -> Prefix:
@@ -217,7 +241,7 @@ def prefix_from_proto(prefix: pb.Prefix, position_tokens: int) -> Prefix:
     hashes = tuple(
         prefix.hashes[at : at + size_bytes] for at in range(0, len(prefix.hashes), size_bytes)
     )
-    return Prefix(form, position_tokens, hashes, prefix.end_hash, prefix.salt)
+    return Prefix(form, position_tokens, hashes, prefix.end_hash, prefix.salt, prefix.revision)
 
 
 def offer_from_proto(offer: pb.Offer) -> Offer:

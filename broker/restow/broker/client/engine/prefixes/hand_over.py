@@ -42,7 +42,7 @@ async def _await_held(
     find: Callable[[Sequence[PrefixChain]], Awaitable[Holders]],
 ) -> int:
     """How many of them others hold after a while."""
-    chains = [_chain(one) for one in prefixes]
+    chains = [one.chain for one in prefixes]
     end_s = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
@@ -56,8 +56,3 @@ async def _await_held(
         if held == len(prefixes) or asyncio.get_running_loop().time() > end_s:
             return held
         await asyncio.sleep(LOOK_EVERY_S)
-
-
-def _chain(prefix: Prefix) -> PrefixChain:
-    ends = ((prefix.position_tokens, prefix.end_hash),) if prefix.end_hash else ()
-    return PrefixChain(prefix.form, prefix.hashes, salt=prefix.salt, ends=ends)

@@ -20,6 +20,12 @@ class Change:
     hashes: tuple[bytes, ...]
     held: bool
     parent: bytes = b""
+    revision: str = ""
+    """Of the weights that computed them; empty: that of the engine's layout."""
+
+
+Kind = tuple[HashForm, str, str, str]
+"""Form, salt, revision and group of what one batch is of."""
 
 
 class HeldPrefixes:
@@ -28,14 +34,14 @@ class HeldPrefixes:
     def __init__(self, send: Callable[[pb.EngineMessage], bool]) -> None:
         """Hold nothing. ``send`` says a message on the stream; False: none is open."""
         self._send = send
-        self._held: dict[tuple[HashForm, str, str], dict[bytes, None]] = {}
-        """By form, salt and group, in the order in which they came."""
+        self._held: dict[Kind, dict[bytes, None]] = {}
+        """In the order in which they came."""
         self._last = 0
         """The number of the last batch on this stream."""
 
     def tell(self, change: Change) -> None:
         """Say what has changed; where nothing has, nothing."""
-        key = change.form, change.salt, change.group
+        key = change.form, change.salt, change.revision, change.group
         known = self._held.setdefault(key, {})
         if change.held:
             changed = [one for one in change.hashes if one not in known]
@@ -52,9 +58,14 @@ class HeldPrefixes:
             self._say(change, gone, b"")
 
     def _say(self, change: Change, hashes: Sequence[bytes], parent: bytes) -> None:
-        key = change.form, change.salt, change.group
+        key = change.form, change.salt, change.revision, change.group
         for message in self._batches(key, hashes, parent, change.held):
             self._send(message)
+
+    def forget(self) -> None:
+        """Hold nothing any more, and begin with batch 1: the broker has forgotten it all."""
+        self._held = {}
+        self._last = 0
 
     def everything(self) -> Iterator[pb.EngineMessage]:
         """All that is held, from batch 1 on."""
@@ -64,18 +75,20 @@ class HeldPrefixes:
 
     def _batches(
         self,
-        key: tuple[HashForm, str, str],
+        key: Kind,
         hashes: Sequence[bytes],
         parent: bytes,
         held: bool,
         chained: bool = True,
     ) -> Iterator[pb.EngineMessage]:
-        form, salt, group = key
+        form, salt, revision, group = key
         for first in range(0, len(hashes), MAX_BATCH_HASHES):
             piece = hashes[first : first + MAX_BATCH_HASHES]
             run = pb.HeldRun(group=group, hashes=b"".join(piece), parent=parent if held else b"")
             parent = piece[-1] if chained else b""
             self._last += 1
-            batch = pb.Holdings(number=self._last, form=form_to_proto(form), salt=salt)
+            batch = pb.Holdings(
+                number=self._last, form=form_to_proto(form), salt=salt, revision=revision
+            )
             (batch.held if held else batch.evicted).append(run)
             yield pb.EngineMessage(holdings=batch)

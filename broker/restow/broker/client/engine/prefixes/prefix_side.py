@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 
 from restow.broker.client.connection.cancellation import end_task
 from restow.broker.client.engine.prefixes.chains import (
@@ -11,9 +12,9 @@ from restow.broker.client.engine.prefixes.chains import (
     Offer,
     Prefix,
     PrefixChain,
+    keep_message,
     offer_from_proto,
     prefix_from_proto,
-    prefix_to_proto,
 )
 from restow.broker.client.engine.prefixes.hand_over import hand_over
 from restow.broker.client.engine.prefixes.held_prefixes import Change, HeldPrefixes
@@ -34,21 +35,33 @@ class PrefixSide:
         on_offer: Callable[[Offer], None] | None,
         on_keep: Callable[[Prefix], None] | None,
         on_drain: Callable[[], Sequence[Prefix]] | None,
+        on_forget: Callable[[str], None] | None,
     ) -> None:
         """Hold nothing. ``send`` says a message on the stream; what hears is as sessions say it."""
         self._engine_id, self._send, self._find = engine_id, send, find
         self._on_offer, self._on_keep, self._on_drain = on_offer, on_keep, on_drain
+        self._on_forget = on_forget
         self._held = HeldPrefixes(send)
+        self._revision = ""
+        """Of the engine's weights since they were replaced; empty: they were not."""
         self._handing: asyncio.Task[None] | None = None
         self._log = get_logger("restow.client").bind(engine=engine_id)
 
     def hear(self, event: pb.EngineEvent) -> None:
         """Hear an event of the broker, if it is one of these."""
         body = event.WhichOneof("body")
-        if body == "offer" and self._on_offer is not None:
-            self._on_offer(offer_from_proto(event.offer))
+        if body == "offer" and self._revision not in ("", event.offer.prefix.revision):
+            words = f"its weights are of revision {self._revision!r} now"
+            self.decline_offer(event.offer.handoff_id, words)
+        elif body == "offer" and self._on_offer is not None:
+            offer = offer_from_proto(event.offer)
+            if self._on_keep is None:  # no store: an engine has states of one revision
+                offer = replace(offer, prefix=replace(offer.prefix, revision=""))
+            self._on_offer(offer)
         elif body == "offer":
             self.decline_offer(event.offer.handoff_id, "this engine answers no offers")
+        elif body == "forget_states" and self._on_forget is not None:
+            self._on_forget(event.forget_states.revision)
         elif body == "keep" and self._on_keep is not None:
             keep = event.keep
             self._on_keep(prefix_from_proto(keep.prefix, keep.position_tokens))
@@ -57,6 +70,11 @@ class PrefixSide:
         elif body == "tell_holdings":
             for message in self._held.everything():
                 self._send(message)
+
+    def revise(self, revision: str) -> None:
+        """Hold nothing any more: the weights were replaced."""
+        self._revision = revision
+        self._held.forget()
 
     def everything(self) -> Iterable[pb.EngineMessage]:
         """All that is held, as it is told on a new stream."""
@@ -68,8 +86,7 @@ class PrefixSide:
 
     def keep(self, prefix: Prefix) -> None:
         """Say that a state is worth keeping. Raises `ChainInvalidError`."""
-        said = pb.Keep(prefix=prefix_to_proto(prefix), position_tokens=prefix.position_tokens)
-        self._send(pb.EngineMessage(keep=said))
+        self._send(keep_message(prefix, self._revision))
 
     def decline_offer(self, handoff_id: str, detail: str) -> None:
         """Answer an offer with no."""

@@ -26,6 +26,8 @@ class Demand(NamedTuple):
     """What engines are to hold already; None: a P was told to publish it."""
     takes_sampled: bool = False
     """Whether D goes on behind the token that P sampled."""
+    revision: str = ""
+    """Revision of the weights that D computes with; empty: that of its layout."""
 
     @classmethod
     def of(cls, wish: Wish) -> Demand:
@@ -88,12 +90,13 @@ class Demand(NamedTuple):
     def key(self) -> int:
         """It as one number, unguessable from outside."""
         blocks = frozenset(self.blocks.items())
-        return hash((blocks, self[1:4], self.takes_sampled))
+        return hash((blocks, self[1:4], self.takes_sampled, self.revision))
 
 
-def _beside_blocks(wish: Wish) -> tuple[int, int, bytes, NamedPrefix | None, bool]:
+def _beside_blocks(wish: Wish) -> tuple[int, int, bytes, NamedPrefix | None, bool, str]:
     content = wish.content if wish.prefix is None else wish.prefix.content
-    return wish.held_tokens, wish.position_tokens, content, wish.prefix, wish.takes_sampled
+    named = wish.held_tokens, wish.position_tokens, content
+    return *named, wish.prefix, wish.takes_sampled, wish.revision
 
 
 NO_DEMAND = Demand({})

@@ -13,6 +13,8 @@ class Offer:
 
     tokens: int
     """Of the prefix that is asked for."""
+    revision: str = ""
+    """Of the weights that computed it."""
     left: list[EngineKey] = field(default_factory=list)
     """To whom it was not offered yet; the best is the last."""
     engine: EngineKey | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk
 from restow.broker.core.handoffs.sides.publication import NOTHING_PUBLISHED, Publication
-from restow.broker.errors import HandoffConflictError
+from restow.broker.errors import HandoffConflictError, RevisionChangedError
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +21,8 @@ class SourceSide:
     """By rank that computes on: how many leading tokens are complete in its memory."""
     said_s: float = 0.0
     """When P published last."""
+    revision: str = ""
+    """Revision of the weights that P computed the state with."""
     checked: int = 0
     """`EngineRecord.admitted` when the oldest ids were checked."""
     anew: bool = False
@@ -60,9 +62,18 @@ class SourceSide:
     def publish(self, handoff_id: str, engine: EngineRecord, chunk: Chunk, now_s: float) -> None:
         """Take a chunk, or a repetition of one.
 
-        Raises a `PagesError`, `HandoffConflictError`, and what `Account.keep` raises; then nothing
-        changed.
+        Raises a `PagesError`, `HandoffConflictError`, `RevisionChangedError`, and what
+        `Account.keep` raises; then nothing changed.
         """
+        revision = engine.revision_said(chunk.revision)
+        if self.engine is None:
+            check_revision(engine, chunk.revision, f"publishes handoff {handoff_id}")
+        elif revision != self.revision:
+            raise RevisionChangedError(
+                f"handoff {handoff_id}: a chunk is of revision {revision!r}, and those before it "
+                f"are of {self.revision!r}: compute the prompt again under another id",
+                handoff=handoff_id,
+            )
         known = self.publication
         if chunk.anew != self.anew:
             if known.final or not chunk.anew:
@@ -78,7 +89,7 @@ class SourceSide:
         publication = known.with_chunk(handoff_id, engine, chunk)
         engine.account.keep(publication.size_bytes - self.publication.size_bytes)
         self.engine, self.said_s = engine, now_s
-        self.anew = chunk.anew
+        self.revision, self.anew = revision, chunk.anew
         if not known.blocks:
             self.checked = engine.admitted
         self.publication = publication
@@ -88,3 +99,14 @@ class SourceSide:
         if self.engine is not None:
             self.engine.account.let_go(self.publication.size_bytes)
         self.publication = self.publication.without_blocks()
+
+
+def check_revision(engine: EngineRecord, revision: str, what: str) -> None:
+    """Raise `RevisionChangedError` where ``what`` an engine does is of weights that it has not."""
+    if not engine.has_revision(revision):
+        raise RevisionChangedError(
+            f"engine {engine.key.engine_id} {what} of revision "
+            f"{engine.revision_said(revision)!r}, and its weights are of {engine.revision!r} now: "
+            f"compute the prompt again",
+            engine=engine.key.engine_id,
+        )
