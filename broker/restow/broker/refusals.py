@@ -95,6 +95,13 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Nothing, if the engine was stopped.",
         ),
         # Who says it.
+        "OTHER_SERVER": Advice(
+            "What answers at the broker's address is no broker of Restow, or a gateway before it "
+            "that has no route for the call, or a broker that is older than its client. An engine "
+            "or agent that was let in before tries again until a broker answers.",
+            "Nothing, if it passes; else compare the address with `restow serve --listen`, and "
+            "look at what forwards calls to it.",
+        ),
         "ENGINE_REPLACED": Advice(
             "Another process registered with the same engine id after this one, which is refused "
             "from then on: vLLM ends by itself.",

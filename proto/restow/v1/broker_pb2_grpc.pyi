@@ -283,10 +283,12 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     refused), then ask that one first, before you pause.
 
     What is tried again. After UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, after every status
-    without a restow-reason (but that a message is too large), and after whatever ended the stream: as
-    above, for ever. UNAUTHENTICATED and PERMISSION_DENIED of an engine that was let in before as well:
-    credentials may be renewed. ENGINE_REPLACED is final on the stream and on RegisterEngine: another
-    process has the engine's id. Every other refusal of RegisterEngine is final too.
+    without a restow-reason, and after whatever ended the stream: as above, for ever. A status without a
+    restow-reason is no broker's word: a gateway without a route (UNIMPLEMENTED) or another server at the
+    address may be there for a while; only an engine that was never let in may give up then, and where its
+    message is too large. UNAUTHENTICATED and PERMISSION_DENIED of an engine that was let in before are
+    tried again as well: credentials may be renewed. ENGINE_REPLACED is final on the stream and on
+    RegisterEngine: another process has the engine's id. Every other refusal of RegisterEngine is final too.
 
     Readers. Who publishes for several D's names their number; a broker that was started anew counts
     from none again, so that those that had it before are waited for until the lease ends. A demand
@@ -443,10 +445,12 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         refused), then ask that one first, before you pause.
 
         What is tried again. After UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, after every status
-        without a restow-reason (but that a message is too large), and after whatever ended the stream: as
-        above, for ever. UNAUTHENTICATED and PERMISSION_DENIED of an engine that was let in before as well:
-        credentials may be renewed. ENGINE_REPLACED is final on the stream and on RegisterEngine: another
-        process has the engine's id. Every other refusal of RegisterEngine is final too.
+        without a restow-reason, and after whatever ended the stream: as above, for ever. A status without a
+        restow-reason is no broker's word: a gateway without a route (UNIMPLEMENTED) or another server at the
+        address may be there for a while; only an engine that was never let in may give up then, and where its
+        message is too large. UNAUTHENTICATED and PERMISSION_DENIED of an engine that was let in before are
+        tried again as well: credentials may be renewed. ENGINE_REPLACED is final on the stream and on
+        RegisterEngine: another process has the engine's id. Every other refusal of RegisterEngine is final too.
 
         Readers. Who publishes for several D's names their number; a broker that was started anew counts
         from none again, so that those that had it before are waited for until the lease ends. A demand

@@ -20,6 +20,7 @@ from restow.broker.client.connection.epochs import EpochOverError
 from restow.broker.client.connection.errors import (
     MAY_PASS,
     NoWelcomeError,
+    OtherServerError,
     from_rpc_error,
     unreachable,
 )
@@ -73,7 +74,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
 
     def begin(self) -> None:
         """Connect, without waiting; `refusal` says if the other side wants none of it."""
-        self._runner = asyncio.create_task(self._run())
+        self._runner = asyncio.create_task(self._run(patient=True))
 
     async def start(self, timeout_s: float) -> None:
         """Connect, and wait for the welcome.
@@ -83,7 +84,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         somebody does who waits for the engine, a `TrustError` for files that can't be used, and
         `MessageTooLargeError` for an introduction that can't be sent.
         """
-        runner = self._runner = asyncio.create_task(self._run())
+        runner = self._runner = asyncio.create_task(self._run(patient=False))
         welcome = asyncio.create_task(self._open.wait())
         await asyncio.wait(
             {runner, welcome}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
@@ -127,8 +128,11 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
 
     # -- inside -----------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        """One stream after the other, until the other side says that it is of no use."""
+    async def _run(self, patient: bool) -> None:
+        """Open one stream after the other, until the other side says that it is of no use.
+
+        If not ``patient``, somebody waits for the first one: then another server is of no use too.
+        """
         channel = RenewedChannel(self.brokers, self._credentials)
         try:
             while True:
@@ -154,7 +158,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
                 finally:
                     self._connected = False
                     self._open.clear()
-                if self.refusal is not None and self._is_final(self.refusal):
+                if self.refusal is not None and self._is_final(self.refusal, patient):
                     return
                 if not (moved or self._try_next()):
                     await asyncio.sleep(self._pause_s())
@@ -190,11 +194,12 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
             return UNKNOWN_PAUSE_S
         return self._backoff.wait_s()
 
-    def _is_final(self, refusal: RestowError) -> bool:
+    def _is_final(self, refusal: RestowError, patient: bool) -> bool:
         """Whether trying again is of no use. An engine may still be registered, for example."""
         if refusal.reason in ("ENGINE_REPLACED", "ENGINE_UNKNOWN"):
             return refusal.reason == "ENGINE_REPLACED"
-        return not (self._was_open or refusal.status in MAY_PASS)
+        may_pass = refusal.status in MAY_PASS or (patient and isinstance(refusal, OtherServerError))
+        return not (self._was_open or may_pass)
 
     async def _stream(self, channel: grpc.aio.Channel) -> None:
         opening = await self.opening()

@@ -6,7 +6,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from restow.broker.addresses import checked_targets
-from restow.broker.client.connection.errors import BrokerCallError, BrokerUnreachableError
+from restow.broker.client.connection.errors import (
+    BrokerCallError,
+    BrokerUnreachableError,
+    OtherServerError,
+)
 from restow.broker.errors import (
     AddressInvalidError,
     NotOwnerError,
@@ -72,7 +76,7 @@ def most_telling(errors: Sequence[tuple[str, RestowError]]) -> tuple[str, Restow
 def _others_may(error: RestowError) -> bool:
     """Whether another broker may know what this one does not."""
     return (
-        isinstance(error, BrokerUnreachableError)
+        isinstance(error, BrokerUnreachableError | OtherServerError)
         or error.status == NOT_KNOWN
         or error.reason in (NotOwnerError.reason, OwnerUnknownError.reason)
     )

@@ -10,6 +10,7 @@ from grpc_status import rpc_status
 from restow.broker.client.connection.proxies import way_note
 from restow.broker.errors import RestowError
 from restow.broker.printable import shown
+from restow.broker.rpc.status import ERROR_DOMAIN
 
 MAY_PASS = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
 """Statuses of refusals that another try may not meet."""
@@ -22,6 +23,21 @@ class BrokerCallError(RestowError):
         """Carry what the broker said."""
         super().__init__(message, **subject)
         self.status, self.reason = status, reason
+
+
+class OtherServerError(BrokerCallError, reason="OTHER_SERVER"):
+    """A refusal without a reason of ours: of another server, or of a gateway before the broker."""
+
+    def __init__(self, status: str, address: str, details: str) -> None:
+        """Quote what was answered at ``address``."""
+        super().__init__(
+            status,
+            type(self).reason,
+            f"{address} does not answer as a broker of Restow that knows this call: is the address "
+            f"right, does a gateway before the broker let all of its calls through, and is the "
+            f"broker as new as this client? ({status}: {details})",
+            broker=address,
+        )
 
 
 class BrokerUnreachableError(RestowError, status="UNAVAILABLE", reason="BROKER_UNREACHABLE"):
@@ -71,7 +87,8 @@ def _info(error: grpc.RpcError | grpc.aio.AioRpcError) -> error_details_pb2.Erro
     try:
         status = rpc_status.from_call(error)
         details = () if status is None else status.details
-        return info if any(detail.Unpack(info) for detail in details) else None
+        told = any(detail.Unpack(info) for detail in details) and info.domain == ERROR_DOMAIN
+        return info if told else None
     except (ValueError, DecodeError):  # of another status than the one that arrived, or no status
         return None
 
@@ -119,4 +136,6 @@ def from_rpc_error(
             f"({error.code().name}: {error.details()})",
             broker=address,
         )
-    return BrokerCallError(error.code().name, error.code().name, error.details() or "")
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return BrokerCallError(error.code().name, error.code().name, error.details() or "")
+    return OtherServerError(error.code().name, address, error.details() or "")

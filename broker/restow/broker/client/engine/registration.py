@@ -16,6 +16,7 @@ from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.errors import (
     MAY_PASS,
     BrokerUnreachableError,
+    OtherServerError,
     from_rpc_error,
     unreachable,
 )
@@ -154,6 +155,5 @@ class Registration:
 
 def _may_be_mended(error: RestowError) -> bool:
     """Whether time or somebody may undo what an engine is refused for that was let in before."""
-    # gRPC's own refusal of too large a message has its status as its reason.
-    too_large = error.reason == "RESOURCE_EXHAUSTED"
-    return isinstance(error, TrustError) or (error.status in _MENDED and not too_large)
+    # Only a broker's own refusal counts: a gateway or another server may be there for a while.
+    return isinstance(error, TrustError | OtherServerError) or error.status in _MENDED
