@@ -48,18 +48,28 @@ def started(
 
 def on_terminal(*arguments: str, columns: int, env: Mapping[str, str] | None = None) -> str:
     """What a command that ends well shows on a terminal, without styles."""
-    with started(*arguments, columns=columns, env=env) as (process, reader):
+    code, shown = asked_on_terminal(*arguments, columns=columns, env=env)
+    assert code == 0, shown
+    return shown
+
+
+def asked_on_terminal(
+    *arguments: str, typed: str = "", columns: int = 100, env: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Type an answer on the terminal of a command; return its exit status and what it shows."""
+    with started(*arguments, columns=columns, env=env) as (process, terminal):
+        os.write(terminal, typed.encode())
         shown = b""
         while True:
             try:
-                part = os.read(reader, 1 << 16)
+                part = os.read(terminal, 1 << 16)
             except OSError:  # Linux says EIO when nobody has the other side open
                 break
             if not part:
                 break
             shown += part
-        assert process.wait(30) == 0, shown.decode()
-    return STYLES.sub("", shown.decode()).replace("\r\n", "\n")
+        code = process.wait(30)
+    return code, STYLES.sub("", shown.decode()).replace("\r\n", "\n")
 
 
 def piped(
@@ -68,6 +78,7 @@ def piped(
     """What a command prints into pipes."""
     return subprocess.run(
         [*COMMAND, *arguments],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,

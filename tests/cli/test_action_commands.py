@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from agent_harness.waiting import until
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, engine, pair
 from cli.broker_process import broker_process
-from cli.terminals import STYLES
+from cli.terminals import STYLES, asked_on_terminal, piped
 from restow.broker.cli.main import app
 
 
@@ -23,9 +23,14 @@ def address() -> Iterator[str]:
         yield where
 
 
-async def run(*arguments: str, given: str = "") -> Result:
+async def run(*arguments: str) -> Result:
     """A command beside engines that live on this event loop."""
-    return await asyncio.to_thread(CliRunner().invoke, app, list(arguments), input=given)
+    return await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+
+
+async def on_terminal(*arguments: str, typed: str) -> tuple[int, str]:
+    """The exit status of a command whose question is answered, and what it shows."""
+    return await asyncio.to_thread(asked_on_terminal, *arguments, typed=typed)
 
 
 async def state(address: str, name: str) -> str:
@@ -47,11 +52,30 @@ async def waiting(address: str, name: str) -> AsyncIterator[Pair]:
 
 async def test_a_release_that_nobody_agrees_to_is_none(address: str) -> None:
     async with waiting(address, "kept"):
-        for given in ("n\n", ""):
-            result = await run("release", "kept", "--broker", address, given=given)
-            assert result.exit_code == 1
-            assert "Handoff kept is WAITING, from p to d." in " ".join(result.output.split())
+        for typed in ("n\n", "\x04"):
+            code, shown = await on_terminal("release", "kept", "--broker", address, typed=typed)
+            assert code == 1
+            assert "Handoff kept is WAITING, from p to d." in " ".join(shown.split())
             assert await state(address, "kept") == "WAITING"
+
+
+async def test_a_script_does_nothing_that_is_not_agreed_to_beforehand(address: str) -> None:
+    async with waiting(address, "unasked"):
+        for command, words in (
+            (("release", "unasked"), "Handoff unasked is WAITING"),
+            (("drain", "--wait"), "will grant no handoff until"),
+            (("drain", "--engine", "p", "--wait"), "Engine p will take part in nothing new"),
+            (("forget", "p"), "Engine p has 1 handoffs that have not ended"),
+        ):
+            found = await asyncio.to_thread(piped, *command, "--broker", address)
+            assert (found.returncode, found.stdout) == (2, "")
+            told = " ".join(found.stderr.replace("│", " ").split())
+            assert all(one in told for one in ("nothing was done", "with --yes", words)), told
+        assert await state(address, "unasked") == "WAITING"
+        listed = json.loads((await run("engines", "--json", "--broker", address)).stdout)
+        assert not any(one["draining"] for one in listed["engines"])
+        shown = json.loads((await run("status", "--json", "--broker", address)).stdout)
+        assert not shown["draining"]
 
 
 @pytest.mark.parametrize("command", ["release", "handoff"])
@@ -66,15 +90,14 @@ async def test_an_empty_id_names_no_handoff(command: str) -> None:
         assert await state(running.address, "the-only-one") == "WAITING"
 
 
-@pytest.mark.parametrize(("options", "given"), [(("--yes",), ""), ((), "y\n")])
-async def test_a_release_ends_it_and_says_how(
-    address: str, options: tuple[str, ...], given: str
-) -> None:
-    name = f"given up {len(options)}"
+@pytest.mark.parametrize("typed", ["", "y\n"])
+async def test_a_release_ends_it_and_says_how(address: str, typed: str) -> None:
+    name = f"given up {len(typed)}"
     async with waiting(address, name):
-        result = await run("release", name, *options, "--broker", address, given=given)
-        assert result.exit_code == 0
-        words = " ".join(result.stdout.split())
+        options = () if typed else ("--yes",)
+        code, shown = await on_terminal("release", name, *options, "--broker", address, typed=typed)
+        assert code == 0
+        words = " ".join(shown.split())
         assert "RELEASED: an operator gave it up" in words
         assert await state(address, name) == "CANCELLED"
         # Again: it has ended, and nothing is asked.
@@ -103,8 +126,8 @@ async def test_leases_show_what_they_wait_for(address: str) -> None:
 
 
 async def test_draining_is_agreed_to_shown_and_ended(address: str) -> None:
-    refused = await run("drain", "--broker", address, given="n\n")
-    assert refused.exit_code == 1
+    refused, _ = await on_terminal("drain", "--broker", address, typed="n\n")
+    assert refused == 1
     assert "draining" not in (await run("status", "--broker", address)).stdout
     done = await run("drain", "--yes", "--wait", "--json", "--broker", address)
     assert json.loads(done.stdout) == {"draining": True, "granted": 0}

@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, pair
-from cli.terminals import COMMAND, STYLES, environment, on_terminal
+from cli.terminals import COMMAND, STYLES, asked_on_terminal, environment, on_terminal
 from restow.broker.cli.main import app
 
 UUIDS = [str(uuid.uuid5(uuid.NAMESPACE_DNS, str(number))) for number in range(3)]
@@ -36,11 +36,11 @@ async def some() -> AsyncIterator[tuple[str, Pair]]:
         yield running.address, both
 
 
-def run(address: str, *arguments: str, columns: int | None = None, given: str = "") -> Result:
+def run(address: str, *arguments: str, columns: int | None = None) -> Result:
     """A command in this process: on a terminal of so many columns, or into a pipe."""
     terminal = {"COLUMNS": str(columns), "FORCE_COLOR": "1"} if columns else {"COLUMNS": "80"}
     env = {"RESTOW_BROKER": address, **terminal}
-    return CliRunner(env=env).invoke(app, list(arguments), input=given)
+    return CliRunner(env=env).invoke(app, list(arguments))
 
 
 async def aside(call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
@@ -110,8 +110,10 @@ async def test_a_beginning_names_one_handoff_or_none() -> None:
         assert getattr(none.exception, "reason", None) == "HANDOFF_UNKNOWN"
         listed = json.loads(await out(address, "handoffs", "request-0001", "--json"))
         assert {one["handoff_id"] for one in listed["handoffs"]} == set(LONG)
-        asked = await aside(run, address, "release", "waits", given="y\n")
-        assert f"Handoff {WAITS} is WAITING" in " ".join(asked.output.split())
+        _, asked = await aside(
+            asked_on_terminal, "release", "waits", "--broker", address, typed="y\n"
+        )
+        assert f"Handoff {WAITS} is WAITING" in " ".join(asked.split())
         ended = json.loads(await out(address, "handoff", WAITS, "--json"))
         assert ended["reason"] == "RELEASED"
         assert (await aside(run, address, "release", "request-", "--yes")).exit_code == 1

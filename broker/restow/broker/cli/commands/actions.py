@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,14 +16,21 @@ from restow.broker.cli.output import FOUND, Output, print_json
 from restow.broker.cli.settings.options import JsonOption
 from restow.broker.printable import shown
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Needed in scripts.")]
 POLL_S = 0.2
 
 
 def _agreed(words: str, yes: bool) -> None:
-    """Say what will be done, and have it agreed to. Ends the command where nobody agrees."""
-    if not yes:
-        typer.confirm(f"{shown(words)} Go on?", abort=True, err=True)
+    """Say what will be done, and have it agreed to. End the command where nobody agrees."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(
+            f"nothing was done, for there is no terminal to ask on: repeat the command with --yes. "
+            f"{shown(words)}",
+            param_hint="--yes",
+        )
+    typer.confirm(f"{shown(words)} Go on?", abort=True, err=True)
 
 
 @connects
