@@ -16,7 +16,7 @@ from restow.broker.core.audit import audit
 from restow.broker.core.directory import Directory
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.events import Chunk, Failure, Settlement, StagedRun, Wish
+from restow.broker.core.events import Chunk, Failure, KnownEnd, Settlement, StagedRun, Wish
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
@@ -209,10 +209,11 @@ class World:
         sampled: int | None = None,
         anew: bool = False,
         revision: str = "",
+        number: int = 7,
     ) -> list[act.Action]:
         blocks = {"kv": [1, 2, 3], "state": [4]} if blocks is None else blocks
         listed = tuple((group, first, packed(ids)) for group, ids in blocks.items())
-        said = (content, repeated, readers, sampled, anew, revision)
+        said = (content, repeated, readers, sampled, anew, revision, number)
         chunk = Chunk(listed, position, final, lease_s, "", *said)
         return self.run(lambda now_s: self.directory.publish(side.record, name, chunk, now_s))
 
@@ -272,6 +273,18 @@ class World:
 
     def cancel(self, side: Side, name: str = "h", demand: int = 0) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.cancel(side.record, name, "", now_s, demand))
+
+    def known_end(self, side: Side, told: act.TellEnded) -> list[act.Action]:
+        """Have an engine tell what another broker ``told`` it."""
+        failure = Failure(told.state, told.reason, told.detail)
+        known = KnownEnd(
+            told.demand is not None,
+            None if told.state is act.State.DONE else failure,
+            *(told.bytes, told.position, told.compared, told.counterparts, told.sampled),
+            told.readers,
+        )
+        name, directory = told.handoff_id, self.directory
+        return self.run(lambda now_s: directory.known_end(side.record, name, known, now_s))
 
     def release(self, handoff: Handoff) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.release(handoff, now_s))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import Context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from restow.v1 import broker_pb2
 from simulation_harness.virtual_loop import Process
 
 if TYPE_CHECKING:
     from simulation_harness.engines import Engine
     from simulation_harness.history import History
+    from simulation_harness.network import _Call
+    from simulation_harness.several.brokers import Life
 
 DRAIN_S = 20.0
 LINKS = (("b", "p"), ("b", "d"), ("p", "d"), ("b", "e"), ("p", "e"))
@@ -28,6 +31,7 @@ class Faults:
         self._triggers: dict[int, Callable[[], None]] = {}
         self.kinds: tuple[Callable[[], None], ...] = (
             self._kill_broker,
+            self.lose_an_end,
             self._kill_engine,
             self._kill_worker,
             self._pause,
@@ -54,6 +58,7 @@ class Faults:
     def heal(self) -> None:
         """No more of them, and no trace of those that were."""
         self._triggers.clear()
+        self._network.loses = lambda call, batch: False
         self._network.heal_all()
         for process in self._history.processes():
             if process.paused:
@@ -89,6 +94,33 @@ class Faults:
             self.met_d = True
             brokers.kill(life)
             self._loop.call_later(self._short_s(), brokers.start, life.address)
+
+    def lose_an_end(self) -> None:
+        """The owner is killed between telling P and D of the next DONE, either way round."""
+        self.met_d = True
+        loser = self._rng.choice("PD")
+        self._detail(loser)
+        brokers, network = self._history.brokers, self._network
+        lost: list[_Call] = []
+
+        def loses(call: _Call, batch: Any) -> bool:
+            life = brokers.owner
+            if lost or life is None or call.server is not life.process:
+                return call in lost
+            if loser in _told_done(batch):
+                lost.append(call)
+                # D is told first, and P soon after that.
+                killed_s = self._rng.uniform(0.006, 0.03)
+                self._loop.call_later(killed_s, self._kill_life, life, context=Context())
+            return call in lost
+
+        network.loses = loses
+
+    def _kill_life(self, life: Life) -> None:
+        self._network.loses = lambda call, batch: False
+        if life.process.alive:
+            self._history.brokers.kill(life)
+            self._loop.call_later(self._short_s(), self._history.brokers.start, life.address)
 
     def _kill_engine(self) -> None:
         self.end_engine(self._rng.choice(SIDES))
@@ -179,3 +211,10 @@ class Faults:
     def _heal_hosts(self, host: str, other: str) -> None:
         for one in self._history.brokers.hosts if host == "b" else (host,):
             self._network.heal(one, other)
+
+
+def _told_done(batch: Any) -> set[str]:
+    """The sides that a batch of a broker tells of a DONE."""
+    events = batch.events if isinstance(batch, broker_pb2.SessionResponse) else ()
+    done = [one.ended for one in events if one.ended.state == broker_pb2.HANDOFF_STATE_DONE]
+    return {"D" if one.demand else "P" for one in done}

@@ -76,6 +76,8 @@ DECLINED = 0.05
 SEVERAL_OF, FLEET_ALONE_OF = 6, 12
 """In one history of so many there are several brokers; in one of so many nothing else goes wrong
 than what befalls these."""
+ENDS_ALONE_OF = 8
+"""In one history of so many nothing else goes wrong than that a side hears of no end."""
 CLIENT_LEAVES = 0.1
 """For how many a router gives up what nobody has asked for by then."""
 
@@ -152,6 +154,8 @@ class History:
         self.faults = Faults(self) if faults else None
         if seed % SEVERAL_OF == SEVERAL_OF - 1:
             self.be_several(alone=seed % FLEET_ALONE_OF == FLEET_ALONE_OF - 1)
+        elif seed % ENDS_ALONE_OF == ENDS_ALONE_OF - 1:
+            self.lose_ends()
 
     def be_several(self, alone: bool = True) -> None:
         """Play it with several brokers. ``alone``: nothing else goes wrong than these do."""
@@ -161,6 +165,12 @@ class History:
             fleet = FleetFaults(self)
             self.faults.kinds = fleet.kinds if alone else (*self.faults.kinds, *fleet.kinds)
             self.unhindered.looks = alone
+
+    def lose_ends(self) -> None:
+        """Nothing goes wrong but that the broker dies between telling P and D of an end."""
+        if self.faults is not None:
+            self.faults.kinds = (self.faults.lose_an_end,)
+            self.unhindered.looks = True
 
     # -- running ----------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from restow.broker.core.events import Settlement
 from restow.broker.core.handoffs.deliveries import Deliveries
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.sides.demand import Demand
+from restow.broker.core.ledger.known_ends import KnownWord
 from restow.broker.core.ledger.readers import Readers
 from restow.broker.core.offering import Offering
 from restow.broker.core.reports import Reports
@@ -127,6 +128,28 @@ def pages_free_at_once(history: History) -> Iterator[None]:
         return cancelled
 
     with patch.object(Delivery, "cancel", hasty):
+        yield
+
+
+@contextlib.contextmanager
+def ends_of_one_side(history: History) -> Iterator[None]:
+    """What one side was told by a broker before helps the other side nothing."""
+    history.lose_ends()
+    with patch.object(Directory, "known_end", lambda *words: []):
+        yield
+
+
+@contextlib.contextmanager
+def ends_of_any_attempt(history: History) -> Iterator[None]:
+    """What one side was told counts for whatever the other one has open under that id."""
+    # Where it matters: brokers die, and ids are used again.
+    history.lose_ends()
+
+    def of_the_engine(self: KnownWord, engine: EngineRecord | None, numbers: object) -> bool:
+        return engine is not None and engine.key.engine_id == self.other.engine_id
+
+    often = patch("simulation_harness.history.USED_AGAIN", 1.0)
+    with often, patch.object(KnownWord, "is_of", of_the_engine):
         yield
 
 
@@ -239,6 +262,8 @@ MUTATIONS: dict[str, Mutation] = {
     "content": no_content,
     "reuse": ids_used_again,
     "cancelled": pages_free_at_once,
+    "ends": ends_of_one_side,
+    "attempt": ends_of_any_attempt,
     "twin": two_states_at_once,
     "twins": two_states_of_any_client,
     "served": pages_free_after_one_reader,

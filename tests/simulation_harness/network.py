@@ -87,6 +87,8 @@ class Network:
         self.on_delivery: Callable[[int], None] = lambda count: None
         self.on_said: Callable[[Process, Any], None] = lambda process, batch: None
         """Hears of each batch that leaves a process that serves calls."""
+        self.loses: Callable[[_Call, Any], bool] = lambda call, batch: False
+        """Tells of each such batch whether it is lost on the way out."""
         self.listeners: dict[str, Listener] = {}
         self._cut: dict[frozenset[str], int] = {}
         self._cuts = 0
@@ -306,6 +308,10 @@ class _Call:
             self._up.send(_BROKEN)
 
     @property
+    def server(self) -> Process:
+        return self._server
+
+    @property
     def is_open(self) -> bool:
         return self._outcome is None and self._listener is not None
 
@@ -335,6 +341,8 @@ class _Call:
                 requests = self._each()
                 how = _Context(self._metadata, requests)
                 async for response in handler.stream_stream(requests, how):
+                    if self._network.loses(self, response):
+                        continue
                     self._network.on_said(self._server, response)
                     self._down.send(handler.response_serializer(response))
             self._down.send(_END)

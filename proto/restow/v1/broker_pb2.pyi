@@ -780,6 +780,7 @@ class EngineMessage(google.protobuf.message.Message):
     HANDED_OVER_FIELD_NUMBER: builtins.int
     REVISE_FIELD_NUMBER: builtins.int
     FORGET_STATES_FIELD_NUMBER: builtins.int
+    KNOWN_END_FIELD_NUMBER: builtins.int
     message_id: builtins.int
     """Number chosen by the sender, returned in Refused. 0: none."""
     @property
@@ -830,6 +831,13 @@ class EngineMessage(google.protobuf.message.Message):
     def forget_states(self) -> Global___ForgetStates:
         """Stores are to drop the states of a revision."""
 
+    @property
+    def known_end(self) -> Global___Ended:
+        """An end that another broker told this engine in the last minute, as it was told: that broker may have
+        died before it told the other side. The broker ends what the other side still has open of the same
+        words. It has no end of its own, and means nothing where nothing fits.
+        """
+
     def __init__(
         self,
         *,
@@ -846,10 +854,11 @@ class EngineMessage(google.protobuf.message.Message):
         handed_over: Global___HandedOver | None = ...,
         revise: Global___Revise | None = ...,
         forget_states: Global___ForgetStates | None = ...,
+        known_end: Global___Ended | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "forget_states", b"forget_states", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "publish", b"publish", "renew", b"renew", "request", b"request", "revise", b"revise"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "forget_states", b"forget_states", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request", "revise", b"revise"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain", "holdings", "decline_offer", "keep", "handed_over", "revise", "forget_states"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "forget_states", b"forget_states", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "known_end", b"known_end", "publish", b"publish", "renew", b"renew", "request", b"request", "revise", b"revise"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "forget_states", b"forget_states", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "known_end", b"known_end", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request", "revise", b"revise"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain", "holdings", "decline_offer", "keep", "handed_over", "revise", "forget_states", "known_end"] | None: ...
 
 Global___EngineMessage: typing_extensions.TypeAlias = EngineMessage
 
@@ -894,6 +903,11 @@ class Ended(google.protobuf.message.Message):
     TRANSFER_US_FIELD_NUMBER: builtins.int
     DEMAND_FIELD_NUMBER: builtins.int
     DELIVERED_FIELD_NUMBER: builtins.int
+    POSITION_TOKENS_FIELD_NUMBER: builtins.int
+    CONTENT_COMPARED_FIELD_NUMBER: builtins.int
+    COUNTERPARTS_FIELD_NUMBER: builtins.int
+    SAMPLED_TOKEN_FIELD_NUMBER: builtins.int
+    READERS_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id."""
     state: Global___HandoffState.ValueType
@@ -916,6 +930,23 @@ class Ended(google.protobuf.message.Message):
     """How many D's have the state. To P, DONE: as many as it has readers, but for those that declined; to D,
     DONE: 1.
     """
+    position_tokens: builtins.int
+    """Tokens that P's state has absorbed: D goes on from there. 0: P had not published the whole."""
+    content_compared: builtins.bool
+    """Whether P and D both named the state's content and the broker compared the two. False: a side named
+    none, so nobody knows whether the state is that of D's prompt. To the P of several deliveries: whether
+    the content was compared for each D that has the state.
+    """
+    sampled_token: builtins.int
+    """To P: the token that it had published as sampled. Not set: none."""
+    readers: builtins.int
+    """How many readers the handoff had, as P or a D named them. 0: nobody named any, and D was the only one."""
+    @property
+    def counterparts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Counterpart]:
+        """The other side of the handoff: to D, P; to P, D, or each D of several deliveries that this is the end of.
+        Empty: the other side had not spoken, or not by a session.
+        """
+
     def __init__(
         self,
         *,
@@ -927,10 +958,53 @@ class Ended(google.protobuf.message.Message):
         transfer_us: builtins.int = ...,
         demand: builtins.int = ...,
         delivered: builtins.int = ...,
+        position_tokens: builtins.int = ...,
+        content_compared: builtins.bool = ...,
+        counterparts: collections.abc.Iterable[Global___Counterpart] | None = ...,
+        sampled_token: builtins.int | None = ...,
+        readers: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "delivered", b"delivered", "demand", b"demand", "detail", b"detail", "handoff_id", b"handoff_id", "reason", b"reason", "state", b"state", "transfer_us", b"transfer_us"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_sampled_token", b"_sampled_token", "sampled_token", b"sampled_token"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_sampled_token", b"_sampled_token", "bytes", b"bytes", "content_compared", b"content_compared", "counterparts", b"counterparts", "delivered", b"delivered", "demand", b"demand", "detail", b"detail", "handoff_id", b"handoff_id", "position_tokens", b"position_tokens", "readers", b"readers", "reason", b"reason", "sampled_token", b"sampled_token", "state", b"state", "transfer_us", b"transfer_us"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_sampled_token", b"_sampled_token"]) -> typing.Literal["sampled_token"] | None: ...
 
 Global___Ended: typing_extensions.TypeAlias = Ended
+
+@typing.final
+class Counterpart(google.protobuf.message.Message):
+    """An engine that took part in a handoff which has ended, and its words by which it did. The next broker
+    finds by them the very words that the end belongs to (EngineMessage.known_end).
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    MESSAGE_IDS_FIELD_NUMBER: builtins.int
+    AGENTS_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """Id of the engine."""
+    incarnation: builtins.str
+    """The engine's life."""
+    agents: builtins.bytes
+    """Fingerprint of the names of D's agents when the handoff ended DONE: the state lies in these processes'
+    memory. Empty: of P, or not DONE.
+    """
+    @property
+    def message_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Numbers (message_id) of D's demands, or of the last chunk of P's publication."""
+
+    def __init__(
+        self,
+        *,
+        engine_id: builtins.str = ...,
+        incarnation: builtins.str = ...,
+        message_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        agents: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "engine_id", b"engine_id", "incarnation", b"incarnation", "message_ids", b"message_ids"]) -> None: ...
+
+Global___Counterpart: typing_extensions.TypeAlias = Counterpart
 
 @typing.final
 class Refused(google.protobuf.message.Message):

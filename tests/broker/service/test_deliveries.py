@@ -13,7 +13,12 @@ from broker.operating.test_operators import fence_all
 from restow.agents.settings import AgentSettings
 from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
 from restow.broker.client.engine.delivery import Delivery
-from restow.broker.client.engine.open_handoffs import DEFAULT_TIMEOUT_S, SILENCE_S, OpenHandoffs
+from restow.broker.client.engine.open_handoffs import (
+    DEFAULT_TIMEOUT_S,
+    KNOWN_S,
+    SILENCE_S,
+    OpenHandoffs,
+)
 from restow.broker.core.limits import Limits
 from restow.broker.errors import HandoffConflictError, RequestError, RestowError
 from restow.broker.rpc.pings import NOTICED_S
@@ -74,6 +79,19 @@ async def test_an_end_is_that_of_the_demand_that_it_names() -> None:
     assert two.exception() is not None
     assert two.pages_free.done()
     assert notes.open.empty
+
+
+async def test_the_ends_of_the_last_minute_are_told_first_on_each_stream() -> None:
+    notes = Notes()
+    other = pb.Counterpart(engine_id="p", incarnation="1", message_ids=[7])
+    for name in ("old", "h", "refused"):
+        told = [] if name == "refused" else [other]
+        notes.open.hear_end(pb.Ended(handoff_id=name, demand=1, counterparts=told))
+        notes.now_s += KNOWN_S / 3 + 1
+    notes.ask()
+    said = list(notes.open.everything())
+    assert [one.WhichOneof("body") for one in said] == ["known_end", "request"]
+    assert said[0].known_end.handoff_id == "h"
 
 
 async def test_who_is_p_and_d_of_one_hears_two_ends() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from unittest.mock import patch
 
 import grpc
@@ -71,6 +72,32 @@ async def test_a_session_lives_through_a_restart_of_the_broker(
             await agent.drop()
         await p.close()
         await d.close()
+
+
+@pytest.mark.parametrize("late", ["P", "D"])
+async def test_an_end_that_one_side_was_told_reaches_the_other_by_the_next_broker(
+    late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        async with broker() as first:
+            address, write = first.address, first.hub._write_ended
+            monkeypatch.setattr(
+                first.hub,
+                "_write_ended",
+                lambda told: None if (told.demand is None) == (late == "P") else write(told),
+            )
+            both = await stack.enter_async_context(pair(address))
+            freed, asked = both.p.publish("h", P_BLOCKS, POSITION), both.d.request("h", D_BLOCKS)
+            for agent in both.p_agents:
+                await agent.fence("h")
+            assert (await (asked if late == "P" else freed)).done
+        async with broker(listen=address):
+            for agent in (*both.p_agents, *both.d_agents):
+                await until(lambda: both.p.is_open and both.d.is_open)
+                await agent.connect()
+            ended = await asyncio.wait_for(freed if late == "P" else asked, WAIT_S)
+            assert (ended.state, ended.delivered, ended.position_tokens) == ("DONE", 1, POSITION)
+            await both.hand_over("another")
 
 
 async def test_numbers_of_two_lives_of_the_broker_do_not_meet() -> None:

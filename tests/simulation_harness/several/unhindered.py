@@ -53,8 +53,8 @@ class Unhindered:
 
     def _is_explained(self, p: tuple[str, str], d: tuple[str, str]) -> bool:
         match d:
-            case "DONE", _:
-                return True
+            case "DONE", _:  # the broker that told D may have died before it told P
+                return p == d
             case _, "READ_DEADLINE":  # a slow wire between engines
                 return True
             case _, "AGENT_MISSING" | "GRANT_OUTLIVED" if self._a_read_was_slow:
@@ -62,6 +62,4 @@ class Unhindered:
             case _, "AGENT_LOST" | "GRANT_OUTLIVED":
                 faults = self._history.report.faults
                 return any("cut_from_agents" in fault for fault in faults)
-            case "EXPIRED", "NOT_PUBLISHED":  # D's end was lost with who told P first
-                return p == ("DONE", "")
         return False

@@ -83,6 +83,17 @@ def size_of(blocks: tuple[GroupIds, ...]) -> int:
     return size_bytes
 
 
+class Counterpart(NamedTuple):
+    """An engine that took part in an ended handoff, and its words by which it did."""
+
+    engine_id: str
+    incarnation: str
+    messages: tuple[int, ...]
+    """Numbers of D's demands, or of the last chunk of P's publication."""
+    agents: bytes = b""
+    """Fingerprint of D's agents (`EngineRecord.fingerprint`); empty: of P, or not DONE."""
+
+
 class TellEnded(NamedTuple):
     """Tell an engine how a handoff ended."""
 
@@ -97,6 +108,16 @@ class TellEnded(NamedTuple):
     """D's message that it is the end of, 0 if that has no number; None: that of the publication."""
     delivered: int = 0
     """How many have the state."""
+    position: int = 0
+    """Tokens that P's state has absorbed; 0: P had not published the whole."""
+    compared: bool = False
+    """Whether both sides named the content, and it was compared."""
+    counterparts: tuple[Counterpart, ...] = ()
+    """The other side: P, or each D that it is the end of."""
+    sampled: int | None = None
+    """To P: the token that it had published as sampled."""
+    readers: int = 0
+    """How many readers the handoff had; 0: nobody named any."""
 
 
 class TellSampled(NamedTuple):

@@ -49,6 +49,9 @@ class Demanding:
         engine.asks = True
         if not engine.has_revision(wish.revision):
             return self._ledger.stop(asking, revision_changed(engine), now_s)
+        ended = self._ledger.known_ends.complete(asking, now_s) if wish.repeated else []
+        if ended:
+            return ended
         if wish.prefix is not None and asking.source is None:
             return self._offering.begin(asking, wish.prefix, now_s)
         return self._granting.advance(asking, now_s)

@@ -14,13 +14,14 @@ from restow.broker.core.demanding import Demanding, revision_changed
 from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership
-from restow.broker.core.events import Chunk, Failure, Wish
+from restow.broker.core.events import Chunk, Failure, KnownEnd, Wish
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.waiting import why_late
 from restow.broker.core.ledger.ends import told, told_destination
 from restow.broker.core.ledger.ledger import Ledger
+from restow.broker.core.ledger.table import check_handoff_id
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
 from restow.broker.core.offering import Offering
@@ -227,6 +228,17 @@ class Directory:
         """D goes on without the state. Raises as `Demanding.decline`."""
         return self._demanding.decline(engine, handoff_id, detail, now_s, demand, readers)
 
+    def known_end(
+        self, engine: EngineRecord, handoff_id: str, end: KnownEnd, now_s: float
+    ) -> list[Action]:
+        """An engine tells an end that it heard from another broker.
+
+        Raises `EngineReplacedError`, and `RequestError` for an id that no handoff has.
+        """
+        engine.check_there()
+        check_handoff_id(handoff_id)
+        return self.ledger.known_ends.hear(engine, handoff_id, end, now_s)
+
     def release(self, handoff: Handoff, now_s: float) -> list[Action]:
         """An operator gives a handoff up."""
         if handoff.ended:
@@ -255,6 +267,7 @@ class Directory:
         actions += self.offering.tick(now_s)
         actions += self.granting.tick(now_s)
         self.prefixes.tick()
+        self.ledger.known_ends.tick(now_s)
         more, waiting = self.probing.tick(now_s)
         more += self.examining.tick(now_s)
         more += self.granting.measured(waiting, now_s) + self.members.sweep(now_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from restow.broker.core.actions import GroupIds, State
+from restow.broker.core.actions import Counterpart, GroupIds, State
 from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.planner import CopyCosts, ReadCosts
 
@@ -31,6 +31,8 @@ class Chunk(NamedTuple):
     """Whether P has taken back every chunk that was said without it."""
     revision: str = ""
     """Revision of the weights that computed the state; empty: that of P's layout."""
+    number: int = 0
+    """The number of P's message; the same when it is repeated. 0: it has none."""
 
 
 class Wish(NamedTuple):
@@ -105,3 +107,18 @@ class Failure:
     state: State
     reason: str
     detail: str
+
+
+class KnownEnd(NamedTuple):
+    """An end that another broker told an engine, as the engine tells it to this one."""
+
+    of_demand: bool
+    """Whether it ended the engine's demand; else its publication."""
+    failure: Failure | None
+    """None: DONE."""
+    bytes: int
+    position: int
+    compared: bool
+    counterparts: tuple[Counterpart, ...]
+    sampled: int | None = None
+    readers: int = 0

@@ -70,9 +70,10 @@ class Granting:
         """An agent has been welcomed: handoffs that waited for it may go on."""
         actions: list[Action] = []
         if engine.complete:
+            known = bool(self._ledger.known_ends)
             for number in sorted(engine.handoffs):
                 handoff = self._ledger.by_number.get(number)
-                if handoff is not None and handoff.lease.agents_until_s:
+                if handoff is not None and (known or handoff.lease.agents_until_s):
                     actions += self.advance(handoff, now_s)
         return actions
 
@@ -178,6 +179,11 @@ class Granting:
     def _advance(self, handoff: Handoff, now_s: float) -> list[Action]:
         if handoff.pair is not None:
             return []
+        known: list[Action] = []
+        if self._ledger.known_ends:
+            known = self._ledger.known_ends.complete(handoff, now_s)
+            if handoff.ended:
+                return known
         if handoff.state is State.WAITING and handoff.complete:
             handoff.state = State.READY
             handoff.timeline.note(now_s, "ready")
@@ -187,7 +193,7 @@ class Granting:
         # One that has ended needs no clock.
         if not handoff.ended:
             self._ledger.watch(handoff)
-        return actions
+        return known + actions
 
     def key_of(self, source: EngineRecord, destination: EngineRecord) -> PairKey:
         """By which two engines' plan is kept: another one when costs are known."""

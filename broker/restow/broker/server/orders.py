@@ -34,6 +34,18 @@ def fill_ended(ended: broker_pb2.Ended, action: act.TellEnded) -> None:
     ended.transfer_us = action.transfer_us
     ended.demand = action.demand or 0
     ended.delivered = action.delivered
+    ended.position_tokens = action.position
+    ended.content_compared = action.compared
+    ended.readers = action.readers
+    for one in action.counterparts:
+        ended.counterparts.add(
+            engine_id=one.engine_id,
+            incarnation=one.incarnation,
+            message_ids=one.messages,
+            agents=one.agents,
+        )
+    if action.sampled is not None:
+        ended.sampled_token = action.sampled
 
 
 def _fill_prefix(filled: broker_pb2.Prefix, prefix: NamedPrefix) -> None:

@@ -36,12 +36,18 @@ class HandoffEnded:
     """Microseconds from the grant to the last rank's report. 0: never granted, or P of several."""
     delivered: int = 0
     """How many D's have the state; to D, 1 of DONE."""
+    position_tokens: int = 0
+    """Tokens that P's state has absorbed: D goes on from there. 0: P had not published it whole."""
+    content_compared: bool = False
+    """Whether P and D both named the content (`content_of`), and the broker compared it. False:
+    nobody knows whether the state is that of D's prompt."""
 
     @classmethod
     def of(cls, ended: pb.Ended) -> HandoffEnded:
         """Take over what the broker told by ``ended``."""
         told = (ended.handoff_id, state_name(ended.state), ended.reason, ended.detail)
-        return cls(*told, ended.bytes, ended.transfer_us, ended.delivered)
+        counts = (ended.bytes, ended.transfer_us, ended.delivered)
+        return cls(*told, *counts, ended.position_tokens, ended.content_compared)
 
     @property
     def done(self) -> bool:

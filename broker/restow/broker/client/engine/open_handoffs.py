@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,10 @@ both, but a read that does not end has its lane closed only behind the grants of
 """
 MAX_PUBLISHED = 1 << 16
 """Ids of ended publications that are remembered."""
+KNOWN_S = 60.0
+MAX_KNOWN = 1024
+"""How long ends are remembered, and how many: the next broker is told them, in case that the one
+which told this side died before it told the other."""
 
 
 class OpenHandoffs:
@@ -55,6 +59,8 @@ class OpenHandoffs:
         self._emptied = asyncio.Event()
         self._published: OrderedDict[str, None] = OrderedDict()
         """Ids whose publication has ended: none is used twice, as a fence may be left of it."""
+        self._known_ends: deque[tuple[float, pb.Ended]] = deque(maxlen=MAX_KNOWN)
+        """The latest ends that a broker told, with when."""
         self._last_message = 0
         self._closed: RestowError | None = None
         self._clock = clock
@@ -170,11 +176,14 @@ class OpenHandoffs:
                 self._emptied.set()
 
     def everything(self) -> Iterator[pb.EngineMessage]:
-        """All that has been said of live handoffs, in order.
+        """The latest ends that were heard, then all that has been said of live handoffs, in order.
 
         A demand that was given up is not said again: its pages may be others' by then.
         """
         now_s = self._clock()
+        for heard_s, ended in self._known_ends:
+            if now_s - heard_s < KNOWN_S:
+                yield pb.EngineMessage(known_end=ended)
         for known in self._open.values():
             for said in known.said:
                 if isinstance(said.end, Delivery) and said.end.done():
@@ -255,6 +264,12 @@ class OpenHandoffs:
             late = "the broker has not ended it in time"
             said.cancellation = cancellation_of(handoff_id, late, demand)
             self._send(said.cancellation)
+
+    def hear_end(self, ended: pb.Ended) -> None:
+        """Take an end that the broker told."""
+        if ended.counterparts:
+            self._known_ends.append((self._clock(), ended))
+        self.finish(HandoffEnded.of(ended), ended.demand)
 
     def finish(self, ended: HandoffEnded, demand: int = 0) -> None:
         """A handoff has ended: tell who asked for it by message ``demand``, or 0: who published."""

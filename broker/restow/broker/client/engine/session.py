@@ -278,7 +278,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     def _hear(self, event: pb.EngineEvent) -> None:
         body = event.WhichOneof("body")
         if body == "ended":
-            self._handoffs.finish(HandoffEnded.of(event.ended), event.ended.demand)
+            self._handoffs.hear_end(event.ended)
         elif body == "refused":
             self._handoffs.refuse(event.refused)
         elif body == "sampled":

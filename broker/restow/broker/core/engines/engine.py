@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from hashlib import blake2b
 from itertools import zip_longest
 from math import inf
 
@@ -94,6 +95,8 @@ class EngineRecord(BlockLists):
     """Of the software of its session; empty: it did not say."""
     former: tuple[str, ...] = ()
     """The latest incarnations before this one; those that had unregistered are none."""
+    _fingerprint: tuple[int, bytes] = (0, b"")
+    """That of the agents, and `admitted` when it was made."""
 
     @classmethod
     def of(
@@ -177,6 +180,16 @@ class EngineRecord(BlockLists):
     def complete(self) -> bool:
         """Whether every rank's agent is connected."""
         return len(self.agents) == len(self.layout.ranks)
+
+    def fingerprint(self) -> bytes:
+        """Return a fingerprint of the names of all ranks' agents; empty: not all are connected."""
+        if not self.complete:
+            return b""
+        if self._fingerprint[0] != self.admitted:
+            names = "\n".join(self.agents[rank].agent_name for rank in sorted(self.agents))
+            digest = blake2b(names.encode(), digest_size=16).digest()
+            self._fingerprint = (self.admitted, digest)
+        return self._fingerprint[1]
 
     @property
     def missing_ranks(self) -> list[int]:

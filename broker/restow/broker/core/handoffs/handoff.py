@@ -70,6 +70,8 @@ class Handoff:
     """`EngineRecord.replacements` of P and D at the first grant; None: nothing was read for D."""
     demand_messages: DemandMessages = field(default_factory=DemandMessages)
     """D's messages that say the demand."""
+    asked_again: bool = False
+    """Whether D had asked a broker before."""
     sampled_told: bool = False
     """Whether D was told the token that P sampled, by each of them."""
     offer: Offer | None = None
@@ -237,6 +239,7 @@ class Handoff:
         self.destination = engine
         self.demand, self.asked_s = demand, now_s
         self.demand_messages.add(wish.demand)
+        self.asked_again = wish.repeated
         self.lease.ask(wish.timeout_s, now_s)
         self.dst_checked = engine.admitted
         if wish.repeated:

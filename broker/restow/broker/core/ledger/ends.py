@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from restow.broker.core.actions import Action, State, TellEnded
+from restow.broker.core.actions import Action, Counterpart, State, TellEnded
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.sides.demand import is_compared
 from restow.broker.core.traffic.tally import End
 
 
@@ -17,6 +18,8 @@ def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> T
     """How the handoff ended, for P; or for D, whose ``demand`` it ends."""
     failure = handoff.failure
     reason, detail = (failure.reason, failure.detail) if failure is not None else ("", "")
+    ended = [one for one in _parts(handoff) if one.ended] if demand is None else [handoff]
+    published = handoff.publication
     return TellEnded(
         engine.key,
         handoff.handoff_id,
@@ -27,7 +30,40 @@ def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> T
         int((handoff.transfer_s or 0.0) * 1e6),
         demand,
         delivered(handoff),
+        published.position_tokens,
+        bool(ended) and all(is_compared(published, one.demand) for one in ended),
+        _demands(ended) if demand is None else _publication(handoff),
+        published.sampled_token if demand is None else None,
+        (handoff.parent or handoff).deliveries.readers,
     )
+
+
+def _parts(handoff: Handoff) -> list[Handoff]:
+    """The handoff, or the deliveries that ended as their publication did: well or not."""
+    if not handoff.shared:
+        return [handoff]
+    done = handoff.state is State.DONE
+    return [one for one in handoff.deliveries.by_engine.values() if done == (one.failure is None)]
+
+
+def _publication(handoff: Handoff) -> tuple[Counterpart, ...]:
+    """P and its words, as D is told them."""
+    source, side = handoff.source, handoff.side
+    if source is None or not side.number:
+        return ()
+    return (Counterpart(source.key.engine_id, source.incarnation, (side.number,)),)
+
+
+def _demands(ended: list[Handoff]) -> tuple[Counterpart, ...]:
+    """Each D and its words, as P is told them: those by a session, which have numbers."""
+    found = []
+    for one in ended:
+        engine, numbers = one.destination, one.demand_messages.numbers
+        spoken = tuple([number for number in numbers if number > 0])
+        if engine is not None and spoken:
+            agents = engine.fingerprint() if one.failure is None else b""
+            found.append(Counterpart(engine.key.engine_id, engine.incarnation, spoken, agents))
+    return tuple(found)
 
 
 def delivered(handoff: Handoff) -> int:

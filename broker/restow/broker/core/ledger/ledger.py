@@ -12,8 +12,10 @@ from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.digests import Checks
 from restow.broker.core.handoffs.grant import release_staging
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.sides.demand import is_compared
 from restow.broker.core.ledger.deadlines import Deadlines
 from restow.broker.core.ledger.ends import end_of, pair_ids, told, told_destination
+from restow.broker.core.ledger.known_ends import KnownEnds
 from restow.broker.core.ledger.readers import Readers
 from restow.broker.core.ledger.statistics import Statistics
 from restow.broker.core.ledger.table import Table
@@ -44,6 +46,7 @@ class Ledger(Table):
         self.deadlines = Deadlines()
         self.flow = Flow()
         self.readers = Readers(self)
+        self.known_ends = KnownEnds(self)
 
     def hear(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff | None:
         """The same, of which the engine says a word."""
@@ -203,8 +206,14 @@ class Ledger(Table):
         self._tell_failure(handoff, failure)
         key, handoff_id = destination.key, handoff.handoff_id
         state, reason, detail = failure.state, failure.reason, failure.detail
+        position = handoff.publication.position_tokens
+        compared = is_compared(handoff.publication, handoff.demand)
         actions: list[Action] = [
-            TellEnded(key, handoff_id, state, reason, detail, 0, 0, number)
+            TellEnded(
+                *(key, handoff_id, state, reason, detail, 0, 0, number),
+                position=position,
+                compared=compared,
+            )
             for number in handoff.demand_messages.numbers
         ]
         handoff.forget_demand()

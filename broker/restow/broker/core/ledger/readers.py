@@ -47,6 +47,7 @@ class Readers:
                 handoff.demand_messages,
                 DemandMessages(),
             )
+            made.asked_again = handoff.asked_again
             made.offer, handoff.offer = handoff.offer, None
             made.unheard, handoff.unheard = handoff.unheard, set()
             made.dst_checked = handoff.dst_checked

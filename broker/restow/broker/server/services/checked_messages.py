@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sized
 
-from restow.broker.core.events import Chunk, Wish
-from restow.broker.core.handoffs.deliveries import MAX_READERS
+from restow.broker.core.actions import Counterpart, State
+from restow.broker.core.events import Chunk, Failure, KnownEnd, Wish
+from restow.broker.core.handoffs.deliveries import MAX_DELIVERIES, MAX_READERS
+from restow.broker.core.handoffs.sides.demand_messages import MAX_MESSAGES
+from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.core.limits import Limits
 from restow.broker.errors import RequestError
 from restow.broker.layout.limits import MAX_GROUPS
 from restow.broker.printable import is_word
 from restow.broker.rpc.status import cut
+from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.server.services.prefix_messages import named_of, revision_of
 from restow.broker.server.services.trace_context import known_trace
 from restow.v1 import broker_pb2 as pb
@@ -19,6 +23,7 @@ from restow.v1 import broker_pb2 as pb
 MAX_VERSION_LENGTH = 64
 _VERSION = re.compile(rf"[0-9A-Za-z.+_-]{{0,{MAX_VERSION_LENGTH}}}")
 MIN_CONTENT_BYTES, MAX_CONTENT_BYTES = 16, 64
+_ENDS = {number: state for state, number in STATE_NUMBERS.items() if state.ended}
 
 
 def lease_s_of(lease_ms: int, limits: Limits) -> float:
@@ -51,8 +56,8 @@ def version_of(text: str) -> str:
     return text
 
 
-def chunk_of(publication: pb.Publication, limits: Limits) -> Chunk:
-    """A part of P's publication. Raises `RequestError`."""
+def chunk_of(publication: pb.Publication, limits: Limits, number: int = 0) -> Chunk:
+    """A part of P's publication, under the number of its message. Raises `RequestError`."""
     _check_lists(publication.blocks)
     return Chunk(
         tuple([(b.group, b.first_block, b.block_ids) for b in publication.blocks]),
@@ -66,6 +71,7 @@ def chunk_of(publication: pb.Publication, limits: Limits) -> Chunk:
         _sampled(publication),
         publication.anew,
         revision_of(publication.revision),
+        number,
     )
 
 
@@ -125,15 +131,48 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
     )
 
 
-def _sampled(publication: pb.Publication) -> int | None:
-    if not publication.HasField("sampled_token"):
+def _sampled(said: pb.Publication | pb.Ended) -> int | None:
+    if not said.HasField("sampled_token"):
         return None
-    if publication.sampled_token < 0:
+    if said.sampled_token < 0:
         raise RequestError(
-            f"sampled_token {publication.sampled_token} must not be negative",
+            f"sampled_token {said.sampled_token} must not be negative",
             field="sampled_token",
         )
-    return publication.sampled_token
+    return said.sampled_token
+
+
+def known_end_of(ended: pb.Ended) -> KnownEnd:
+    """Return an end that an engine gives back. Raises `RequestError` for what no broker told."""
+    state = _ENDS.get(ended.state)
+    done = state is State.DONE
+    others = ended.counterparts
+    sizes = [len(one.message_ids) for one in others]
+    names = [name for one in others for name in (one.engine_id, one.incarnation)]
+    if (
+        state is None
+        or done != (not ended.reason)
+        or ended.position_tokens < 0
+        or len(others) > MAX_DELIVERIES
+        or max(sizes, default=0) > MAX_MESSAGES
+        or any(len(one.agents) > MAX_CONTENT_BYTES for one in others)
+        or max(map(len, names), default=0) > MAX_ID_LENGTH
+    ):
+        raise RequestError("known_end is no end that a broker tells", field="known_end")
+    reason, detail = failure_of(ended.reason, ended.detail)
+    return KnownEnd(
+        of_demand=ended.demand != 0,
+        failure=None if done else Failure(state, reason, detail),
+        bytes=max(ended.bytes, 0),
+        position=ended.position_tokens,
+        compared=ended.content_compared,
+        counterparts=tuple(
+            Counterpart(one.engine_id, one.incarnation, tuple(one.message_ids), one.agents)
+            for one in others
+        ),
+        sampled=_sampled(ended),
+        readers=readers_of(ended.readers),
+    )
 
 
 def failure_of(reason: str, detail: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from restow.broker.server.log_lines import tell_engine
 from restow.broker.server.outbox import EngineOutbox
 from restow.broker.server.services.checked_messages import (
     chunk_of,
+    known_end_of,
     lease_s_of,
     readers_of,
     wish_of,
@@ -73,7 +74,7 @@ class SessionWords:
             )
         if body == "publish":
             publication = message.publish
-            chunk = chunk_of(publication, directory.limits)
+            chunk = chunk_of(publication, directory.limits, message.message_id)
             return directory.publish(engine, publication.handoff_id, chunk, now_s)
         if body == "request":
             demand = message.request
@@ -107,6 +108,9 @@ class SessionWords:
             declined = message.decline_offer
             detail = cut(declined.detail)
             return directory.offering.decline(engine, declined.handoff_id, detail, now_s)
+        if body == "known_end":
+            known = message.known_end
+            return directory.known_end(engine, known.handoff_id, known_end_of(known), now_s)
         if body == "keep":
             keep = message.keep
             return directory.offering.keep(engine, named_of(keep.prefix, keep.position_tokens))

@@ -102,6 +102,11 @@ def _beside_blocks(wish: Wish) -> tuple[int, int, bytes, NamedPrefix | None, boo
 NO_DEMAND = Demand({})
 
 
+def is_compared(published: Publication, wanted: Demand) -> bool:
+    """Whether both sides named the content of a state that is published whole."""
+    return published.final and bool(published.content and wanted.content)
+
+
 def content_compared(published: Publication, wanted: Demand) -> str:
     """Whose words of the content were compared."""
     if published.content and wanted.content:

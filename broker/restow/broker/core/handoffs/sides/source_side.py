@@ -28,6 +28,10 @@ class SourceSide:
     anew: bool = False
     """Whether P took chunks back: leading tokens are not read early any more, since nothing tells
     whether a fence of them is of the first chunks or of those that followed."""
+    number: int = 0
+    """The number of P's message that published the last chunk."""
+    repeated: bool = False
+    """Whether P had said that message to a broker before."""
 
     @property
     def complete(self) -> bool:
@@ -92,6 +96,8 @@ class SourceSide:
         self.revision, self.anew = revision, chunk.anew
         if not known.blocks:
             self.checked = engine.admitted
+        if publication.final and not self.publication.final:
+            self.number, self.repeated = chunk.number, chunk.repeated
         self.publication = publication
 
     def forget_blocks(self) -> None:
