@@ -77,6 +77,7 @@ async def send_execute(
     grant_ms: int = 10_000,
     staged: dict[int, pb.Staged] | None = None,
     hashed: bool = False,
+    write_mark: int = 0,
 ) -> AgentStream:
     """Have the program's rank read; its stream will say Settled."""
     destination = await fake.agent("D", program.dst_rank)
@@ -96,6 +97,7 @@ async def send_execute(
         )
     destination.send(pb.AgentOrder(program=wire_program.program_to_proto(program)))
     order = execute_order(case, program, handoff, sources, grant_ms, hashed)
+    order.write_mark = write_mark
     destination.send(pb.AgentOrder(execute=order))
     return destination
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_harness.fake_broker import FakeBroker
-from agent_harness.handover import hand_over, programs
+from agent_harness.handover import hand_over, programs, send_execute
 from agent_harness.processes import READY, Child, child, serve_until_over
 from agent_harness.shared_rank import CASE, RANK, SharedRank, attach
 from agent_harness.source_main import serve_source
@@ -79,6 +79,10 @@ async def test_state_arrives_in_the_engines_memory(tmp_path: Path, shared: Share
             assert (shared.memory.data == shared.memory.expected(fields, CASE.tokens)).all()
         await asyncio.to_thread(agent.fence, "h1")
         assert (await stream.next()).handoff_id == "h1"
+        program = programs(CASE, Strategy.SLICES)[RANK]
+        await send_execute(fake, CASE, program, 99, write_mark=1)
+        agent.writes_done(1)
+        assert (await stream.next()).reason == ""
         await asyncio.to_thread(agent.close)
         await asyncio.wait_for(stream.over.wait(), WAIT_S)
 
@@ -141,14 +145,21 @@ async def test_a_rank_returns_when_the_daemon_does(tmp_path: Path, shared: Share
         await asyncio.to_thread(agent.start)
         old_name = agent.name
         await asyncio.to_thread(agent.fence, "h1")
+        agent.writes_done(1)
         stream = await fake.agent("D", RANK)
         assert (await stream.next()).handoff_id == "h1"
         await first.kill()
         del fake.streams["D", RANK]
-        async with child(serve_daemon, fake.address, str(socket)):
+        async with (
+            child(serve_daemon, fake.address, str(socket)),
+            child(serve_source, "wide", fake.address),
+        ):
             stream = await fake.agent("D", RANK)
             assert stream.hello.agent_name != old_name
             assert (await stream.next()).handoff_id == "h1"
+            program = programs(CASE, Strategy.SLICES)[RANK]
+            await send_execute(fake, CASE, program, 1, write_mark=1)
+            assert (await stream.next()).reason == ""
             await asyncio.to_thread(agent.close)
 
 

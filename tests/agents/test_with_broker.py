@@ -17,7 +17,7 @@ from laws.strategies import SENDING
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.reading.host_memory import host_name
 from restow.agents.settings import AgentSettings
-from restow.broker.client import EngineSession
+from restow.broker.client import BrokerCallError, EngineSession
 from restow.broker.core.limits import Limits
 from restow.broker.planner import CostModel, Strategy
 from restow.broker.server.serve import running_broker
@@ -87,6 +87,39 @@ async def test_a_request_ends_with_every_byte_in_place(
                 assert (own.data == own.expected(fields, case.tokens)).all(), f"rank {rank}"
         readers = [agent._reader for agent in agents]
         assert {bool(one.words(peer)) for one in readers for peer in one._known} == {host_reads}
+
+
+async def test_agents_write_when_their_own_engine_has_written() -> None:
+    case = make_case("wide")
+    memory = destination_memory(case)
+    fields = {field.name: field for field in case.destination.model.fields}
+    async with contextlib.AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(
+            running_broker(BrokerSettings(listen="127.0.0.1:0"))
+        )
+        source, destination = [
+            await stack.enter_async_context(EngineSession(name, "life-1", shape, broker.address))
+            for name, shape in (("P", case.source), ("D", case.destination))
+        ]
+        process = await stack.enter_async_context(child(serve_source, "wide", broker.address))
+        agents = []
+        for rank, own in memory.items():
+            agent = AsyncAgent(broker.address, "D", "life-1", rank, own.regions)
+            agents.append(agent)
+            await agent.start()
+            stack.push_async_callback(agent.close)
+        process.tell("h")
+        source.publish("h", case.src_ids, case.tokens)
+        request = destination.request("h", case.dst_ids, write_mark=7)
+        await until(lambda: all(agent._writes._waiting for agent in agents))
+        assert all((own.data == POISON).all() for own in memory.values())
+        for agent in agents:
+            agent.writes_done(7)
+        assert (await asyncio.wait_for(request, WAIT_S)).done
+        for rank, own in memory.items():
+            assert (own.data == own.expected(fields, case.tokens)).all(), f"rank {rank}"
+        with pytest.raises(BrokerCallError, match="write_mark -1 must not be negative"):
+            await destination.request("g", case.dst_ids, write_mark=-1)
 
 
 async def test_agents_may_begin_before_their_engine_is_known() -> None:

@@ -306,6 +306,19 @@ def test_a_chunk_that_a_rank_could_not_begin_is_granted_again() -> None:
     assert ends(d) == [DONE]
 
 
+def test_every_order_of_a_demand_has_its_write_mark() -> None:
+    world = world_of()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d, mark=5)
+    world.publish(p, blocks={"kv": [1]}, final=False)
+    first = world.fence(p, tokens=16)
+    world.settle(d, number(first), reason="READ_NOT_BEGUN")
+    again = world.wait(0.02)
+    world.settle(d, number(again))
+    last = finish(world, p)
+    assert [one.write_mark for one in orders(first + again + last)] == [5, 5, 5]
+
+
 def test_d_s_patience_ends_between_two_chunks() -> None:
     world = world_of()
     p, d = world.engine("p"), world.engine("d")

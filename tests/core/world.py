@@ -233,13 +233,14 @@ class World:
         prefix: NamedPrefix | None = None,
         takes: bool = False,
         revision: str = "",
+        mark: int = 0,
     ) -> list[act.Action]:
         """``number``: of the message that is said again; 0: it is a new one."""
         blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
         number = number or self._number(side)
         position = prefix.position_tokens if prefix else position
-        said = (repeated, "", content, number, readers, prefix, takes, revision)
+        said = (repeated, "", content, number, readers, prefix, takes, revision, mark)
         wish = Wish(listed, held, timeout_s, position, *said)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 

@@ -45,6 +45,20 @@ def test_d_waits_as_long_as_the_router_says() -> None:
         assert session.patience_ms == [patience_ms]
 
 
+def test_a_state_is_written_behind_the_step_that_has_asked_for_it() -> None:
+    session = Session()
+    d = side(session)
+    steps = []
+    for requests in ((0, 1), (), (2,)):
+        for number in requests:
+            request = decode(f"r{number}")
+            d.new_request(request)
+            d.allocated(request, BLOCKS, 9)
+        steps.append(d.step(nothing()).write_mark)
+    assert session.write_marks == [1, 1, 2]
+    assert steps == [1, 0, 2], "workers are told in the steps in which it was asked for"
+
+
 def test_the_number_of_readers_reaches_the_broker() -> None:
     named = {"handoff_id": "h", "readers": 2}
     session, request = Session(), prefill()

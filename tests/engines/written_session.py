@@ -41,6 +41,7 @@ class Session(BlockingSession):
     """Tokens, of publications."""
     takes: list[bool] = field(default_factory=list)
     """Of demands, whether they take one."""
+    write_marks: list[int] = field(default_factory=list)
     asked: list[BlockingDelivery] = field(default_factory=list)
     given_up: list[int] = field(default_factory=list)
     """Which of those that were asked for."""
@@ -89,8 +90,10 @@ class Session(BlockingSession):
         readers: int = 0,
         prefix: Prefix | None = None,
         takes_sampled_token: bool = False,
+        write_mark: int = 0,
     ) -> BlockingDelivery:
         self.takes.append(takes_sampled_token)
+        self.write_marks.append(write_mark)
         self.readers.append(readers)
         self.contents.append(content)
         self.prefixes.append(prefix)
@@ -154,5 +157,6 @@ def prefill() -> Request:
     return Request(list(PROMPT), {"do_remote_decode": True, "handoff_id": "h"})
 
 
-def decode() -> Request:
-    return Request(list(PROMPT), {"do_remote_prefill": True, "handoff_id": "h"})
+def decode(request_id: str = "r") -> Request:
+    named = {"do_remote_prefill": True, "handoff_id": "h"}
+    return Request(list(PROMPT), named, request_id=request_id)

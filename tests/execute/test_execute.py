@@ -319,6 +319,23 @@ async def test_staging_waits_in_line_and_is_given_back() -> None:
         assert served.reason == ""
 
 
+async def test_nothing_is_written_before_the_engines_own_writes_are_done() -> None:
+    async with on_stage("wide") as stage_:
+        case, fake = stage_.case, stage_.fake
+        program = programs(case, Strategy.SLICES)[0]
+        await stage_.enter(0)
+        destination = await send_execute(fake, case, program, 1, grant_ms=200, write_mark=2)
+        stage_.agents[0].writes_done(1)
+        settled = await destination.next()
+        assert (settled.handoff, settled.reason) == (1, "READ_NOT_BEGUN")
+        assert (stage_.memory[0].data == POISON).all(), "not even a snapshot is cleared"
+        await send_execute(fake, case, program, 2, write_mark=2)
+        stage_.agents[0].writes_done(2)
+        settled = await destination.next()
+        assert (settled.handoff, settled.reason) == (2, ""), settled.detail
+        stage_.check_whole(0)
+
+
 async def test_a_read_does_not_begin_when_its_grant_has_nearly_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

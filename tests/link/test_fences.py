@@ -1,4 +1,4 @@
-"""A fence is said when the device is done, and nobody waits for that on an event loop."""
+"""Fences and write marks wait for a device, and no event loop waits with them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from agent_harness.fake_broker import FakeBroker
 from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent, MemoryKind, RegionMemory
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.errors import CudaUnavailableError
-from restow.agents.link.fences import ENDED_S, Fences
+from restow.agents.errors import CudaUnavailableError, ReadNotBegunError
+from restow.agents.link.fences import ENDED_S, Fences, WriteMarks
 
 MEMORY = np.zeros(4096, np.uint8)
 REGIONS = [RegionMemory("r", MEMORY.ctypes.data, 4, 1024)]
@@ -126,3 +126,32 @@ async def test_leading_tokens_are_said_once_and_the_whole_again() -> None:
     fences.fence("b", None)
     fences.say_again()
     assert said == [("a", 512), ("b", 512), ("b", 0), ("b", 0)]
+
+
+async def test_a_mark_is_reached_when_its_event_or_a_later_one_has_passed() -> None:
+    marks, event = WriteMarks(), HeldEvent()
+    await marks.reach(0, 0.0)  # of a demand without a mark
+    first, second, third = (asyncio.create_task(marks.reach(mark, WAIT_S)) for mark in (1, 2, 3))
+    marks.done(2, event)
+    await until(event.waited_for.is_set)
+    assert not first.done()
+    event.passed.set()
+    await asyncio.gather(first, second)
+    assert not third.done()
+    marks.done(3, None)
+    marks.done(1, None)  # an earlier one changes nothing
+    await third
+    assert marks.reached == 3
+
+
+async def test_a_mark_that_is_not_reached_in_time_leaves_the_read_unbegun() -> None:
+    marks, failed = WriteMarks(), HeldEvent(RuntimeError("illegal address"))
+    marks.done(1, failed)
+    failed.passed.set()
+    with pytest.raises(ReadNotBegunError, match="before mark 1 are done"):
+        await marks.reach(1, 0.05)
+    waits = asyncio.create_task(marks.reach(1, WAIT_S))
+    await until(lambda: bool(marks._waiting))
+    marks.release()
+    with pytest.raises(ReadNotBegunError, match="stream of the order has ended"):
+        await waits

@@ -16,8 +16,8 @@ PROGRAM = "prefix_histories.py"
 def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
     vllm_python: Path,
 ) -> None:
-    """Loads that come, fail and are given up; offers; aborts; for every kind of group."""
-    seen: dict[str, int] = json.loads(live(vllm_python, PROGRAM, GROUPS, 4))
+    """Loads that come, fail and are given up; offers; aborts; for every kind of group and role."""
+    seen: dict[str, int] = json.loads(live(vllm_python, PROGRAM, GROUPS, 6))
     for what in ("loads done", "loads failed", "published", "declined", "found", "not answered"):
         assert seen[what] > 50, seen
     for what in ("ends", "ends found", "ends checked", "kept"):
@@ -30,6 +30,7 @@ def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
     ("fault", "found"),
     [
         ("failures", "read: "),
+        ("marks", "read: full"),
         ("letting go", "blocks are left behind"),
         ("positions", "_check_published"),
         ("references", "ref_cnt"),
@@ -38,5 +39,5 @@ def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
     ],
 )
 def test_the_law_bites(vllm_python: Path, fault: str, found: str) -> None:
-    groups = ("states inside of blocks",)
+    groups = ("attention",) if fault == "marks" else ("states inside of blocks",)
     assert found in live(vllm_python, PROGRAM, groups, 6, fault)

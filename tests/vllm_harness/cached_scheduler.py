@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from restow.agents.engines.common.unwritten import UnwrittenTokens
 from restow.broker.client import ContentChain
 
 WINDOW_TOKENS = 40
@@ -94,8 +95,9 @@ class CachedScheduler:
     ) -> None:
         """Serve groups of ``kinds`` and block sizes, which share ``blocks``.
 
-        ``ahead``: a step is scheduled before the one before it was computed. ``transfer`` has vLLM
-        make a connector (``kv_transfer_config``).
+        ``ahead``: a step is scheduled before the one before it was computed, as on a GPU. There a
+        consumer's blocks are freed when the steps that write them are over: by the role in
+        ``transfer``, which has vLLM make a connector (``kv_transfer_config``).
         """
         self.kinds = tuple(kinds)
         with tempfile.TemporaryDirectory() as folder:
@@ -131,6 +133,8 @@ class CachedScheduler:
             block_size=block_tokens,
             hash_block_size=self.hash_block_tokens,
         )
+        if transfer and ahead:  # On the CPU vLLM has one batch at a time, and defers nothing.
+            self.scheduler.defer_block_free = config.kv_transfer_config.is_kv_consumer
         self.manager = self.scheduler.kv_cache_manager
         self._draw = random.Random(seed)  # noqa: S311
         self.requests: dict[str, Request] = {}
@@ -179,12 +183,19 @@ class CachedScheduler:
             parts[request_id] = (stop - count, stop, tables, not request.is_prefill_chunk)
         return Step(output, parts)
 
-    def run(self, step: Step) -> None:
-        """Compute a step that was begun, and take what it says."""
+    def run(self, step: Step, begun: Callable[[int], None] = lambda mark: None) -> None:
+        """Compute a step that was begun, and take what it says.
+
+        ``begun`` is told the step's write mark where vLLM gives workers its metadata: from then on
+        states are loaded into blocks, however far the step is.
+        """
         for copy in step.output.kv_cache_block_copies or ():
             for cells in self.cells:
                 if copy.src_block_id in cells:
                     cells[copy.dst_block_id] = dict(cells[copy.src_block_id])
+        metadata = step.output.kv_connector_metadata
+        if metadata is not None:
+            begun(metadata.step.write_mark)
         sampled = []
         for request_id, (start, stop, tables, more) in step.parts.items():
             names = self.names(self.requests[request_id])
@@ -193,14 +204,21 @@ class CachedScheduler:
             sampled.append([self._draw.randrange(4)] if more else [])
         places = {request_id: index for index, request_id in enumerate(step.parts)}
         said = ModelRunnerOutput(list(step.parts), places, sampled)
-        if step.output.kv_connector_metadata is not None:
-            told = step.output.kv_connector_metadata.step
+        if metadata is not None:
+            told = metadata.step
+            self._zero(told.unwritten)
             said.kv_connector_output = KVConnectorOutput(
                 finished_sending=set(told.sent),
                 finished_recving=set(told.received),
                 failed_recving={one for one, arrived in told.received.items() if not arrived},
             )
         self.scheduler.update_from_output(step.output, said)
+
+    def _zero(self, unwritten: Sequence[UnwrittenTokens]) -> None:
+        for some in unwritten:
+            cells = self.cells[int(some.group.removeprefix("group."))]
+            zeroes = dict.fromkeys(range(some.start, some.stop), b"zero")
+            cells.setdefault(some.block, {}).update(zeroes)
 
     def check(self, names: Sequence[bytes], start: int, tables: tuple[list[int], ...]) -> None:
         """Fail unless the state that a request goes on from at ``start`` is its own, all of it."""

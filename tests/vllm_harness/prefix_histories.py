@@ -1,7 +1,8 @@
 """Random histories of vLLM's own scheduler with the connector, between others' states and offers.
 
 ``prefix_histories.py GROUPS,... SEED HISTORIES FAULT``, run by vLLM's Python, says as JSON how much
-it saw. What requests are computed from is looked at, to the token, at every step.
+it saw. What requests are computed from is looked at, to the token, at every step. Engines of all
+roles, half of which schedule a step before the one before it was computed.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from vllm_harness.cached_scheduler import WINDOW_TOKENS, CachedScheduler, Step
 from vllm_harness.said_session import Load, SaidSession
 
 BLOCKS, PINNED_BLOCKS, STEPS, REQUESTS = 96, 32, 200, 5
-TRANSFER = {
+ROLES = ("kv_both", "kv_producer", "kv_consumer")
+TRANSFER: dict[str, Any] = {
     "kv_connector": "RestowConnector",
     "kv_connector_module_path": "restow.agents.engines.vllm",
-    "kv_role": "kv_both",
     "engine_id": "e0",
     "kv_load_failure_policy": "recompute",
     "kv_connector_extra_config": {"prefix": "find+tell", "find_ms": 2},
@@ -63,11 +64,17 @@ def _break(fault: str) -> None:
         ReplyEnds._reused = lambda self, block: None  # type: ignore[method-assign]
     elif fault == "forgetting":
         WorthKeeping.forget = lambda self, names: None  # type: ignore[method-assign]
+    elif fault == "marks":
+        SaidSession.due = _due_at_once  # type: ignore[method-assign]
     elif fault == "references":
         Pins.pin = _pin_without_references  # type: ignore[method-assign]
 
 
-_pin, _side_step = Pins.pin, SchedulerSide.step
+_pin, _side_step, _due = Pins.pin, SchedulerSide.step, SaidSession.due
+
+
+def _due_at_once(self: SaidSession, reached: int) -> list[Load]:
+    return _due(self, sys.maxsize)
 
 
 def _step_without_failures(self: SchedulerSide, *said: Any) -> WorkerStep:
@@ -100,7 +107,9 @@ class History:
         self.label = f"{name}, seed {seed}"
         self.draw = random.Random(seed)  # noqa: S311
         kinds, unit = GROUPS[name]
-        self.engine = CachedScheduler(kinds, BLOCKS, unit, bool(seed % 2), seed, TRANSFER)
+        self.ahead, role = seed % 2, ROLES[seed // 2 % 3]
+        transfer = {**TRANSFER, "kv_role": role}
+        self.engine = CachedScheduler(kinds, BLOCKS, unit, bool(self.ahead), seed, transfer)
         self.groups = [
             Group(
                 f"group.{index}",
@@ -113,7 +122,7 @@ class History:
         ]
         self.session = SaidSession(self.draw)
         session = cast("Any", self.session)
-        settings = ConnectorSettings.of(TRANSFER["kv_connector_extra_config"])  # type: ignore[arg-type]
+        settings = ConnectorSettings.of(TRANSFER["kv_connector_extra_config"])
         self.cached = CachedPrefixes(
             self.engine.manager, dict(enumerate(self.groups)), PINNED_BLOCKS
         )
@@ -123,13 +132,12 @@ class History:
         of_cache = chains, self.groups, self.cached
         self.prefix = PrefixSide("e0", session, settings, *of_cache, self.offers, self.worth)
         sides = self.prefix, cached_tokens_of(self.engine.manager)
-        self.side = SchedulerSide(
-            "e0", "life", "kv_both", self.groups, 0, session, settings, *sides
-        )
+        self.side = SchedulerSide("e0", "life", role, self.groups, 0, session, settings, *sides)
         self.engine.scheduler.connector._scheduler = self.side
         self.form = HashForm(CONTENT_FORM, chains.quantum_tokens)
-        self.ahead = seed % 2
         self.steps: deque[Step] = deque()
+        self.reached = 0
+        """The write mark up to which states are loaded."""
         self.texts: dict[bytes, list[bytes]] = {}
         """By name of tokens, the names of all beginnings of them."""
         self.fenced: set[str] = set()
@@ -161,8 +169,16 @@ class History:
         self._check_published()
 
     def _compute(self, step: Step) -> None:
-        self.engine.run(step)
+        self.engine.run(step, self._begun)
         self.fenced.update(step.output.kv_connector_metadata.step.fences)
+
+    def _begun(self, mark: int) -> None:
+        self.reached = max(self.reached, mark)
+        self._load_some()
+
+    def _load_some(self) -> None:
+        for load in self.session.due(self.reached):
+            self._load(load)
 
     def _something_happens(self) -> None:
         dice = self.draw.random()
@@ -178,8 +194,7 @@ class History:
         elif dice < 0.75 and self.session.published:
             self.session.end_publication(self.draw.choice(sorted(self.session.published)))
         self.session.answer_some()
-        for load in self.session.due():
-            self._load(load)
+        self._load_some()
 
     def _know(self, names: list[bytes]) -> None:
         for end in range(1, len(names) + 1):

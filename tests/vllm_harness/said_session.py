@@ -30,6 +30,7 @@ class Load:
     prefix: Prefix
     delivery: BlockingDelivery
     fails: bool
+    write_mark: int
     given_up: bool = False
 
     @property
@@ -97,19 +98,20 @@ class SaidSession:
         *,
         held_tokens: int,
         prefix: Prefix,
+        write_mark: int,
         **_: Any,
     ) -> BlockingDelivery:
         load: Load
         delivery = BlockingDelivery(lambda: setattr(load, "given_up", True))
         fails = self.draw.random() < 0.3
-        load = Load(handoff_id, dict(blocks), held_tokens, prefix, delivery, fails)
+        load = Load(handoff_id, dict(blocks), held_tokens, prefix, delivery, fails, write_mark)
         self.loads.append(load)
         self.seen["loads"] += 1
         return delivery
 
-    def due(self) -> list[Load]:
-        """Those whose end comes now."""
-        return [one for one in self.loads if self.draw.random() < 0.4]
+    def due(self, reached: int) -> list[Load]:
+        """Return those whose end comes now, of loads up to the write mark that is reached."""
+        return [one for one in self.loads if one.write_mark <= reached and self.draw.random() < 0.4]
 
     def end_load(self, load: Load) -> None:
         self.loads.remove(load)

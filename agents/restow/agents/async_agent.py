@@ -13,7 +13,7 @@ from restow.agents.execute.executor import Executor
 from restow.agents.figures import AgentFigures
 from restow.agents.link import orders
 from restow.agents.link.agent_link import Link
-from restow.agents.link.fences import DeviceEvent, Fences
+from restow.agents.link.fences import DeviceEvent, Fences, WriteMarks
 from restow.agents.link.order_tasks import OrderTasks
 from restow.agents.memory.regions import RegionMemory
 from restow.agents.order_desk import OrderDesk
@@ -91,9 +91,9 @@ class AsyncAgent:
             self._reader = Reader(memory.open_lane, quarantine_s, try_peer=self._trial.load)
             undone.callback(self._reader.close)
             self._copier = Copier()
-            self._executor = Executor(
-                rank, self._regions, memory.gather, memory.scatter, self._reader, self._copier
-            )
+            self._writes = WriteMarks()
+            work = self._reader, self._copier, self._writes
+            self._executor = Executor(rank, self._regions, memory.gather, memory.scatter, *work)
             undone.pop_all()
         self._on_lost = on_lost
         self._on_unfenced = on_unfenced
@@ -174,10 +174,21 @@ class AsyncAgent:
         OWN_PROCESS.check()
         self._fences.fence(handoff_id, event, tokens)
 
+    def writes_done(self, mark: int, event: DeviceEvent | None = None) -> None:
+        """Say that the engine's own writes before ``mark`` are done, as soon as ``event`` is.
+
+        Nothing is written for a demand of that ``write_mark`` (`EngineSession.request`), or a
+        smaller one, before. ``event`` is as in `fence`; None: they are done now. If the work before
+        the event failed, the mark is never reached, and its demands end by their time limits.
+        """
+        OWN_PROCESS.check()
+        self._writes.done(mark, event)
+
     async def close(self) -> None:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""
         OWN_PROCESS.check()
         self._fences.cancel()
+        self._writes.cancel()
         self._memory.wipe_mark()
         await self._link.close()
         self._reader.close()
@@ -194,6 +205,7 @@ class AsyncAgent:
 
         The agent's link calls it.
         """
+        self._writes.release()
         await self._tasks.drain("stage", "hold")
         self._executor.reset()
         return pb.Hello(

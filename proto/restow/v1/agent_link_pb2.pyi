@@ -691,6 +691,7 @@ class Execute(google.protobuf.message.Message):
     SOURCES_FIELD_NUMBER: builtins.int
     GRANT_MS_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
+    WRITE_MARK_FIELD_NUMBER: builtins.int
     handoff: builtins.int
     """Number of the handoff."""
     handoff_id: builtins.str
@@ -706,6 +707,10 @@ class Execute(google.protobuf.message.Message):
     digest: Global___DigestKind.ValueType
     """Hash what has arrived as the sources did, and fail unless every source's digest is the same; a
     source without a digest fails too. Unspecified: compare nothing.
+    """
+    write_mark: builtins.int
+    """As in Demand: write nothing before the engine has said that its writes before this mark are done. Where it has
+    not in time, answer READ_NOT_BEGUN. 0: the engine has none.
     """
     @property
     def src_blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[restow.v1.broker_pb2.BlockList]:
@@ -732,8 +737,9 @@ class Execute(google.protobuf.message.Message):
         sources: collections.abc.Iterable[Global___Source] | None = ...,
         grant_ms: builtins.int = ...,
         digest: Global___DigestKind.ValueType = ...,
+        write_mark: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "dst_blocks", b"dst_blocks", "first_token", b"first_token", "grant_ms", b"grant_ms", "handoff", b"handoff", "handoff_id", b"handoff_id", "program_id", b"program_id", "sources", b"sources", "src_blocks", b"src_blocks", "stop_token", b"stop_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "dst_blocks", b"dst_blocks", "first_token", b"first_token", "grant_ms", b"grant_ms", "handoff", b"handoff", "handoff_id", b"handoff_id", "program_id", b"program_id", "sources", b"sources", "src_blocks", b"src_blocks", "stop_token", b"stop_token", "write_mark", b"write_mark"]) -> None: ...
 
 Global___Execute: typing_extensions.TypeAlias = Execute
 

@@ -337,6 +337,7 @@ class Demand(google.protobuf.message.Message):
     PREFIX_FIELD_NUMBER: builtins.int
     TAKES_SAMPLED_TOKEN_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
+    WRITE_MARK_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id. Empty is refused."""
     held_tokens: builtins.int
@@ -375,6 +376,11 @@ class Demand(google.protobuf.message.Message):
     that of the engine's layout. Where the engine has said another one since (Revise) the demand ends
     FAILED, REVISION_CHANGED. A store asks for states of any.
     """
+    write_mark: builtins.int
+    """A number that rises with each demand that has one. The engine tells the agent of every rank (Agent.writes_done)
+    when all that it had queued on the rank's device, and may still write to the blocks, is done; agents write
+    nothing for the demand before that. 0: nothing is queued that writes to the blocks. Negative is refused.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """D's blocks, from token 0 on, on every rank."""
@@ -402,9 +408,10 @@ class Demand(google.protobuf.message.Message):
         prefix: Global___Prefix | None = ...,
         takes_sampled_token: builtins.bool = ...,
         revision: builtins.str = ...,
+        write_mark: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["prefix", b"prefix"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "prefix", b"prefix", "readers", b"readers", "repeated", b"repeated", "revision", b"revision", "takes_sampled_token", b"takes_sampled_token", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "prefix", b"prefix", "readers", b"readers", "repeated", b"repeated", "revision", b"revision", "takes_sampled_token", b"takes_sampled_token", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent", "write_mark", b"write_mark"]) -> None: ...
 
 Global___Demand: typing_extensions.TypeAlias = Demand
 

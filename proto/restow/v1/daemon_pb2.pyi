@@ -156,6 +156,24 @@ class Fence(google.protobuf.message.Message):
 Global___Fence: typing_extensions.TypeAlias = Fence
 
 @typing.final
+class WritesDone(google.protobuf.message.Message):
+    """The engine's side has waited until all is done that was queued before a mark and writes to the rank's memory."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WRITE_MARK_FIELD_NUMBER: builtins.int
+    write_mark: builtins.int
+    """As in Demand. Said again, after Attach, to a daemon that has begun anew."""
+    def __init__(
+        self,
+        *,
+        write_mark: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["write_mark", b"write_mark"]) -> None: ...
+
+Global___WritesDone: typing_extensions.TypeAlias = WritesDone
+
+@typing.final
 class DaemonMessage(google.protobuf.message.Message):
     """One message of the engine."""
 
@@ -163,6 +181,7 @@ class DaemonMessage(google.protobuf.message.Message):
 
     ATTACH_FIELD_NUMBER: builtins.int
     FENCE_FIELD_NUMBER: builtins.int
+    WRITES_DONE_FIELD_NUMBER: builtins.int
     @property
     def attach(self) -> Global___Attach:
         """Hands memory over; first on a stream."""
@@ -171,15 +190,20 @@ class DaemonMessage(google.protobuf.message.Message):
     def fence(self) -> Global___Fence:
         """State is complete."""
 
+    @property
+    def writes_done(self) -> Global___WritesDone:
+        """Nothing that was queued writes any more."""
+
     def __init__(
         self,
         *,
         attach: Global___Attach | None = ...,
         fence: Global___Fence | None = ...,
+        writes_done: Global___WritesDone | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["attach", b"attach", "body", b"body", "fence", b"fence"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attach", b"attach", "body", b"body", "fence", b"fence"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["attach", "fence"] | None: ...
+    def HasField(self, field_name: typing.Literal["attach", b"attach", "body", b"body", "fence", b"fence", "writes_done", b"writes_done"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attach", b"attach", "body", b"body", "fence", b"fence", "writes_done", b"writes_done"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["attach", "fence", "writes_done"] | None: ...
 
 Global___DaemonMessage: typing_extensions.TypeAlias = DaemonMessage
 

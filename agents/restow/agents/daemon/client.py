@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 
 from restow.agents.errors import DaemonUnreachableError
-from restow.agents.link.fences import DeviceEvent, Fences
+from restow.agents.link.fences import DeviceEvent, Fences, WriteMarks
 from restow.agents.link.kept_stream import KeptStream
 from restow.agents.link.threaded_agent import ThreadedAgent
 from restow.agents.memory.cuda_ipc import CudaRegion
@@ -31,15 +31,21 @@ class DaemonLink(KeptStream[pb.DaemonMessage, pb.ServeRequest, pb.ServeResponse]
         super().__init__(f"unix:{socket.absolute()}", "restow.daemon_client", Credentials())
         self._attach = attach
         self._fences = Fences(self._say)
+        self._writes = WriteMarks(self._say_writes)
         self.name = ""
 
     def fence(self, handoff_id: str, event: DeviceEvent | None, tokens: int = 0) -> None:
         """Say it once ``event`` has come to pass."""
         self._fences.fence(handoff_id, event, tokens)
 
+    def writes_done(self, mark: int, event: DeviceEvent | None) -> None:
+        """Say it once ``event`` has come to pass."""
+        self._writes.done(mark, event)
+
     async def close(self) -> None:
         """End the stream. May be repeated."""
         self._fences.cancel()
+        self._writes.cancel()
         await super().close()
 
     def call(
@@ -53,7 +59,7 @@ class DaemonLink(KeptStream[pb.DaemonMessage, pb.ServeRequest, pb.ServeResponse]
         return self.batch([pb.DaemonMessage(attach=self._attach)])
 
     def batch(self, messages: Sequence[pb.DaemonMessage]) -> pb.ServeRequest:
-        """A batch of fences."""
+        """A batch of fences and marks."""
         return pb.ServeRequest(messages=messages)
 
     def hear(self, response: pb.ServeResponse) -> None:
@@ -62,11 +68,16 @@ class DaemonLink(KeptStream[pb.DaemonMessage, pb.ServeRequest, pb.ServeResponse]
             self.name = response.attached.agent_name
             self.opened()
             self._fences.say_again(anew=False)
+            if self._writes.reached:
+                self._say_writes(self._writes.reached)
         for handoff_id in response.unfenced:
             self._fences.forget(handoff_id)
 
     def _say(self, handoff_id: str, tokens: int) -> None:
         self.send(pb.DaemonMessage(fence=pb.Fence(handoff_id=handoff_id, tokens=tokens)))
+
+    def _say_writes(self, mark: int) -> None:
+        self.send(pb.DaemonMessage(writes_done=pb.WritesDone(write_mark=mark)))
 
 
 class DaemonAgent(ThreadedAgent[DaemonLink]):

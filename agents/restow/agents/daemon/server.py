@@ -258,6 +258,10 @@ async def _listen(agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]) -
 
 def _take(agent: AsyncAgent, messages: Sequence[pb.DaemonMessage]) -> None:
     for message in messages:
-        if message.WhichOneof("body") != "fence":
-            raise RequestError("a rank that is served may send nothing but Fence")
-        agent.fence(message.fence.handoff_id, tokens=message.fence.tokens)
+        body = message.WhichOneof("body")
+        if body == "fence":
+            agent.fence(message.fence.handoff_id, tokens=message.fence.tokens)
+        elif body == "writes_done":
+            agent.writes_done(message.writes_done.write_mark)
+        else:
+            raise RequestError("a rank that is served may send nothing but Fence and WritesDone")

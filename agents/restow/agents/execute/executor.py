@@ -26,6 +26,7 @@ from restow.agents.execute.measuring import Measuring
 from restow.agents.execute.peer_reads import KeptReads
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.execute.staged_reads import StagedReads, joined_reads
+from restow.agents.link.fences import WriteMarks
 from restow.agents.link.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder
 from restow.agents.memory.regions import RegionMemory, common_place, region_table
 from restow.agents.memory.staging import Staging
@@ -39,8 +40,9 @@ from restow.broker.planner import CopyCosts, ReadCosts
 from restow.broker.planner.program import PROJECT_SPANS, Program
 
 BEGIN_WITHIN = 0.8
-"""The part of a grant within which staging may come free: a read that begins later ends too late,
-and fails the handoff, where one that has not begun is granted anew."""
+"""The part of a grant within which staging may come free, and the engine's own writes may end: a
+read that begins later ends too late, and fails the handoff, where one that has not begun is granted
+anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,10 @@ class Executor:
         scatter_staging: Staging,
         reader: Reader,
         copier: Copier,
+        writes: WriteMarks,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Serve ``regions``, in the order of the rank's layout.
+        """Serve ``regions``, in the order of the rank's layout; ``writes`` are the engine's own.
 
         Raises `RegionInvalidError` for regions at several places, and `CopyFailedError` for a
         device without room.
@@ -88,6 +91,7 @@ class Executor:
         self._measuring = Measuring(place, scatter_staging, self._scatter_pool, reader, clock)
         self._clearing = Clearing(self._memory, place)
         self._reader = reader
+        self._writes = writes
         self._clock = clock
         self._programs: dict[str, CheckedProgram | RestowError] = {}
         self._peers: dict[str, Peer] = {}
@@ -183,8 +187,10 @@ class Executor:
         deadline_s = began_s + order.grant_s
         program = self._program(order.program_id)
         program.check_destination(self._strides, self._constant)
+        begin_until_s = began_s + BEGIN_WITHIN * order.grant_s
+        # Until then nothing may be zeroed either.
+        await self._writes.reach(order.write_mark, begin_until_s - began_s)
         try:
-            begin_until_s = began_s + BEGIN_WITHIN * order.grant_s
             bytes_read = await self._fill(program, order, begin_until_s, deadline_s)
             ended_s = self._clock()
             if ended_s > deadline_s:

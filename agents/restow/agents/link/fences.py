@@ -1,4 +1,8 @@
-"""Fences: those that wait for a device, and those that were said, to be said again."""
+"""Fences: those that wait for a device, and those that were said, to be said again.
+
+`WriteMarks` are the other way round: what an engine's own device still writes to memory that the
+agent is to write to.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
+from restow.agents.errors import ReadNotBegunError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.sizes import check_size
 
@@ -88,14 +93,8 @@ class Fences:
             task.cancel()
 
     async def _wait(self, handoff_id: str, event: DeviceEvent, tokens: int) -> None:
-        try:
-            # The waiting is done on a thread.
-            await asyncio.to_thread(event.synchronize)
-        except Exception as error:  # noqa: BLE001 - the event is the engine's, and nobody awaits this
-            log = get_logger("restow.agent")
-            log.error("no fence: the device failed", handoff_id=handoff_id, detail=repr(error))
-            return
-        self._say_and_keep(handoff_id, tokens)
+        if await _has_passed(event, handoff_id=handoff_id):
+            self._say_and_keep(handoff_id, tokens)
 
     def _say_and_keep(self, handoff_id: str, tokens: int) -> None:
         """Of those kept the oldest go first, should a broker never tell that handoffs end."""
@@ -106,3 +105,83 @@ class Fences:
         if len(self._said) > MAX_FENCES:
             del self._said[next(iter(self._said))]
         self._say(handoff_id, 0)
+
+
+class WriteMarks:
+    """Marks up to which the engine's own writes to the rank's memory are done.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, say: Callable[[int], None] = lambda _: None) -> None:
+        """``say`` hears each mark that is reached."""
+        self._say = say
+        self.reached = 0
+        """The largest one; 0: none."""
+        self._events: set[asyncio.Task[None]] = set()
+        self._waiting: dict[asyncio.Future[None], int] = {}
+        """Who waits, with the mark."""
+
+    def done(self, mark: int, event: DeviceEvent | None) -> None:
+        """Reach ``mark`` when the work before ``event`` is done; without an event, now.
+
+        If that work failed the mark is not reached.
+        """
+        if event is None:
+            self._reach(mark)
+            return
+        task = asyncio.get_running_loop().create_task(self._wait(mark, event))
+        self._events.add(task)
+        task.add_done_callback(self._events.discard)
+
+    async def reach(self, mark: int, timeout_s: float) -> None:
+        """Wait until ``mark`` is reached. Raises `ReadNotBegunError` after ``timeout_s``."""
+        if mark <= self.reached:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = mark
+        try:
+            await asyncio.wait_for(waiter, timeout_s)
+        except TimeoutError:
+            raise ReadNotBegunError(
+                f"the engine had not said until the grant had nearly ended that its own writes "
+                f"before mark {mark} are done (it has up to {self.reached}): a step of it takes "
+                f"longer, or nobody calls writes_done"
+            ) from None
+        finally:
+            del self._waiting[waiter]
+
+    def release(self) -> None:
+        """Have all who wait give up: nobody hears any more what they would answer."""
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(ReadNotBegunError("the stream of the order has ended"))
+
+    def cancel(self) -> None:
+        """Wait for no event any more."""
+        for task in self._events:
+            task.cancel()
+
+    async def _wait(self, mark: int, event: DeviceEvent) -> None:
+        if await _has_passed(event, write_mark=mark):
+            self._reach(mark)
+
+    def _reach(self, mark: int) -> None:
+        if mark <= self.reached:
+            return
+        self.reached = mark
+        for waiter, waited in self._waiting.items():
+            if waited <= mark and not waiter.done():
+                waiter.set_result(None)
+        self._say(mark)
+
+
+async def _has_passed(event: DeviceEvent, **of: object) -> bool:
+    """Wait for an event on a thread; False if the work before it failed, which is logged."""
+    try:
+        await asyncio.to_thread(event.synchronize)
+    except Exception as error:  # noqa: BLE001 - the event is the engine's, and nobody awaits this
+        log = get_logger("restow.agent")
+        log.error("no fence: the device failed", detail=repr(error), **of)
+        return False
+    return True

@@ -93,7 +93,8 @@ class Source:
 class ExecuteOrder:
     """Fill own pages from the sources within ``grant_s`` of the receipt.
 
-    ``hashed``: what each source hashed must be what arrives.
+    ``hashed``: what each source hashed must be what arrives. ``write_mark``: nothing is written
+    before the engine's own writes up to that mark are done (`WriteMarks`).
     """
 
     handoff: int
@@ -104,6 +105,7 @@ class ExecuteOrder:
     sources: tuple[Source, ...]
     grant_s: float
     hashed: bool = False
+    write_mark: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,7 @@ def execute_from_proto(message: pb.Execute) -> ExecuteOrder:
         ),
         message.grant_ms / 1000,
         _hashed(message.digest),
+        message.write_mark,
     )
 
 

@@ -23,6 +23,9 @@ class LoopAgent(Protocol):
     def fence(self, handoff_id: str, event: DeviceEvent | None, tokens: int) -> None:
         """The rank's part of a handoff is complete in memory, once ``event`` has come to pass."""
 
+    def writes_done(self, mark: int, event: DeviceEvent | None) -> None:
+        """The engine's own writes before ``mark`` are done, once ``event`` has come to pass."""
+
     async def close(self) -> None:
         """Leave. May be repeated."""
 
@@ -74,10 +77,19 @@ class ThreadedAgent(Generic[OnLoop]):
         after `close`, and `MessageTooLargeError` for an id that can't be sent.
         """
         check_fence(handoff_id)
-        thread, agent = self._thread, self._agent
-        if thread is None or agent is None:
-            raise self._closed()
+        thread, agent = self._running()
         thread.call_soon(agent.fence, handoff_id, event, tokens)
+
+    def writes_done(self, mark: int, event: DeviceEvent | None = None) -> None:
+        """Say that the engine's own writes before ``mark`` are done, as soon as ``event`` is.
+
+        Nothing is written for a demand of that ``write_mark`` (`EngineSession.request`), or a
+        smaller one, before. ``event`` is as in `fence`; None: they are done now. If the work before
+        the event failed, the mark is never reached, and its demands end by their time limits.
+        Raises `AgentClosedError` before `start` and after `close`.
+        """
+        thread, agent = self._running()
+        thread.call_soon(agent.writes_done, mark, event)
 
     def close(self) -> None:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""
@@ -96,6 +108,12 @@ class ThreadedAgent(Generic[OnLoop]):
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
+
+    def _running(self) -> tuple[LoopThread, OnLoop]:
+        thread, agent = self._thread, self._agent
+        if thread is None or agent is None:
+            raise self._closed()
+        return thread, agent
 
     def _closed(self) -> AgentClosedError:
         words = f"rank {self._rank} has no agent: it was not started, or closed"

@@ -234,6 +234,7 @@ class SendExecute(NamedTuple):
     sources: tuple[SourceRun, ...]
     grant_ms: int
     hashed: bool = False
+    write_mark: int = 0
 
 
 class SendUnstage(NamedTuple):

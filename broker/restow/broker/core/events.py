@@ -59,6 +59,8 @@ class Wish(NamedTuple):
     """Whether D goes on behind the token that P sampled."""
     revision: str = ""
     """Revision of the weights that D computes with; empty: that of its layout."""
+    write_mark: int = 0
+    """Agents write when D's engine has told them that its writes before this are done; 0: now."""
 
 
 class StagedRun(NamedTuple):

@@ -144,6 +144,7 @@ def _write_execute(outbox: AgentOutbox, action: act.SendExecute) -> None:
         source.digest = run.digest
     execute.grant_ms = action.grant_ms
     execute.digest = _KINDS[action.hashed]
+    execute.write_mark = action.write_mark
 
 
 def write_probe(outbox: AgentOutbox, action: act.SendProbe, peer: AgentRecord | None) -> None:

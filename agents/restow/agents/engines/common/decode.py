@@ -69,9 +69,17 @@ class DecodeSide:
         return self._waits[request_id].position_tokens
 
     def load(
-        self, request_id: str, blocks: BlockLists, external_tokens: int, content: bytes
+        self,
+        request_id: str,
+        blocks: BlockLists,
+        external_tokens: int,
+        content: bytes,
+        write_mark: int = 0,
     ) -> BlockingDelivery:
-        """Ask for the state of ``content``, of which D has all but ``external_tokens``."""
+        """Ask for the state of ``content``, of which D has all but ``external_tokens``.
+
+        ``write_mark``: what D still writes to the blocks is done when the agents are told of it.
+        """
         wait = self._waits.pop(request_id)
         delivery = self.session.request(
             wait.handoff_id,
@@ -84,6 +92,7 @@ class DecodeSide:
             prefix=wait.prefix,
             readers=wait.readers,
             takes_sampled_token=wait.takes_sampled,
+            write_mark=write_mark,
         )
         self._loading[request_id] = delivery
         self._ends.watch(

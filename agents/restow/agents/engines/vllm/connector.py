@@ -189,6 +189,12 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Return the rank's layout, for the scheduler's side to register."""
         return self._handshake
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Begin a step: what its states are loaded into, earlier ones may still be writing."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None:
+            self._worker.begin(self._step())
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Zero what arriving states leave out."""
         if self._worker is not None:

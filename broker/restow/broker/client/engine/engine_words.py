@@ -128,6 +128,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         readers: int = 0,
         prefix: Prefix | None = None,
         takes_sampled_token: bool = False,
+        write_mark: int = 0,
     ) -> Asked:
         """Ask for the state of ``handoff_id``; the delivery tells how it ended.
 
@@ -154,6 +155,10 @@ class EngineWords(ABC, Generic[Published, Asked]):
         the state is there, and whether or not it comes. Where P names none the handoff fails,
         NOT_SAMPLED. Not beside a prefix.
 
+        ``write_mark`` is for an engine that queues work on a device: the agents write to the blocks
+        when each was told (`Agent.writes_done`) that all is done which the engine had queued before
+        that mark. Marks rise from 1. 0: nothing that is queued writes to the blocks.
+
         Raises `RequestError` for those beside a prefix, `ChainInvalidError` for hashes of another
         size, and `PageRangeError`, `PagesError` and `MessageTooLargeError`, as `publish` does:
         nothing was sent then. The delivery raises `BrokerCallError` if the broker refuses.
@@ -176,6 +181,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
             prefix=None if prefix is None else prefix_to_proto(prefix),
             takes_sampled_token=takes_sampled_token,
             revision=(prefix.revision if prefix is not None else "") or self._revision,
+            write_mark=write_mark,
         )
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(request=demand)))
 

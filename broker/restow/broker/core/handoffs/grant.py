@@ -217,6 +217,7 @@ def execute(
                 tuple(runs),
                 left_ms,
                 pair.hashed,
+                handoff.demand.write_mark,
             )
         )
     return actions

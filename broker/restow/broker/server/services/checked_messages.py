@@ -99,6 +99,10 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
             "a demand that takes the token that P sampled must say position_tokens, behind which",
             field="position_tokens",
         )
+    if demand.write_mark < 0:
+        raise RequestError(
+            f"write_mark {demand.write_mark} must not be negative", field="write_mark"
+        )
     prefix = None
     if demand.HasField("prefix"):
         if demand.content or demand.readers or demand.takes_sampled_token:
@@ -128,6 +132,7 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         prefix,
         demand.takes_sampled_token,
         revision_of(demand.revision),
+        demand.write_mark,
     )
 
 

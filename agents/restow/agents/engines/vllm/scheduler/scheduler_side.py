@@ -73,6 +73,8 @@ class SchedulerSide:
         self._behind: set[str] = set()
         """Requests whose state stands behind what is cached here, and among the keys that are."""
         self._step = WorkerStep()
+        self._write_mark = 0
+        """That of the last step in which a state was asked for."""
         self.tally = Tally()
         self._log = get_logger("restow.vllm").bind(engine=engine_id)
 
@@ -201,7 +203,9 @@ class SchedulerSide:
             return
         position = self._decode.position_tokens(request_id)
         content = self._content(request, position)
-        delivery = self._decode.load(request_id, named, external_tokens, content)
+        # The step that is being scheduled; those before it may still be writing to the blocks.
+        mark = self._step.write_mark = self._write_mark + 1
+        delivery = self._decode.load(request_id, named, external_tokens, content, mark)
         if self._sampled is not None and request_id in self._handed_on:
             self._sampled.wait(request, delivery)
         held = position - external_tokens
@@ -308,6 +312,7 @@ class SchedulerSide:
         A step of an engine without handoffs costs next to nothing.
         """
         step, self._step = self._step, WorkerStep()
+        self._write_mark = max(self._write_mark, step.write_mark)
         self._early.preempted(preempted)
         step.early_fences = self._early.computed(scheduled)
         step.fences = self._prefill.completed(progress)

@@ -50,6 +50,15 @@ class WorkerSide:
         )
         self._agent.begin()
 
+    def begin(self, step: WorkerStep) -> None:
+        """Let the agent write states that were asked for, when the steps before this are over.
+
+        vLLM gives a load blocks that a step before this one may still be writing, and this step
+        writes to none of them but what `load` zeroes, where no state is written.
+        """
+        if step.write_mark:
+            self._agent.writes_done(step.write_mark, self._event())
+
     def load(self, step: WorkerStep) -> None:
         """Zero what the states that now arrive leave as it is. Other bytes are not touched."""
         for some in step.unwritten:
@@ -60,14 +69,19 @@ class WorkerSide:
         """Say which prompts are complete, or how far, once the device has done what it was told."""
         if not step.fences and not step.early_fences:
             return
-        event = None
-        if self._on_device:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
+        event = self._event()
         for handoff_id in step.fences:
             self._agent.fence(handoff_id, event)
         for handoff_id, tokens in step.early_fences.items():
             self._agent.fence(handoff_id, event, tokens)
+
+    def _event(self) -> torch.cuda.Event | None:
+        """Return what comes to pass when the device has done what it was told; None: it has."""
+        if not self._on_device:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     def counted(self) -> dict[str, Any] | None:
         """Return what the agent has read since the last call; None: nothing."""

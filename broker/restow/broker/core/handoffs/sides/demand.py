@@ -28,6 +28,8 @@ class Demand(NamedTuple):
     """Whether D goes on behind the token that P sampled."""
     revision: str = ""
     """Revision of the weights that D computes with; empty: that of its layout."""
+    write_mark: int = 0
+    """What agents wait for before they write, as in `Wish`."""
 
     @classmethod
     def of(cls, wish: Wish) -> Demand:
@@ -93,10 +95,10 @@ class Demand(NamedTuple):
         return hash((blocks, self[1:4], self.takes_sampled, self.revision))
 
 
-def _beside_blocks(wish: Wish) -> tuple[int, int, bytes, NamedPrefix | None, bool, str]:
+def _beside_blocks(wish: Wish) -> tuple[int, int, bytes, NamedPrefix | None, bool, str, int]:
     content = wish.content if wish.prefix is None else wish.prefix.content
     named = wish.held_tokens, wish.position_tokens, content
-    return *named, wish.prefix, wish.takes_sampled, wish.revision
+    return *named, wish.prefix, wish.takes_sampled, wish.revision, wish.write_mark
 
 
 NO_DEMAND = Demand({})
