@@ -122,6 +122,15 @@ BARRED = {
 }
 
 
+EDGES = {
+    "agents/restow/agents/order_desk.py": 1,
+    "agents/restow/agents/link/kept_stream.py": 1,
+    "agents/restow/agents/reading/reader.py": 2,
+}
+"""How many handlers may catch everything. An order ends in an answer whatever failed, the stream to
+the broker is opened again, and a read is over before its failure is told."""
+
+
 @pytest.mark.parametrize(
     "path", list(sources(*SOURCE_ROOTS)), ids=lambda path: str(path.relative_to(ROOT))
 )
@@ -135,8 +144,10 @@ def test_nothing_of_a_peer_is_unpickled_and_no_error_is_swallowed(path: Path) ->
         elif isinstance(node, ast.Attribute | ast.Name):
             name = node.attr if isinstance(node, ast.Attribute) else node.id
             assert name not in BARRED, BARRED.get(name)
-        elif isinstance(node, ast.ExceptHandler):
-            assert not _swallows(node), f"line {node.lineno} catches everything and goes on"
+    handlers = (one for one in ast.walk(tree) if isinstance(one, ast.ExceptHandler))
+    swallowed = [one.lineno for one in handlers if _swallows(one)]
+    edges = EDGES.get(str(path.relative_to(ROOT)), 0)
+    assert len(swallowed) == edges, f"lines {swallowed} catch everything and go on"
 
 
 def _swallows(handler: ast.ExceptHandler) -> bool:

@@ -52,13 +52,10 @@ async def test_a_fence_waits_for_its_event_and_for_no_other() -> None:
     await until(lambda: "slow" in said)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("illegal address"), ValueError("odd")])
-async def test_work_that_failed_and_work_that_was_given_up_are_not_fenced(
-    error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_work_that_failed_and_work_that_was_given_up_are_not_fenced() -> None:
     said: list[str] = []
     fences = Fences(lambda handoff_id, _: said.append(handoff_id))
-    failed, given_up, last = HeldEvent(error), HeldEvent(), HeldEvent()
+    failed, given_up, last = HeldEvent(RuntimeError("illegal address")), HeldEvent(), HeldEvent()
     fences.fence("failed", failed)
     fences.fence("given up", given_up)
     failed.passed.set()
@@ -68,7 +65,6 @@ async def test_work_that_failed_and_work_that_was_given_up_are_not_fenced(
     last.passed.set()
     fences.fence("last", last)
     await until(lambda: said == ["last"])
-    assert str(error) in caplog.text
 
 
 async def test_what_has_ended_a_moment_ago_is_fenced_again_for_another_broker_alone(

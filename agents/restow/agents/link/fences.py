@@ -180,8 +180,8 @@ async def _has_passed(event: DeviceEvent, **of: object) -> bool:
     """Wait for an event on a thread; False if the work before it failed, which is logged."""
     try:
         await asyncio.to_thread(event.synchronize)
-    except Exception as error:  # noqa: BLE001 - the event is the engine's, and nobody awaits this
+    except RuntimeError as error:
         log = get_logger("restow.agent")
-        log.error("no fence: the device failed", detail=repr(error), **of)
+        log.error("no fence: the device failed", detail=str(error), **of)
         return False
     return True
