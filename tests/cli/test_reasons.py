@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from restow.agents.engines.common.handoff_ends import DECLINED
 from restow.broker.cli.main import app
 from restow.broker.client import BrokerCallError
 from restow.broker.client.engine.open_handoffs import SILENT
@@ -22,7 +21,7 @@ from restow.broker.reasons import REASONS, UNKNOWN, advice_for
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKER = ROOT / "broker" / "restow" / "broker"
-OF_ENDS = (DECLINED, SILENT, "SESSION_CLOSED")
+OF_ENDS = (SILENT, "SESSION_CLOSED")
 """What an engine is told by its own session, or tells itself."""
 NOT_TO_ENGINES = {
     "COSTS_INVALID": "said to who gives costs",

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.certificates import Authority
 from broker.fakes import broker, pair
 from broker.guarded import guarded
+from restow.broker.reasons import ORDINARY
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = 77
@@ -69,6 +70,16 @@ async def test_alerts_ask_for_what_a_broker_shows(tmp_path: Path) -> None:
         for metric, labels in asked.items():
             assert metric in there, f"{name} asks for {metric}"
             assert labels <= there.get(metric, set()), f"{name}: {metric} has no {labels}"
+
+
+def test_no_ordinary_end_is_counted_as_a_failure() -> None:
+    rule = RULES["RestowHandoffsFail"]["expr"]
+    left_out = [set(one.split("|")) for one in re.findall(r'reason!~"([A-Z_|]+)"', rule)]
+    assert left_out == [set(ORDINARY)] * 2
+    page = (ROOT / "docs" / "runbook.md").read_text()
+    _, _, section = page.partition("### RestowHandoffsFail\n")
+    named = set(re.findall(r"`([A-Z_]+)`", section.partition("###")[0]))
+    assert named == ORDINARY
 
 
 def test_an_expression_that_is_none_is_refused() -> None:

@@ -262,6 +262,10 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
 )
 """By reason. What agents report may be of a newer version, and then is not in here."""
 
+ORDINARY: Final = frozenset({"CANCELLED", "RELEASED", "ABANDONED", "DECLINED", "NOT_HELD"})
+"""Reasons of ordinary ends: somebody gave the handoff up, or D does without a state. No log calls
+them failures, and no alert counts them (`RestowHandoffsFail` in docker/prometheus/alerts.yaml)."""
+
 UNKNOWN: Final = Advice(
     "This version of Restow does not know the reason: an agent or engine of another one gave it.",
     OTHER_VERSION,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker.content.test_offers import D_STATE, STATE
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, model_layout, pair
 from restow.broker.client import BrokerCallError
 from restow.broker.logs import TOLD
@@ -58,6 +59,8 @@ async def test_a_day(day: Day) -> None:
             cancelled = both.d.request("unwanted", D_BLOCKS)
             both.d.cancel("unwanted")
             assert (await cancelled).reason == "CANCELLED"
+            sought = both.d.request("sought", D_STATE, prefix=STATE)  # nobody holds it
+            assert (await sought).reason == "NOT_HELD"
             assert len(day["handoff failed"]) == 1
         assert day.sides("engine registered") == [("default", "p"), ("default", "d")]
         assert day.sides("session opened") == day.sides("engine registered")

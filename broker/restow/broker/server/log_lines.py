@@ -61,7 +61,7 @@ def tell_agent(log: BoundedLog, event: str, key: AgentKey, **values: object) -> 
 
 
 def tell_failures(log: BoundedLog, failures: Iterable[tuple[Handoff, Failure]]) -> None:
-    """Handoffs ended that nobody wanted to, or demands were refused."""
+    """Tell of handoffs that failed, and of demands that were refused. Ordinary ends are neither."""
     for handoff, failure in failures:
         sides = handoff.source, handoff.destination
         source, destination = (one.key.engine_id if one else None for one in sides)

@@ -119,5 +119,5 @@ class DecodeSide:
         for end in ended:
             self._loading.pop(end.request_id, None)
             if end.reason:
-                end.warn("no state was received")
+                end.tell("no state was received")
         return ended

@@ -11,9 +11,7 @@ from queue import Empty, SimpleQueue
 from restow.broker.client import HandoffEnded
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
-
-DECLINED = "DECLINED"
-"""The broker's reason where D did without."""
+from restow.broker.reasons import ORDINARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +32,13 @@ class HandoffEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether somebody may want to know why. D may do without a state."""
-        return self.reason not in ("", DECLINED)
+        """Whether somebody may want to know why: not for an ordinary end."""
+        return self.reason != "" and self.reason not in ORDINARY
 
-    def warn(self, words: str) -> None:
-        """Say in the engine's log why it ended so."""
-        get_logger("restow.engine").warning(
+    def tell(self, words: str) -> None:
+        """Say in the engine's log why it ended so: as a warning if it failed."""
+        log = get_logger("restow.engine")
+        (log.warning if self.failed else log.info)(
             words,
             request=self.request_id,
             handoff=self.handoff_id,

@@ -120,7 +120,7 @@ class PrefillSide:
                 del self._held[end.request_id], self._held_blocks[end.request_id]
                 free.append(end.request_id)
             if end.failed:
-                end.warn("a state was not handed over")
+                end.tell("a state was not handed over")
         return ended, free
 
     def _pop(self, request_id: str) -> Sequence[str]:

@@ -21,8 +21,8 @@ from restow.broker.core.ledger.statistics import Statistics
 from restow.broker.core.ledger.table import Table
 from restow.broker.core.limits import Limits
 from restow.broker.errors import HandoffUnknownError
+from restow.broker.reasons import ORDINARY
 
-GIVEN_UP = frozenset({"CANCELLED", "DECLINED", "RELEASED"})
 """Reasons of ends that somebody wanted."""
 TOO_SLOW = frozenset({"READ_DEADLINE", "GRANT_OUTLIVED"})
 """Reasons of reads that did not end inside their grant."""
@@ -287,7 +287,7 @@ class Ledger(Table):
         self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
         if self.fresh_ends is not None:
             self.fresh_ends.append(handoff)
-        if failure is not None and failure.reason not in GIVEN_UP:
+        if failure is not None and failure.reason not in ORDINARY:
             self._tell_failure(handoff, failure)
         return actions + self.readers.ended(handoff, now_s)
 

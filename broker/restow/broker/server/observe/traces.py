@@ -25,9 +25,9 @@ from opentelemetry.trace import Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from restow.broker.core.actions import State
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.statistics import Phase, phases_of
+from restow.broker.reasons import ORDINARY
 from restow.broker.server.hub import Hub
 from restow.broker.versions import own_version
 
@@ -79,7 +79,7 @@ class Tracer:
             about = {"restow.detail": str(detail)} if detail != "" else None
             whole.add_event(event, about, wall_ns(at_s))
         whole.set_attributes(_attributes(handoff))
-        if handoff.failure is not None and handoff.state is not State.CANCELLED:
+        if handoff.failure is not None and handoff.failure.reason not in ORDINARY:
             whole.set_status(Status(StatusCode.ERROR, handoff.failure.detail))
         whole.end(wall_ns(handoff.ended_s))
 

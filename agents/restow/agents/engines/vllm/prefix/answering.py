@@ -78,7 +78,7 @@ class Answering:
         for end in self._ends.take():
             self._cached.let_go(self._pins.pop(end.handoff_id))
             if end.failed:
-                end.warn("a prefix was not handed over")
+                end.tell("a prefix was not handed over")
         return [offer.handoff_id for offer in self._offers.take() if self._publish(offer)]
 
     def _publish(self, offer: Offer) -> bool:
