@@ -172,18 +172,20 @@ async def test_an_agent_that_broke_on_a_fault_of_its_own_comes_back(
 ) -> None:
     """Nobody awaits its stream, and peers read its memory through it."""
     async with FakeBroker() as fake, _served(fake) as (agent, stream):
-        faults = [ValueError("odd"), KeyError("odder")]
+        faults, came = [ValueError("odd"), KeyError("odder")], asyncio.Event()
         right = agent.welcomed
 
         def welcomed(broker_epoch: str) -> None:
             if faults:
                 raise faults.pop()
             right(broker_epoch)
+            came.set()
 
         monkeypatch.setattr(agent, "welcomed", welcomed)
         stream.end()
-        await until(lambda: not faults and agent.refusal is None)
+        await until(came.is_set)
         agent.fence("h")
+        await until(lambda: not fake.streams["E", 3].silent)
         assert (await fake.streams["E", 3].next()).handoff_id == "h"
     assert "odder" in caplog.text
 
