@@ -86,6 +86,12 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "at once than the way between P and D carries in that time.",
             "Give D's requests a longer timeout, send fewer at once, or add decode engines.",
         ),
+        "TAKEN_BACK": Advice(
+            "P preempted the prompt when a part of it had been read. All of it is read when P has "
+            "computed it again, so this is seen only where no time was left for that.",
+            "Give P more memory for its cache, or fewer prompts at once; give D's requests a "
+            "longer timeout.",
+        ),
         "READ_NOT_BEGUN": Advice(
             "D's agent had no turn for the read inside its grant. The grant is given again, so "
             "this is seen only where no time was left for that.",
