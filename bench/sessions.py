@@ -22,12 +22,12 @@ from random import Random
 from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 from rows import Row, Yield, compared
-from session_engines import COMPUTED, HELD, MOVED, SOURCES, served, session_engines
+from session_engines import COMPUTED, HELD, MOVED, SOURCES, session_engines
 
 from restow.broker.client import AdminClient
 from restow.broker.router.engines import Engine
 from restow.broker.router.finding import FindSettings
-from restow.broker.router.serve import RouterSettings, router_app
+from restow.broker.router.serve import RouterSettings, running_router
 
 SUITE, LEAST_BUSY = "sessions", "least busy"
 CASES = {"two turns": 2, "six turns": 6}
@@ -83,9 +83,9 @@ def run(put: Yield, repeats: int) -> None:
 async def _play(outcome: Outcome, seed: int, turns: int, finds: bool) -> None:
     async with _engines() as (broker, prefill, decode), ClientSession() as http:
         find = FindSettings(FIND_S, broker) if finds else None
-        app = await router_app(RouterSettings(prefill, decode, find=find))
+        settings = RouterSettings(prefill, decode, find=find)
         before = [await _sources(http, side) for side in (prefill, decode)]
-        async with served(app) as router:
+        async with running_router(settings, "127.0.0.1", 0) as router:
             if finds:  # of the first calls one makes the connection
                 await _ask(http, router, [1] * 2 * SYSTEM_TOKENS, 1)
                 before = [await _sources(http, side) for side in (prefill, decode)]

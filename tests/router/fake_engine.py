@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from aiohttp import ClientSession, web
 
 from restow.broker.router.finding import FindSettings
-from restow.broker.router.serve import RouterSettings, router_app
+from restow.broker.router.serve import RouterSettings, running_router
 
 Answer = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
 EVENTS = [b'data: {"choices": [{"text": "one"}]}\n\n', b'data: {"choices": [{"text": "two"}]}\n\n']
@@ -85,6 +86,23 @@ async def events(request: web.Request, last: bytes) -> web.StreamResponse:
     return out
 
 
+def streams(*said: Any, then: Answer | None = None) -> Answer:
+    """A stream of the data of these events, which ends, or goes on as ``then`` does."""
+
+    async def answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await out.prepare(request)
+        for one in said:
+            words = one if isinstance(one, str) else json.dumps(one)
+            kind = f"event: {one['type']}\n" if "type" in one else ""
+            await out.write(f"{kind}data: {words}\n\n".encode())
+        if then:
+            await then(engine, request)
+        return out
+
+    return answer
+
+
 def says(status: int, error: dict[str, Any] | None = None) -> Answer:
     """Always the same error."""
 
@@ -115,6 +133,15 @@ class House:
     http: ClientSession
     p: list[FakeEngine]
     d: list[FakeEngine]
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(
+        cls, router: str, p: list[FakeEngine], d: list[FakeEngine]
+    ) -> AsyncIterator[House]:
+        """Asks a router that runs."""
+        async with ClientSession() as http:
+            yield cls(router, http, p, d)
 
     async def ask(
         self, body: Any = None, path: str = "/v1/completions", **headers: str
@@ -167,8 +194,14 @@ async def house(
     aside_s: float = 60.0,
     look_s: float = 0.05,
     find: FindSettings | None = None,
+    others: tuple[str, ...] = (),
+    more_p: tuple[str, ...] = (),
+    **more: Any,
 ) -> AsyncIterator[House]:
-    """A router before engines that answer so; their ids are p0, p1, ... and d0, d1, ..."""
+    """A router before engines that answer so; their ids are p0, p1, ... and d0, d1, ...
+
+    ``others`` are addresses of further D's, ``more_p`` of further P's.
+    """
     async with contextlib.AsyncExitStack() as stack:
         sides = [
             [await stack.enter_async_context(fake_engine(one)) for one in side] for side in (p, d)
@@ -177,7 +210,9 @@ async def house(
             [f"{name}{number}={one.base}" for number, one in enumerate(side)]
             for name, side in zip("pd", sides, strict=True)
         )
-        app = await router_app(RouterSettings(prefill, decode, aside_s, look_s, find=find))
-        router = await stack.enter_async_context(served(app))
+        settings = RouterSettings(
+            [*prefill, *more_p], [*decode, *others], aside_s, look_s, find=find, **more
+        )
+        router = await stack.enter_async_context(running_router(settings, "127.0.0.1", 0))
         http = await stack.enter_async_context(ClientSession())
         yield House(router, http, *sides)

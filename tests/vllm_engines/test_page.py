@@ -330,9 +330,9 @@ async def test_an_engine_that_was_replaced_ends(served: Served) -> None:
         status, text = await asyncio.to_thread(get, served.router, "/health")
         assert (status, list(json.loads(text)["prefill"].values())) == (503, [False])
         body = {"prompt": "<bos> anna has apple . ? anna :", "max_tokens": 2}
+        # The router asks it no more, and D computes the prompt itself.
+        assert (await asyncio.to_thread(post, served.router, body))[0] == 200
         # vLLM's HTTP server stands until somebody asks an engine that is gone.
-        status, _ = await asyncio.to_thread(post, served.router, body)
-        assert status in (500, 502)
+        assert (await asyncio.to_thread(post, served.prefill, body))[0] != 200
         await asyncio.wait_for(asyncio.to_thread(silent), ENDS_S)
-        status, text = await asyncio.to_thread(post, served.router, body)
-        assert (status, json.loads(text)["error"]["type"]) == (502, "engine_failed")
+        assert (await asyncio.to_thread(post, served.router, body))[0] == 200

@@ -7,29 +7,21 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import ClientError, ClientSession
 
-from restow.broker.client import (
-    AsyncAdminClient,
-    BrokerCallError,
-    BrokerUnreachableError,
-    Credentials,
-    PrefixChain,
-    chain_of,
-)
+from restow.broker.client import AsyncAdminClient, BrokerCallError, Credentials, chain_of
+from restow.broker.client.engine.prefixes.content import MAX_TOKEN_ID
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
-from restow.broker.router.bodies import Body
-from restow.broker.router.engines import NOBODY, Engines, Held
-from restow.broker.router.token_ids import token_ids_of
+from restow.broker.router.bodies import Body, decode_body
+from restow.broker.router.engines import Engine, Held
 
-MAX_TOKENS = 65_536 * 16
-"""Of a prompt, as many as a call may name; what lies behind has no part in the choice."""
-MAX_HOLDERS = 100
+MAX_TOKENS = 1 << 20
+"""Of a prompt, as many as a call may name; the rest has no part in the choice."""
 PAUSE = 20
-"""A broker that was waited for in vain is left alone for so many times as long: then waiting takes
-a twentieth of the time at most, and one slow answer spoils few choices."""
+"""A broker that did not answer in time is left alone for so many times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,76 +37,62 @@ class FindSettings:
 
 
 class Finding:
-    """Asks for each prompt who holds its beginning. Belongs to one event loop.
+    """Asks who holds a prompt. Whatever goes wrong, nobody does, and the choice is as without."""
 
-    Whatever goes wrong, the answer is that nobody does: the router then chooses as without it.
-    """
-
-    def __init__(
-        self, http: ClientSession, settings: FindSettings, prefill: Engines, decode: Engines
-    ) -> None:
-        """Ask about the engines of both sides that have an id.
-
-        Raises a `TrustError` and `AddressInvalidError`.
-        """
-        self._http, self._prefill = http, prefill
-        self._patience_s = settings.patience_s
-        ids = {one.engine_id for one in (*prefill.engines, *decode.engines)} - {""}
-        self._ids = deque(sorted(ids))
-        """The first is asked for by: its model is that of all."""
+    def __init__(self, http: ClientSession, settings: FindSettings, ids: set[str]) -> None:
+        """Ask about engines by their ``ids``. Raises `TrustError` and `AddressInvalidError`."""
+        self._http, self._patience_s = http, settings.patience_s
+        self._ids = deque(sorted(ids - {""}))
+        """The broker looks for engines of the model of the first."""
         self._client = AsyncAdminClient(settings.broker, credentials=settings.credentials)
         self._aside_until_s = 0.0
         self._trouble = ""
-        self._log = get_logger("restow.router")
+        self.close = self._client.close
 
-    async def holders(self, path: str, body: Body, headers: Mapping[str, str]) -> Held:
-        """Who holds how much of a request's prompt, by engine id."""
-        if not self._ids or time.monotonic() < self._aside_until_s:
-            return NOBODY
-        chain = await self._chain(path, body, headers)
-        return NOBODY if chain is None else await self._found(chain)
-
-    async def _chain(self, path: str, body: Body, headers: Mapping[str, str]) -> PrefixChain | None:
-        """The hashes of its prompt, as engines have them; None: they are not known in time."""
+    async def holders(
+        self, engine: Engine | None, path: str, body: Body, headers: Mapping[str, str]
+    ) -> Held:
+        """Return who holds how much of a prompt, by engine id; ``engine`` tells its token ids."""
         salt = body.get("cache_salt") or ""
-        engine = self._prefill.choose(())
+        if not self._ids or not isinstance(salt, str) or time.monotonic() < self._aside_until_s:
+            return {}
+        trouble, found = "", []
         try:
             async with asyncio.timeout(self._patience_s):
-                token_ids = await token_ids_of(self._http, engine, path, body, headers)
-                if token_ids is None or not isinstance(salt, str):
-                    return None
-                # Beside the loop: of a very long prompt this takes tens of milliseconds.
+                token_ids = await self._token_ids(engine, path, body, headers)
+                # In a thread: of a very long prompt this takes tens of milliseconds.
                 chain = await asyncio.to_thread(chain_of, token_ids[:MAX_TOKENS], salt=salt)
         except (ClientError, ValueError, TimeoutError):
-            return None
-        return chain if chain.hashes else None
-
-    async def _found(self, chain: PrefixChain) -> Held:
+            return {}
+        if not chain.hashes:
+            return {}
         try:
             async with asyncio.timeout(self._patience_s):
-                (holders,) = await self._client.find(
-                    [chain], engine_id=self._ids[0], limit=MAX_HOLDERS
-                )
-        except (BrokerUnreachableError, TimeoutError) as error:
-            self._aside_until_s = time.monotonic() + PAUSE * self._patience_s
-            self._say(str(error) or f"no answer in {self._patience_s * 1000:.0f} ms")
-            return NOBODY
+                (found,) = await self._client.find([chain], engine_id=self._ids[0], limit=100)
         except BrokerCallError as error:
-            self._ids.rotate()  # if this engine is not there, another may be
-            self._say(error.message)
-            return NOBODY
-        except RestowError as error:  # of the router's own, such as a token that it can't read
-            self._say(error.message)
-            return NOBODY
-        self._say("")
-        return {one.engine_id: one for one in holders}
-
-    def _say(self, trouble: str) -> None:
-        """Log what is wrong when it begins, and that it is over."""
+            self._ids.rotate()  # if the broker does not know this engine, it may know another
+            trouble = error.message
+        except (RestowError, TimeoutError) as error:
+            self._aside_until_s = time.monotonic() + PAUSE * self._patience_s
+            trouble = str(error) or f"no answer in {self._patience_s * 1000:.0f} ms"
         if bool(trouble) != bool(self._trouble):
-            self._log.warning("finding holders", works=not trouble, detail=trouble)
+            log = get_logger("restow.router")
+            log.warning("finding holders", works=not trouble, detail=trouble)
         self._trouble = trouble
+        return {one.engine_id: one for one in found}
 
-    async def close(self) -> None:
-        """Let the broker go."""
-        await self._client.close()
+    async def _token_ids(
+        self, engine: Engine | None, path: str, body: Body, headers: Mapping[str, str]
+    ) -> list[int]:
+        """Return the prompt's tokens; none of what is no single prompt, or nobody tells."""
+        prompt: Any = body.get("prompt") if path == "/v1/completions" else body.get("messages")
+        if engine and prompt and not (path == "/v1/completions" and isinstance(prompt, list)):
+            url = engine.base + "/tokenize"
+            words = {**headers, "Content-Type": "application/json"}
+            async with self._http.post(
+                url, json=decode_body(body, None), headers=words, allow_redirects=False
+            ) as response:
+                said = await response.json(content_type=None) if response.status == 200 else None
+            prompt = said.get("tokens") if isinstance(said, dict) else None
+        ids = prompt if isinstance(prompt, list) else []
+        return ids if all(type(one) is int and 0 <= one <= MAX_TOKEN_ID for one in ids) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 import typer
@@ -34,7 +35,32 @@ def router(
     ] = 5.0,
     max_body_mb: Annotated[
         int, typer.Option(min=1, help="The largest request that is taken, in MiB.")
-    ] = 64,
+    ] = 4,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="How many clients' connections may be open at once.")
+    ] = 1000,
+    connect_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that connecting to an engine may take.")
+    ] = 3.0,
+    answer_s: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            help="Seconds that an engine may take to a stream's first token, or to all of an "
+            "answer that is not streamed.",
+        ),
+    ] = 600.0,
+    silence_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that a stream may be silent after that.")
+    ] = 30.0,
+    client_s: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            help="Seconds that a client may be idle, and take for headers, for a body, and to "
+            "read a piece of its answer.",
+        ),
+    ] = 30.0,
     find_ms: Annotated[
         int,
         typer.Option(
@@ -54,7 +80,7 @@ def router(
 
     Serves /v1/completions, /v1/chat/completions, /v1/responses, /v1/models and /health until
     SIGTERM or SIGINT. Keys and traces in headers go on to the engines. Asks no broker, unless
-    --find-ms says so.
+    --find-ms says so. It is for trying things; docs/vllm.md names routers for production.
     """
     try:
         from restow.broker.router.engines import Engine, is_url
@@ -85,9 +111,15 @@ def router(
         prefill,
         decode,
         aside_s,
+        connect_s=connect_s,
+        answer_s=answer_s,
+        silence_s=silence_s,
+        client_s=client_s,
+        max_connections=max_connections,
         max_body_bytes=max_body_mb << 20,
+        max_bodies_bytes=max(128, max_body_mb) << 20,
         find=find if find_ms else None,
         busy_tokens=busy_tokens,
     )
     with logging_to_stderr(log_format == "json"):
-        serve_router(settings, host, port)
+        asyncio.run(serve_router(settings, host, port))
