@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 from pathlib import Path
@@ -46,6 +47,47 @@ def test_another_config_of_the_same_weights_is_another_revision(folder: Path) ->
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"num_attention_heads": 4', "", 1) + "\n")
     assert checkpoint_revision(folder) != before
+
+
+@pytest.mark.parametrize("name", ["params.json", "hf_quant_config.json", "adapter_config.json"])
+def test_other_files_that_say_how_weights_are_used_count(folder: Path, name: str) -> None:
+    before = checkpoint_revision(folder)
+    (folder / name).write_text('{"rope_theta": 1}')
+    one = checkpoint_revision(folder)
+    (folder / name).write_text('{"rope_theta": 2}')
+    assert len({before, one, checkpoint_revision(folder)}) == 3
+
+
+def test_files_that_engines_leave_out_do_not_count(folder: Path) -> None:
+    """Who clones a checkpoint has them; who names it as on the hub does not."""
+    config = folder / "config.json"
+    quantised = json.loads(config.read_text()) | {"quantization_config": {"quant_method": "fp8"}}
+    config.write_text(json.dumps(quantised))
+    files = json.dumps({"weight_map": {"a": WEIGHTS}})
+    (folder / "model.safetensors.index.json").write_text(files)
+    before = checkpoint_revision(folder)
+    for name in ("pytorch_model.bin", "consolidated.safetensors", "hf_quant_config.json"):
+        (folder / name).write_text(name)
+    assert checkpoint_revision(folder) == before
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    before = checkpoint_revision(folder)
+    (folder / "training_args.bin").write_text("more")
+    assert checkpoint_revision(folder) == before
+
+
+def test_the_whole_of_an_adapter_is_read(folder: Path) -> None:
+    """A tensor whose ends are as before differs in its middle."""
+    sampled, whole = checkpoint_revision(folder), checkpoint_revision(folder, whole=True)
+    data = bytearray((folder / WEIGHTS).read_bytes())
+    length = struct.unpack_from("<Q", data)[0]
+    offsets = [
+        v["data_offsets"] for k, v in json.loads(data[8 : 8 + length]).items() if k[0] != "_"
+    ]
+    begin, end = max(offsets, key=lambda span: span[1] - span[0])
+    data[8 + length + (begin + end) // 2] ^= 1
+    (folder / WEIGHTS).write_bytes(data)
+    assert checkpoint_revision(folder) == sampled
+    assert checkpoint_revision(folder, whole=True) != whole
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.gguf"])

@@ -17,9 +17,13 @@ PLACES = 1024
 """In such a file, from its beginning to its end."""
 MAX_HEADER_BYTES = 100_000_000
 """As safetensors itself allows."""
-CONFIGS = ("config.json", "adapter_config.json")
-"""Files that say how weights are used; an adapter's strength stands in the second."""
+CONFIG, QUANTISATION = "config.json", "hf_quant_config.json"
+CONFIGS = (CONFIG, "params.json", "adapter_config.json", QUANTISATION)
+"""Files that say how weights are used: Mistral's own form, an adapter's strength, ModelOpt's."""
+INDEX = "model.safetensors.index.json"
 OPAQUE = (".bin", ".pt", ".pth", ".gguf")
+_OF_TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
+"""Files that no engine reads (vLLM `filter_files_not_needed_for_inference`)."""
 
 
 class CheckpointInvalidError(
@@ -28,13 +32,13 @@ class CheckpointInvalidError(
     """A checkpoint without weights that a fingerprint can be made of."""
 
 
-def checkpoint_revision(path: Path) -> str:
-    """A word for the weights of a checkpoint's folder, or file: where it lies does not matter.
+def checkpoint_revision(path: Path, *, whole: bool = False) -> str:
+    """Return a word for the weights of a checkpoint's folder, or file, wherever it lies.
 
-    It is made of the names of its files, of ``config.json`` (an adapter's ``adapter_config.json``),
-    and of the headers of safetensors with the first and the last bytes of each tensor; of other
-    weights, of bytes all over the file. So it tells checkpoints of equal shapes apart that were
-    trained on, and takes as long as seeking does.
+    It is made of the names of the files that engines read, of `CONFIGS`, and of the headers of
+    safetensors with the first and the last bytes of each tensor; of other weights, of bytes all
+    over the file. So it tells checkpoints of equal shapes apart that were trained on, and takes as
+    long as seeking does. Of what is small, as adapters are, the ``whole`` is read.
     It finds accidents: who wishes to can make two checkpoints look alike. Raises
     `CheckpointInvalidError` where there are no weights, or none that can be read.
     """
@@ -44,7 +48,7 @@ def checkpoint_revision(path: Path) -> str:
         for file in _files(path):
             found = found or file.name not in CONFIGS
             hasher.update(f"{file.name}\n".encode())
-            for part in _parts(file):
+            for part in [_whole(file)] if whole else _parts(file):
                 hasher.update(struct.pack("<q", len(part)) + part)
     except OSError as error:
         raise _invalid(path, error.strerror or "it can't be read") from None
@@ -54,10 +58,31 @@ def checkpoint_revision(path: Path) -> str:
 
 
 def _files(path: Path) -> list[Path]:
+    """Return the files that engines read: safetensors where there are some, those of the index."""
     if not path.is_dir():
         return [path]
-    known = (".safetensors", *OPAQUE)
-    return sorted(one for one in path.iterdir() if one.name in CONFIGS or one.suffix in known)
+    names = {one.name: one for one in path.iterdir()}
+    weights = {name for name in names if name.endswith(".safetensors")}
+    if INDEX in names:
+        weights &= _indexed(names[INDEX]) or weights
+    if not weights:
+        weights = {name for name in names if name.endswith(OPAQUE)} - {*_OF_TRAINING}
+    configs = {*CONFIGS} & {*names}
+    if CONFIG in configs and b'"quantization_config"' in names[CONFIG].read_bytes():
+        configs.discard(QUANTISATION)  # the config's own goes first, and the other is not loaded
+    return sorted(names[name] for name in weights | configs)
+
+
+def _indexed(index: Path) -> set[str]:
+    try:
+        return {str(one) for one in json.loads(index.read_bytes())["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise _invalid(index, "it is no index of safetensors") from None
+
+
+def _whole(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()
 
 
 def _parts(file: Path) -> Iterator[bytes]:
