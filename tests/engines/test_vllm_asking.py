@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from engines.test_vllm_content import Lora, adapter
+from engines.test_vllm_content import Lora
 from engines.test_vllm_parameters import Request
 from engines.written_session import Session, nothing
 from restow.agents.engines.common.groups import Group
@@ -215,16 +213,33 @@ def test_p_begins_its_own_prompt_with_what_others_hold() -> None:
     assert [one[0] for one in session.take()] == ["cancel", "cancel"]
 
 
-def test_prompts_of_an_adapter_that_is_known_by_its_name_alone_are_nobodys(tmp_path: Path) -> None:
-    read = Lora(adapter(tmp_path / "read"))
-    lost, anew = Lora(str(tmp_path / "nowhere")), replace(read, load_inplace=True)
-    for lora, asks in ((read, True), (lost, False), (anew, False), (None, True)):
-        session, request = Session(), plain(lora_request=lora)
+def test_prompts_of_an_adapter_that_nobody_knows_are_nobodys() -> None:
+    lora = Lora("/a")
+    for words, one, asks in (
+        ([], lora, False),
+        ([{"a": "word"}], lora, True),
+        ([{"a": "word"}, {"a": "other"}], lora, False),
+        ([], None, True),
+    ):
+        session, request = Session(), plain(lora_request=one)
         d = finding(session)
+        for told in words:
+            d.loaded(told)
         d.new_request(request)
-        assert (d.loadable_tokens(request, 0) is None) == asks, lora
+        assert (d.loadable_tokens(request, 0) is None) == asks, words
         assert len(session.questions) == asks
         d.finished(request, BLOCKS, computed=True)
+
+
+def test_a_prompt_whose_adapter_is_loaded_again_is_followed_no_longer() -> None:
+    session, request = Session(), plain(lora_request=Lora("/a"))
+    d = finding(session)
+    d.loaded({"a": "word"})
+    d.new_request(request)
+    assert d._prefix is not None
+    assert d._prefix._chains.chain(request.request_id) is not None
+    d.loaded({"a": "other"})
+    assert d._prefix._chains.chain(request.request_id) is None
 
 
 def test_an_engine_of_weights_that_nobody_can_tell_from_others_uses_no_prefixes() -> None:

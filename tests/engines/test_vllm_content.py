@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import UserDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,9 @@ from safetensors.torch import save_file
 
 from engines.test_vllm_parameters import Request
 from restow.agents.engines.vllm.prefix.request_chains import RequestChains
-from restow.agents.engines.vllm.scheduler.lora_adapters import LoraAdapters
+from restow.agents.engines.vllm.scheduler.lora_adapters import MAX_ADAPTERS, LoraAdapters
 from restow.agents.engines.vllm.scheduler.prompt import content
+from restow.agents.engines.vllm.worker.loaded_adapters import LoadedAdapters, joined_words
 
 TOKENS = [5, 6, 7, 8]
 
@@ -58,9 +60,8 @@ def of_image(identifier: str = "a", **data: Any) -> bytes:
     return named(mm_features=[image(1, identifier, Features(**data))])
 
 
-def named(position: int = 3, **more: Any) -> bytes:
-    request = Request(list(TOKENS), None, **more)
-    return content(request, position, LoraAdapters().word(request.lora_request))
+def named(position: int = 3, word: str = "", **more: Any) -> bytes:
+    return content(Request(list(TOKENS), None, **more), position, word)
 
 
 def test_what_follows_the_position_does_not_count() -> None:
@@ -144,25 +145,99 @@ def test_a_chain_has_the_same_words_for_images_as_content() -> None:
     assert chain.hashes[-1] == content(request, 4, "")
 
 
+class Manager:
+    """As vLLM's `WorkerLoRAManager`: what it reads of an adapter is told by ``reading``."""
+
+    reading: Callable[[], object] = staticmethod(lambda: None)
+
+    def _load_adapter(self, request: Lora) -> str:
+        self.reading()
+        return request.lora_path
+
+
+def loaded(*adapters: Lora, reading: Callable[[], object] = lambda: None) -> dict[str, str]:
+    """Return what a worker tells that loads adapters, one after the other."""
+    manager = type("Loading", (Manager,), {"reading": staticmethod(reading)})
+    noted = LoadedAdapters()
+    noted.watch(manager)
+    for one in adapters:
+        assert manager()._load_adapter(one) == one.lora_path
+    words = noted.take()
+    assert noted.take() == {}
+    return words
+
+
 def test_adapters_count_by_their_weights_and_not_by_their_name(tmp_path: Path) -> None:
     one = Lora(adapter(tmp_path / "p", seed=1))
     same = Lora(adapter(tmp_path / "d", seed=1), "called otherwise", 7)
     other = Lora(adapter(tmp_path / "other", seed=2))
     stronger = Lora(adapter(tmp_path / "stronger", seed=1, alpha=32))
-    assert named(lora_request=one) == named(lora_request=same)
-    assert len({named(lora_request=x) for x in (None, one, other, stronger)}) == 4
+    words = [loaded(x)[x.lora_name] for x in (one, same, other, stronger)]
+    assert words[0] == words[1]
+    assert len({"", *words}) == 4
+    assert len({named(word=word) for word in ("", *words)}) == 4
 
 
-def test_an_adapter_that_can_not_be_read_counts_by_its_name(tmp_path: Path) -> None:
-    lost = Lora(str(tmp_path / "nowhere"))
-    assert named(lora_request=lost) == named(lora_request=replace(lost, lora_path="elsewhere"))
-    assert named(lora_request=lost) != named(lora_request=replace(lost, lora_name="b"))
-
-
-def test_what_vllm_loads_anew_is_looked_at_anew(tmp_path: Path) -> None:
-    adapters = LoraAdapters()
-    kept = Lora(adapter(tmp_path / "a", seed=1))
-    before = adapters.word(kept)
+def test_an_adapter_has_the_word_of_what_was_loaded_and_not_of_what_lies_there(
+    tmp_path: Path,
+) -> None:
+    one = Lora(adapter(tmp_path / "a", seed=1))
+    before = loaded(one)
     adapter(tmp_path / "a", seed=2)
-    assert adapters.word(kept) == before, "the weights in memory are those of before"
-    assert adapters.word(replace(kept, load_inplace=True)) != before
+    adapters = LoraAdapters()
+    assert adapters.word(one) is None, "no worker has loaded it"
+    adapters.loaded(before)
+    assert adapters.word(one) == before["a"] != loaded(one)["a"]
+    assert adapters.word(None) == ""
+
+
+@pytest.mark.parametrize("load_inplace", [False, True])
+def test_a_name_that_stands_for_two_adapters_is_of_no_use(
+    tmp_path: Path, load_inplace: bool
+) -> None:
+    """vLLM finds prefixes of the old weights under the name."""
+    adapters = LoraAdapters()
+    one = Lora(adapter(tmp_path / "a", seed=1), load_inplace=load_inplace)
+    assert adapters.loaded(loaded(one)) == set()
+    assert adapters.loaded(loaded(one)) == set(), "the same, loaded again"
+    assert adapters.word(one)
+    adapter(tmp_path / "a", seed=2)
+    assert adapters.loaded(loaded(one)) == {"a"}
+    assert adapters.word(one) is None
+    adapter(tmp_path / "a", seed=1)
+    adapters.loaded(loaded(one))
+    assert adapters.word(one) is None, "blocks of the second may still be cached"
+    assert adapters.word(replace(one, lora_name="b")) is None
+    adapters.loaded(loaded(replace(one, lora_name="b")))
+    assert adapters.word(replace(one, lora_name="b"))
+
+
+def test_what_changes_while_it_is_loaded_has_no_word(tmp_path: Path) -> None:
+    one, adapters = Lora(adapter(tmp_path / "a", seed=1)), LoraAdapters()
+    words = loaded(one, reading=lambda: adapter(tmp_path / "a", seed=2))
+    assert words == {"a": ""}
+    assert adapters.loaded(words) == {"a"}
+    assert adapters.word(one) is None
+    assert loaded(Lora(str(tmp_path / "nowhere"))) == {"a": ""}
+
+
+def test_two_loads_of_one_step_have_one_word_only_if_they_are_alike(tmp_path: Path) -> None:
+    one, other = (Lora(adapter(tmp_path / str(seed), seed=seed)) for seed in (1, 2))
+    assert loaded(one, one) == loaded(one)
+    assert loaded(one, other) == {"a": ""}
+
+
+def test_ranks_that_loaded_different_files_have_no_word() -> None:
+    assert joined_words({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}) == {
+        "a": "1",
+        "b": "",
+        "c": "4",
+    }
+    assert joined_words({"a": ""}, {"a": "1"}) == {"a": ""}
+
+
+def test_the_names_that_are_kept_are_bounded() -> None:
+    adapters = LoraAdapters()
+    adapters.loaded({str(index): "w" for index in range(MAX_ADAPTERS + 1)})
+    known = [adapters.word(Lora("/", str(index))) for index in (0, MAX_ADAPTERS - 1, MAX_ADAPTERS)]
+    assert known == ["w", "w", None]

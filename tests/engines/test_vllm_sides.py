@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from engines.test_vllm_parameters import Request
@@ -294,3 +296,58 @@ def test_a_refused_request_that_is_aborted_leaves_nothing() -> None:
     one.new_request(request)
     one.finished(request, ([], []), computed=False)
     assert not one.decides("r")
+
+
+ADAPTER = SimpleNamespace(lora_name="a", lora_int_id=1, lora_path="/a")
+
+
+def of_adapter(request: Request) -> Request:
+    request.lora_request = ADAPTER
+    return request
+
+
+def test_p_publishes_a_state_of_an_adapter_when_workers_have_told_what_they_loaded() -> None:
+    session = Session()
+    p, request = side(session), of_adapter(prefill())
+    p.new_request(request)
+    session.take()
+    request.num_computed_tokens = 9
+    assert p.finished(request, BLOCKS, computed=True) is not None
+    assert session.take() == []
+    p.loaded({"a": "word"})
+    assert [said[:2] for said in session.take()] == [("publish", "h")]
+    assert p.step(nothing()).sent == []
+
+
+@pytest.mark.parametrize("known", [{"a": "before"}, {}])
+def test_p_hands_nothing_on_where_the_last_step_may_have_had_another_adapter(
+    known: dict[str, str],
+) -> None:
+    """Told in the step that ends the request: it was loaded again, or nobody knows."""
+    session = Session()
+    p, request = side(session), of_adapter(prefill())
+    p.loaded(known)
+    p.new_request(request)
+    session.take()
+    request.num_computed_tokens = 9
+    p.finished(request, BLOCKS, computed=True)
+    p.loaded({"a": "after"} if known else {})
+    assert session.take() == [("cancel", "h")]
+    assert p.step(nothing()).sent == ["r"], "vLLM may have its pages again"
+    assert p.step(nothing()).sent == []
+
+
+def test_d_asks_for_states_of_an_adapter_that_its_workers_have_loaded() -> None:
+    session = Session()
+    d, first, second = side(session), of_adapter(decode()), of_adapter(decode())
+    d.new_request(first)
+    assert d.loadable_tokens(first, 0) == 0
+    assert [said[:2] for said in session.take()] == [("decline", "h")]
+    d.finished(first, BLOCKS, computed=True)
+    d.loaded({"a": "word"})
+    d.new_request(second)
+    assert d.loadable_tokens(second, 0) == 9
+    d.loaded({"a": "other"})
+    d.allocated(second, BLOCKS, 9)
+    assert [said[:2] for said in session.take()] == [("decline", "h")]
+    assert d.step(nothing()).received == {"r": False}, "a failed load, as vLLM's policy says"

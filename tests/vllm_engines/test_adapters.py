@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,19 @@ from restow.agents.engines.common.checkpoint import checkpoint_revision
 from restow.broker.core.actions import State
 from vllm_harness.adapters import RANK, write_adapter
 from vllm_harness.engine import Options
-from vllm_harness.finders import STEPS, TELL, drawn, finders
+from vllm_harness.finders import STEPS, TELL, Finders, drawn, finders
 from vllm_harness.tiny_models import tiny_model
 
 pytestmark = pytest.mark.timeout(600)
+Loras = Mapping[str, Mapping[str, tuple[str, int, str]]]
+
+
+async def loaded(found: Finders, loras: Loras) -> None:
+    """Have both engines load their adapters: of a name that was never loaded nothing is known."""
+    for name, given in loras.items():
+        for lora in given.values():
+            asked = found.one if name == "one" else found.other
+            await asked.ask(drawn(8, seed=99), 1, lora=lora)
 
 
 async def test_two_adapters_and_the_model_itself_never_meet(
@@ -25,8 +35,8 @@ async def test_two_adapters_and_the_model_itself_never_meet(
     model = tiny_model("llama", tmp_path / "model")
     folders = [write_adapter(model, tmp_path / f"adapter{seed}", seed) for seed in (1, 2)]
     copied = shutil.copytree(folders[0], tmp_path / "copied")
-    word = {"model": "", "first": checkpoint_revision(folders[0])}
-    word["second"] = checkpoint_revision(folders[1])
+    word = {"model": "", "first": checkpoint_revision(folders[0], whole=True)}
+    word["second"] = checkpoint_revision(folders[1], whole=True)
     engine = {"block_size": 32, "enable_lora": True, "max_loras": 2, "max_lora_rank": RANK}
     options = Options(model, 1, prefix_caching=True, extra=TELL, engine=engine)
     ids = drawn(150)
@@ -37,6 +47,7 @@ async def test_two_adapters_and_the_model_itself_never_meet(
             who: (await found.alone.ask(ids, STEPS, lora=given.get(who))).tokens for who in word
         }
         assert len(set(right.values())) == len(word)
+        await loaded(found, loras)
         for name, who, held in (
             ("one", "model", 0),
             ("other", "first", 0),
@@ -50,3 +61,27 @@ async def test_two_adapters_and_the_model_itself_never_meet(
             assert (who, said.tokens, said.cached) == (who, right[who], held)
             await found.told(name, ids, 128, word[who])
         assert found.ended == {State.DONE: 3}
+
+
+async def test_an_adapter_that_was_replaced_and_loaded_again_is_nobodys(
+    vllm_python: Path, tmp_path: Path
+) -> None:
+    """vLLM puts it out for another one, and reads its folder anew: the other engine, which has the
+    first weights still, finds nothing of the second ones under their word."""
+    model = tiny_model("llama", tmp_path / "model")
+    first, second, third = (write_adapter(model, tmp_path / f"{s}", s) for s in (1, 2, 3))
+    live = shutil.copytree(first, tmp_path / "live")
+    engine = {"block_size": 32, "enable_lora": True, "max_loras": 1, "max_lora_rank": RANK}
+    options = Options(model, 1, prefix_caching=True, extra=TELL, engine=engine)
+    ids, own = drawn(150), ("a", 1, str(live))
+    async with finders(vllm_python, tmp_path, options, options) as found:
+        await loaded(found, {"one": {"a": own}, "other": {"a": ("x", 3, str(first))}})
+        old = await found.alone.ask(ids, STEPS, lora=("b", 2, str(first)))
+        new = await found.alone.ask(ids, STEPS, lora=("c", 3, str(second)))
+        assert old.tokens != new.tokens
+        shutil.copytree(second, live, dirs_exist_ok=True)
+        await found.one.ask(drawn(8, seed=99), 1, lora=("d", 4, str(third)))
+        assert (await found.one.ask(ids, STEPS, lora=own)).tokens == new.tokens
+        said = await found.other.ask(ids, STEPS, lora=("x", 3, str(first)))
+        assert (said.tokens, said.cached) == (old.tokens, 0)
+        assert found.ended == {}

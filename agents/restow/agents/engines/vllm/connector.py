@@ -17,9 +17,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
+from vllm.lora.worker_manager import WorkerLoRAManager
 from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
@@ -44,6 +46,7 @@ from restow.agents.engines.vllm.worker import caches
 from restow.agents.engines.vllm.worker.agreement import group_windows, joined_model
 from restow.agents.engines.vllm.worker.draft_layers import DraftLayers
 from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
+from restow.agents.engines.vllm.worker.loaded_adapters import LoadedAdapters, joined_words
 from restow.agents.engines.vllm.worker.rank_layout import rank_layout
 from restow.agents.engines.vllm.worker.said_caches import rank_model
 from restow.agents.engines.vllm.worker.worker_side import WorkerSide
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 TESTED_VERSIONS = ("0.32.0",)
@@ -77,6 +81,17 @@ class RankHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 
     layout: RankLayout
     model: ModelSpec
+
+
+@dataclass
+class RankNews(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What the scheduler's side is told of a step: the adapters that workers have loaded."""
+
+    adapters: dict[str, str]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> RankNews:
+        """Join what two ranks tell."""
+        return RankNews(joined_words(self.adapters, other.adapters))
 
 
 class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -106,6 +121,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
         self._group_names: list[str] = []
+        self._adapters = LoadedAdapters()
         if vllm.__version__ not in TESTED_VERSIONS and role is KVConnectorRole.SCHEDULER:
             self._log.warning(
                 "this version of vLLM was not tested",
@@ -184,6 +200,8 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._identity(model.name),
         )
         self._handshake = RankHandshake(regions.layout, model)
+        if config.lora_config is not None:
+            self._adapters.watch(WorkerLoRAManager)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return the rank's layout, for the scheduler's side to register."""
@@ -221,6 +239,11 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             finished_recving=set(step.received),
             failed_recving={one for one, arrived in step.received.items() if not arrived},
         )
+
+    def build_connector_worker_meta(self) -> RankNews | None:
+        """Return which adapters this rank has loaded since the last step."""
+        words = self._adapters.take()
+        return RankNews(words) if words else None
 
     # -- scheduler ---------------------------------------------------------------------------------
 
@@ -279,6 +302,11 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         scheduled = self._scheduled(scheduler_output, side.computing)
         preempted = scheduler_output.preempted_req_ids or ()
         return RestowMetadata(side.step(_progress(scheduler_output), scheduled, preempted))
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Hear of adapters that workers have loaded, behind the ends of the step's requests."""
+        news = connector_output.kv_connector_worker_meta
+        self._side().loaded({} if news is None else news.adapters)
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]

@@ -40,6 +40,12 @@ class CachedPrefixes:
         """Follow a request that came in, its prompt cut already where P's is."""
         self.chains.begin(request, adapter)
 
+    def forget(self) -> None:
+        """Hold nothing of all that is cached now: what comes from now on is told again."""
+        self._watch.look()
+        self._holdings.cleared()
+        self._ends.forget()
+
     def finished(self, request_id: str) -> None:
         """Forget a request that has ended. What was cached of it stays known."""
         self._watch.look()

@@ -74,6 +74,11 @@ class PrefixSide:
             request.request_id, computed_tokens, last_tokens, decode, trace_parent
         )
 
+    def forget(self) -> None:
+        """Tell of nothing that is cached now: some of it may not be what it is named after."""
+        if self._cached is not None:
+            self._cached.forget()
+
     def finished(self, request_id: str) -> None:
         """Forget a request. What was cached of it stays known."""
         self._note_begun(request_id, self._begun.pop(request_id, 0))

@@ -87,6 +87,13 @@ class ReplyEnds:
         self._turn(name, self.gone, self.come)
         return True
 
+    def forget(self) -> None:
+        """Know none any more; blocks are given back as ever."""
+        for name in self._ends:
+            self._turn(name, self.come, self.gone)
+        self._ends.clear()
+        self._by_block.clear()
+
     def settle(self) -> None:
         """Let go of those that vLLM has let go of: their states are in no request's use."""
         left = []

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Protocol
 
-from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
-from restow.agents.engines.vllm.model_revision import local_checkpoint
 from restow.broker.logs import get_logger
 
 MAX_ADAPTERS = 4096
-"""Adapters whose word is kept."""
+"""Names of adapters that are kept. Under any further name nothing is handed over."""
 
 
 class LoraRequest(Protocol):
@@ -19,49 +17,51 @@ class LoraRequest(Protocol):
     lora_name: str
     lora_int_id: int
     lora_path: str
-    load_inplace: bool
 
 
 class LoraAdapters:
-    """The words of adapters, each found once. Belongs to the scheduler's thread."""
+    """Keeps the words of the adapters that an engine's workers have loaded.
+
+    vLLM keys cached blocks by an adapter's name, and reads its files whenever a request needs an
+    adapter that was evicted, or at a call (`load_inplace`). So a name is of use as long as workers
+    have loaded one adapter under it: afterwards cached blocks may be of either. Belongs to the
+    scheduler's thread.
+    """
 
     def __init__(self) -> None:
         """Know none."""
-        self._words: OrderedDict[tuple[int, str, str], str] = OrderedDict()
+        self._words: dict[str, str] = {}
+        """By name; empty where the name stands for several adapters, or for an unknown one."""
         self._log = get_logger("restow.vllm")
 
-    def word(self, adapter: LoraRequest | None) -> str:
-        """Return a fingerprint of the adapter's weights; "" without one.
+    def loaded(self, words: Mapping[str, str]) -> set[str]:
+        """Take what workers have loaded since the last call; return the names that lost their use.
 
-        Names are given by operators, and one may stand for other weights at P than at D. Where the
-        weights can't be read it is the name all the same.
+        A word is empty where ranks have loaded different files, or nothing tells what.
         """
-        if adapter is None:
-            return ""
-        key = (adapter.lora_int_id, adapter.lora_name, adapter.lora_path)
-        word = self._words.get(key)
-        if word is None or adapter.load_inplace:  # vLLM loads such ones anew for each request
-            word = self._words[key] = self._found(adapter)
-            if len(self._words) > MAX_ADAPTERS:
-                self._words.popitem(last=False)
-        return word
-
-    def is_known(self, adapter: LoraRequest | None) -> bool:
-        """Return whether its word tells its weights, of all requests that name it.
-
-        It does not where they can't be read, or may be others at the next request.
-        """
-        if adapter is None:
-            return True
-        return not adapter.load_inplace and self.word(adapter) != adapter.lora_name
-
-    def _found(self, adapter: LoraRequest) -> str:
-        try:
-            return checkpoint_revision(local_checkpoint(adapter.lora_path))
-        except CheckpointInvalidError as error:
-            self._log.warning(
-                "an adapter is told from others by its name alone",
-                adapter=adapter.lora_name,
-                detail=error.message,
+        lost = set()
+        for name, word in words.items():
+            known = self._words.get(name)
+            if known is None and len(self._words) >= MAX_ADAPTERS:
+                continue
+            self._words[name] = word if known in (None, word) else ""
+            if self._words[name] or known == "":
+                continue
+            lost.add(name)
+            self._log.error(
+                "nothing is handed over for an adapter that was loaded again with other weights, "
+                "as vLLM may find prefixes of the old ones: load it under another name"
+                if known
+                else "nothing is handed over for an adapter whose files changed while it was "
+                "loaded, or differ between ranks: load it again under another name",
+                adapter=name,
             )
-            return adapter.lora_name
+        return lost
+
+    def word(self, adapter: LoraRequest | None) -> str | None:
+        """Return the fingerprint of what workers have loaded for a request; "" without an adapter.
+
+        None: nobody knows, so nothing is handed over. Workers tell after the step in which they
+        first have an adapter.
+        """
+        return "" if adapter is None else self._words.get(adapter.lora_name) or None

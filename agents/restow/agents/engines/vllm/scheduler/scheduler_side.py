@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from restow.agents.engines.common.decode import DecodeSide
 from restow.agents.engines.common.early import EarlyPrefill, Scheduled
 from restow.agents.engines.common.errors import BlocksError
-from restow.agents.engines.common.groups import Group, handoff_blocks
+from restow.agents.engines.common.groups import BlockLists, Group, handoff_blocks
 from restow.agents.engines.common.position import backoff_tokens, position_tokens
 from restow.agents.engines.common.prefill import PrefillSide
 from restow.agents.engines.common.unwritten import unwritten
@@ -28,6 +28,18 @@ from restow.broker.logs import get_logger
 if TYPE_CHECKING:
     from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
     from restow.agents.engines.vllm.scheduler.sampled_tokens import SampledTokens
+
+
+UNKNOWN = "nothing tells yet, or any more, which weights its LoRA adapter has"
+
+
+class _Unnamed(NamedTuple):
+    """What P publishes of a request, as soon as its content has a name."""
+
+    request: Request
+    blocks: BlockLists
+    position: int
+    token: int | None
 
 
 class SchedulerSide:
@@ -67,6 +79,10 @@ class SchedulerSide:
         self._handed_on: set[str] = set()
         """Requests whose first token P samples for D."""
         self._adapters = LoraAdapters()
+        self._unnamed: list[_Unnamed] = []
+        """Prompts that are computed, before workers have told what their adapters were."""
+        self._followed: dict[str, str] = {}
+        """Requests whose prefixes are followed, by the names of their adapters."""
         self._parameters: dict[str, HandoffParameters] = {}
         self._refused: set[str] = set()
         """Requests whose parameters are no use, before vLLM has heard that."""
@@ -83,10 +99,12 @@ class SchedulerSide:
     def new_request(self, request: Request) -> None:
         """Find the handoff of a request that came in, and cut P's prompt."""
         self._begin(request)
-        if self._prefix is not None and self._adapters.is_known(request.lora_request):
-            adapter = self._adapters.word(request.lora_request)
+        word = self._adapters.word(request.lora_request)
+        if self._prefix is not None and word is not None:
             asks = not self.decides(request.request_id)
-            self._prefix.new_request(request, adapter, asks)
+            self._prefix.new_request(request, word, asks)
+            if request.lora_request is not None:
+                self._followed[request.request_id] = request.lora_request.lora_name
 
     def _begin(self, request: Request) -> None:
         request_id = request.request_id
@@ -116,6 +134,9 @@ class SchedulerSide:
                 readers=found.readers,
                 takes_sampled=hands_on,
             )
+            if self._adapters.word(request.lora_request) is None:
+                self._log.info("D computes the prompt itself", request=request_id, why=UNKNOWN)
+                self._decode.do_without(request_id, UNKNOWN)
             return
         if hands_on:
             request.max_tokens = 1
@@ -203,6 +224,10 @@ class SchedulerSide:
             return
         position = self._decode.position_tokens(request_id)
         content = self._content(request, position)
+        if content is None:  # the adapter was loaded again meanwhile
+            self._decode.do_without(request_id, UNKNOWN)
+            self._step.received[request_id] = False
+            return
         # The step that is being scheduled; those before it may still be writing to the blocks.
         mark = self._step.write_mark = self._write_mark + 1
         delivery = self._decode.load(request_id, named, external_tokens, content, mark)
@@ -221,6 +246,7 @@ class SchedulerSide:
         request_id = request.request_id
         self._refused.discard(request_id)
         self._behind.discard(request_id)
+        self._followed.pop(request_id, None)
         self._decode.finish(request_id)
         handed_on = request_id in self._handed_on
         self._handed_on.discard(request_id)
@@ -253,10 +279,35 @@ class SchedulerSide:
             self._log.error("no state can be published", request=request_id, detail=error.message)
             self._prefill.give_up(request_id, error.message)
             return None
-        content = self._content(request, position)
-        self._prefill.finish(request_id, named, position, content, token)
+        self._unnamed.append(_Unnamed(request, named, position, token))
+        if request.lora_request is None:
+            self._publish()
         answered = replace(found, sampled_token=handed_on)
         return answered.answer(self._engine_id, request_id, position)
+
+    def loaded(self, words: Mapping[str, str]) -> None:
+        """Hear which adapters workers have loaded up to a step whose requests have ended.
+
+        A prompt that this step has completed is published only now: the step may have loaded its
+        adapter, or another one under that name.
+        """
+        lost = self._adapters.loaded(words)
+        if lost and self._prefix is not None:
+            for request_id in [one for one, name in self._followed.items() if name in lost]:
+                self._prefix.finished(request_id)
+            self._prefix.forget()  # the step has told of its blocks under the earlier word
+        self._publish()
+
+    def _publish(self) -> None:
+        ready, self._unnamed = self._unnamed, []
+        for one in ready:
+            request_id, content = one.request.request_id, self._content(one.request, one.position)
+            if content is None:
+                self._log.error("no state can be published", request=request_id, detail=UNKNOWN)
+                self._prefill.give_up(request_id, UNKNOWN)
+                self._step.sent.append(request_id)  # vLLM holds its pages until then
+            else:
+                self._prefill.finish(request_id, one.blocks, one.position, content, one.token)
 
     def _replied(
         self, prefix: PrefixSide, request: Request, blocks: Sequence[Sequence[int]]
@@ -270,10 +321,13 @@ class SchedulerSide:
         except BlocksError:
             return  # its states were never computed
         name = self._content(request, tokens) if self._recurrent else b""
+        if name is None:
+            return
         prefix.replied(request, tokens, named, name)
 
-    def _content(self, request: Request, position: int) -> bytes:
-        return content(request, position, self._adapters.word(request.lora_request))
+    def _content(self, request: Request, position: int) -> bytes | None:
+        word = self._adapters.word(request.lora_request)
+        return None if word is None else content(request, position, word)
 
     def counted(self) -> dict[str, Any] | None:
         """Return what became of handoffs since the last call; None: nothing has changed."""
@@ -311,6 +365,7 @@ class SchedulerSide:
         ``scheduled`` says more of those that are `computing`; ``preempted`` have lost their blocks.
         A step of an engine without handoffs costs next to nothing.
         """
+        self._publish()
         step, self._step = self._step, WorkerStep()
         self._write_mark = max(self._write_mark, step.write_mark)
         self._early.preempted(preempted)
@@ -318,7 +373,8 @@ class SchedulerSide:
         step.fences = self._prefill.completed(progress)
         if self._prefix is not None:
             step.fences += self._prefix.step()
-        ended, step.sent = self._prefill.sent()
+        ended, sent = self._prefill.sent()
+        step.sent += sent
         for end in ended:
             self.tally.sent(end)
         received = self._decode.received()
