@@ -70,6 +70,10 @@ REFUSED = {
     "prefix, recompute, False": "ENGINE_UNSUPPORTED: prefix is find+tell, and prefix caching",
     "prefix, recompute, True": "None",
     "prefix off": "None",
+    "enable_sleep_mode": "ENGINE_UNSUPPORTED: enable_sleep_mode: an engine that sleeps gives its",
+    "enable_cumem_allocator": "ENGINE_UNSUPPORTED: enable_cumem_allocator: by it this version",
+    "sleeps": "False",
+    "gives memory back": "ENGINE_UNSUPPORTED: the memory of the KV caches may not be given back",
     "context parallel": "ENGINE_UNSUPPORTED: decode_context_parallel_size is 2",
 }
 """How what is said of them begins: every one names the layer or setting, and what is missing."""

@@ -125,6 +125,12 @@ def main() -> None:
     answers["sharing"] = _words(_own_caches, ("layers.0.x", "layers.1.x"), "layers.0.x")
     answers["one cache"] = _words(_own_caches, ("layers.0.x", "layers.1.x"), None)
     answers["no number"] = _words(_own_caches, ("a.0.b.1",), None)
+    for option in ("enable_cumem_allocator", "enable_sleep_mode"):
+        setattr(engine.model_config, option, True)
+        answers[option] = _words(check_engine, engine)
+        setattr(engine.model_config, option, False)
+    answers["sleeps"] = _words(RestowConnector.supports_sleep_mode, None)
+    answers["gives memory back"] = _words(RestowConnector.unregister_kv_caches, None)
     engine.parallel_config.decode_context_parallel_size = 2
     answers["context parallel"] = _words(check_engine, engine)
     print(json.dumps(answers))

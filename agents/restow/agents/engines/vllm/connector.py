@@ -1,6 +1,7 @@
 """vLLM calls the connector's hooks, and `SchedulerSide` and `WorkerSide` do what they ask.
 
-Contract: vLLM 0.32.0 `distributed/kv_transfer/kv_connector/v1/base.py`.
+Contract: vLLM 0.32.0 `distributed/kv_transfer/kv_connector/v1/base.py`, hook by hook in
+docs/vllm.md.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from restow.broker.layout.values import ModelIdentity
 from restow.broker.logs import get_logger, log_as
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -173,6 +174,11 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         ids: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
         return ids
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
+        """Say no: agents have registered the caches' memory for as long as they live."""
+        return False
+
     # -- worker ------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -202,6 +208,13 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._handshake = RankHandshake(regions.layout, model)
         if config.lora_config is not None:
             self._adapters.watch(WorkerLoRAManager)
+
+    def unregister_kv_caches(self) -> None:
+        """Refuse to give the caches' memory back. Raises `EngineUnsupportedError`."""
+        raise EngineUnsupportedError(
+            "the memory of the KV caches may not be given back while Restow serves it: others may "
+            "be reading it"
+        )
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return the rank's layout, for the scheduler's side to register."""

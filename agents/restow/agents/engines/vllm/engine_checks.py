@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -51,7 +52,22 @@ def check_prefix(config: VllmConfig, settings: ConnectorSettings) -> None:
 
 
 def check_engine(config: VllmConfig) -> None:
-    """Refuse tokens that are cut over ranks. Raises `EngineUnsupportedError`."""
+    """Refuse tokens that are cut over ranks, and caches whose memory is given back while they live.
+
+    Raises `EngineUnsupportedError`.
+    """
+    model = config.model_config
+    if model.enable_sleep_mode:
+        raise EngineUnsupportedError(
+            "enable_sleep_mode: an engine that sleeps gives its caches' memory back, while others "
+            "may still read it at the addresses that they know: start without --enable-sleep-mode"
+        )
+    if model.enable_cumem_allocator and not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
+        raise EngineUnsupportedError(
+            "enable_cumem_allocator: by it this version of vLLM may give its caches' memory back "
+            "(release_kv_cache_memory) and tells no connector: start without "
+            "--enable-cumem-allocator, or take vLLM 0.33"
+        )
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
