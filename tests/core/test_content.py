@@ -52,6 +52,9 @@ def test_another_position_is_told_as_such() -> None:
     world.publish(p, content=ONE)
     world.fence(p)
     assert ends(d) == [("FAILED", "POSITION_MISMATCH")]
+    world.wait(30.1)
+    assert ends(p) == [("EXPIRED", "NOT_ASKED_FOR")]
+    assert "POSITION_MISMATCH to d" in p.told[0].detail
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,30 @@ def test_a_rank_that_never_fences_is_named() -> None:
     assert "ranks [0] of engine p" in d.told[0].detail
 
 
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [
+        ("plan", "PLAN_LATE"),
+        ("costs", "COSTS_LATE"),
+        ("drain", "BROKER_DRAINING"),
+        ("agent", "AGENT_MISSING"),
+    ],
+)
+def test_d_whose_patience_ends_hears_what_the_broker_was_waiting_for(why: str, reason: str) -> None:
+    world = World(measures=why == "costs")
+    hosts = ("one", "two") if why == "costs" else ("", "")
+    p, d = (world.engine(name, host=host) for name, host in zip("pd", hosts, strict=True))
+    world.plans_at_once = why != "plan"
+    world.drain(why == "drain")
+    if why == "agent":
+        world.disconnect(d, 0)
+    ready(world)
+    world.request(d, timeout_s=1.0)
+    world.wait(1.1)
+    assert ends(d) == [("EXPIRED", reason)]
+    assert ends(p) == ([] if why == "agent" else [("EXPIRED", reason)])
+
+
 def test_nobody_asks() -> None:
     world = World()
     p = world.engine("p")
@@ -282,7 +306,7 @@ def test_a_plan_that_is_never_made_keeps_nobody() -> None:
     ready(world)
     world.request(d, timeout_s=5)
     world.wait(5.1)
-    assert ends(p) == ends(d) == [("EXPIRED", "NOT_PUBLISHED")]
+    assert ends(p) == ends(d) == [("EXPIRED", "PLAN_LATE")]
     assert "its plan is not made yet" in d.told[0].detail
     assert world.plan() == []
 

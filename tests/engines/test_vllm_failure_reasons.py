@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, pair
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, heard, pair
 from restow.agents.engines.vllm.failure_reasons import (
     FailureReasons,
     Fate,
@@ -247,6 +247,10 @@ async def test_a_real_broker_is_asked() -> None:
         for agent in both.p_agents:
             await agent.fence("elsewhere")
         await both.d.request("elsewhere", D_BLOCKS, position_tokens=POSITION - 1)
+        both.p.publish("other", P_BLOCKS, POSITION, content=b"p" * 32)
+        await heard(running, "other")
+        with pytest.raises(BrokerCallError):
+            await both.d.request("other", D_BLOCKS, position_tokens=POSITION, content=b"d" * 32)
 
         async def ask(handoff_id: str) -> Fate | None:
             settings = ConnectorSettings(broker=running.address)
@@ -255,6 +259,9 @@ async def test_a_real_broker_is_asked() -> None:
         fate, well, unknown = await ask("left"), await ask("well"), await ask("nowhere")
         twice = [await ask("twice"), await ask("early")]
         elsewhere = await ask("elsewhere")
+        other = await ask("other")
+        await both.d.decline("other")
+        declined = await ask("other")
     assert fate is not None
     assert unknown is not None
     for one, state in zip(twice, ("DONE", "CANCELLED"), strict=True):
@@ -263,6 +270,11 @@ async def test_a_real_broker_is_asked() -> None:
     assert elsewhere is not None
     assert (elsewhere.state, elsewhere.reason) == ("READY", "POSITION_MISMATCH")
     assert elsewhere.detail.startswith("P's state stands at ")
+    for one in (other, declined):
+        assert one is not None
+        assert one.reason == "CONTENT_MISMATCH"
+    assert other is not None
+    assert other.state == "WAITING"
     assert (fate.state, fate.reason) == ("CANCELLED", "CANCELLED")
     assert "the client left" in fate.detail
     assert well is None

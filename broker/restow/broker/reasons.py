@@ -92,6 +92,23 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Give P more memory for its cache, or fewer prompts at once; give D's requests a "
             "longer timeout.",
         ),
+        "PLAN_LATE": Advice(
+            "D's patience ran out before the broker had made the plan between the two layouts.",
+            "Nothing, if it is rare: the plan is kept for the next handoff. Else give D's requests "
+            "a longer timeout, and look whether the broker has a processor of its own.",
+        ),
+        "COSTS_LATE": Advice(
+            "D's patience ran out before the agents had measured what reading costs between P's "
+            "host and D's.",
+            "Nothing, if it is rare: costs are kept. Else give D's requests a longer timeout, or "
+            "name the costs (`restow serve --costs`), so that nothing is measured.",
+        ),
+        "BROKER_DRAINING": Advice(
+            "D's patience ran out while the broker was draining, or was handing the pool on to "
+            "another broker, and granted nothing.",
+            "End the drain (`restow drain --off`), or send the request again: another broker has "
+            "the pool.",
+        ),
         "READ_NOT_BEGUN": Advice(
             "D's agent had no turn for the read inside its grant. The grant is given again, so "
             "this is seen only where no time was left for that.",

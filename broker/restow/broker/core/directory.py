@@ -275,7 +275,8 @@ class Directory:
 
     def _late(self, handoff: Handoff, now_s: float) -> list[Action]:
         """A handoff has run out of time. That D's agents are missing is no fault of P's."""
-        failure = why_late(handoff, now_s)
+        halted = handoff.source is not None and self.granting.halted(handoff.source)
+        failure = why_late(handoff, self.granting.waits_for(handoff), halted, now_s)
         waited = failure.reason in ("AGENT_MISSING", "AGENT_LOST") and not handoff.granted
         if waited and handoff.source and handoff.source.complete:
             return self.ledger.dismiss(handoff, failure, now_s)

@@ -133,8 +133,11 @@ class Hub:
         known = ledger.look_up(engine, handoff_id)
         if known is not None and engine is not known.source:
             known = ledger.part_of(known, engine)
-        # Those who have no part in it can't write into it.
-        if known is not None and engine in (known.source, known.destination):
+        if known is None:
+            return
+        # Those who have no part in it can't write into it; a D that is refused would have had one.
+        sides = (known.source, known.destination)
+        if engine in sides or (known.destination is None and not known.ended):
             name, words = engine.key.engine_id, cut(error.message)
             known.timeline.note_refused(self.now_s(), name, error.reason, words)
 

@@ -30,6 +30,8 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 ASK_S = 2.0
 MOST_ASKED = 16
 """Of a request with many prompts or answers."""
+AFTER_REFUSAL = ("", "DECLINED", "NOT_ASKED_FOR", "LEASE_EXPIRED")
+"""Reasons of ends that only follow from the refusal of the request's demand."""
 STREAM_MARK = b'data: {"error"'
 """How vLLM begins an error in the midst of a stream."""
 
@@ -61,7 +63,7 @@ def ask_broker(settings: ConnectorSettings, handoff_id: str) -> Fate | None:
     if not (found.reason or refused):
         return None
     state = broker_pb2.HandoffState.Name(found.state).removeprefix("HANDOFF_STATE_")
-    if refused and (not found.reason or told.timeline[-1].event == "refused"):
+    if refused and (found.reason in AFTER_REFUSAL or told.timeline[-1].event == "refused"):
         # This request was refused: another had the handoff, or what P has does not fit it.
         reason_and_engine, _, words = refused[-1].detail.partition(": ")
         return Fate(handoff_id, state, reason_and_engine.partition(" ")[0], words)

@@ -47,6 +47,16 @@ class Timeline(list[tuple[float, str, object]]):
                 return at_s if event == wait[0] else None
         return None
 
+    def waits(self, wait: tuple[str, str]) -> bool:
+        """Return whether a wait has begun that is not over."""
+        return self._waits_since_s(wait) is not None
+
+    @property
+    def refusal(self) -> str:
+        """What was refused last, to whom and why; empty: nothing."""
+        found = [detail for _, event, detail in self if event == "refused"]
+        return in_words("refused", found[-1]) if found else ""
+
     def note_refused(self, now_s: float, engine_id: str, reason: str, words: str) -> None:
         """Note that one side's word was refused, and why."""
         self.note_often(now_s, "refused", (reason, engine_id, words[:MAX_WORDS]))
