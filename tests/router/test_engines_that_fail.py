@@ -100,19 +100,21 @@ async def d_alone(engine: FakeEngine, request: web.Request) -> web.StreamRespons
     return await (never if waits else well)(engine, request)
 
 
-async def test_a_stopped_d_is_waited_for_where_there_is_no_other() -> None:
-    async with (
-        process() as (d, base),
-        house([well], [], others=(base,), health_s=0.1, look_s=0.02) as one,
-    ):
-        os.kill(d.pid, signal.SIGSTOP)
+async def test_a_d_that_is_not_well_is_waited_for_where_there_is_no_other() -> None:
+    go_on = asyncio.Event()
+
+    async def waits(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+        await go_on.wait()
+        return await well(engine, request)
+
+    async with house([well], [waits]) as one:
         asked = asyncio.create_task(one.ask())
-        while (await one.health())[1]["decode"][base]:
-            pass
-        for _ in range(50):
+        await until(one.d[0].came.is_set)
+        one.d[0].healthy = False
+        await one.sees(one.d[0])
+        for _ in range(10):
             await one.health()
-        assert not asked.done()
-        os.kill(d.pid, signal.SIGCONT)
+        go_on.set()
         assert (await asyncio.wait_for(asked, SOON_S))[0] == 200
 
 

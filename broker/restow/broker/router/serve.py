@@ -8,7 +8,6 @@ import json
 import logging
 import resource
 import signal
-import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -78,7 +77,7 @@ class RouterSettings:
 
 @dataclass(slots=True)
 class _Asked:
-    """A client's request under way. Its body is parsed when needed: lists of numbers are large."""
+    """A client's request under way. Its body is parsed anew when tried again, for it is large."""
 
     request: web.BaseRequest
     headers: Mapping[str, str]
@@ -86,13 +85,15 @@ class _Asked:
     raw: bytearray
     failed: dict[Engine, bool] = field(default_factory=dict)
     """Engines that were tried; True: not to be asked again."""
+    parsed: Body | None = None
 
     def body(self) -> Body | None:
         """Return the body; None of a GET. Raises `AnswerError`."""
         if METHODS[self.request.path] == "GET":
             return None
+        body, self.parsed = self.parsed, None
         try:
-            body = json.loads(self.raw)
+            body = json.loads(self.raw) if body is None else body
         except (ValueError, RecursionError) as error:
             raise AnswerError(400, f"the body is no JSON: {error}") from None
         if not isinstance(body, dict):
@@ -173,6 +174,7 @@ class Router:
         if body is not None and self.finding:
             teller, path = self.prefill.choose({}, only_well=True), asked.request.path
             held = dict(await self.finding.holders(teller, path, body, asked.headers))
+        asked.parsed = body
         del body
         failure = AnswerError(502, "no engine is left to ask")
         for tries in range(ATTEMPTS):
@@ -323,10 +325,6 @@ class Door(web.Server):  # type: ignore[misc]
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         """Let a client in."""
         super().connection_made(handler, transport)
-        taken_ms = int(self._settings.client_s * 1000)
-        transport.get_extra_info("socket").setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, taken_ms
-        )
         self._idle[handler] = transport
         if len(self._idle) + len(self._busy) > self._settings.max_connections:
             self._idle.pop(next(iter(self._idle))).abort()
