@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,12 @@ async def vllm_server(
     log: Path,
     *more: str,
     prefix: str = "find+tell",
+    processes: dict[str, asyncio.subprocess.Process] | None = None,
 ) -> AsyncIterator[str]:
     """Serve a model, named "model", by an engine of both sides; the address is yielded.
 
-    With ``prefix`` "off" nothing is cached of prompts.
+    With ``prefix`` "off" nothing is cached of prompts. The server's process is put into
+    ``processes`` by its engine's id.
     """
     port = free_port()
     caching = "--no-enable-prefix-caching" if prefix == "off" else "--enable-prefix-caching"
@@ -49,7 +51,15 @@ async def vllm_server(
         *("--kv-transfer-config", json.dumps(transfer), *more),
     ]
     command = [str(python), "-m", "vllm.entrypoints.cli.main", *words]
-    async with _process(command, log, {**ENVIRONMENT, **RESTING}, f"http://127.0.0.1:{port}") as at:
+    async with _process(
+        command,
+        log,
+        {**ENVIRONMENT, **RESTING},
+        f"http://127.0.0.1:{port}",
+        started=lambda process: (processes if processes is not None else {}).update(
+            {engine_id: process}
+        ),
+    ) as at:
         yield at
 
 
@@ -122,6 +132,7 @@ async def _process(
     environment: Mapping[str, str],
     base: str,
     well: str = "/health",
+    started: Callable[[asyncio.subprocess.Process], None] | None = None,
 ) -> AsyncIterator[str]:
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
@@ -131,6 +142,8 @@ async def _process(
             env={k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"} | dict(environment),
             start_new_session=True,
         )
+    if started:
+        started(process)
     try:
         async with ClientSession() as http, asyncio.timeout(START_S):
             while not await _is_well(http, base, well):
