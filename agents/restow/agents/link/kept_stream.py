@@ -21,6 +21,7 @@ from restow.broker.client.connection.errors import (
     MAY_PASS,
     NoWelcomeError,
     OtherServerError,
+    decoded,
     from_rpc_error,
     unreachable,
 )
@@ -150,7 +151,12 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
                         from_rpc_error(error, self.brokers.current, self._credentials.secure)
                     )
                     moved = self.refusal is not None and self.brokers.refused(self.refusal)
-                except (TrustError, MessageTooLargeError, EpochOverError) as error:
+                except (
+                    TrustError,
+                    MessageTooLargeError,
+                    EpochOverError,
+                    OtherServerError,
+                ) as error:
                     self._broke(error)
                 except Exception as error:  # noqa: BLE001 - nobody awaits this, and peers rely on it
                     self._log.error("stream broke on a fault of this side", exc_info=error)
@@ -210,7 +216,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         try:
             await begun(call)
             async for response in call:
-                self.hear(response)
+                self.hear(decoded(response, self.brokers.current))
         finally:
             call.cancel()
             writer.cancel()

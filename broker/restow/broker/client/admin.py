@@ -16,7 +16,7 @@ from restow.broker.client.connection.authorized_channel import channel_showing
 from restow.broker.client.connection.channel import broker_address
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.diagnosis import explained, explained_soon
-from restow.broker.client.connection.errors import BrokerUnreachableError, from_rpc_error
+from restow.broker.client.connection.errors import BrokerUnreachableError, decoded, from_rpc_error
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.client.tries import Tries, most_telling
 from restow.broker.errors import AddressInvalidError, RestowError
@@ -271,9 +271,9 @@ class AsyncAdminClient(_Admin):
         tries = Tries(self.addresses, self._first)
         for address in tries:
             try:
-                answer = await self._method(address, call)(call.request, **self._how(call))
-            except grpc.aio.AioRpcError as error:
-                tries.failed(address, self._error(error, address))
+                answer = await self._answer(address, call)
+            except RestowError as error:
+                tries.failed(address, error)
             except asyncio.CancelledError:  # by whoever has no more patience with this one
                 self._first = next(iter(tries), self.addresses[0])
                 raise
@@ -288,15 +288,22 @@ class AsyncAdminClient(_Admin):
 
         async def ask(address: str) -> None:
             try:
-                method = self._method(address, call)
-                answers[address] = await method(call.request, **self._how(call))
-            except grpc.aio.AioRpcError as error:
-                errors[address] = self._error(error, address)
+                answers[address] = await self._answer(address, call)
+            except RestowError as error:
+                errors[address] = error
 
         await asyncio.gather(*map(ask, self.addresses))
         if refused := self._refused(errors):
             raise await self._explained(*refused)
         return call.pick(join({at: answers[at] for at in self.addresses if at in answers}))
+
+    async def _answer(self, address: str, call: AdminCall[T]) -> Any:
+        try:
+            return decoded(
+                await self._method(address, call)(call.request, **self._how(call)), address
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error, address) from None
 
     async def _explained(self, address: str, error: RestowError) -> RestowError:
         return self._of_several(await explained_soon(error, address, self._credentials))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
@@ -11,6 +13,8 @@ from restow.broker.client.connection.proxies import way_note
 from restow.broker.errors import RestowError
 from restow.broker.printable import shown
 from restow.broker.rpc.status import ERROR_DOMAIN
+
+Answer = TypeVar("Answer")
 
 MAY_PASS = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
 """Statuses of refusals that another try may not meet."""
@@ -91,6 +95,16 @@ def _info(error: grpc.RpcError | grpc.aio.AioRpcError) -> error_details_pb2.Erro
         return info if told else None
     except (ValueError, DecodeError):  # of another status than the one that arrived, or no status
         return None
+
+
+def decoded(answer: Answer | None, address: str) -> Answer:
+    """Return an answer; gRPC's asyncio calls give None for bytes that are no such message.
+
+    Raises `OtherServerError`.
+    """
+    if answer is None:
+        raise OtherServerError("UNKNOWN", address, "its answer can't be decoded")
+    return answer
 
 
 _UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

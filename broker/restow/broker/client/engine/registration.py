@@ -17,6 +17,7 @@ from restow.broker.client.connection.errors import (
     MAY_PASS,
     BrokerUnreachableError,
     OtherServerError,
+    decoded,
     from_rpc_error,
     unreachable,
 )
@@ -92,6 +93,9 @@ class Registration:
                 break
             if not self._brokers.refused(refusal):
                 raise refusal
+        if not decoded(response, self._brokers.current).layout_digest:
+            words = "it registered an engine without a layout"
+            raise OtherServerError("UNKNOWN", self._brokers.current, words)
         self._brokers.works()
         self.is_taken, self.layout_digest = True, response.layout_digest
 

@@ -18,7 +18,7 @@ from restow.broker.client.connection.channel import broker_address
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.diagnosis import explained_soon
 from restow.broker.client.connection.epochs import EpochOverError
-from restow.broker.client.connection.errors import BrokerUnreachableError
+from restow.broker.client.connection.errors import BrokerUnreachableError, OtherServerError
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.engine_words import EngineWords
@@ -292,7 +292,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             moved = False
             try:
                 if self._registration.is_taken:
-                    await self._stream.run(await self._registration.stub(), self._backoff)
+                    stub = await self._registration.stub()
+                    await self._stream.run(stub, self._brokers.current, self._backoff)
             except grpc.aio.AioRpcError as error:
                 typed = self._registration.typed(error)
                 self._log.warning("session broke", reason=typed.reason, detail=typed.message)
@@ -302,7 +303,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                 moved = self._brokers.refused(typed)
                 if not moved and self._brokers.several and typed.reason in ASK_OTHERS:
                     moved = self._brokers.failed()
-            except EpochOverError as error:
+            except (EpochOverError, OtherServerError) as error:
                 self._log.warning("session broke", reason=error.reason, detail=error.message)
                 moved = self._brokers.failed()
             except TrustError as error:

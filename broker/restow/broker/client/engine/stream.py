@@ -11,6 +11,7 @@ import grpc
 from restow.broker.client.connection.backoff import Backoff
 from restow.broker.client.connection.cancellation import begun
 from restow.broker.client.connection.epochs import Epochs
+from restow.broker.client.connection.errors import decoded
 from restow.broker.rpc.sizes import take_batch
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
@@ -49,17 +50,20 @@ class Stream:
         await asyncio.wait({opened, runner}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         return not opened.cancel()
 
-    async def run(self, stub: broker_pb2_grpc.BrokerAsyncStub, backoff: Backoff) -> None:
-        """Open a stream, until it ends.
+    async def run(
+        self, stub: broker_pb2_grpc.BrokerAsyncStub, address: str, backoff: Backoff
+    ) -> None:
+        """Open a stream to ``address``, until it ends.
 
-        Raises `grpc.aio.AioRpcError`, a `TrustError`, and `EpochOverError`.
+        Raises `grpc.aio.AioRpcError`, a `TrustError`, `OtherServerError` and `EpochOverError`.
         """
         call = stub.Session()
         writer: asyncio.Task[None] | None = None
         try:
             await call.write(pb.SessionRequest(engine=self._engine))
             await begun(call)
-            async for response in call:
+            async for answer in call:
+                response = decoded(answer, address)
                 if writer is None and response.events:
                     self._epochs.opened(response.events[0].opened.fleet)
                 self._epochs.take(response.epoch)
