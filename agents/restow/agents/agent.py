@@ -56,8 +56,9 @@ class Agent(ThreadedAgent[AsyncAgent]):
     def begin(self) -> None:
         """Register the memory and connect, without waiting: the engine may be registered later.
 
-        `refusal` says if the broker wants none of it. Raises `TransportFailedError` and
-        `CudaUnavailableError`.
+        `refusal` says if the broker wants none of it. Raises `TransportFailedError`,
+        `CudaUnavailableError`, `RegionInvalidError` for regions at several places, and
+        `CopyFailedError` for a device without room.
         """
         try:
             thread, agent = self._opened()
