@@ -98,3 +98,13 @@ def test_a_refused_demand_leaves_p_not_waiting_for_ever() -> None:
         world.request(d, position=POSITION, content=OTHER)
     world.wait(world.directory.limits.unasked_s + 0.1)
     assert ends(p) == [("EXPIRED", "NOT_ASKED_FOR")]
+
+
+def test_a_prompt_that_p_alone_cuts_is_refused_by_its_position_whatever_d_holds() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, content=ONE)
+    world.fence(p)
+    world.request(d, position=POSITION + 16, content=OTHER, held=POSITION + 8)
+    assert ends(d) == [("FAILED", "POSITION_MISMATCH")]
+    assert f"P's state stands at {POSITION} tokens" in d.told[-1].detail

@@ -68,15 +68,15 @@ def misfit(
     """What can be checked only now that both sides, all agents and the position are known."""
     published, wanted = handoff.publication, handoff.demand
     position_tokens = published.position_tokens
-    if not 0 <= wanted.held_tokens <= position_tokens:
-        words = f"D holds {wanted.held_tokens} tokens of a state at {position_tokens}"
-        return Misfit(Failure(State.FAILED, "ARGUMENT_INVALID", words))
     if wanted.position_tokens not in (0, position_tokens):
         words = (
             f"P's state stands at {position_tokens} tokens, and D goes on from "
             f"{wanted.position_tokens}: the two do not cut the same prompt alike"
         )
         return Misfit(Failure(State.FAILED, "POSITION_MISMATCH", words))
+    if not 0 <= wanted.held_tokens <= position_tokens:
+        words = f"D holds {wanted.held_tokens} tokens of a state at {position_tokens}"
+        return Misfit(Failure(State.FAILED, "ARGUMENT_INVALID", words))
     if wanted.takes_sampled and published.sampled_token is None:
         words = (
             f"D goes on behind the token that P samples at {position_tokens} tokens, and P has "
