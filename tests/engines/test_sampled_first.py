@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engines.test_vllm_parameters import Request
-from engines.written_session import BLOCKS, PROMPT, Session, prefill, side
+from engines.written_session import BLOCKS, PROMPT, Session, decode, prefill, side
 from restow.agents.engines.vllm.scheduler.sampling import why_not_handed_on
 
 PLAIN = {"seed": None, "temperature": 0.0}
@@ -64,6 +64,47 @@ def test_p_stops_before_the_end_where_d_must_sample(more: dict[str, Any], why: s
     assert session.sampled == [None, None]
     assert "sampled_token" not in given
     assert why_not_handed_on(Request(list(PROMPT), None, sampling_params=params(**more))) == why
+
+
+def named(role: str, **more: Any) -> bytes:
+    """What P or D names the state by, of a request with these parameters."""
+    session = Session()
+    one, request = side(session), prefill() if role == "P" else decode()
+    assert request.kv_transfer_params is not None
+    request.kv_transfer_params["sampled_token"] = True
+    request.sampling_params = params(**more)
+    one._sampled = SimpleNamespace(wait=lambda *_: None, finish=lambda *_: None)  # type: ignore[assignment]
+    one.new_request(request)
+    request.num_computed_tokens, request.output_token_ids = 10, [TOKEN]
+    if role == "P":
+        one.finished(request, BLOCKS, computed=True)
+    else:
+        one.allocated(request, BLOCKS, 10)
+    return session.contents[-1]
+
+
+def test_p_and_d_name_the_state_alike_where_they_were_told_the_same_of_the_token() -> None:
+    assert named("P") == named("D", max_tokens=9, stop_token_ids=[1], skip_special_tokens=False)
+    alike = {"logit_bias": {3: 1.0, 2: 2.0}, "allowed_token_ids": [5, 4]}
+    again = {"logit_bias": {2: 2.0, 3: 1.0}, "allowed_token_ids": [4, 5, 5]}
+    assert named("P", **alike) == named("D", **again)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"allowed_token_ids": [1, 2]},
+        {"logit_bias": {1: -100.0}},
+        {"temperature": 0.5},
+        {"top_p": 0.5},
+        {"top_k": 4},
+        {"min_p": 0.1},
+        {"repetition_penalty": 1.5},
+    ],
+)
+def test_what_decides_a_token_is_compared(more: dict[str, Any]) -> None:
+    assert named("P") != named("D", **more)
+    assert named("P", **more) != named("D")
 
 
 def test_a_seed_that_draws_nothing_is_none() -> None:

@@ -243,6 +243,18 @@ async def test_a_real_broker_is_asked() -> None:
         for name in ("twice", "early"):
             with pytest.raises(BrokerCallError):
                 await both.d.request(name, {"attention": [21, 22, 23], "state": [24]})
+        both.p.publish("shared", P_BLOCKS, POSITION, readers=2)
+        for agent in both.p_agents:
+            await agent.fence("shared")
+        await both.d.request("shared", D_BLOCKS, readers=2)
+        with pytest.raises(BrokerCallError):
+            await both.d.request(
+                "shared", {"attention": [21, 22, 23], "state": [24]}, position_tokens=POSITION
+            )
+        both.p.publish("misplaced", P_BLOCKS, POSITION, readers=2)
+        for agent in both.p_agents:
+            await agent.fence("misplaced")
+        await both.d.request("misplaced", D_BLOCKS, position_tokens=POSITION - 1, readers=2)
         both.p.publish("elsewhere", P_BLOCKS, POSITION)
         for agent in both.p_agents:
             await agent.fence("elsewhere")
@@ -262,6 +274,11 @@ async def test_a_real_broker_is_asked() -> None:
         other = await ask("other")
         await both.d.decline("other")
         declined = await ask("other")
+        shared, misplaced = await ask("shared"), await ask("misplaced")
+    assert shared is not None
+    assert shared.reason == "HANDOFF_CONFLICT"
+    assert misplaced is not None
+    assert misplaced.reason == "POSITION_MISMATCH"
     assert fate is not None
     assert unknown is not None
     for one, state in zip(twice, ("DONE", "CANCELLED"), strict=True):

@@ -131,7 +131,12 @@ def test_a_request_without_parameters_has_no_part() -> None:
         {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "P"},
         {"do_remote_decode": True, "handoff_id": "h", "choices": 0},
         {"do_remote_decode": True, "handoff_id": "h", "choices": True},
-        {"do_remote_decode": True, "handoff_id": "h", "choices": 1025},
+        {"do_remote_decode": True, "handoff_id": "h", "choices": 129},
+        {"do_remote_decode": True, "handoff_id": "h", "timeout_ms": 600_001},
+        {"do_remote_decode": True, "do_remote_prefill": True, "handoff_id": "h"},
+        {"do_remote_decode": "yes"},
+        {"do_remote_decode": False, "remote_engine_id": "P"},
+        {"unknown": 1},
         {"do_remote_decode": True, "handoff_id": "h", "readers": -1},
         {"do_remote_decode": True, "handoff_id": "h", "readers": True},
         {"do_remote_prefill": True, "handoff_id": "h", "readers": 65},
@@ -142,6 +147,17 @@ def test_a_request_without_parameters_has_no_part() -> None:
 def test_parameters_that_name_no_side_or_no_handoff_are_refused(params: object) -> None:
     with pytest.raises(ParametersError):
         said(params, "kv_both", "id")
+
+
+def test_what_a_client_said_is_quoted_in_part() -> None:
+    for params in ({"handoff_id": "x" * 20_000}, {"handoff_id": ["x" * 20_000]}):
+        with pytest.raises(ParametersError) as refused:
+            said({"do_remote_decode": True, **params}, "kv_both", "id")
+        assert len(refused.value.message) < 200
+    longest = "ä" * 512
+    given = said({"do_remote_decode": True, "handoff_id": longest}, "kv_both", "id")
+    assert given is not None
+    assert given.handoff_id == longest
 
 
 def test_a_list_of_prompts_needs_an_id_of_the_router_s() -> None:

@@ -61,6 +61,17 @@ def test_a_state_is_written_behind_the_step_that_has_asked_for_it() -> None:
     assert steps == [1, 0, 2], "workers are told in the steps in which it was asked for"
 
 
+def test_d_that_computes_the_whole_prompt_for_its_parameters_frees_p_at_once() -> None:
+    session, request = Session(), decode()
+    request.skip = True  # prompt_logprobs
+    d = side(session)
+    d.new_request(request)
+    assert session.take() == [("decline", "h")]
+    assert d.loadable_tokens(request, 0) == 0
+    d.finished(request, BLOCKS, computed=True)
+    assert session.take() == []
+
+
 def test_the_number_of_readers_reaches_the_broker() -> None:
     named = {"handoff_id": "h", "readers": 2}
     session, request = Session(), prefill()

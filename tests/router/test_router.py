@@ -10,7 +10,13 @@ import pytest
 from aiohttp import ClientSession, web
 
 from agent_harness.waiting import until
-from restow.broker.router.bodies import ONE_TOKEN, decode_body, needs_whole_prompt, prefill_body
+from restow.broker.router.bodies import (
+    MAX_CHOICES,
+    ONE_TOKEN,
+    decode_body,
+    needs_whole_prompt,
+    prefill_body,
+)
 from router.fake_engine import (
     END,
     EVENTS,
@@ -78,10 +84,12 @@ def test_both_are_asked_alike_for_the_first_token(more: dict[str, Any], by_p: bo
         {"use_beam_search": True},
         {"previous_response_id": "r"},
         {"background": True},
+        {"n": MAX_CHOICES + 1},
     ],
 )
 async def test_what_needs_the_whole_prompt_is_d_s_alone(more: dict[str, Any]) -> None:
     assert not needs_whole_prompt({"echo": True, "logprobs": None, "prompt_logprobs": None})
+    assert not needs_whole_prompt({"n": MAX_CHOICES})
     async with house([well], [well]) as one:
         assert (await one.ask({"prompt": "x", **more, "kv_transfer_params": {}}))[0] == 200
         assert one.p[0].bodies == []

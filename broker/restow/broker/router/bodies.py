@@ -18,6 +18,8 @@ ONE_TOKEN: Final[Mapping[str, Body]] = MappingProxyType(
     }
 )
 """By path: how P is told to generate no more than it must."""
+MAX_CHOICES: Final = 128
+"""Answers to one prompt for which P keeps its state, a handoff for each."""
 NOT_AT_P: Final = frozenset(
     {
         *("n", "best_of", "min_tokens", "stream_options", "echo"),
@@ -32,12 +34,14 @@ Said = Enum("Said", ["NOTHING", "TOKEN", "END", "FAILED"])
 def needs_whole_prompt(body: Body) -> bool:
     """Return whether D must compute the whole prompt itself, so that no state of P's is of use.
 
-    It must for probabilities of the prompt's tokens, for beams, and for answers that it remembers.
+    It must for probabilities of the prompt's tokens, for beams, for answers that it remembers, and
+    for more answers than P keeps its state for.
     """
     return bool(
         body.get("prompt_logprobs") is not None
         or (body.get("echo") and body.get("logprobs") is not None)
         or body.get("use_beam_search")
+        or _choices(body) > MAX_CHOICES
         or body.get("previous_response_id")
         or body.get("background")
     )

@@ -20,7 +20,7 @@ from restow.agents.engines.vllm.http_request import HttpRequest
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client.admin import AdminClient
 from restow.broker.errors import RestowError
-from restow.v1 import broker_pb2
+from restow.v1 import admin_pb2, broker_pb2
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -58,6 +58,13 @@ def ask_broker(settings: ConnectorSettings, handoff_id: str) -> Fate | None:
             told = client.handoff(handoff_id)
     except RestowError as error:
         return Fate(handoff_id, "UNKNOWN", error.reason, error.message)
+    # Of a publication for several readers each delivery has a story of its own.
+    fates = (_fate(handoff_id, one) for one in (told, *reversed(told.deliveries)))
+    return next((one for one in fates if one is not None), None)
+
+
+def _fate(handoff_id: str, told: admin_pb2.GetHandoffResponse) -> Fate | None:
+    """Return why a handoff or a delivery has failed, or its last demand was refused."""
     found = told.handoff
     refused = [one for one in told.timeline if one.event == "refused"]
     if not (found.reason or refused):

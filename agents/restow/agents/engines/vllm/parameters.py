@@ -16,7 +16,15 @@ from restow.agents.engines.vllm.errors import ParametersError
 HANDOFF_ID = "handoff_id"
 TIMEOUT_MS = "timeout_ms"
 CHOICES = "choices"
-MAX_CHOICES = 1024
+MAX_CHOICES = 128
+"""Of one prompt: each is a handoff that P keeps until it is asked for."""
+MAX_ID_BYTES = 1024
+"""Of the id that a router gives; what vLLM adds to it is small."""
+MAX_TIMEOUT_MS = 600_000
+"""As brokers take it."""
+MAX_SHOWN = 80
+"""Characters of a word of the client's in an error's message."""
+SIDES = ("do_remote_decode", "do_remote_prefill")
 READERS = "readers"
 MAX_READERS = 64
 """Of one publication, as brokers take it."""
@@ -94,29 +102,26 @@ class HandoffParameters:
 def parameters_of(
     params: object, kv_role: str, default_id: str, index: AnswerIndex
 ) -> HandoffParameters | None:
-    """Return what the ``kv_transfer_params`` say; None where they name no handoff.
+    """Return what the ``kv_transfer_params`` say; None where they say that there is no handoff.
 
-    ``default_id`` names the handoff of a P that was given no name. Raises `ParametersError`.
+    That is where they are empty, or name both sides with false and nothing else. ``default_id``
+    names the handoff of a P that was given no name. Raises `ParametersError`.
     """
     if not params:
         return None
     if not isinstance(params, Mapping):
         raise ParametersError(f"kv_transfer_params are {type(params).__name__}; they must be a map")
-    handoff_id = params.get(HANDOFF_ID)
-    if handoff_id is not None and (not isinstance(handoff_id, str) or not handoff_id):
-        raise ParametersError(f"handoff_id is {handoff_id!r}; it must be a text")
-    timeout_ms = params.get(TIMEOUT_MS, 0)
-    if not isinstance(timeout_ms, int) or isinstance(timeout_ms, bool) or timeout_ms < 0:
-        raise ParametersError(f"timeout_ms is {timeout_ms!r}; it must be a positive whole number")
-    choices = params.get(CHOICES, 1)
-    if isinstance(choices, bool) or not isinstance(choices, int) or not 0 < choices <= MAX_CHOICES:
-        raise ParametersError(f"choices is {choices!r}; it must be from 1 to {MAX_CHOICES}")
-    readers = params.get(READERS, 0)
-    if isinstance(readers, bool) or not isinstance(readers, int) or not 0 <= readers <= MAX_READERS:
-        raise ParametersError(f"readers is {readers!r}; it must be from 0 to {MAX_READERS}")
-    sampled = params.get(SAMPLED_TOKEN, False)
-    if not isinstance(sampled, bool):
-        raise ParametersError(f"sampled_token is {sampled!r}; it must be true or false")
+    handoff_id = _handoff_id(params.get(HANDOFF_ID))
+    timeout_ms = _whole_number(params, TIMEOUT_MS, 0, 0, MAX_TIMEOUT_MS)
+    choices = _whole_number(params, CHOICES, 1, 1, MAX_CHOICES)
+    readers = _whole_number(params, READERS, 0, 0, MAX_READERS)
+    sampled = _flag(params, SAMPLED_TOKEN)
+    decodes_elsewhere, prefilled_elsewhere = (_flag(params, side) for side in SIDES)
+    if decodes_elsewhere and prefilled_elsewhere:
+        raise ParametersError(
+            "do_remote_decode and do_remote_prefill are both true: a request is P's or D's part of "
+            "a handoff"
+        )
     prefill = HandoffParameters(
         *(HandoffSide.PREFILL, handoff_id or default_id),
         choices=choices,
@@ -124,22 +129,27 @@ def parameters_of(
         sampled_token=sampled,
     )
     decode = replace(prefill, side=HandoffSide.DECODE, timeout_ms=timeout_ms, choices=1)
-    if params.get("do_remote_decode"):
+    if decodes_elsewhere:
         if handoff_id is None and index.prompt:
             raise ParametersError(
                 "a list of prompts without handoff_id: P's answer has room for one id of its own; "
                 "have the router give one, or ask for each prompt by itself"
             )
         return prefill
-    if params.get("do_remote_prefill"):
+    if prefilled_elsewhere:
         if handoff_id is None:
             raise ParametersError(
                 "do_remote_prefill without handoff_id: the parameters are not those that a P with "
                 "this connector answered with"
             )
         return replace(decode, handoff_id=handoff_id)
-    if handoff_id is None:
+    if handoff_id is None and set(params) <= set(SIDES):
         return None
+    if handoff_id is None:
+        raise ParametersError(
+            "kv_transfer_params name no handoff: neither handoff_id, do_remote_decode nor "
+            "do_remote_prefill (are they another connector's?)"
+        )
     if kv_role == "kv_both":
         raise ParametersError(
             f"handoff {handoff_id}: this engine is both P and D (kv_both), so the request must say "
@@ -148,3 +158,36 @@ def parameters_of(
     if kv_role == "kv_producer":
         return prefill
     return replace(decode, handoff_id=handoff_id)
+
+
+def _handoff_id(said: object) -> str | None:
+    if said is None:
+        return None
+    if not isinstance(said, str) or not said:
+        raise ParametersError(f"handoff_id is {_shown(said)}; it must be a text")
+    size_bytes = len(said.encode(errors="replace"))
+    if size_bytes > MAX_ID_BYTES:
+        raise ParametersError(
+            f"handoff_id {_shown(said)} takes {size_bytes} bytes; it may take {MAX_ID_BYTES}"
+        )
+    return said
+
+
+def _whole_number(params: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:
+    said = params.get(name, default)
+    if isinstance(said, bool) or not isinstance(said, int) or not least <= said <= most:
+        raise ParametersError(f"{name} is {_shown(said)}; it must be from {least} to {most}")
+    return said
+
+
+def _flag(params: Mapping[str, Any], name: str) -> bool:
+    said = params.get(name)
+    if said is not None and not isinstance(said, bool):
+        raise ParametersError(f"{name} is {_shown(said)}; it must be true or false")
+    return bool(said)
+
+
+def _shown(said: object) -> str:
+    """Return the beginning of what a client said, however long it is."""
+    words = repr(said)
+    return words if len(words) <= MAX_SHOWN else f"{words[:MAX_SHOWN]}..."

@@ -59,15 +59,18 @@ class Request(Protocol):
         """Whether all of the prompt must be computed here, as for prompt logprobs."""
 
 
-def content(request: Request, position: int, adapter: str) -> bytes:
+def content(request: Request, position: int, adapter: str, sampling: bytes = b"") -> bytes:
     """Name what the state at ``position`` is computed from, for P and D alike.
 
-    ``adapter`` is the word of the request's (`LoraAdapters`).
+    ``adapter`` is the word of the request's (`LoraAdapters`); ``sampling`` what decides the token
+    behind it, where P samples that for D (`sampling_word`).
     """
     attachments = attachments_of(request)
     if request.prompt_embeds is not None:
         rows = request.prompt_embeds[:position]
         attachments.append((0, hashlib.sha256(_bytes(rows)).digest()))
+    if sampling:
+        attachments.append((0, b"sampling" + sampling))
     return content_of(
         request._all_token_ids[:position],
         position,

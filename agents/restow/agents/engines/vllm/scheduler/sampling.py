@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from restow.agents.engines.vllm.scheduler.prompt import Request
 
+_DECIDING = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("logit_bias", "allowed_token_ids", "watermarking"),
+)
+"""Parameters that a token depends on, where P may sample it."""
 _LOOKING_BACK = ("presence_penalty", "frequency_penalty", "min_tokens", "bad_words")
 """Parameters by which a token depends on those that were sampled before it."""
 _OF_EACH_TOKEN = (
@@ -12,6 +19,19 @@ _OF_EACH_TOKEN = (
     "trace_decode_token_ids",
 )
 """Parameters for which D would have to know more of a token than which it is."""
+
+
+def sampling_word(request: Request) -> bytes:
+    """Return a hash of all that decides the next token beside what the model says of it.
+
+    P's token is D's first where both were told the same. Which token ends a reply does not decide
+    it, nor does a seed where nothing is drawn.
+    """
+    params = request.sampling_params
+    said = {name: getattr(params, name, None) for name in _DECIDING}
+    said["logit_bias"] = sorted((said["logit_bias"] or {}).items())
+    said["allowed_token_ids"] = sorted(set(said["allowed_token_ids"] or ()))
+    return hashlib.sha256(repr(sorted(said.items())).encode()).digest()
 
 
 def why_not_handed_on(request: Request) -> str:

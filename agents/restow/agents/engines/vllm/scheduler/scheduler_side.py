@@ -18,7 +18,7 @@ from restow.agents.engines.vllm.parameters import HandoffParameters, HandoffSide
 from restow.agents.engines.vllm.scheduler.lora_adapters import LoraAdapters
 from restow.agents.engines.vllm.scheduler.prompt import Request, content, truncate
 from restow.agents.engines.vllm.scheduler.request_ids import answer_index
-from restow.agents.engines.vllm.scheduler.sampling import why_not_handed_on
+from restow.agents.engines.vllm.scheduler.sampling import sampling_word, why_not_handed_on
 from restow.agents.engines.vllm.scheduler.tally import Tally
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker_step import WorkerStep
@@ -40,6 +40,7 @@ class _Unnamed(NamedTuple):
     blocks: BlockLists
     position: int
     token: int | None
+    sampling: bytes
 
 
 class SchedulerSide:
@@ -78,6 +79,8 @@ class SchedulerSide:
         self._sampled = sampled
         self._handed_on: set[str] = set()
         """Requests whose first token P samples for D."""
+        self._sampling: dict[str, bytes] = {}
+        """By request whose token P samples: what decides it, told alike to P and D."""
         self._adapters = LoraAdapters()
         self._unnamed: list[_Unnamed] = []
         """Prompts that are computed, before workers have told what their adapters were."""
@@ -134,7 +137,9 @@ class SchedulerSide:
                 readers=found.readers,
                 takes_sampled=hands_on,
             )
-            if self._adapters.word(request.lora_request) is None:
+            if request.get_skip_reading_prefix_cache():
+                self._decode.do_without(request_id, "its parameters want the whole prompt computed")
+            elif self._adapters.word(request.lora_request) is None:
                 self._log.info("D computes the prompt itself", request=request_id, why=UNKNOWN)
                 self._decode.do_without(request_id, UNKNOWN)
             return
@@ -151,6 +156,8 @@ class SchedulerSide:
         why = why_not_handed_on(request)
         if self._backoff > 1:
             why = "drafts are computed ahead"
+        if not why:
+            self._sampling[request.request_id] = sampling_word(request)
         if self._sampled is None and side is HandoffSide.DECODE:
             why = "vLLM's engine core has no process of its own"
         if why:
@@ -223,7 +230,7 @@ class SchedulerSide:
             self._step.received[request_id] = False
             return
         position = self._decode.position_tokens(request_id)
-        content = self._content(request, position)
+        content = self._content(request, position, self._sampling.get(request_id, b""))
         if content is None:  # the adapter was loaded again meanwhile
             self._decode.do_without(request_id, UNKNOWN)
             self._step.received[request_id] = False
@@ -259,6 +266,7 @@ class SchedulerSide:
                 self._replied(self._prefix, request, blocks)
             self._prefix.finished(request_id)
         self._early.end(request_id)
+        sampling = self._sampling.pop(request_id, b"")
         if found is None or replies or not self._prefill.follows(request_id):
             return None
         position = request.num_computed_tokens
@@ -279,7 +287,7 @@ class SchedulerSide:
             self._log.error("no state can be published", request=request_id, detail=error.message)
             self._prefill.give_up(request_id, error.message)
             return None
-        self._unnamed.append(_Unnamed(request, named, position, token))
+        self._unnamed.append(_Unnamed(request, named, position, token, sampling))
         if request.lora_request is None:
             self._publish()
         answered = replace(found, sampled_token=handed_on)
@@ -301,7 +309,8 @@ class SchedulerSide:
     def _publish(self) -> None:
         ready, self._unnamed = self._unnamed, []
         for one in ready:
-            request_id, content = one.request.request_id, self._content(one.request, one.position)
+            request_id = one.request.request_id
+            content = self._content(one.request, one.position, one.sampling)
             if content is None:
                 self._log.error("no state can be published", request=request_id, detail=UNKNOWN)
                 self._prefill.give_up(request_id, UNKNOWN)
@@ -325,9 +334,9 @@ class SchedulerSide:
             return
         prefix.replied(request, tokens, named, name)
 
-    def _content(self, request: Request, position: int) -> bytes | None:
+    def _content(self, request: Request, position: int, sampling: bytes = b"") -> bytes | None:
         word = self._adapters.word(request.lora_request)
-        return None if word is None else content(request, position, word)
+        return None if word is None else content(request, position, word, sampling)
 
     def counted(self) -> dict[str, Any] | None:
         """Return what became of handoffs since the last call; None: nothing has changed."""
