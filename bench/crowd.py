@@ -56,11 +56,11 @@ class CrowdAgent:
             regions=[
                 pb.RegionMemory(
                     name=region.name,
-                    base_address=1 << 20,
+                    base_address=(1 + at) << 40,
                     page_count=1 << 10,
                     page_stride_bytes=region.page_stride_bytes,
                 )
-                for region in layout.ranks[rank].regions
+                for at, region in enumerate(layout.ranks[rank].regions)
             ],
         )
         self._link = Link(broker, self)

@@ -29,6 +29,9 @@ from restow.v1 import agent_link_pb2, agent_link_pb2_grpc, broker_pb2, broker_pb
 
 PROMPT_TOKENS = 8192
 BLOCK_TOKENS = 16
+PAGES = 1 << 20
+MOST_UNDER_WAY = 2048
+"""Handoffs of which D has blocks for each at the same time."""
 
 
 def small_layout() -> Layout:
@@ -106,11 +109,11 @@ async def side(address: str, engine_id: str) -> AsyncIterator[Side]:
             regions=[
                 agent_link_pb2.RegionMemory(
                     name=r.name,
-                    base_address=1 << 20,
-                    page_count=1 << 20,
+                    base_address=(1 + at) << 40,
+                    page_count=PAGES,
                     page_stride_bytes=r.page_stride_bytes,
                 )
-                for r in layout.ranks[0].regions
+                for at, r in enumerate(layout.ranks[0].regions)
             ],
         )
         first = agent_link_pb2.AgentMessage(hello=hello)
@@ -129,10 +132,12 @@ async def side(address: str, engine_id: str) -> AsyncIterator[Side]:
                 writer.cancel()
 
 
-def block_lists(tokens: int) -> list[broker_pb2.BlockList]:
-    """Shuffled blocks for a prompt, and one for its state."""
-    ids = np.random.default_rng(0).permutation(4096)[: -(-tokens // BLOCK_TOKENS)]
-    return wire.block_lists({"attention": ids, "state": [7]})
+def block_lists(tokens: int) -> list[list[broker_pb2.BlockList]]:
+    """Return blocks for each of many prompts, shuffled: no two prompts have one in common."""
+    count = -(-tokens // BLOCK_TOKENS)
+    prompts = min(MOST_UNDER_WAY, PAGES // count)
+    ids = np.random.default_rng(0).permutation(prompts * count).reshape(prompts, count)
+    return [wire.block_lists({"attention": own, "state": [at]}) for at, own in enumerate(ids)]
 
 
 async def hear_ends(source: Side, destination: Side, tally: Tally, in_flight: int) -> None:
@@ -203,12 +208,13 @@ async def run_handoffs(
             name = f"{stamp}-{index}"
             tally.started_s[name] = time.perf_counter()
             publication = broker_pb2.Publication(
-                handoff_id=name, blocks=blocks, position_tokens=tokens, final=True
+                handoff_id=name, blocks=blocks[0], position_tokens=tokens, final=True
             )
             source.session.put(broker_pb2.EngineMessage(publish=publication))
             fenced = agent_link_pb2.Fenced(handoff_id=name)
             source.agent.put(agent_link_pb2.AgentMessage(fenced=fenced))
-            demand = broker_pb2.Demand(handoff_id=name, blocks=blocks)
+            wanted = blocks[index % len(blocks)]
+            demand = broker_pb2.Demand(handoff_id=name, blocks=wanted)
             destination.session.put(broker_pb2.EngineMessage(request=demand))
         await asyncio.wait_for(tally.done.wait(), 120)
         took_s = time.perf_counter() - begun_s

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent_harness.world import RankMemory, make_case
@@ -48,6 +50,38 @@ async def test_an_agent_with_other_strides_is_refused(times: float) -> None:
     assert caught.value.reason == "AGENT_REGIONS_MISMATCH"
     words = f"region {last.name}: the agent's pages follow each other after {stride} bytes, and "
     assert words + f"the layout's after {LAST.page_stride_bytes}" in caught.value.message
+
+
+async def test_a_rank_that_is_given_the_memory_of_another_is_refused() -> None:
+    """Each maps the same shared memory at addresses of its own, as processes do."""
+    ranks = CASE.destination.ranks[:2]
+    size_bytes = RankMemory(ranks[0], CASE.dst_ids).size_bytes
+    with (
+        SharedMemory.create(size_bytes) as shared,
+        SharedMemory.attach(shared.name) as again,
+    ):
+        agents = []
+        async with (
+            running_broker(BrokerSettings(listen="127.0.0.1:0")) as broker,
+            EngineSession("D", "life-1", CASE.destination, broker.address),
+        ):
+            for rank, mapped in zip(ranks, (shared, again), strict=True):
+                data = np.frombuffer(
+                    (ctypes.c_uint8 * size_bytes).from_address(mapped.address), np.uint8
+                )
+                regions = RankMemory(rank, CASE.dst_ids, data).regions
+                agents.append(AsyncAgent(broker.address, "D", "life-1", rank.rank, regions))
+            try:
+                await agents[0].start()
+                with pytest.raises(BrokerCallError) as caught:
+                    await agents[1].start()
+            finally:
+                for agent in agents:
+                    await agent.close()
+    assert caught.value.reason == "REGIONS_OVERLAP"
+    first = RANK.regions[0].name
+    assert f"rank 0, region {first} are bytes" in caught.value.message
+    assert f"rank 1, region {first} too" in caught.value.message
 
 
 async def test_a_rank_of_a_daemon_with_other_strides_is_refused(tmp_path: Path) -> None:

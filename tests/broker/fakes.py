@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -32,10 +32,30 @@ from restow.broker.server.settings import BrokerSettings
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import agent_link_pb2_grpc
 
-PAGES = 64
+PAGES = 4096
 POSITION = 40
 P_BLOCKS = {"attention": [1, 2, 3], "state": [4]}
-D_BLOCKS = {"attention": [11, 12, 13], "state": [14]}
+
+
+class UnusedBlocks(Mapping[str, list[int]]):
+    """Blocks of D's, other ones each time: no two of its open demands may name the same."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def __getitem__(self, group: str) -> list[int]:
+        first = 11 + self._taken % (PAGES - 16)
+        self._taken += 3
+        return list(range(first, first + len(P_BLOCKS[group])))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(P_BLOCKS)
+
+    def __len__(self) -> int:
+        return len(P_BLOCKS)
+
+
+D_BLOCKS = UnusedBlocks()
 
 
 def model_layout(tp: int = 1, name: str = "m", ssm_dtype: DType = DType.FLOAT32) -> Layout:
@@ -67,13 +87,13 @@ class FakeAgent:
             regions=[
                 link.RegionMemory(
                     name=r.name,
-                    base_address=1 << 20,
+                    base_address=(1 + at) << 40,
                     page_count=pages,
                     page_stride_bytes=r.page_stride_bytes,
                 )
                 for one in layout.ranks
                 if one.rank == rank
-                for r in one.regions
+                for at, r in enumerate(one.regions)
             ],
             staging_bytes=1 << 20,
             program_form=wire_program.PROGRAM_FORM,

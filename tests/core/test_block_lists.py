@@ -81,10 +81,10 @@ def test_of_what_begins_cold_p_needs_no_list() -> None:
     world = World()
     world.outcome = replace(plan, group_pairs=frozenset({GroupPair(none, drafts)}))
     p, d = world.engine("p"), world.engine("d")
-    for handoff_id, ids in (("a", [11, 12, 13]), ("b", [0, 12, 13])):
+    for handoff_id, ids in (("a", [11, 12, 13]), ("b", [0, 22, 23])):
         world.publish(p, name=handoff_id, blocks={"kv": [0, 2, 3], "state": [4]})
         world.fence(p, name=handoff_id)
-        world.request(d, name=handoff_id, blocks={"kv": ids, "state": [14]})
+        world.request(d, name=handoff_id, blocks={"kv": ids, "state": ids[2:]})
     assert len(world.orders(act.SendExecute)) == 1
     assert ends(d) == [("FAILED", "NULL_BLOCK")]
 

@@ -141,14 +141,14 @@ def test_blocks_of_all_chunks_together_are_bounded() -> None:
 
 
 def test_ids_count_blocks_and_not_the_pages_in_them() -> None:
-    """A hundred pages are twenty-five blocks of four, each of them sixteen tokens."""
+    """Four hundred pages are a hundred blocks of four, each of them sixteen tokens."""
     world = World()
     p = world.engine("p", pages_per_block=4)
-    world.publish(p, blocks={"kv": [22, 23, 24], "state": [4]})
-    with pytest.raises(PageRangeError, match=r"block 25 .* \[0, 25\)"):
-        world.publish(p, "more", blocks={"kv": [23, 24, 25], "state": [4]})
+    world.publish(p, blocks={"kv": [97, 98, 99], "state": [4]})
+    with pytest.raises(PageRangeError, match=r"block 100 .* \[0, 100\)"):
+        world.publish(p, "more", blocks={"kv": [98, 99, 100], "state": [4]})
     with pytest.raises(PageCountError, match="2 blocks of 16 tokens"):
-        world.publish(p, "fewer", blocks={"kv": [23, 24], "state": [4]})
+        world.publish(p, "fewer", blocks={"kv": [98, 99], "state": [4]})
 
 
 def test_a_group_twice_in_a_demand_is_refused() -> None:

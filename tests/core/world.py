@@ -25,7 +25,7 @@ from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.layout import Layout, Model, RankLayout, Region
 from restow.broker.planner import GroupPair, PageForm, Program
 
-PAGES = 100
+PAGES = 400
 BLOCK_TOKENS = 16
 POSITION = 40
 LIMITS = Limits(max_live=50, max_ended=20, settle_grace_s=0.5)
@@ -94,6 +94,8 @@ class Side:
     agents: dict[int, AgentRecord] = field(default_factory=dict)
     told: list[act.TellEnded] = field(default_factory=list)
     offered: list[act.SendOffer | act.SendKeep] = field(default_factory=list)
+    asked: dict[str, int] = field(default_factory=dict)
+    """The handoffs that it asked for with blocks of the test's choice, numbered."""
 
 
 class World:
@@ -236,13 +238,18 @@ class World:
         mark: int = 0,
     ) -> list[act.Action]:
         """``number``: of the message that is said again; 0: it is a new one."""
-        blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
+        blocks = self._own_blocks(side, name) if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
         number = number or self._number(side)
         position = prefix.position_tokens if prefix else position
         said = (repeated, "", content, number, readers, prefix, takes, revision, mark)
         wish = Wish(listed, held, timeout_s, position, *said)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
+
+    def _own_blocks(self, side: Side, name: str) -> Blocks:
+        """Blocks of D's that no other handoff of its has."""
+        at = side.asked.setdefault(name, len(side.asked)) % ((PAGES - 11) // 3)
+        return {"kv": [11 + 3 * at, 12 + 3 * at, 13 + 3 * at], "state": [14 + at]}
 
     def fence(
         self, side: Side, rank: int = 0, name: str = "h", tokens: int = 0

@@ -38,13 +38,13 @@ def hello(
         regions=[
             link.RegionMemory(
                 name=region.name,
-                base_address=1 << 20,
+                base_address=(1 + at) << 40,
                 page_count=PAGES,
                 page_stride_bytes=region.page_stride_bytes,
             )
             for one in layout.ranks
             if one.rank == rank
-            for region in one.regions
+            for at, region in enumerate(one.regions)
         ],
         staging_bytes=1 << 20,
         program_form=wire_program.PROGRAM_FORM,

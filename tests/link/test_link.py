@@ -63,7 +63,10 @@ async def test_hello_says_who_serves_what() -> None:
             page_count=4,
             page_stride_bytes=1024,
             memory=pb.MEMORY_KIND_HOST,
+            space=region.space,
+            space_address=MEMORY.ctypes.data,
         )
+        assert "/process " in region.space
 
 
 async def test_two_lives_have_two_names() -> None:

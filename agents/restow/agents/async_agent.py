@@ -15,7 +15,7 @@ from restow.agents.link import orders
 from restow.agents.link.agent_link import Link
 from restow.agents.link.fences import DeviceEvent, Fences, WriteMarks
 from restow.agents.link.order_tasks import OrderTasks
-from restow.agents.memory.regions import RegionMemory
+from restow.agents.memory.regions import RegionMemory, address_spaces
 from restow.agents.order_desk import OrderDesk
 from restow.agents.probing.peer_trial import PeerTrial
 from restow.agents.reading.host_memory import host_name
@@ -80,6 +80,7 @@ class AsyncAgent:
         self._model = None if model is None else broker_pb2.ModelName(**asdict(model))
         self._rank = rank
         self._regions = tuple(regions)
+        self._spaces = address_spaces(self._regions)
         label = f"{engine_id}.{rank}"
         with ExitStack() as undone:
             memory = self._memory = ServedMemory(label, self._regions, self._settings)
@@ -213,7 +214,7 @@ class AsyncAgent:
             rank=self._rank,
             agent_name=self.name,
             nixl_metadata=self._memory.metadata(),
-            regions=[orders.region_to_proto(region) for region in self._regions],
+            regions=list(map(orders.region_to_proto, self._regions, self._spaces)),
             staging_bytes=self._settings.staging_bytes,
             host=host_name(),
             host_memory=self._memory.shown(),

@@ -121,7 +121,7 @@ class PageCountError(PagesError, reason="PAGE_COUNT"):
 
 
 class PageRepeatedError(PagesError, reason="PAGE_REPEATED"):
-    """A page id that a list names twice: one of the two would be lost."""
+    """A page id that a list names twice, or two open handoffs of which one has it written."""
 
 
 class NullBlockError(PagesError, reason="NULL_BLOCK"):
@@ -166,6 +166,10 @@ class AgentUnknownError(RestowError, status="NOT_FOUND", reason="AGENT_UNKNOWN")
 
 class AgentMismatchError(RestowError, status="INVALID_ARGUMENT", reason="AGENT_REGIONS_MISMATCH"):
     """An agent whose regions are not those of its rank's layout."""
+
+
+class RegionsOverlapError(AgentMismatchError, reason="REGIONS_OVERLAP"):
+    """An agent whose regions lie on each other, or on those of another rank of its engine."""
 
 
 class AgentReleaseError(RestowError, status="FAILED_PRECONDITION", reason="AGENT_RELEASE_DIFFERS"):

@@ -173,9 +173,10 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Look whether engine and agents were started with the same number of pages.",
         ),
         "PAGE_REPEATED": Advice(
-            "A list names a page twice: what one of the two should hold would be lost.",
-            "It is a fault of the engine's integration: if the id is its null block, its layout "
-            "has to say so.",
+            "A list names a page twice, or two open handoffs of an engine name one page that one "
+            "of them will have written: one of two states would be lost.",
+            "It is a fault of the engine's integration: the message names the page and the other "
+            "handoff. If the id is its null block, its layout has to say so.",
         ),
         "NULL_BLOCK": Advice(
             "An engine gave its null block where state is read or written.",

@@ -134,6 +134,10 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Another agent registered for the same rank after this one, which has to stop.",
             "Run one agent for each rank; see `restow agents`.",
         ),
+        "REGIONS_OVERLAP": Advice(
+            "Regions of an engine lie on each other: one of two states would be lost.",
+            "Give every region of every rank memory of its own; the message names both regions.",
+        ),
         "AGENT_REGIONS_MISMATCH": Advice(
             "An agent's memory is not what its engine's layout says of the rank.",
             "Register in the agent what the layout describes; the message names the region.",

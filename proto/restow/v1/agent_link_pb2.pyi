@@ -75,6 +75,8 @@ class RegionMemory(google.protobuf.message.Message):
     MEMORY_FIELD_NUMBER: builtins.int
     DEVICE_ID_FIELD_NUMBER: builtins.int
     PAGE_STRIDE_BYTES_FIELD_NUMBER: builtins.int
+    SPACE_FIELD_NUMBER: builtins.int
+    SPACE_ADDRESS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the region in the layout."""
     base_address: builtins.int
@@ -89,6 +91,14 @@ class RegionMemory(google.protobuf.message.Message):
     """Bytes from one page to the next, as the memory really lies there. Zero is refused, and so is
     any other number than the layout's.
     """
+    space: builtins.str
+    """Names the address space of space_address, at most 256 characters: of all agents those whose memory is the
+    same at the same address say the same. It is the process, or shared memory that several processes map.
+    Regions of one engine must not lie on each other: REGIONS_OVERLAP. Empty: the agent's own address space,
+    whose regions are compared with each other alone.
+    """
+    space_address: builtins.int
+    """Where page 0 lies in that space. Counts if space is not empty."""
     def __init__(
         self,
         *,
@@ -98,8 +108,10 @@ class RegionMemory(google.protobuf.message.Message):
         memory: Global___MemoryKind.ValueType = ...,
         device_id: builtins.int = ...,
         page_stride_bytes: builtins.int = ...,
+        space: builtins.str = ...,
+        space_address: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["base_address", b"base_address", "device_id", b"device_id", "memory", b"memory", "name", b"name", "page_count", b"page_count", "page_stride_bytes", b"page_stride_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base_address", b"base_address", "device_id", b"device_id", "memory", b"memory", "name", b"name", "page_count", b"page_count", "page_stride_bytes", b"page_stride_bytes", "space", b"space", "space_address", b"space_address"]) -> None: ...
 
 Global___RegionMemory: typing_extensions.TypeAlias = RegionMemory
 

@@ -129,8 +129,8 @@ def staged_to_proto(handoff: int, run: StagedRun) -> pb.Staged:
     )
 
 
-def region_to_proto(region: RegionMemory) -> pb.RegionMemory:
-    """A region as an agent announces it."""
+def region_to_proto(region: RegionMemory, place: tuple[str, int] = ("", 0)) -> pb.RegionMemory:
+    """A region as an agent announces it; ``place`` is where it begins in which address space."""
     return pb.RegionMemory(
         name=region.name,
         base_address=region.base_address,
@@ -138,6 +138,8 @@ def region_to_proto(region: RegionMemory) -> pb.RegionMemory:
         page_stride_bytes=region.page_stride_bytes,
         memory=_KIND_NUMBERS[region.kind],
         device_id=region.device_id,
+        space=place[0],
+        space_address=place[1],
     )
 
 

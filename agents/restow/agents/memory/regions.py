@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -130,6 +132,34 @@ def registrations(regions: Sequence[RegionMemory]) -> list[tuple[int, int, Memor
             end = max(end, begin + length_bytes)
         found.append((begin, end - begin, region.place))
     return sorted(found, key=lambda one: one[0])
+
+
+def address_spaces(regions: Sequence[RegionMemory]) -> list[tuple[str, int]]:
+    """Return for each region the name of an address space, and where it begins in that.
+
+    Two agents of one engine whose regions are the same memory say the same of them: shared memory
+    is named by its file, for processes map it at addresses of their own; all else by the process.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    namespace = Path("/proc/self/ns/pid").stat().st_ino
+    process = f"{boot}/process {namespace}:{os.getpid()}:{started}"
+    shared: list[tuple[int, int, str, int]] = []
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        between, mode, offset, device, inode = line.split(maxsplit=5)[:5]
+        if mode.endswith("s") and inode != "0":
+            begin, end = (int(edge, 16) for edge in between.split("-"))
+            shared.append((begin, end, f"{boot}/file {device}:{inode}", int(offset, 16)))
+    found = []
+    for region in regions:
+        address = region.base_address
+        known = [one for one in shared if one[0] <= address < one[1]]
+        if region.kind is MemoryKind.HOST and known:
+            begin, _, name, offset_bytes = known[0]
+            found.append((name, offset_bytes + address - begin))
+        else:
+            found.append((process, address))
+    return found
 
 
 def check_inside(

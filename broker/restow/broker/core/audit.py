@@ -224,6 +224,7 @@ def _kept_bytes(directory: Directory, tenant: str) -> int:
             sum({engine.layout_digest: engine.layout_bytes for engine in own}.values()),
             sum(agent.kept_bytes for agent in agents),
             sum(engine.early_fences.size_bytes for engine in own),
+            sum(one.in_use.size_bytes for one in own if one.in_use is not None),
             sum(pair_bytes(pair) for key, pair in pairs if key.tenant == tenant),
         )
     )
@@ -253,6 +254,26 @@ def _check_sides(engine: EngineRecord, by_number: dict[int, Handoff]) -> Iterato
         handoff = by_number.get(number)
         if handoff is None or engine not in (handoff.source, handoff.destination):
             yield f"engine {engine.key.engine_id} has no side of handoff number {number}"
+    yield from _check_pages(engine, [by_number[number] for number in engine.handoffs])
+
+
+def _check_pages(engine: EngineRecord, live: list[Handoff]) -> Iterator[str]:
+    """Every open word of an engine has its blocks in use, and no other one has."""
+    name, in_use = engine.key.engine_id, engine.in_use
+    asking = [one for one in live if one.destination is engine]
+    if in_use is None:
+        if any(one.demand.blocks for one in asking):
+            yield f"engine {name} has demands, and none of its blocks is in use"
+        return
+    published = {one.side for one in live if one.source is engine}
+    if published != in_use.publications.keys():
+        yield f"engine {name} has other publications than those whose blocks are in use"
+    waiting = {one.number for one in in_use.demands.values()} - {one.number for one in asking}
+    if not waiting <= engine.quarantined:
+        yield f"engine {name} has blocks in use for handoffs {sorted(waiting)}, which have ended"
+    if any(one.demand.blocks and not one.writing for one in asking):
+        yield f"engine {name} has a demand whose blocks are not in use"
+    yield from (f"engine {name}: {words}" for words in in_use.wrong())
 
 
 def _check_offers(directory: Directory) -> Iterator[str]:

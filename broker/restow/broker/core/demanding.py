@@ -6,6 +6,7 @@ from math import inf
 
 from restow.broker.core.actions import Action, State
 from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.pages_in_use import PagesInUse
 from restow.broker.core.events import Failure, Wish
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.conflicts import waited_for
@@ -83,6 +84,8 @@ class Demanding:
         try:
             if part.destination is None and not wish.repeated:
                 engine.check_takes(handoff.handoff_id, began_s)
+            if engine.in_use is None:
+                engine.in_use = self._in_use(engine)
             first = part.ask(engine, wish, now_s)
         except RestowError:
             if begins:
@@ -93,6 +96,14 @@ class Demanding:
             readers.name(handoff, wish.readers)
         engine.handoffs.add(part.number)
         return part if first else None
+
+    def _in_use(self, engine: EngineRecord) -> PagesInUse:
+        """What is in use of an engine that has its first demand: what it has published."""
+        in_use = PagesInUse(engine, engine.account)
+        for one in map(self._ledger.by_number.get, engine.handoffs):
+            if one is not None and one.source is engine and one.parent is None:
+                in_use.publish(one.side, one.handoff_id, one.publication.blocks)
+        return in_use
 
     def decline(
         self,

@@ -29,6 +29,15 @@ class RegionMemory:
     """Bytes from page to page, as the memory really lies there."""
     memory: int
     device_id: int
+    space: str = ""
+    """The address space of ``space_address``, as agents name it; empty: that of its own agent."""
+    space_address: int = 0
+    """Where page 0 lies in that space."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The address space, and where page 0 lies in it."""
+        return (self.space, self.space_address) if self.space else ("", self.base_address)
 
     @property
     def size_bytes(self) -> int:
@@ -62,7 +71,10 @@ class AgentRecord:
     def kept_bytes(self) -> int:
         """About how many bytes are kept of it."""
         names = text_bytes(self.agent_name) + text_bytes(self.host)
-        regions = sum(REGION_BYTES + text_bytes(memory.name) for memory in self.regions)
+        regions = sum(
+            REGION_BYTES + text_bytes(memory.name) + text_bytes(memory.space)
+            for memory in self.regions
+        )
         return AGENT_BYTES + names + len(self.nixl_metadata) + len(self.host_memory) + regions
 
     def is_back_as(self, other: AgentRecord) -> bool:

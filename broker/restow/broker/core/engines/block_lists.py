@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,6 +32,23 @@ class BlockLists:
     """The id of no block, of each group that has one."""
     block_limits: dict[str, int]
     """The first block id of each group that some connected rank has no memory for."""
+    overlaid: tuple[tuple[str, ...], ...] = field(default=(), kw_only=True)
+    """Groups whose blocks of one id are the same memory on some connected rank: engines lay groups
+    of layers over the same bytes, and give each block to one of these groups at a time."""
+
+    def together(self, group: str) -> tuple[str, ...]:
+        """Return the groups that lie on the same memory as ``group``, itself among them."""
+        return next((groups for groups in self.overlaid if group in groups), (group,))
+
+    def check_overlaid(self, blocks: Mapping[str, bytes]) -> None:
+        """Raise `PageRepeatedError` for a block that lists of two overlaid groups name."""
+        for groups in self.overlaid:
+            ids = [unsigned(blocks[group]) for group in groups if blocks.get(group)]
+            nulls = [self.null_blocks[group] for group in groups if group in self.null_blocks]
+            named = np.concatenate(ids) if len(ids) > 1 else np.empty(0, np.uint32)
+            named = named[~np.isin(named, nulls)]
+            if named.size:
+                self.check_distinct(" or ".join(groups), named.tobytes())
 
     def check_ids(self, group: str, data: bytes) -> None:
         """Raise a `PagesError` unless the ids are int32 inside the group's memory.
@@ -81,9 +98,11 @@ class BlockLists:
                 return max(few)
         ordered = ids.copy()
         ordered.sort()
-        twice = ordered[1:][ordered[1:] == ordered[:-1]]
-        null = self.null_blocks.get(group)
-        if twice.size and null is not None:
+        same = ordered[1:] == ordered[:-1]
+        if not np.count_nonzero(same):
+            return ordered.item(-1)
+        twice, null = ordered[1:][same], self.null_blocks.get(group)
+        if null is not None:
             twice = twice[twice != null]
         if twice.size:
             page = twice.item(0)

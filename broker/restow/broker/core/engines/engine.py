@@ -14,6 +14,8 @@ from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory, is_memory
 from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.engines.early_fences import EarlyFences
+from restow.broker.core.engines.pages_in_use import PagesInUse
+from restow.broker.core.engines.regions_apart import check_apart, overlaid
 from restow.broker.errors import (
     AgentMismatchError,
     AgentUnknownError,
@@ -60,6 +62,9 @@ class EngineRecord(BlockLists):
     """Those that are connected, by rank."""
     away: dict[int, AgentRecord] = field(default_factory=dict)
     """Those whose stream broke, and that may come back."""
+    in_use: PagesInUse | None = None
+    """Its blocks that are in use; None until its first demand, for an engine that only publishes
+    writes to none."""
     admitted: int = 0
     """How often an agent was admitted: ids checked before need another look afterwards."""
     handoffs: set[int] = field(default_factory=set)
@@ -258,9 +263,23 @@ class EngineRecord(BlockLists):
         return layout
 
     def admit(self, agent: AgentRecord) -> None:
-        """Take an agent in. Raises `AgentUnknownError` or `AgentMismatchError`."""
+        """Take an agent in.
+
+        Raises `AgentUnknownError`, `AgentMismatchError`, and `RegionsOverlapError` for memory that
+        is given twice.
+        """
         rank = agent.key.rank
-        _check_regions(self.key.engine_id, self.rank_layout(rank), agent.regions)
+        layout = self.rank_layout(rank)
+        _check_regions(self.key.engine_id, layout, agent.regions)
+        there = {one.rank: one for one in self.layout.ranks}
+        agents = [
+            (there[one], other) for one, other in (self.away | self.agents | {rank: agent}).items()
+        ]
+        check_apart(self.key.engine_id, agent, agents)
+        self.overlaid = overlaid(agents)
+        if self.in_use is not None:
+            for groups in self.overlaid:
+                self.in_use.join(groups)
         self.agents[rank] = agent
         self.heard[rank] = Heard(agent.agent_name)
         self.admitted += 1

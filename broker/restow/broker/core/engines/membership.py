@@ -247,6 +247,8 @@ class Membership:
         actions.append(CloseSession(engine.key, error))
         engine.early_fences.forget()
         engine.account.let_go(self._freed_bytes(engine))
+        if engine.in_use is not None:
+            engine.account.let_go(engine.in_use.size_bytes)
         sharing = self._layouts[engine.key.tenant, engine.layout_digest]
         sharing.discard(engine.key)
         if not sharing:

@@ -42,6 +42,7 @@ from restow.broker.core.handoffs.sides.publication import Publication
 from restow.broker.core.handoffs.sides.source_side import SourceSide
 from restow.broker.core.handoffs.timeline import Timeline
 from restow.broker.core.pair import PairPlan
+from restow.broker.errors import RestowError
 
 MAX_REASON = 64
 MAX_DETAIL = 512
@@ -83,6 +84,8 @@ class Handoff:
     """When the clock looks at it next."""
     dst_checked: int = 0
     """`EngineRecord.admitted` when D's ids were checked."""
+    writing: int = 0
+    """The number under which `PagesInUse` has D's blocks; 0: none of them is written any more."""
     pair: PairPlan | None = None
     """The plan that it was granted with; None before the grant and after the end."""
     met_s: float = 0.0
@@ -236,6 +239,12 @@ class Handoff:
         if self.publication.final:
             demand.check_content(self.handoff_id, self.publication)
         engine.account.keep(demand.size_bytes)
+        if engine.in_use is not None:
+            try:
+                engine.in_use.take(self, demand.blocks, demand.held_tokens)
+            except RestowError:
+                engine.account.let_go(demand.size_bytes)
+                raise
         self.destination = engine
         self.demand, self.asked_s = demand, now_s
         self.demand_messages.add(wish.demand)
@@ -301,8 +310,7 @@ class Handoff:
     def forget_blocks(self) -> None:
         """Keep of an ended handoff what its story needs."""
         self.asked = self.demand.key
-        if self.destination is not None:
-            self.destination.account.let_go(self.demand.size_bytes)
+        self._let_blocks_go()
         if self.parent is None:
             self.side.forget_blocks()
         self.demand = self.demand.without_blocks()
@@ -332,10 +340,19 @@ class Handoff:
         """Be as if nothing had been read early."""
         self.early_tokens = self.early_bytes = self.bytes_read = 0
 
+    def _let_blocks_go(self) -> None:
+        """Have D's blocks be its own again; those in quarantine may still be written."""
+        if (engine := self.destination) is None:
+            return
+        engine.account.let_go(self.demand.size_bytes)
+        if engine.in_use is not None:
+            engine.in_use.forget_held(self.demand.blocks, self.demand.held_tokens)
+            if self.number not in engine.quarantined:
+                engine.in_use.give_back(self)
+
     def forget_demand(self) -> None:
         """Be as if nobody had asked."""
-        if self.destination is not None:
-            self.destination.account.let_go(self.demand.size_bytes)
+        self._let_blocks_go()
         self.destination = None
         self.demand, self.demand_messages = NO_DEMAND, DemandMessages()
         self.sampled_told = False

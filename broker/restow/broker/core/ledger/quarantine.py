@@ -68,6 +68,8 @@ class Quarantine:
         engine.quarantined.discard(number)
         self._tenants.add_quarantined(engine.key.tenant, -1)
         held.handoff.timeline.note(now_s, "released")
+        if engine.in_use is not None:
+            engine.in_use.give_back(held.handoff)
         return told_destination(held.handoff, engine)
 
     def heard(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
@@ -80,6 +82,6 @@ class Quarantine:
     def forget(self, engine: EngineRecord) -> None:
         """An engine is gone, and its pages with it."""
         for number in engine.quarantined:
-            del self._held[engine.key, number]
+            self._held.pop((engine.key, number)).handoff.writing = 0
         self._tenants.add_quarantined(engine.key.tenant, -len(engine.quarantined))
         engine.quarantined.clear()

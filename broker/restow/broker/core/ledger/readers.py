@@ -51,6 +51,8 @@ class Readers:
             made.offer, handoff.offer = handoff.offer, None
             made.unheard, handoff.unheard = handoff.unheard, set()
             made.dst_checked = handoff.dst_checked
+            if engine.in_use is not None:
+                engine.in_use.move(handoff, made)
             made.lease.patience_until_s = handoff.lease.patience_until_s
             made.timeline.note(now_s, "requested", made.demand.held_tokens)
             handoff.lease.forget_demand()

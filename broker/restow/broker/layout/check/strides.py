@@ -7,8 +7,8 @@ import numpy as np
 from restow.broker.errors import LayoutMemoryError, LayoutStrideError
 from restow.broker.layout.limits import MAX_PAGE_BYTES
 from restow.broker.layout.rows import Int64s, cut_rows
-from restow.broker.layout.span import box_text
-from restow.broker.layout.values import Field, Region, Shard
+from restow.broker.layout.span import Span, box_text
+from restow.broker.layout.values import Field, RankLayout, Region, Shard
 
 
 def sizes_and_strides(shard: Shard, region: Region) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -76,6 +76,23 @@ def check_memory(rank: int, region: Region, shards: list[Shard]) -> None:
             region=region.name,
             range=span,
         )
+
+
+def page_runs(rank: RankLayout, region: Region) -> Int64s:
+    """Return the bytes of a page that anything lies in, as runs that rise: ``[runs, 2]``."""
+    shards = [one for one in (*rank.shards, *rank.inputs) if one.region == region.name]
+    for one in rank.scratch:
+        if one.region == region.name:
+            box = tuple(Span(0, size) for size in one.sizes)
+            place = (one.region, one.offset_bytes, one.strides_bytes)
+            shards.append(Shard("", box, one.dtype, *place))
+    if not shards:
+        return np.empty((0, 2), np.int64)
+    table = np.concatenate([_runs(shard, region, 0)[:, :2] for shard in shards])
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    begins = np.concatenate([[True], table[1:, 0] > table[:-1, 1]])
+    lasts = np.concatenate([begins[1:], [True]])
+    return np.stack([table[begins, 0], table[lasts, 1]], axis=1)
 
 
 def _runs(shard: Shard, region: Region, index: int) -> Int64s:

@@ -131,7 +131,14 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         most = len(engine.rank_layout(hello.rank).regions) + 1
         regions = tuple(
             RegionMemory(
-                r.name, r.base_address, r.page_count, r.page_stride_bytes, r.memory, r.device_id
+                r.name,
+                r.base_address,
+                r.page_count,
+                r.page_stride_bytes,
+                r.memory,
+                r.device_id,
+                cut(r.space, MAX_SUBJECT_BYTES),
+                r.space_address,
             )
             for r in islice(hello.regions, most)
         )

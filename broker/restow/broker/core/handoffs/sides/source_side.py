@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk
 from restow.broker.core.handoffs.sides.publication import NOTHING_PUBLISHED, Publication
-from restow.broker.errors import HandoffConflictError, RevisionChangedError
+from restow.broker.errors import HandoffConflictError, RestowError, RevisionChangedError
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +91,14 @@ class SourceSide:
             # again, for the whole is fenced once.
             known = known.without_blocks()
         publication = known.with_chunk(handoff_id, engine, chunk)
-        engine.account.keep(publication.size_bytes - self.publication.size_bytes)
+        more_bytes = publication.size_bytes - self.publication.size_bytes
+        engine.account.keep(more_bytes)
+        if engine.in_use is not None:
+            try:
+                engine.in_use.publish(self, handoff_id, publication.blocks)
+            except RestowError:
+                engine.account.let_go(more_bytes)
+                raise
         self.engine, self.said_s = engine, now_s
         self.revision, self.anew = revision, chunk.anew
         if not known.blocks:
@@ -104,6 +111,8 @@ class SourceSide:
         """Keep of an ended publication what its story needs."""
         if self.engine is not None:
             self.engine.account.let_go(self.publication.size_bytes)
+            if self.engine.in_use is not None:
+                self.engine.in_use.unpublish(self)
         self.publication = self.publication.without_blocks()
 
 

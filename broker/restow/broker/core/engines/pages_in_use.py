@@ -1,0 +1,320 @@
+"""Pages in use: which blocks of an engine its open handoffs will have written, and which they read.
+
+    open words of one engine     block 5    block 6    block 7    block 8
+    demand a                     held       written    written
+    demand b                                                      written
+    publication c                read
+    publication d                read
+
+A block that a demand will have written stands in no other open word of its engine. Blocks that are
+only read may stand in several: prompts share prefixes. What a demand holds before its
+``held_tokens`` is only read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from restow.broker.block_ids import ID_BYTES, unsigned
+from restow.broker.core.engines.account import Account
+from restow.broker.core.engines.block_lists import BlockLists
+from restow.broker.errors import PageRepeatedError
+
+if TYPE_CHECKING:
+    from restow.broker.core.handoffs.handoff import Handoff
+
+FEW_BYTES = 16 * ID_BYTES
+"""Lists up to this length are looked at faster id by id than by numpy."""
+FIRST_BLOCKS = 1 << 12
+"""Blocks that a group's first table has room for, if the group has as many."""
+FIRST_NUMBERS = 1 << 12
+"""Demands after which their numbers begin at 1 again; more where an engine has more blocks."""
+BLOCK_BYTES = 12
+"""Of a block in the two tables."""
+
+Int64s = npt.NDArray[np.int64]
+Uint8s = npt.NDArray[np.uint8]
+Int32s = npt.NDArray[np.int32]
+Blocks = Mapping[str, bytes]
+
+
+class _Table:
+    """The blocks of a group, or of several groups that lie on the same memory."""
+
+    def __init__(self, size: int, older: Iterable[_Table], opened: Uint8s) -> None:
+        """Have room for ``size`` blocks; take over what is open by ``opened`` of older tables."""
+        self.size = size
+        self.writers: Int64s = np.zeros(size, np.int64)
+        """By block, the number of the latest demand that writes it; 0: none ever did."""
+        self.readers: Int32s = np.zeros(size, np.int32)
+        """By block, how many open words only read it."""
+        self.reads = any(one.reads for one in older)
+        """Whether any word ever did."""
+        for one in older:
+            known = slice(len(one.writers))
+            self.writers[known] = np.where(
+                opened.take(one.writers), one.writers, self.writers[known]
+            )
+            self.readers[known] += one.readers
+        self.by_one = memoryview(self.writers)
+
+
+class PagesInUse:
+    """The blocks of one engine that are in use."""
+
+    def __init__(self, lists: BlockLists, account: Account) -> None:
+        """Have no block in use. ``lists`` are the engine's rules, ``account`` its tenant's."""
+        self.size_bytes = 0
+        """Of the tables."""
+        self.demands: dict[int, Handoff] = {}
+        """The open demands by their numbers: of live handoffs, and of those in quarantine."""
+        self.publications: dict[object, tuple[str, Blocks]] = {}
+        """The ids of open handoffs that P has published, and what of them, by P's side of each."""
+        self._lists, self._account = lists, account
+        self._tables: dict[str, _Table] = {}
+        """By group; groups that lie on the same memory have the same one."""
+        self._last = 0
+        self._opened = bytearray(FIRST_NUMBERS)
+        """By number, 1 while the demand is open."""
+        self._opened_array = np.frombuffer(self._opened, np.uint8)
+
+    # -- demands ----------------------------------------------------------------------------------
+
+    def take(self, handoff: Handoff, blocks: Blocks, held_tokens: int) -> None:
+        """Take the blocks of a new demand: those behind ``held_tokens`` will be written.
+
+        Raises `PageRepeatedError` where another open word stands in the way, and what
+        `Account.keep` raises; then nothing is taken.
+        """
+        number = self._last + 1
+        if number >= len(self._opened):
+            number = self._more_numbers()
+        self._last = number  # where it is not opened in the end, nobody finds it in a table
+        opened, tables, nulls = self._opened, self._tables, self._lists.null_blocks
+        for group, data in blocks.items():
+            size_bytes, table = len(data), tables.get(group)
+            held = self._held(group, held_tokens) if held_tokens else 0
+            if not size_bytes:
+                continue
+            if size_bytes <= FEW_BYTES and (table is None or not table.reads):
+                few: list[int]
+                if size_bytes == ID_BYTES:
+                    few = [int.from_bytes(data, "little")]
+                else:
+                    few = unsigned(data).tolist()
+                if table is None or max(few) >= table.size:
+                    table = self._grown(group, max(few))
+                writers = table.by_one
+                for one in few:
+                    if opened[writers[one]]:
+                        raise self._written(handoff.handoff_id, group, one, writers[one])
+                for one in few[held:]:
+                    writers[one] = number
+            else:
+                table, ids = self._unwritten(handoff.handoff_id, group, data)
+                written = ids[held:]
+                if table.reads:
+                    self._check_unread(handoff.handoff_id, table, group, written)
+                table.writers[written] = number
+            if (null := nulls.get(group)) is not None and null < table.size:
+                table.writers[null] = 0
+        if held_tokens:
+            self._count(self._held_of(blocks, held_tokens), 1)
+        opened[number] = 1
+        self.demands[number] = handoff
+        handoff.writing = number
+
+    def _unwritten(self, handoff_id: str, group: str, data: bytes) -> tuple[_Table, Int64s]:
+        """The group's table, and the ids, of which no open demand will have one written."""
+        ids = unsigned(data).astype(np.int64)
+        table = self._tables.get(group) or self._grown(group, 0)
+        try:
+            writers = table.writers.take(ids)
+        except IndexError:
+            table = self._grown(group, ids.max().item())
+            writers = table.writers.take(ids)
+        found = self._opened_array.take(writers).tobytes().find(1)
+        if found >= 0:
+            raise self._written(handoff_id, group, ids.item(found), writers.item(found))
+        return table, ids
+
+    def _check_unread(self, handoff_id: str, table: _Table, group: str, ids: Int64s) -> None:
+        read = table.readers.take(ids)
+        if np.count_nonzero(read):
+            raise self._read(handoff_id, group, ids.item(int(read.argmax())))
+
+    def forget_held(self, blocks: Blocks, held_tokens: int) -> None:
+        """Have a demand read no more what it holds."""
+        if held_tokens:
+            self._count(self._held_of(blocks, held_tokens), -1)
+
+    def give_back(self, handoff: Handoff) -> None:
+        """Have a demand write no more: its blocks are the engine's own."""
+        if handoff.writing:
+            self._opened[handoff.writing] = 0
+            del self.demands[handoff.writing]
+            handoff.writing = 0
+
+    def move(self, handoff: Handoff, other: Handoff) -> None:
+        """Have a demand be that of another handoff."""
+        if handoff.writing:
+            self.demands[handoff.writing] = other
+            other.writing, handoff.writing = handoff.writing, 0
+
+    def _held(self, group: str, held_tokens: int) -> int:
+        """How many leading blocks are held whole; the next one, held in part, is written."""
+        tokens = self._lists.block_tokens[group]
+        return held_tokens // tokens if tokens else 0
+
+    def _held_of(self, blocks: Blocks, held_tokens: int) -> Blocks:
+        return {
+            group: data[: ID_BYTES * self._held(group, held_tokens)]
+            for group, data in blocks.items()
+        }
+
+    # -- publications -----------------------------------------------------------------------------
+
+    def publish(self, side: object, handoff_id: str, blocks: Blocks) -> None:
+        """Have the publication of P's ``side`` read these blocks, and no others any more.
+
+        Raises `PageRepeatedError` for a block that an open demand will have written, and what
+        `Account.keep` raises; then nothing changed.
+        """
+        before = self.publications[side][1] if side in self.publications else {}
+        grows = all(blocks.get(group, b"").startswith(data) for group, data in before.items())
+        known = before if grows else {}
+        more = {group: data[len(known.get(group, b"")) :] for group, data in blocks.items()}
+        for group, data in more.items():
+            if data:
+                self._unwritten(handoff_id, group, data)
+        if not grows:
+            self._count(before, -1)
+        self._count(more, 1)
+        self.publications[side] = (handoff_id, blocks)
+
+    def unpublish(self, side: object) -> None:
+        """Have a publication read nothing any more."""
+        if (published := self.publications.pop(side, None)) is not None:
+            self._count(published[1], -1)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _count(self, blocks: Blocks, step: int) -> None:
+        for group, data in blocks.items():
+            if data:  # all of them were looked at, so the table has room
+                table = self._tables[group]
+                table.reads = True
+                table.readers[unsigned(data).astype(np.int64)] += step
+                null = self._lists.null_blocks.get(group)
+                if null is not None and null < table.size:  # it is nobody's, in however many lists
+                    table.readers[null] = 0
+
+    def _grown(self, group: str, highest: int) -> _Table:
+        """The group's table, with room for block ``highest``."""
+        # What was published before an agent with less memory came may be above the limit.
+        limit = max(self._lists.block_limits[group], highest + 1)
+        size = min(limit, FIRST_BLOCKS)
+        while size <= highest:
+            size = min(limit, 2 * size)
+        return self._join(self._lists.together(group), size)
+
+    def join(self, groups: Sequence[str]) -> None:
+        """Have groups that turn out to lie on the same memory share a table."""
+        if len({id(self._tables.get(group)) for group in groups}) > 1:
+            self._join(groups, 1)
+
+    def _join(self, groups: Sequence[str], size: int) -> _Table:
+        """One table for the groups in place of those that they have, as large as the largest."""
+        older = {id(one): one for group in groups if (one := self._tables.get(group))}.values()
+        size = max(size, *(one.size for one in older), 1)
+        more_bytes = BLOCK_BYTES * (size - sum(one.size for one in older))
+        self._account.keep(more_bytes)
+        self.size_bytes += more_bytes
+        table = _Table(size, older, self._opened_array)
+        self._tables.update(dict.fromkeys(groups, table))
+        return table
+
+    def _more_numbers(self) -> int:
+        """Have numbers for more demands; return the next one."""
+        tables = {id(one): one for one in self._tables.values()}.values()
+        blocks = sum(one.size for one in tables)
+        if blocks <= len(self._opened) >= 2 * len(self.demands):
+            self._number_anew(tables)
+        else:
+            self._opened = self._opened + bytes(len(self._opened))
+        self._opened_array = np.frombuffer(self._opened, np.uint8)
+        return self._last + 1
+
+    def _number_anew(self, tables: Iterable[_Table]) -> None:
+        """Give the open demands the lowest numbers: no list stands for ever."""
+        renamed = np.zeros(len(self._opened), np.int64)
+        demands = dict(enumerate(self.demands.values(), 1))
+        for number, handoff in demands.items():
+            renamed[handoff.writing] = handoff.writing = number
+        for table in tables:
+            table.writers[:] = renamed.take(table.writers)
+        self.demands, self._last = demands, len(demands)
+        self._opened = bytearray(len(renamed))
+        self._opened[1 : len(demands) + 1] = b"\1" * len(demands)
+
+    def _written(self, handoff_id: str, group: str, block: int, number: int) -> PageRepeatedError:
+        other = self.demands[number].handoff_id
+        return self._repeated(handoff_id, group, block, other, "asked for and will be written")
+
+    def _read(self, handoff_id: str, group: str, block: int) -> PageRepeatedError:
+        groups = self._lists.together(group)
+        held = (
+            (one.handoff_id, self._held_of(one.demand.blocks, one.demand.held_tokens))
+            for one in self.demands.values()
+        )
+        other = next(
+            name
+            for name, blocks in itertools.chain(self.publications.values(), held)
+            if any(block in unsigned(blocks.get(one, b"")) for one in groups)
+        )
+        return self._repeated(handoff_id, group, block, other, "read")
+
+    def _repeated(
+        self, handoff_id: str, group: str, block: int, other: str, how: str
+    ) -> PageRepeatedError:
+        engine_id = self._lists.key.engine_id
+        return PageRepeatedError(
+            f"engine {engine_id}, group {group}: block {block} of handoff {handoff_id} is {how} "
+            f"for handoff {other}, which has not ended: give a block that is written to one "
+            f"handoff at a time",
+            engine=engine_id,
+            group=group,
+            page=block,
+            handoff=handoff_id,
+            other_handoff=other,
+        )
+
+    def wrong(self) -> Iterator[str]:
+        """What the tables do not have as the open words say, for the audit."""
+        for group, table in self._tables.items():
+            readers, groups = np.zeros(table.size, np.int32), self._lists.together(group)
+            words = [blocks for _, blocks in self.publications.values()]
+            for number, handoff in self.demands.items():
+                blocks, held_tokens = handoff.demand.blocks, handoff.demand.held_tokens
+                words.append(self._held_of(blocks, held_tokens))
+                for one in groups:
+                    ids = unsigned(blocks.get(one, b""))[self._held(one, held_tokens) :]
+                    null = self._lists.null_blocks.get(one)
+                    if (
+                        not (handoff.writing == number and self._opened[number])
+                        or (table.writers[ids[ids != null]] != number).any()
+                    ):
+                        yield f"group {one}: blocks of handoff {handoff.handoff_id} are not taken"
+            for blocks in words:
+                for one in groups:
+                    readers[np.unique(unsigned(blocks.get(one, b"")))] += 1
+            for null in (self._lists.null_blocks.get(one) for one in groups):
+                if null is not None and null < table.size:
+                    readers[null] = 0
+            if (readers != table.readers).any():
+                yield f"group {group}: blocks are counted to be read by {table.readers}"
