@@ -108,10 +108,10 @@ class Scene:
     def give(self, kind: str, handoff_id: str, rng: np.random.Generator, content: bytes) -> None:
         """P publishes and fences a state under an id."""
         layout = self.layouts[kind][0]
-        for worker in self.workers["P"]:
-            _say(worker, {"engine_id": f"P{kind}{self.name}", "fence": handoff_id})
         blocks = self.blocks(layout, rng)
         self.sessions["P", kind].publish(handoff_id, blocks, self.tokens, content=content)
+        for worker in self.workers["P"]:
+            _say(worker, {"engine_id": f"P{kind}{self.name}", "fence": handoff_id})
 
     def ask(
         self,

@@ -51,9 +51,9 @@ class Holder(Engine):
         if offer.prefix != self.held:  # an engine may have evicted it meanwhile
             self.session.decline_offer(id_, "it is not here any more")
             return
+        self.session.publish(id_, {"state": [1]}, at, content=offer.content)
         for agent in self.agents:
             agent.fence(id_)
-        self.session.publish(id_, {"state": [1]}, at, content=offer.content)
 
 
 def ask(engine: Engine, prompt: list[int], within_s: float, steps: int) -> list[int]:

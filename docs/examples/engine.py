@@ -47,16 +47,8 @@ class Engine:
         blocks = {"state": BLOCKS}
         self.session = BlockingSession(name, life, layout, broker, block_counts=blocks, **more)
         self.memory = [np.zeros((BLOCKS, HEADS // tp), np.float32) for _ in range(tp)]
-        self.agents = [
-            Agent(
-                broker,
-                name,
-                life,
-                rank,
-                [RegionMemory("state", m.ctypes.data, BLOCKS, m.strides[0])],
-            )
-            for rank, m in enumerate(self.memory)
-        ]
+        pages = [[RegionMemory("state", m.ctypes.data, BLOCKS, m.strides[0])] for m in self.memory]
+        self.agents = [Agent(broker, name, life, rank, own) for rank, own in enumerate(pages)]
 
     def prefill(self, handoff_id: str, prompt: list[int]) -> None:
         """Compute all but the last token, and keep the state until D has it."""
@@ -65,9 +57,10 @@ class Engine:
             h = step(h, token)
         for memory, part in zip(self.memory, np.split(h, len(self.memory)), strict=True):
             memory[1] = part
+        end = self.session.publish(handoff_id, {"state": [1]}, len(prompt) - 1)
         for agent in self.agents:
-            agent.fence(handoff_id)  # it is in memory
-        print(self.session.publish(handoff_id, {"state": [1]}, len(prompt) - 1).result())
+            agent.fence(handoff_id)  # what was published is in memory
+        print(end.result())
 
     def decode(self, handoff_id: str, prompt: list[int], steps: int) -> list[int]:
         """Take the state, and go on from it."""

@@ -11,7 +11,7 @@ from core.test_staging import stage_all, unstaged
 from core.world import LIMITS, Side, World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.actions import State
-from restow.broker.errors import AgentReplacedError, RestowError
+from restow.broker.errors import AgentReplacedError, HandoffUnknownError, RestowError
 
 
 def back(world: World, side: Side, rank: int = 0) -> None:
@@ -383,6 +383,79 @@ def test_a_fence_of_one_whose_stream_broke_before_the_publication_counts() -> No
     back(world, p)
     world.publish(p)
     assert world.find().state is State.READY
+
+
+CANCELLED = ("CANCELLED", "CANCELLED")
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_giving_up_what_is_fenced_and_not_published_forgets_the_fences(asked: bool) -> None:
+    world = World()
+    p, d = world.engine("p", 2), world.engine("d")
+    if asked:
+        world.request(d)
+    world.fence(p, 1)
+    world.cancel(p)
+    assert [one.agent.rank for one in world.orders(act.SendUnfence)] == [1]  # type: ignore[union-attr]
+    world.fence(p, 0)  # it was on its way
+    world.publish(p)
+    if not asked:
+        world.request(d)
+    assert {CANCELLED} == set(ends(p)) == set(ends(d))
+    assert len(p.record.early_fences) == 0
+    assert not executes(world)
+
+
+@pytest.mark.parametrize("how", ["refused", "asked for in vain"])
+def test_fences_of_what_ends_unpublished_are_forgotten(how: str) -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.fence(p)
+    if how == "refused":
+        with pytest.raises(RestowError) as caught:
+            world.publish(p, blocks={"kv": [1, 2, 1000], "state": [4]})
+        error = caught.value
+        world.run(lambda now_s: world.directory.publication_refused(p.record, "h", error, now_s))
+    else:
+        world.request(d, timeout_s=0.1)
+        world.wait(0.2)
+        world.publish(p)
+    assert len(p.record.early_fences) == 0
+    assert len(world.orders(act.SendUnfence)) == 1
+
+
+def test_a_fence_that_comes_after_its_attempt_was_given_up_stands_for_nothing() -> None:
+    world = World()
+    p, d = world.engine("p", sides="P"), world.engine("d")
+    world.cancel(p)
+    world.fence(p)
+    world.publish(p)
+    world.request(d)
+    assert ends(d) == [CANCELLED]
+    assert not executes(world)
+
+
+def test_an_engine_that_has_no_part_in_a_handoff_gives_up_nothing() -> None:
+    world = World()
+    p, d, q = world.engine("p"), world.engine("d"), world.engine("q")
+    world.request(d)
+    with pytest.raises(HandoffUnknownError):
+        world.cancel(q)
+    world.fence(q)
+    world.publish(p)
+    world.cancel(q)
+    world.fence(p)
+    world.settle(d, world.find().number)
+    assert ends(p) == ends(d) == [("DONE", "")]
+
+
+def test_a_d_that_cancels_what_it_never_asked_for_leaves_the_id_to_others() -> None:
+    world = World()
+    p, d = world.engine("p", sides="P"), world.engine("d", sides="D")
+    with pytest.raises(HandoffUnknownError):
+        world.cancel(d)
+    world.publish(p)
+    assert world.find().source is p.record
 
 
 # -- whom nobody asks ------------------------------------------------------------------------------

@@ -557,7 +557,8 @@ class Cancellation(google.protobuf.message.Message):
     demand: builtins.int
     """The demand (its message_id) that is given up. Where several messages have said it, the handoff goes
     on until all are given up, and its end is told to each. Of a number that said no demand for the
-    handoff, nothing is given up. 0: the sender's side of the handoff, whatever it asked.
+    handoff, nothing is given up. 0: the sender's side of the handoff, whatever it asked; or what its
+    ranks have fenced and it has not published: that is forgotten, and the handoff ends CANCELLED.
     """
     def __init__(
         self,
@@ -789,7 +790,9 @@ class EngineMessage(google.protobuf.message.Message):
     FORGET_STATES_FIELD_NUMBER: builtins.int
     KNOWN_END_FIELD_NUMBER: builtins.int
     message_id: builtins.int
-    """Number chosen by the sender, returned in Refused. 0: none."""
+    """Number chosen by the sender, returned in Refused. 0: none. A process begins at a random number, so that
+    no end for an earlier process of its incarnation fits a message of its own.
+    """
     @property
     def publish(self) -> Global___Publication:
         """P has state."""

@@ -323,6 +323,26 @@ async def test_an_id_is_published_once_in_a_session() -> None:
     notes.publish("other")
 
 
+@pytest.mark.parametrize("said", ["nothing", "a chunk"])
+async def test_an_id_that_was_given_up_is_published_no_more(said: str) -> None:
+    """A fence may be left of it, also where nothing was published."""
+    notes = Notes()
+    if said == "a chunk":
+        notes.publish(final=False)
+    notes.open.cancel("h", "")
+    assert notes.cancelled() == [("h", 0)]
+    with pytest.raises(HandoffConflictError, match="use a new one"):
+        notes.publish()
+
+
+async def test_a_publication_that_has_ended_is_not_given_up() -> None:
+    notes = Notes()
+    notes.publish()
+    notes.open.finish(DONE, 0)
+    notes.open.cancel("h", "")
+    assert notes.cancelled() == []
+
+
 @pytest.mark.parametrize("what", ["position_tokens", "content", "blocks", "final"])
 async def test_another_state_under_an_id_that_is_published_whole_is_never_said(what: str) -> None:
     """Its caller would fence it, and with that the first one, whose bytes may not be there yet."""

@@ -29,7 +29,7 @@ from restow.broker.client import (
 )
 from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.core.actions import EngineKey
-from restow.broker.errors import ListenError, RestowError
+from restow.broker.errors import HandoffConflictError, ListenError, RestowError
 from restow.broker.server.serve import RunningBroker
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
@@ -184,6 +184,54 @@ def renewals(running: RunningBroker, name: str) -> int:
     """How often P's lease of a handoff was renewed so far."""
     handoff = running.hub.directory.ledger.live.get(("default", name))
     return sum(event == "renewed" for _, event, _ in handoff.timeline) if handoff else 0
+
+
+async def test_what_is_fenced_and_given_up_is_forgotten_and_its_id_published_no_more() -> None:
+    async with broker() as running, pair(running.address) as both:
+        asked = both.d.request("h", D_BLOCKS)
+        await both.p_agents[0].fence("h")
+        fences = running.hub.directory.members.engines[EngineKey("default", "p")].early_fences
+        await until(lambda: "h" in fences)
+        both.p.cancel("h", "preempted")
+        ended = await asked
+        assert (ended.state, ended.detail) == ("CANCELLED", "engine p cancelled: preempted")
+        assert (await both.p_agents[0].order("unfence")).handoff_id == "h"
+        with pytest.raises(HandoffConflictError, match="given up"):
+            both.p.publish("h", P_BLOCKS, POSITION)
+        await both.hand_over("next")
+
+
+async def test_a_second_process_of_an_incarnation_is_not_handed_what_the_first_one_asked_for() -> (
+    None
+):
+    async with broker() as running, pair(running.address) as both:
+        asked = both.d.request("h", D_BLOCKS)
+        await until(lambda: ("default", "h") in running.hub.directory.ledger.live)
+        await both.d_agents[0].drop()
+        first, life = both.d_agents[0], both.d.ref.incarnation
+        async with EngineSession("d", life, model_layout(1), running.address) as second:
+            again = await FakeAgent(second, model_layout(1), 0, 64).connect()
+            released = both.p.publish("h", P_BLOCKS, POSITION)
+            for agent in both.p_agents:
+                await agent.fence("h")
+            assert (await released).reason == "AGENT_LOST"
+            assert not first.has("execute")
+            assert not again.has("execute")
+            asked.cancel()
+            await again.drop()
+
+
+async def test_two_processes_of_an_incarnation_number_their_messages_apart() -> None:
+    """An end that the first one waits for must not fit a demand of the second one."""
+    numbers = []
+    for _ in range(2):
+        session = EngineSession("d", "1", model_layout(1), "127.0.0.1:1")
+        asked = [session.request(name, D_BLOCKS) for name in ("g", "h")]
+        numbers.append({one.message_id for one in session._handoffs.everything()})
+        for one in asked:
+            one.cancel()
+    assert len(numbers[0]) == len(numbers[1]) == 2
+    assert not numbers[0] & numbers[1]
 
 
 async def test_a_life_that_is_overtaken_while_it_starts_hears_why() -> None:

@@ -85,7 +85,6 @@ class Giving:
 
     def _publish(self, offer: Offer, pinned: Pinned) -> None:
         try:
-            self._agent.fence(offer.handoff_id)
             end = self._session.publish(
                 offer.handoff_id,
                 pinned.blocks,
@@ -94,6 +93,7 @@ class Giving:
                 content=offer.content,
                 revision=offer.prefix.revision,
             )
+            self._agent.fence(offer.handoff_id)
         except RestowError as error:
             self._holdings.give_up(pinned)
             self._decline(offer, error.message)

@@ -87,7 +87,7 @@ class Directory:
         known = self.ledger.hear(engine, handoff_id, now_s)
         if known is not None and known.ended:
             known.check_published_before(engine, chunk)
-            return [told(known, engine)]
+            return [*_forget_fences(engine, handoff_id), told(known, engine)]
         handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
         taken_back = chunk.anew and not handoff.side.anew
         try:
@@ -164,7 +164,8 @@ class Directory:
         if self.offering.is_open(known):  # an answer to an offer; if it comes too late, it is none
             return self.offering.decline(engine, handoff_id, error.reason, now_s)
         words = f"P's publication was refused with {error.reason}: {error.message}"
-        return self.ledger.stop(known, Failure(State.FAILED, "PUBLICATION_REFUSED", words), now_s)
+        failure = Failure(State.FAILED, "PUBLICATION_REFUSED", words)
+        return _forget_fences(engine, handoff_id) + self.ledger.stop(known, failure, now_s)
 
     def request(
         self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
@@ -195,9 +196,16 @@ class Directory:
     ) -> list[Action]:
         """A side gives up; D this ``demand`` of its own, if it names one, and no other.
 
-        Raises `HandoffUnknownError`.
+        P may give up what it has not published, with what its ranks have fenced of it.
+        Raises `HandoffUnknownError`, and what `Ledger.make` raises.
         """
         engine.check_there()
+        words = f"engine {engine.key.engine_id} cancelled" + (f": {detail}" if detail else "")
+        failure = Failure(State.CANCELLED, "CANCELLED", words)
+        known = self.ledger.known(engine.key.tenant, handoff_id)
+        begins = known is None and engine.publishes
+        if not demand and (begins or handoff_id in engine.early_fences):
+            return self._give_up_unpublished(engine, handoff_id, failure, now_s)
         handoff = self.ledger.find_of(engine, handoff_id, now_s)
         if demand:
             handoff = self.ledger.part_of(handoff, engine)
@@ -213,8 +221,24 @@ class Directory:
             return actions
         if demand and not handoff.demand_messages.give_up(demand):
             return []
-        words = f"engine {engine.key.engine_id} cancelled" + (f": {detail}" if detail else "")
-        return self.ledger.stop(handoff, Failure(State.CANCELLED, "CANCELLED", words), now_s)
+        return self.ledger.stop(handoff, failure, now_s)
+
+    def _give_up_unpublished(
+        self, engine: EngineRecord, handoff_id: str, failure: Failure, now_s: float
+    ) -> list[Action]:
+        """Forget what ranks have fenced under an id, and end it: other fences may be on their way.
+
+        Whoever published the id later would be taken to have computed what was fenced before.
+        """
+        tenant = engine.key.tenant
+        known = self.ledger.known(tenant, handoff_id) or self.ledger.make(tenant, handoff_id, now_s)
+        actions = _forget_fences(engine, handoff_id)
+        if self.offering.is_open(known):
+            return actions + self.offering.decline(engine, handoff_id, failure.detail, now_s)
+        if known.ended or known.source is not None:
+            return actions
+        known.side.engine = engine
+        return actions + self.ledger.stop(known, failure, now_s)
 
     def decline(
         self,
@@ -281,3 +305,9 @@ class Directory:
         if waited and handoff.source and handoff.source.complete:
             return self.ledger.dismiss(handoff, failure, now_s)
         return self.ledger.stop(handoff, failure, now_s)
+
+
+def _forget_fences(engine: EngineRecord, handoff_id: str) -> list[Action]:
+    """Have the engine's agents forget what they fenced of a handoff that was not published."""
+    ranks = engine.early_fences.take(handoff_id) & engine.agents.keys()
+    return [SendUnfence(engine.agents[rank].key, handoff_id) for rank in sorted(ranks)]

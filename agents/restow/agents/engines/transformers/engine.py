@@ -168,7 +168,7 @@ class Engine:
         position: int | None = None,
         alter: Callable[[State], State] = lambda state: state,
     ) -> Future[HandoffEnded]:
-        """Compute the state of a prompt, lay it out on all ranks, fence and publish it.
+        """Compute the state of a prompt, lay it out on all ranks, publish and fence it.
 
         The future tells when the pages are free again (they are taken back by then). ``position``
         and ``alter`` are for tests that break the rules. Raises `RequestError` as `ask` does.
@@ -177,9 +177,9 @@ class Engine:
         state = alter(self.state_at(token_ids, stop))
         blocks = take_from_each(self._pools, stop)
         lay_out(state, self.pages, blocks)
+        end = self._session.publish(handoff_id, blocks, stop, content=content_of(token_ids, stop))
         for agent in self._agents:
             agent.fence(handoff_id)
-        end = self._session.publish(handoff_id, blocks, stop, content=content_of(token_ids, stop))
         end.add_done_callback(lambda _: self._give_back(blocks))
         return end
 

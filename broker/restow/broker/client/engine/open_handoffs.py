@@ -35,8 +35,8 @@ as long as two dead connections take to be noticed (`pings.NOTICED_S`, 9 s each)
 both, but a read that does not end has its lane closed only behind the grants of the others on it
 (`Limits.grant_s`, 10 s) and `AgentSettings.quarantine_s` (6 s).
 """
-MAX_PUBLISHED = 1 << 16
-"""Ids of ended publications that are remembered."""
+MAX_USED = 1 << 16
+"""Ids of ended publications, and of those given up, that are remembered."""
 KNOWN_S = 60.0
 MAX_KNOWN = 1024
 """How long ends are remembered, and how many: the next broker is told them, in case that the one
@@ -50,18 +50,23 @@ class OpenHandoffs:
         self,
         send: Callable[[pb.EngineMessage], bool],
         clock: Callable[[], float] = lambda: time.monotonic(),
+        first_number: int = 0,
     ) -> None:
-        """Start empty. ``send`` says a message on the stream; False: none is open."""
+        """Start empty. ``send`` says a message on the stream; False: none is open.
+
+        Messages are numbered after ``first_number``.
+        """
         self._send = send
         self.revision = ""
         """Revision of the engine's weights since they were replaced; empty: they were not."""
         self._open: dict[str, OpenHandoff] = {}
         self._emptied = asyncio.Event()
-        self._published: OrderedDict[str, None] = OrderedDict()
-        """Ids whose publication has ended: none is used twice, as a fence may be left of it."""
+        self._used: OrderedDict[str, None] = OrderedDict()
+        """Ids that are published no more, as a fence may be left of them: those whose publication
+        has ended, and those that were given up."""
         self._known_ends: deque[tuple[float, pb.Ended]] = deque(maxlen=MAX_KNOWN)
         """The latest ends that a broker told, with when."""
-        self._last_message = 0
+        self._last_message = first_number
         self._closed: RestowError | None = None
         self._clock = clock
         self._log = get_logger("restow.client")
@@ -70,14 +75,16 @@ class OpenHandoffs:
         """Say that a state is published.
 
         Renews the lease for ``hold_ms``. Raises `HandoffConflictError` for an id that this session
-        published before, and that has ended; or that it has published, whole or in part, as another
-        state: whoever fences that next would fence the first, which may not be computed yet.
+        has given up, or published before, and that has ended; or that it has published, whole or in
+        part, as another state: whoever fences that next would fence the first, which may not be
+        computed yet.
         """
         publication = message.publish
         handoff_id = publication.handoff_id
-        if handoff_id in self._published or self._is_another(handoff_id, publication):
+        if handoff_id in self._used or self._is_another(handoff_id, publication):
             raise HandoffConflictError(
-                f"handoff {handoff_id} was published before: an id names one state, use a new one",
+                f"handoff {handoff_id} was published or given up before: an id names one state, "
+                f"use a new one",
                 handoff=handoff_id,
             )
         publication.anew = any(one.message.publish.anew for one in self._said_of(handoff_id))
@@ -121,11 +128,18 @@ class OpenHandoffs:
         return True
 
     def cancel(self, handoff_id: str, detail: str) -> None:
-        """Give a handoff up, unless it has ended."""
-        if handoff_id in self._open:
-            message = cancellation_of(handoff_id, detail)
-            self._open[handoff_id].cancellation = message
-            self._send_numbered(message)
+        """Give a handoff up, unless its publication has ended; its id is not published again.
+
+        One of which nothing was said may have been fenced: the broker forgets that.
+        """
+        message = cancellation_of(handoff_id, detail)
+        known = self._open.get(handoff_id)
+        if known is not None:
+            known.cancellation = message
+        elif handoff_id in self._used:
+            return
+        self._use_up(handoff_id)
+        self._send_numbered(message)
 
     def take_back(self, handoff_id: str, detail: str) -> None:
         """Take back the chunks of a publication, unless it has ended.
@@ -304,9 +318,12 @@ class OpenHandoffs:
         if known is not None:
             known.lease_ms = 0
         if whole:
-            self._published[handoff_id] = None
-            if len(self._published) > MAX_PUBLISHED:
-                self._published.popitem(last=False)
+            self._use_up(handoff_id)
+
+    def _use_up(self, handoff_id: str) -> None:
+        self._used[handoff_id] = None
+        if len(self._used) > MAX_USED:
+            self._used.popitem(last=False)
 
     def refuse(self, refused: pb.Refused) -> None:
         """The broker refused one message: its caller hears why, other callers wait on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,6 +41,8 @@ ASK_OTHERS = (BrokerUnreachableError.reason, NotOwnerError.reason)
 """Ends of a stream after which another broker is asked, if there is one, before that one."""
 MAY_COME = (BrokerUnreachableError.reason, NotOwnerError.reason, OwnerUnknownError.reason)
 """Refusals that do not end a session which begins before its time is over."""
+NUMBER_BITS = 48
+"""Of the random number after which a session numbers its messages."""
 CLOSE_S = 1.0
 """How long a session that is closed waits for the ends of its demands."""
 
@@ -103,7 +106,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             asks=asks,
             keeps=on_keep is not None,
         )
-        self._handoffs = OpenHandoffs(self._send)
+        # An end that an earlier process of this incarnation would have heard must fit no message.
+        self._handoffs = OpenHandoffs(self._send, first_number=secrets.randbits(NUMBER_BITS))
         hears = (on_offer, on_keep, on_drain, on_forget)
         self._prefixes = PrefixSide(engine_id, self._send, self.find, *hears)
         self._stream = Stream(self.ref, self._everything, self._hear)
@@ -200,7 +204,9 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         """Give handoff ``handoff_id`` up; its future tells when it has ended.
 
-        ``detail`` says why, to the other side and to operators. Does nothing if it has ended.
+        ``detail`` says why, to the other side and to operators. If nothing was published, the
+        broker and the agents forget what ranks have fenced under the id. The session does not
+        publish the id again. Does nothing for a publication that has ended.
         """
         OWN_PROCESS.check()
         self._handoffs.cancel(handoff_id, detail)

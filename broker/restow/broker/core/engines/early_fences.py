@@ -24,6 +24,10 @@ class EarlyFences:
         """Of how many handoffs there are any."""
         return len(self._fences)
 
+    def __contains__(self, handoff_id: str) -> bool:
+        """Whether a rank has fenced the handoff."""
+        return handoff_id in self._fences
+
     def add(self, handoff_id: str, rank: int, until_s: float) -> None:
         """Keep that a rank has fenced; the first one says until when.
 
