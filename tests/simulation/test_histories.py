@@ -30,6 +30,8 @@ def test_no_promise_is_broken() -> None:
     assert not broken, "./run simulate --seed N replays one"
     assert sum(one.ended["D DONE"] for one in found.values()) > 3 * HISTORIES
     assert sum(len(one.faults) for one in found.values()) > HISTORIES
+    struck = {fault.split()[1] for one in found.values() for fault in one.faults}
+    assert {"replace_worker", "restart_alike"} <= struck
     # While every promise is kept, no page changes between the two digests.
     assert sum(one.checks.checked for one in found.values()) > HISTORIES / 4
     assert not any(one.checks.mismatches for one in found.values())

@@ -27,25 +27,28 @@ class Engine:
         self,
         loop: VirtualLoop,
         side: str,
-        life: int,
+        life: str,
         memory: HostMemory,
         stamps: Stamps,
         rng: Random,
         broke: Callable[[BaseException], None],
         replaced: Callable[[Engine], None],
         brokers: str,
+        lost_since: Callable[[str, str], bool],
     ) -> None:
-        self.side, self.life = side, f"life{life}"
+        """``lost_since`` tells whether a rank was lost since a handoff ended."""
+        self.side, self.life = side, life
         self.requests = Requests(self._ready, memory, stamps, rng)
         self.kept = KeptStates(self._ready, self.requests, rng, self._fence, self.spawn)
         self.stamped: dict[str, int] = {}
         """P: the stamps of handoffs."""
         self._memory, self._rng, self._broke = memory, rng, broke
-        self._replaced, self._brokers = replaced, brokers
+        self._replaced, self._brokers, self._lost_since = replaced, brokers, lost_since
         host = side.lower()
+        self._loop = loop
         self.scheduler = Process(loop, f"{side}.scheduler", host)
         self.workers = [Process(loop, f"{side}.{rank}", host) for rank in memory.regions]
-        self.agents: list[AsyncAgent] = []
+        self.agents: dict[int, AsyncAgent] = {}
         self.session: EngineSession | None = None
         self._connected = asyncio.Event()
         for rank, worker in zip(memory.regions, self.workers, strict=True):
@@ -72,6 +75,9 @@ class Engine:
     def _checked(self, stamps_of: Callable[[str], set[int]]) -> Callable[[str, set[int]], None]:
         def received(name: str, found: set[int]) -> None:
             right = stamps_of(name)
+            # Of what ended well before the loss the engine knows by itself that it is lost.
+            if self.requests.pages.lost and self._lost_since(self.side, name):
+                return
             if len(found) != 1 or not found <= right:
                 raise Violation(f"{name} is DONE with {found} instead of {right}")
 
@@ -95,7 +101,7 @@ class Engine:
         self.scheduler.spawn(self._guard(work))
 
     def _fence(self, handoff_id: str, tokens: int = 0) -> None:
-        for worker, agent in zip(self.workers, self.agents, strict=False):
+        for worker, agent in zip(self.workers, self.agents.values(), strict=False):
             worker.later(self._rng.uniform(0.0, 0.05), agent.fence, handoff_id, None, tokens)
 
     async def _guard(self, work: Any) -> None:
@@ -116,7 +122,18 @@ class Engine:
             model=self._memory.layout.model.identity,
         )
         agent.begin()
-        self.agents.append(agent)
+        self.agents[rank] = agent
+
+    def replace_worker(self, number: int) -> None:
+        """Start another process for a rank whose process is dead, with other memory."""
+        if not self.scheduler.alive:
+            return
+        rank = list(self._memory.regions)[number]
+        self.requests.pages.lose(rank)
+        self.kept.lose()
+        worker = Process(self._loop, f"{self.side}.{rank}", self.side.lower())
+        self.workers[number] = worker
+        worker.spawn(self._guard(self._work(rank)))
 
     async def _connect(self) -> None:
         while self.session is None:

@@ -30,10 +30,12 @@ class Faults:
         self._loop, self._network = history.loop, history.network
         self._triggers: dict[int, Callable[[], None]] = {}
         self.kinds: tuple[Callable[[], None], ...] = (
-            self._kill_broker,
+            self.kill_broker,
             self.lose_an_end,
             self._kill_engine,
             self._kill_worker,
+            self.replace_worker,
+            self.restart_alike,
             self._pause,
             self._pause,
             self.stall,
@@ -87,7 +89,7 @@ class Faults:
         process.kill()
         self._network.lost(process)
 
-    def _kill_broker(self) -> None:
+    def kill_broker(self) -> None:
         brokers = self._history.brokers
         life = brokers.owner
         if life is not None and life.process.alive:
@@ -125,19 +127,34 @@ class Faults:
     def _kill_engine(self) -> None:
         self.end_engine(self._rng.choice(SIDES))
 
-    def end_engine(self, side: str) -> None:
-        """All of its processes are killed; it starts again soon."""
+    def end_engine(self, side: str, again: bool = False) -> None:
+        """All of its processes are killed; it starts again soon, as another life or the same."""
         engine = self._history.lives[side][-1]
         if engine.scheduler.alive:
             for process in engine.processes:
                 self._kill(process)
-            self._loop.call_later(self._short_s(), self._history.start_engine, side)
+            self._loop.call_later(self._short_s(), self._history.start_engine, side, again)
 
     def restart_unseen(self) -> None:
         """P starts again while the broker can't see it."""
         self._cut_hosts("b", "p")
         self.end_engine("P")
         self._loop.call_later(self._rng.uniform(1.0, 10.0), self._heal_hosts, "b", "p")
+
+    def restart_alike(self) -> None:
+        """An engine is started again under the incarnation that it had."""
+        self._detail(side := self._rng.choice(SIDES))
+        self.end_engine(side, again=True)
+
+    def replace_worker(self) -> None:
+        """A rank's process is killed, and its engine starts another one for the rank."""
+        engine = self._history.lives[self._rng.choice(SIDES)][-1]
+        number = self._rng.randrange(len(engine.workers))
+        worker = engine.workers[number]
+        self._detail(worker.name)
+        if worker.alive:
+            self._kill(worker)
+            self._loop.call_later(self._short_s(), engine.replace_worker, number)
 
     def _kill_worker(self) -> None:
         """Its engine follows."""

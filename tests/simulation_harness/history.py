@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
-from restow.broker.core.actions import Action, EngineKey
+from restow.broker.core.actions import Action, EngineKey, State
 from restow.broker.core.audit import audit
 from restow.broker.core.handoffs.digests import Checks, DigestMode, Digests
 from restow.broker.core.limits import Limits
@@ -78,6 +78,8 @@ SEVERAL_OF, FLEET_ALONE_OF = 6, 12
 than what befalls these."""
 ENDS_ALONE_OF = 8
 """In one history of so many nothing else goes wrong than that a side hears of no end."""
+ATTEMPTED = 0.05
+"""Of how many prompts P's ranks have fenced an attempt of which nothing was published."""
 CLIENT_LEAVES = 0.1
 """For how many a router gives up what nobody has asked for by then."""
 
@@ -216,9 +218,13 @@ class History:
             prompt = self._for_several(prompt)
             sides = "PDE" if prompt.counted > 1 or prompt.readers else "PD"
             again, wrong = self.rng.random() < USED_AGAIN, self.rng.random() < ASKED_WRONG
+            twin = self.rng.random() < COMPUTED_AT_ONCE
+            # Whoever fences what he does not publish must be alone in saying the id.
+            if self.rng.random() < ATTEMPTED and not (again or twin):
+                prompt = replace(prompt, attempt_s=self.rng.uniform(0.1, 4.0))
             # Who declines an id that it asks for too may be told of that.
             self._plan_prompt(prompt, at_s, sides, "" if again or wrong else sides[1:])
-            if self.rng.random() < COMPUTED_AT_ONCE:
+            if twin:
                 self._plan_prompt(self.prompt(f"h{number}#twin"), at_s, "P")
             if again:
                 again_s = self.rng.uniform(BUSY_S / 2, BUSY_S)
@@ -333,7 +339,7 @@ class History:
                 return f"{side} waits for {sorted(pending)}"
             if not engine.requests.pages.all_free:
                 return f"{side} has not all of its pages back"
-            for agent in engine.agents:
+            for agent in engine.agents.values():
                 executor = agent._executor
                 if set(executor.free_staging_bytes) != {agent._settings.staging_bytes // 64 * 64}:
                     return f"{side} has not all of its staging back"
@@ -367,21 +373,34 @@ class History:
             digests=self.digests,
         )
 
-    def start_engine(self, side: str) -> None:
+    def start_engine(self, side: str, again: bool = False) -> None:
+        """Begin a life of an engine; ``again``: under the incarnation of the last one."""
         lives = self.lives[side]
         lives.append(
             Engine(
                 self.loop,
                 side,
-                len(lives) + 1,
+                lives[-1].life if again else f"life{len(lives) + 1}",
                 self.memory[side],
                 self.stamps,
                 Random(self.rng.random()),  # noqa: S311
                 self.found.append,
                 self._replaced,
                 self.brokers.given,
+                self._lost_since,
             )
         )
+
+    def _lost_since(self, side: str, name: str) -> bool:
+        """Whether a rank of D was lost after its broker knew that the handoff had ended."""
+        key = EngineKey(DEFAULT_TENANT, side)
+        for hub in self.brokers.hubs:
+            known = hub.directory.ledger.known(DEFAULT_TENANT, name.split("#")[0])
+            part = known and known.deliveries.by_engine.get(key, known)
+            engine = part and part.destination
+            if part and engine and engine.key == key and part.state is State.DONE:
+                return engine.replaced_s > part.ended_s or not engine.complete
+        return True
 
     def _replaced(self, engine: Engine) -> None:
         """A word of a life that was killed came late, and it is started once more."""

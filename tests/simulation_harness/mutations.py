@@ -15,6 +15,7 @@ from restow.broker.client.engine.open_handoffs import OpenHandoffs
 from restow.broker.core.actions import Action
 from restow.broker.core.directory import Directory
 from restow.broker.core.engines.agent import AgentRecord
+from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Settlement
 from restow.broker.core.handoffs.deliveries import Deliveries
@@ -252,6 +253,48 @@ def evicted_while_given(history: History) -> Iterator[None]:
         yield
 
 
+def _only(history: History, *faults: str) -> None:
+    """Have nothing else go wrong: chance alone brings it about too seldom."""
+    if history.faults is not None:
+        history.faults.kinds = tuple(getattr(history.faults, name) for name in faults)
+
+
+@contextlib.contextmanager
+def ranks_replaced_in_a_read(history: History) -> Iterator[None]:
+    """A rank of D that comes back as another process reads on where the old one was."""
+    _only(history, "replace_worker")
+    slow = patch("stamped.requests.COMPUTED_IN_CHUNKS", 1.0)
+    unread = patch.object(Handoff, "begun", False)
+    with slow, unread, patch.object(Connections, "_end_words", lambda *words: []):
+        yield
+
+
+@contextlib.contextmanager
+def words_of_a_dead_process(history: History) -> Iterator[None]:
+    """What an engine had open goes on in the next process of its incarnation."""
+    _only(history, "restart_alike")
+    with patch.object(Connections, "_end_words", lambda *words: []):
+        yield
+
+
+@contextlib.contextmanager
+def given_up_and_published(history: History) -> Iterator[None]:
+    """A session publishes an id again that it has given up."""
+    _only(history, "kill_broker")
+    often = patch("simulation_harness.history.ATTEMPTED", 1.0)
+    with often, patch.object(OpenHandoffs, "_use_up", lambda *words: None):
+        yield
+
+
+@contextlib.contextmanager
+def fences_left_over(history: History) -> Iterator[None]:
+    """The same of any client; the broker keeps fences of what is given up unpublished."""
+    often = patch("simulation_harness.history.ATTEMPTED", 1.0)
+    kept = patch.object(Directory, "_give_up_unpublished", lambda *words: [])
+    with often, kept, patch.object(OpenHandoffs, "_use_up", lambda *words: None):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "incarnation": no_incarnation_in_names,
     "generation": no_generations,
@@ -272,6 +315,10 @@ MUTATIONS: dict[str, Mutation] = {
     "offered": offered_on,
     "next": offered_once,
     "pinned": evicted_while_given,
+    "rank": ranks_replaced_in_a_read,
+    "process": words_of_a_dead_process,
+    "given-up": given_up_and_published,
+    "fences": fences_left_over,
     **EARLY,
     **SAMPLED,
     **MISPLACED,

@@ -140,6 +140,11 @@ class KeptStates:
         for kept in list(self._kept.values()):
             await self.evict(kept.prompt)
 
+    def lose(self) -> None:
+        """A rank has lost its memory: forget all states at once, and tell so."""
+        for kept in list(self._kept.values()):
+            self._spawn(self.evict(kept.prompt))
+
     def offered(self, offer: Offer) -> None:
         """Answer an offer, or don't."""
         self._spawn(self._answer(offer))

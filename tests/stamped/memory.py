@@ -113,6 +113,13 @@ class HostMemory:
             for part in self._parts[group]:
                 part.pages[pages] = part.keys.words[: len(pages)] ^ np.uint16(stamp)
 
+    def lose(self, rank: int, group: str, page: int, before: Written, stamp: int) -> None:
+        """Write a rank's part of a page anew: it is that of another process."""
+        for part in self._parts[group]:
+            if part.rank == rank:
+                index = min(before.index, len(part.keys.words) - 1)
+                part.pages[page] = part.keys.words[index] ^ np.uint16(stamp)
+
     def found(self, ids: Ids, position_tokens: int) -> set[int]:
         """The stamps of all that belongs to a state at this position; one if it is whole."""
         return {

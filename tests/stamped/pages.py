@@ -22,6 +22,8 @@ class Pages:
         self._expected: dict[tuple[str, int], Written] = {}
         self._lent: dict[tuple[str, int], Written] = {}
         """What they held when they were lent."""
+        self.lost: set[int] = set()
+        """The stamps of ranks that lost their memory."""
         for group, pages in self._free.items():
             for page in pages:
                 self.write({group: [page]})
@@ -57,12 +59,18 @@ class Pages:
             for index, page in enumerate(pages):
                 before = self._lent.pop((group, page))
                 found = self.memory.beside(group, page, before, index, position_tokens)
-                if found - {before.stamp}:
+                if found - {before.stamp} - self.lost:
                     raise Violation(
                         f"{group} page {page}, the {index + 1}. of a state at {position_tokens}, "
                         f"holds {found} instead of {before.stamp} where nothing was to arrive"
                     )
         return self.memory.found(ids, position_tokens)
+
+    def lose(self, rank: int) -> None:
+        """Have a rank's pages hold nothing of what they held."""
+        self.lost.add(stamp := self.stamp())
+        for (group, page), before in (*self._expected.items(), *self._lent.items()):
+            self.memory.lose(rank, group, page, before, stamp)
 
     def stamp(self) -> int:
         """One for something new."""
@@ -88,7 +96,10 @@ class Pages:
         """Raise `Violation` if somebody wrote to a page that is not lent."""
         for group, page in list(self._expected) if ids is None else _keys(ids):
             due = self._expected.get((group, page))
-            if due is not None and (found := self.memory.whole(group, page, due)) != {due.stamp}:
+            if due is None:
+                continue
+            found = self.memory.whole(group, page, due)
+            if found - {due.stamp} - self.lost:
                 raise Violation(f"{group} page {page} holds {found} instead of {due.stamp}")
 
 

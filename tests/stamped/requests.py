@@ -35,6 +35,9 @@ class Prompt:
     lease_ms: int
     hold_ms: int
     timeout_ms: int
+    attempt_s: float = 0.0
+    """How long before P computes it under the id once more ranks have fenced an attempt, of which
+    nothing was published; 0: there was none."""
     p_cancels_s: float = 0.0
     """After which P gives it up; 0: never."""
     d_cancels_s: float = 0.0
@@ -110,10 +113,12 @@ class Requests:
         ``fence`` is given how many leading tokens are complete; 0: all is.
         """
         session = await self._session()
+        if prompt.attempt_s:
+            await self._attempt(prompt, session, fence)
         if (taken := await self.take(prompt)) is None:
             return self._end(prompt, "", "NO_PAGES")
         ids = taken
-        early = self._rng.random() < 0.3
+        early = bool(prompt.attempt_s) or self._rng.random() < 0.3
         chunks = [] if early else self._chunks(prompt)
         stamp = self.pages.stamp()
 
@@ -170,6 +175,19 @@ class Requests:
         due_s = asyncio.get_running_loop().time() + prompt.hold_ms / 1000
         await self._await_end(prompt, session, ended, prompt.p_cancels_s, due_s)
         self.pages.give(ids)
+
+    async def _attempt(
+        self, prompt: Prompt, session: EngineSession, fence: Callable[[str, int], None]
+    ) -> None:
+        """Compute and fence a prompt, and give it up before it is published."""
+        if (ids := await self.take(prompt)) is None:
+            return
+        self.pages.write(ids)
+        fence(prompt.handoff_id, 0)
+        await asyncio.sleep(prompt.attempt_s / 2)
+        session.cancel(prompt.handoff_id)
+        self.pages.give(ids)
+        await asyncio.sleep(prompt.attempt_s / 2)
 
     async def decode(self, prompt: Prompt, received: Callable[[str, set[int]], None]) -> None:
         """D's part. ``received`` hears of the stamps that came, if all went well."""
