@@ -35,11 +35,13 @@ class Engine:
         replaced: Callable[[Engine], None],
         brokers: str,
         lost_since: Callable[[str, str], bool],
+        revision: str = "",
     ) -> None:
         """``lost_since`` tells whether a rank was lost since a handoff ended."""
         self.side, self.life = side, life
         self.requests = Requests(self._ready, memory, stamps, rng)
         self.kept = KeptStates(self._ready, self.requests, rng, self._fence, self.spawn)
+        self.requests.revision = revision
         self.stamped: dict[str, int] = {}
         """P: the stamps of handoffs."""
         self._memory, self._rng, self._broke = memory, rng, broke
@@ -80,6 +82,9 @@ class Engine:
                 return
             if len(found) != 1 or not found <= right:
                 raise Violation(f"{name} is DONE with {found} instead of {right}")
+            revisions = self.requests.stamps.revisions
+            if {revisions.get(one, "") for one in found} != {self.requests.revision}:
+                raise Violation(f"{name} is DONE with a state of other weights")
 
         return received
 
@@ -95,6 +100,14 @@ class Engine:
         self.requests.pending.add(name)
         work = self.kept.ask(prompt, computed, self._checked(stamps_of), name, keeps)
         self.spawn(work)
+
+    def revise(self, revision: str) -> None:
+        """Its weights are replaced."""
+        if revision != self.requests.revision:
+            self.requests.revision = revision
+            self.kept.forget()
+            if self.session is not None:
+                self.session.set_revision(revision)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Have the scheduler do something beside its prompts."""
@@ -142,11 +155,15 @@ class Engine:
                 on_offer=self.kept.offered,
                 on_lost=self._lost,
             )
+            if said := self.requests.revision:
+                session.set_revision(said)
             try:
                 await session.start(5.0)
             except RestowError:
                 await asyncio.sleep(0.2)
                 continue
+            if said != self.requests.revision:
+                session.set_revision(self.requests.revision)
             self.session = session
             self._connected.set()
 

@@ -80,6 +80,8 @@ ENDS_ALONE_OF = 8
 """In one history of so many nothing else goes wrong than that a side hears of no end."""
 ATTEMPTED = 0.05
 """Of how many prompts P's ranks have fenced an attempt of which nothing was published."""
+REPLACED_OF = 4
+"""In one history of so many the weights of engines are replaced."""
 CLIENT_LEAVES = 0.1
 """For how many a router gives up what nobody has asked for by then."""
 
@@ -149,6 +151,8 @@ class History:
         """E is another D: it asks for what is published for several."""
         self.held_stamps: dict[str, set[int]] = {}
         """Of each state that engines keep by its content: those that it was written with."""
+        self.revision = ""
+        """Of the newest weights; an engine that starts has these."""
         self.found: list[BaseException] = []
         pool = pool_of_model(self.memory["P"].layout.model)
         self.brokers = Brokers(self, self._make_hub, pool)
@@ -237,12 +241,16 @@ class History:
                 other = replace(prompt, name=f"h{number}#other")
                 self._plan_prompt(other, self.rng.uniform(0.0, BUSY_S / 2), "D")
         Prefixes(self).plan()
+        if self.report.seed % REPLACED_OF == REPLACED_OF - 1:
+            self._plan_replacements()
         self.unhindered.plan(BUSY_S)
         await self._pass(BUSY_S)
         self.fabric.spoiled = 0.0
         if self.faults is not None:
             self.faults.heal()
             self.brokers.heal()
+            for lives in self.lives.values():
+                lives[-1].revise(self.revision)
         await self._pass(SETTLE_S)
         for lives in self.lives.values():
             lives[-1].spawn(lives[-1].kept.evict_all())
@@ -388,6 +396,7 @@ class History:
                 self._replaced,
                 self.brokers.given,
                 self._lost_since,
+                self.revision,
             )
         )
 
@@ -445,6 +454,22 @@ class History:
             wait_s = self.rng.uniform(0.0, self.rng.choice((1.0, 1.0, 6.0)))
             how = replace(prompt, declines=side in declining, may_decline=len(declining))
             self.loop.call_later(at_s + wait_s, self.begin, side, how)
+
+    def _plan_replacements(self) -> None:
+        """Decide when which engines' weights are replaced, if anything goes wrong."""
+        rng = Random(self.report.seed + 2)  # noqa: S311 - what else happens stays as it is
+        if self.faults is not None and not self.unhindered.looks:
+            for number in range(rng.randint(1, 4)):
+                sides = rng.sample("PDE", rng.randint(1, 3))
+                at_s = rng.uniform(0.0, BUSY_S)
+                self.loop.call_later(at_s, self._replace_weights, sides, f"new{number}")
+
+    def _replace_weights(self, sides: list[str], revision: str) -> None:
+        self.hinder()
+        self.revision = revision
+        self.report.faults.append(f"{self.loop.time():.3f} replaced {sides}")
+        for side in sides:
+            self.lives[side][-1].revise(revision)
 
     def begin(self, side: str, prompt: Prompt) -> None:
         engine = self.lives[side][-1]

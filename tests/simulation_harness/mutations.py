@@ -253,6 +253,35 @@ def evicted_while_given(history: History) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def no_revision_compared(history: History) -> Iterator[None]:
+    """D is given the state of whichever weights P had."""
+    with (
+        patch("simulation_harness.history.REPLACED_OF", 1),
+        patch("simulation_harness.history.audit", lambda _: []),
+        patch.object(Handoff, "weights_differ", lambda *words: False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def demands_of_weights_that_are_gone(history: History) -> Iterator[None]:
+    """What D has asked for goes on when its weights are replaced."""
+
+    def forgetful(
+        self: Directory, engine: EngineRecord, revision: str, now_s: float
+    ) -> list[Action]:
+        engine.revision = revision
+        self.prefixes.forget(engine.key)
+        return []
+
+    with (
+        patch("simulation_harness.history.REPLACED_OF", 1),
+        patch.object(Directory, "revise", forgetful),
+    ):
+        yield
+
+
 def _only(history: History, *faults: str) -> None:
     """Have nothing else go wrong: chance alone brings it about too seldom."""
     if history.faults is not None:
@@ -319,6 +348,8 @@ MUTATIONS: dict[str, Mutation] = {
     "process": words_of_a_dead_process,
     "given-up": given_up_and_published,
     "fences": fences_left_over,
+    "weights": no_revision_compared,
+    "revised": demands_of_weights_that_are_gone,
     **EARLY,
     **SAMPLED,
     **MISPLACED,

@@ -76,8 +76,11 @@ class KeptStates:
         """Compute a state, and keep it."""
         if (ids := await self._requests.take(prompt)) is None:
             return
+        revision = self._requests.revision
         await asyncio.sleep(prompt.compute_s)
-        computed(prompt.name, self._requests.pages.write(ids))
+        if self._requests.revision != revision:
+            return self._requests.pages.give(ids)
+        computed(prompt.name, self._write(ids))
         await self._keep(prompt, ids)
         if self.for_stores:
             (await self._session()).keep(prefix_of(prompt))
@@ -94,7 +97,7 @@ class KeptStates:
         came = await self._requests.receive(replace(prompt, name=name), prefix_of(prompt))
         if came is None:
             return
-        stamp = self._requests.pages.write(came.ids)
+        stamp = self._write(came.ids)
         if came.done:
             received(prompt.name, came.stamps)
         if came.done and keeps:
@@ -102,6 +105,19 @@ class KeptStates:
             await self._keep(prompt, came.ids)
         else:
             self._requests.pages.give(came.ids)
+
+    def _write(self, ids: Ids) -> int:
+        """Fill pages with a state of the present weights; its stamp."""
+        stamp = self._requests.pages.write(ids)
+        self._requests.stamps.revisions[stamp] = self._requests.revision
+        return stamp
+
+    def forget(self) -> None:
+        """Keep nothing any more: the weights were replaced."""
+        known, self._kept = self._kept, {}
+        for kept in known.values():
+            kept.evicted = True
+            self._give_if_free(kept)
 
     async def _keep(self, prompt: Prompt, ids: Ids) -> None:
         session, prefix = await self._session(), prefix_of(prompt)

@@ -100,6 +100,9 @@ class Requests:
         """How handoffs ended here."""
         self.late_s: dict[str, float] = {}
         """D: how long after their timeouts handoffs ended; P: after their hold."""
+        self.revision = ""
+        """Which weights the engine has; empty: those that it began with."""
+        self.stamps = stamps
         self._session, self._memory, self._rng = session, memory, rng
 
     async def prefill(
@@ -120,7 +123,7 @@ class Requests:
         ids = taken
         early = bool(prompt.attempt_s) or self._rng.random() < 0.3
         chunks = [] if early else self._chunks(prompt)
-        stamp = self.pages.stamp()
+        stamp, revision = self.pages.stamp(), self.revision
 
         def publish_chunk(tokens: int) -> asyncio.Future[Any]:
             part = self._memory.holding(ids, tokens)
@@ -151,7 +154,7 @@ class Requests:
             ended = publish() if early else None
             for tokens in chunks:
                 await asyncio.sleep(prompt.compute_s / (len(chunks) + 1))
-                if ended is not None and ended.done():
+                if (ended is not None and ended.done()) or self.revision != revision:
                     break
                 if ended is not None and self._rng.random() < PREEMPTED:
                     session.take_back(prompt.handoff_id)
@@ -164,7 +167,13 @@ class Requests:
                 ended = publish_chunk(tokens)
                 fence(prompt.handoff_id, tokens)
             await asyncio.sleep(prompt.compute_s / (len(chunks) + 1))
-            if ended is None or not ended.done():
+            if self.revision != revision:  # nothing of it is fenced
+                if ended is None:
+                    self._end(prompt, "", "REVISED")
+                    return self.pages.give(ids)
+                session.cancel(prompt.handoff_id)
+            elif ended is None or not ended.done():
+                self.stamps.revisions[stamp] = revision
                 computed(prompt.name, self.pages.write(ids, stamp))
                 ended = ended if early and ended else publish()
                 fence(prompt.handoff_id, 0)

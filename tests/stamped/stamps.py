@@ -15,6 +15,8 @@ class Stamps:
     def __init__(self, first: int = 1, stop: int = 1 << (8 * WORD_BYTES)) -> None:
         self._first, self._stop = first, stop
         self._next = first
+        self.revisions: dict[int, str] = {}
+        """Which weights have computed a state, by its stamp; those that it began with: left out."""
 
     def start_at(self, offset: int) -> None:
         """Begin elsewhere, as another life did not."""

@@ -210,7 +210,7 @@ class Brokers:
 
 def pool_of_model(model: Any) -> Pool:
     """The pool of all engines of a history."""
-    return Pool(DEFAULT_TENANT, model.identity)
+    return Pool.of(DEFAULT_TENANT, model.identity)
 
 
 def _host(address: str) -> str:

@@ -212,8 +212,8 @@ class Granting:
         source, destination = handoff.source, handoff.destination
         if source is None or destination is None:
             return []
-        wanted = destination.revision_said(handoff.demand.revision)
-        if handoff.side.revision != wanted:
+        if handoff.weights_differ(destination):
+            wanted = destination.revision_said(handoff.demand.revision)
             ours, theirs = source.identity(handoff.side.revision), destination.identity(wanted)
             return self._ledger.stop(handoff, _other_weights(ours, theirs), now_s)
         if source.complete and destination.complete:

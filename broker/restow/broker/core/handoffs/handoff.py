@@ -193,6 +193,10 @@ class Handoff:
         if self.destination is not None and self.destination is not engine:
             raise owned(self.handoff_id, "destination", "asked for", self.destination, engine)
 
+    def weights_differ(self, destination: EngineRecord) -> bool:
+        """Return whether P's state was computed with other weights than D computes with."""
+        return self.side.revision != destination.revision_said(self.demand.revision)
+
     def publish(self, engine: EngineRecord, chunk: Chunk, now_s: float) -> None:
         """Take a chunk of P's, or a repetition of one.
 
