@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from restow.agents import Agent, RegionMemory
-from restow.broker.client import BlockingSession
+from restow.broker.client import BlockingSession, content_of
 from restow.broker.layout import DType, Field, Kind, Layout, Model, RankLayout, Region, Shard, Span
 
 HEADS, BLOCKS, ITEM_BYTES = 8, 16, 4
@@ -37,6 +37,12 @@ def rank_layout(rank: int, own: int) -> RankLayout:
     return RankLayout(rank, (region,), (shard,))
 
 
+def named(prompt: list[int]) -> dict[str, Any]:
+    """What both sides say of the state, so that the broker can compare them."""
+    position = len(prompt) - 1
+    return {"position_tokens": position, "content": content_of(prompt, position)}
+
+
 class Engine:
     """One engine with its session, and for every rank its memory and its agent."""
 
@@ -47,8 +53,8 @@ class Engine:
         blocks = {"state": BLOCKS}
         self.session = BlockingSession(name, life, layout, broker, block_counts=blocks, **more)
         self.memory = [np.zeros((BLOCKS, HEADS // tp), np.float32) for _ in range(tp)]
-        pages = [[RegionMemory("state", m.ctypes.data, BLOCKS, m.strides[0])] for m in self.memory]
-        self.agents = [Agent(broker, name, life, rank, own) for rank, own in enumerate(pages)]
+        regions = [RegionMemory("state", m.ctypes.data, BLOCKS, m.strides[0]) for m in self.memory]
+        self.agents = [Agent(broker, name, life, i, [one]) for i, one in enumerate(regions)]
 
     def prefill(self, handoff_id: str, prompt: list[int]) -> None:
         """Compute all but the last token, and keep the state until D has it."""
@@ -57,14 +63,14 @@ class Engine:
             h = step(h, token)
         for memory, part in zip(self.memory, np.split(h, len(self.memory)), strict=True):
             memory[1] = part
-        end = self.session.publish(handoff_id, {"state": [1]}, len(prompt) - 1)
+        end = self.session.publish(handoff_id, {"state": [1]}, **named(prompt))
         for agent in self.agents:
             agent.fence(handoff_id)  # what was published is in memory
         print(end.result())
 
     def decode(self, handoff_id: str, prompt: list[int], steps: int) -> list[int]:
         """Take the state, and go on from it."""
-        ended = self.session.request(handoff_id, {"state": [2]}).result()
+        ended = self.session.request(handoff_id, {"state": [2]}, **named(prompt)).result()
         if not ended.done:  # nothing of the state may be used, nor the block before `pages_free`
             raise SystemExit(f"{handoff_id} {ended.state}: {ended.reason}: {ended.detail}")
         h, tokens = np.concatenate([memory[2] for memory in self.memory]), [prompt[-1]]

@@ -241,6 +241,7 @@ async def test_a_house_that_is_whole() -> None:
         assert result.exit_code == 0, result.output
         found = verdicts(result)
         assert [found[one] for one in ("broker", "audit", "engine p", "engine d")] == ["ok"] * 4
+        assert found["content"] == "warn", "the broker does not require it"
         # What the agents of this test say they read over.
         assert (found["pair p:d"], found["pair d:p"]) == ("warn", "warn")
         shown = await run("--pair", "p:d", "--broker", running.address)

@@ -30,6 +30,7 @@ def test_other_content_than_ps_is_refused_and_the_right_one_served() -> None:
     assert ends(p) == ends(e) == [("DONE", "")]
     assert ends(d) == []
     assert compared(world) == "compared"
+    assert [(one.position, one.compared) for one in (*p.told, *e.told)] == [(POSITION, True)] * 2
 
 
 def test_a_d_that_asked_first_hears_it_and_p_keeps_its_state() -> None:
@@ -55,6 +56,17 @@ def test_another_position_is_told_as_such() -> None:
     world.wait(30.1)
     assert ends(p) == [("EXPIRED", "NOT_ASKED_FOR")]
     assert "POSITION_MISMATCH to d" in p.told[0].detail
+
+
+def test_p_of_several_hears_whether_the_content_was_compared_for_each() -> None:
+    world = World()
+    p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
+    world.publish(p, content=ONE, readers=2)
+    world.fence(p)
+    for side, content in ((d, ONE), (e, b"")):
+        world.request(side, position=POSITION, content=content)
+        world.settle(side, next(iter(world.find().deliveries)).number)
+    assert [one.compared for one in (*d.told, *e.told, *p.told)] == [True, False, False]
 
 
 @pytest.mark.parametrize(

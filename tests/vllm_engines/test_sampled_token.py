@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -33,6 +34,23 @@ PROMPT = "Who has what? "
 STEPS = 12
 HALVES = ids_of(bytes([0xC3, 0xC4, *range(0xA0, 0xB0)]))
 """First and second bytes of letters with accents."""
+
+
+OUTSIDE = """
+from concurrent.futures import Future
+from types import SimpleNamespace
+from restow.agents.engines.vllm.scheduler.sampled_tokens import SampledTokens
+
+sampled = SampledTokens(SimpleNamespace(), vocabulary_tokens=100)
+handed_on = []
+sampled._hand_on = lambda request, token: handed_on.append(token)
+for name, token in (("last", 99), ("outside", 100)):
+    delivery = SimpleNamespace(sampled=Future())
+    sampled.wait(SimpleNamespace(request_id=name), delivery)
+    delivery.sampled.set_result(token)
+sampled.take()
+print(handed_on, sampled.lacks("last"), sampled.lacks("outside"))
+"""
 
 
 @dataclass(frozen=True)
@@ -223,3 +241,11 @@ async def test_it_ends_where_the_first_tokens_end_it(served: Served, count: int)
 async def test_the_first_token_is_the_end_of_all(served: Served) -> None:
     """P's may be the one that ends every text."""
     await compare(served, {"allowed_token_ids": [2]}, by_p=True)
+
+
+def test_a_token_outside_of_the_models_vocabulary_is_not_taken(vllm_python: Path) -> None:
+    """The load then counts as failed, and D's client hears no token of P's."""
+    done = subprocess.run(
+        [vllm_python, "-c", OUTSIDE], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout.splitlines()[-1] == "[99] False True"

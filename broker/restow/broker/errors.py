@@ -223,6 +223,10 @@ class ContentMismatchError(RestowError, status="FAILED_PRECONDITION", reason="CO
     """P's state is of other tokens, or of another adapter, image or salt, than D asks for."""
 
 
+class ContentNotNamedError(RestowError, status="FAILED_PRECONDITION", reason="CONTENT_NOT_NAMED"):
+    """A side names no content, and the broker is told to serve nothing that is not compared."""
+
+
 class ChainInvalidError(RestowError, status="INVALID_ARGUMENT", reason="CHAIN_INVALID"):
     """Hashes of a prompt that are no chain: of another size, too many, or out of order."""
 

@@ -75,6 +75,12 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Have the router send one and the same prompt to P and D under one handoff id, and a "
             "new id for every prompt.",
         ),
+        "CONTENT_NOT_NAMED": Advice(
+            "A side published or asked without naming the state's content, and the broker serves "
+            "only what it can compare (`restow serve --require-content`).",
+            "Name it on both sides: `content=content_of(prompt, position)`, with "
+            "`position_tokens`.",
+        ),
         "READ_DEADLINE": Advice(
             "The read, or the gathering before it, took longer than its grant; nothing that came "
             "later was used.",

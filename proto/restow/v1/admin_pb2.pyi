@@ -58,6 +58,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     DIGEST_MISMATCHES_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     MEMBERSHIP_FIELD_NUMBER: builtins.int
+    REQUIRES_CONTENT_FIELD_NUMBER: builtins.int
     STEP_S_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
     PAIRS_FIELD_NUMBER: builtins.int
@@ -88,6 +89,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Those of them that failed because digests differed."""
     draining: builtins.bool
     """Whether nothing is granted, because the broker drains."""
+    requires_content: builtins.bool
+    """Whether publications and demands must name the state's content (--require-content). False: what a side
+    does not name is not compared.
+    """
     step_s: builtins.float
     """Seconds of each step. 0: no traffic was asked for, or this broker is too old to know it."""
     pairs_left_out: builtins.int
@@ -129,13 +134,14 @@ class GetStatusResponse(google.protobuf.message.Message):
         digest_mismatches: builtins.int = ...,
         draining: builtins.bool = ...,
         membership: Global___Membership | None = ...,
+        requires_content: builtins.bool = ...,
         step_s: builtins.float = ...,
         steps: collections.abc.Iterable[Global___TrafficStep] | None = ...,
         pairs: collections.abc.Iterable[Global___PairTraffic] | None = ...,
         pairs_left_out: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["membership", b"membership"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "broker_epoch", b"broker_epoch", "bytes_read", b"bytes_read", "digest_mismatches", b"digest_mismatches", "draining", b"draining", "ended", b"ended", "engines", b"engines", "handoffs_checked", b"handoffs_checked", "handoffs_live", b"handoffs_live", "handoffs_quarantined", b"handoffs_quarantined", "membership", b"membership", "pairs", b"pairs", "pairs_left_out", b"pairs_left_out", "plans", b"plans", "step_s", b"step_s", "steps", b"steps", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "broker_epoch", b"broker_epoch", "bytes_read", b"bytes_read", "digest_mismatches", b"digest_mismatches", "draining", b"draining", "ended", b"ended", "engines", b"engines", "handoffs_checked", b"handoffs_checked", "handoffs_live", b"handoffs_live", "handoffs_quarantined", b"handoffs_quarantined", "membership", b"membership", "pairs", b"pairs", "pairs_left_out", b"pairs_left_out", "plans", b"plans", "requires_content", b"requires_content", "step_s", b"step_s", "steps", b"steps", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
 
 Global___GetStatusResponse: typing_extensions.TypeAlias = GetStatusResponse
 

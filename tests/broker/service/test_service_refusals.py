@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -20,7 +21,7 @@ from broker.fakes import (
     pair,
     silent,
 )
-from restow.broker.client import BrokerCallError, EngineSession
+from restow.broker.client import BrokerCallError, EngineSession, content_of
 from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.errors import PagesError, RestowError
 from restow.broker.layout import DType
@@ -111,6 +112,28 @@ async def test_a_session_raises_the_refusal_of_its_layout() -> None:
 
 
 # -- refused words --------------------------------------------------------------------------------
+
+
+async def test_a_broker_that_requires_it_serves_nothing_without_content() -> None:
+    content = content_of(range(POSITION), POSITION)
+    named: dict[str, Any] = {"position_tokens": POSITION, "content": content}
+    async with broker(require_content=True) as running, pair(running.address) as both:
+        for asked in (
+            both.p.publish("no content of p", P_BLOCKS, POSITION),
+            both.d.request("no content of d", D_BLOCKS, position_tokens=POSITION),
+        ):
+            with pytest.raises(BrokerCallError) as caught:
+                await asked
+            assert caught.value.reason == "CONTENT_NOT_NAMED"
+        asked = both.d.request("no content of p", D_BLOCKS, **named)
+        assert (await asked).reason == "PUBLICATION_REFUSED"
+        both.p.publish("h", {"attention": [1]}, 0, final=False)  # a chunk names none
+        asked = both.d.request("h", D_BLOCKS, **named)
+        freed = both.p.publish("h", P_BLOCKS, POSITION, content=content)
+        for agent in both.p_agents:
+            await agent.fence("h")
+        for ended in (await asked, await freed):
+            assert (ended.state, ended.content_compared) == ("DONE", True)
 
 
 async def test_two_models_that_differ() -> None:

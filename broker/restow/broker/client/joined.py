@@ -30,6 +30,7 @@ def status(answers: Mapping[str, pb.GetStatusResponse]) -> pb.GetStatusResponse:
     whole.broker_epoch = ",".join(one.broker_epoch for one in several)
     whole.ClearField("membership")
     whole.draining = all(one.draining for one in several)
+    whole.requires_content = all(one.requires_content for one in several)
     del whole.ended[:], whole.steps[:], whole.pairs[:]
     whole.ended.extend(_states(one.ended for one in several))
     steps = zip_longest(*(reversed(one.steps) for one in several))

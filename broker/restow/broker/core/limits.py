@@ -30,7 +30,8 @@ class Limits:
     remembered ends are bounded by number. What engines hold of prefixes takes
     ``max_holdings_bytes`` beside that, of which a tenant has ``tenant_max_holdings_bytes`` at most;
     None: whatever others leave. An engine that is offered a demand for what it holds answers within
-    ``offer_s``, or it goes to the next.
+    ``offer_s``, or it goes to the next. With ``require_content`` nothing is published or asked for
+    whose content is not named.
     """
 
     lease_s: float = 30.0
@@ -63,6 +64,7 @@ class Limits:
     examine_bytes: int = 1 << 20
     examine_s: float = 40.0
     offer_s: float = 2.0
+    require_content: bool = False
 
     def among_others(self) -> Limits:
         """The same for one of several brokers.

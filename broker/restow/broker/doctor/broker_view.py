@@ -26,6 +26,7 @@ def look_at_broker(client: AdminClient, each: Iterable[AdminClient] = ()) -> Ite
     of_each = [(f"broker {one.address}", one.status()) for one in each]
     for subject, told in of_each or [("broker", status)]:
         yield _status(subject, told)
+    yield _judge_content(status)
     yield _audit(client)
     engines = client.engines()
     yield from judge_versions(status.version, engines, client.agents())
@@ -143,6 +144,16 @@ def _status(subject: str, status: pb.GetStatusResponse) -> Finding:
     if status.draining:
         return warn(subject, f"{words}, and it drains: it grants nothing", "`restow drain --off`")
     return ok(subject, f"{words}, {status.agents} agents")
+
+
+def _judge_content(status: pb.GetStatusResponse) -> Finding:
+    if status.requires_content:
+        return ok("content", "every publication and demand names its content")
+    return warn(
+        "content",
+        "what a side does not name is not compared: D may get the state of another prompt",
+        "name it on both sides (vLLM's connector does), then `restow serve --require-content`",
+    )
 
 
 def _audit(client: AdminClient) -> Finding:

@@ -68,6 +68,7 @@ class BrokerSettings(BaseSettings):
     settle_grace_s: Seconds = LIMITS.settle_grace_s
     offer_s: Seconds = LIMITS.offer_s
     early_bytes: Annotated[int, Field(ge=0)] = LIMITS.early_bytes
+    require_content: bool = LIMITS.require_content
     engine_idle_s: Seconds = LIMITS.engine_idle_s
     """How long an engine is remembered that is gone."""
     drain_s: Annotated[float, Field(ge=0, le=600)] = 10.0

@@ -23,6 +23,7 @@ GROUPS = {
         "digests",
         "digest_every",
         "early_bytes",
+        "require_content",
     },
     TOLD: {"log_format", "otlp_endpoint", "trace_ratio"},
 }

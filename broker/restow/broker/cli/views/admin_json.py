@@ -55,7 +55,8 @@ def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
         "uptime_s": round(status.uptime_s, 3),
         **_values(status, "engines", "agents", "plans", "handoffs_live", "handoffs_quarantined"),
         "handoffs_ended": _ended(status.ended),
-        **_values(status, "bytes_read", "handoffs_checked", "digest_mismatches", "draining"),
+        **_values(status, "bytes_read", "handoffs_checked", "digest_mismatches"),
+        **_values(status, "draining", "requires_content"),
         "membership": membership_json(status),
     }
 

@@ -47,6 +47,7 @@ def broker_status(hub: Hub, tenant: str | None) -> pb.GetStatusResponse:
     status.handoffs_checked = checks.checked
     status.digest_mismatches = checks.mismatches
     status.draining = directory.granting.draining
+    status.requires_content = directory.limits.require_content
     if (report := hub.standing.report()) is not None:
         status.membership.CopyFrom(membership_of(report))
     return status

@@ -11,7 +11,7 @@ from restow.broker.core.handoffs.deliveries import MAX_DELIVERIES, MAX_READERS
 from restow.broker.core.handoffs.sides.demand_messages import MAX_MESSAGES
 from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.core.limits import Limits
-from restow.broker.errors import RequestError
+from restow.broker.errors import ContentNotNamedError, RequestError
 from restow.broker.layout.limits import MAX_GROUPS
 from restow.broker.printable import is_word
 from restow.broker.rpc.status import cut
@@ -65,7 +65,7 @@ def chunk_of(publication: pb.Publication, limits: Limits, number: int = 0) -> Ch
         publication.final,
         lease_s_of(publication.lease_ms, limits),
         known_trace(publication.trace_parent),
-        _content(publication.content),
+        _named_content(publication, limits, "publishes it") if publication.final else b"",
         publication.repeated,
         readers_of(publication.readers),
         _sampled(publication),
@@ -126,7 +126,7 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         demand.position_tokens,
         demand.repeated,
         known_trace(demand.trace_parent),
-        _content(demand.content),
+        _named_content(demand, limits, "asks for it") if prefix is None else b"",
         number,
         readers_of(demand.readers),
         prefix,
@@ -191,6 +191,17 @@ def failure_of(reason: str, detail: str) -> tuple[str, str]:
     if reason and not is_word(reason):
         reason, detail = "INTERNAL", f"the agent gave {reason[:64]!r} as its reason: {detail}"
     return reason, cut(detail)
+
+
+def _named_content(said: pb.Publication | pb.Demand, limits: Limits, verb: str) -> bytes:
+    """What a side names. Raises as `_content`, and `ContentNotNamedError` where it must name it."""
+    if not said.content and limits.require_content:
+        raise ContentNotNamedError(
+            f"handoff {said.handoff_id[:64]}: the engine {verb} without naming its content, and "
+            f"this broker serves nothing that it can't compare: give content and position_tokens",
+            handoff=said.handoff_id,
+        )
+    return _content(said.content)
 
 
 def _content(content: bytes) -> bytes:

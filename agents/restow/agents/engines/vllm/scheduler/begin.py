@@ -83,7 +83,7 @@ def begun(
         settings,
         prefix,
         None if manager is None else cached_tokens_of(manager),
-        None if core is None else SampledTokens(core),
+        None if core is None else SampledTokens(core, config.model_config.get_vocab_size()),
     )
 
 

@@ -15,16 +15,18 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, FinishReason
 
 from restow.agents.engines.vllm.scheduler.core_loop import CoreLoop
 from restow.agents.engines.vllm.scheduler.prompt import Request
+from restow.agents.engines.vllm.scheduler.sampling import is_of_vocabulary
 from restow.broker.client import BlockingDelivery
 from restow.broker.errors import RestowError
+from restow.broker.logs import get_logger
 
 
 class SampledTokens:
     """D's requests that take P's token. Belongs to the scheduler's thread."""
 
-    def __init__(self, core: CoreLoop) -> None:
-        """Tell clients through ``core``."""
-        self._core = core
+    def __init__(self, core: CoreLoop, vocabulary_tokens: int) -> None:
+        """Tell clients through ``core``; the model's tokens are 0 to ``vocabulary_tokens`` - 1."""
+        self._core, self._vocabulary_tokens = core, vocabulary_tokens
         self._waiting: dict[str, Request] = {}
         """By id; of those whose token has not come."""
         self._come: SimpleQueue[tuple[str, int]] = SimpleQueue()
@@ -49,6 +51,11 @@ class SampledTokens:
                 request_id, token = self._come.get_nowait()
             except Empty:
                 return
+            if not is_of_vocabulary(token, self._vocabulary_tokens):
+                log = get_logger("restow.vllm")
+                words = f"P sampled token {token}: the model has {self._vocabulary_tokens}"
+                log.error("sampled token refused", request=request_id, detail=words)
+                continue  # without its token the load counts as failed
             request = self._waiting.pop(request_id, None)
             if request is not None:
                 self._hand_on(request, token)

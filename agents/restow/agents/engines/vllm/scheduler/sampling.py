@@ -55,3 +55,12 @@ def why_not_handed_on(request: Request) -> str:
         if getattr(params, name, None) is not None:
             return name
     return ""
+
+
+def is_of_vocabulary(token: int, vocabulary_tokens: int) -> bool:
+    """Return whether a model with so many tokens has this one; no client is told another one.
+
+    >>> is_of_vocabulary(31_999, 32_000), is_of_vocabulary(32_000, 32_000), is_of_vocabulary(-1, 9)
+    (True, False, False)
+    """
+    return 0 <= token < vocabulary_tokens

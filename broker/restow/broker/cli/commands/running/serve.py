@@ -182,6 +182,14 @@ def serve(
             "bytes. Default: 4194304."
         ),
     ] = None,
+    require_content: Annotated[
+        bool | None,
+        typer.Option(
+            "--require-content",
+            help="Refuse publications and demands that do not name the state's content, so that "
+            "each D gets the state of its own prompt. Default: what is not named is not compared.",
+        ),
+    ] = None,
     engine_idle_s: Annotated[
         float | None,
         typer.Option(
