@@ -319,8 +319,11 @@ def given_up_and_published(history: History) -> Iterator[None]:
 def fences_left_over(history: History) -> Iterator[None]:
     """The same of any client; the broker keeps fences of what is given up unpublished."""
     often = patch("simulation_harness.history.ATTEMPTED", 1.0)
-    kept = patch.object(Directory, "_give_up_unpublished", lambda *words: [])
-    with often, kept, patch.object(OpenHandoffs, "_use_up", lambda *words: None):
+    with (
+        often,
+        patch.object(Directory, "_give_up_unpublished", lambda *words: []),
+        patch.object(OpenHandoffs, "_use_up", lambda *words: None),
+    ):
         yield
 
 
