@@ -17,6 +17,7 @@ from restow.broker.core.directory import Directory
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.pages_in_use import PagesInUse
 from restow.broker.core.events import Settlement
 from restow.broker.core.handoffs.deliveries import Deliveries
 from restow.broker.core.handoffs.handoff import Handoff
@@ -282,6 +283,21 @@ def demands_of_weights_that_are_gone(history: History) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def pages_named_twice(history: History) -> Iterator[None]:
+    """Nobody looks whether another open demand of an engine names the same pages."""
+
+    def none_is_open(self: PagesInUse, handoff: Handoff, *words: object) -> None:
+        handoff.writing = 0
+
+    with (
+        patch.object(PagesInUse, "take", none_is_open),
+        patch.object(PagesInUse, "forget_held", lambda *words: None),
+        patch("simulation_harness.history.audit", lambda directory: []),
+    ):
+        yield
+
+
 def _only(history: History, *faults: str) -> None:
     """Have nothing else go wrong: chance alone brings it about too seldom."""
     if history.faults is not None:
@@ -353,6 +369,7 @@ MUTATIONS: dict[str, Mutation] = {
     "fences": fences_left_over,
     "weights": no_revision_compared,
     "revised": demands_of_weights_that_are_gone,
+    "twice": pages_named_twice,
     **EARLY,
     **SAMPLED,
     **MISPLACED,

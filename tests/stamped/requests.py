@@ -20,6 +20,9 @@ COMPUTED_IN_CHUNKS = 0.4
 """
 PREEMPTED = 0.15
 """Of the chunks behind the first; the prompt's pages go to others, and it is computed again."""
+NAMED_TWICE = 0.1
+"""Of the demands; another one names the same pages."""
+NAMED_TWICE_MS = 300
 NO_PAGES_S = 10.0
 """After which a prompt that finds no free pages is given up."""
 
@@ -237,10 +240,23 @@ class Requests:
             prefix=prefix,
             takes_sampled_token=takes,
         )
+        named_twice = self._name_twice(session, prompt, ids)
         done = await self._await_end(prompt, session, ended, prompt.d_cancels_s, due_s)
+        if named_twice is not None and not named_twice.cancel():
+            _check_refused(prompt, named_twice)
         _check_sampled(prompt, ended, done and takes)
         await ended.pages_free
         return Received(ids, self.pages.take_back(ids, prompt.position_tokens), done)
+
+    def _name_twice(self, session: EngineSession, prompt: Prompt, ids: Ids) -> Delivery | None:
+        """Ask for another handoff into the same pages, now and then, as a faulty engine would.
+
+        Nobody publishes it, so that nothing is written if the first demand has ended by then.
+        """
+        if self._rng.random() >= NAMED_TWICE:
+            return None
+        name = f"{prompt.handoff_id} in the same pages"
+        return session.request(name, ids, timeout_ms=NAMED_TWICE_MS)
 
     def _chunks(self, prompt: Prompt) -> list[int]:
         """How many tokens are computed after each of several steps but the last."""
@@ -293,6 +309,14 @@ class Requests:
     def _end(self, prompt: Prompt, state: str, reason: str) -> None:
         self.said[prompt.name] = state, reason
         self.pending.discard(prompt.name)
+
+
+def _check_refused(prompt: Prompt, twice: Delivery) -> None:
+    """A demand into pages of another one has ended before that: it was refused, or not heard of."""
+    if not twice.cancelled() and twice.exception() is None:
+        ended = twice.result()
+        if ended.reason == "NOT_PUBLISHED":
+            raise Violation(f"pages of {prompt.name} were taken for {ended.handoff_id} as well")
 
 
 def _check_sampled(prompt: Prompt, ended: Delivery, must: bool) -> None:
