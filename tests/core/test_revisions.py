@@ -129,7 +129,9 @@ def test_what_is_held_of_the_old_revision_is_forgotten_and_offered_by_others() -
     world.revise(c, NEW)
     world.wait(LIMITS.offer_s)
     assert offered(a, b, c) == [1, 1, 0]
-    assert world.directory.prefixes.find("t", PREFIX.chain(b.record.identity(NEW))) == []
+    find = world.directory.prefixes.find
+    assert find("t", PREFIX.chain(b.record.identity(NEW))) == []
+    assert [one.engine for one in find("t", PREFIX.chain(b.record.identity()))] == [b.record.key]
 
 
 def tell(world: World, side: Side, number: int, revision: str) -> None:
