@@ -66,9 +66,8 @@ async def test_a_rank_that_is_given_the_memory_of_another_is_refused() -> None:
             EngineSession("D", "life-1", CASE.destination, broker.address),
         ):
             for rank, mapped in zip(ranks, (shared, again), strict=True):
-                data = np.frombuffer(
-                    (ctypes.c_uint8 * size_bytes).from_address(mapped.address), np.uint8
-                )
+                there = (ctypes.c_uint8 * size_bytes).from_address(mapped.address)
+                data = np.ctypeslib.as_array(there)
                 regions = RankMemory(rank, CASE.dst_ids, data).regions
                 agents.append(AsyncAgent(broker.address, "D", "life-1", rank.rank, regions))
             try:

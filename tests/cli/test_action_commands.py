@@ -180,7 +180,7 @@ async def test_an_engine_that_is_there_is_not_forgotten(address: str) -> None:
 
 async def test_stores_are_told_to_drop_the_states_of_a_revision(address: str) -> None:
     dropped: list[str] = []
-    keeps = {"on_keep": lambda _: None, "on_forget": dropped.append}
+    keeps: dict[str, Any] = {"on_keep": lambda _: None, "on_forget": dropped.append}
     async with engine(address, "store", agents=False, **keeps):
         result = await run("forget", "--revision", "v1", "-y", "--json", "--broker", address)
         assert json.loads(result.stdout) == {"revision": "v1", "stores": 1}

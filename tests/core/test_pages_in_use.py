@@ -189,8 +189,8 @@ def test_what_is_said_again_after_a_reconnect_is_taken(anew: bool) -> None:
 
     def say(again: bool) -> None:
         world.publish(d, "a", {"kv": [1, 2, 3], "state": [4]}, repeated=again)
-        how = {"held": BLOCK_TOKENS, "repeated": again, "number": 7}
-        world.request(d, "b", {"kv": [1, 12, 13], "state": [14]}, **how)
+        blocks = {"kv": [1, 12, 13], "state": [14]}
+        world.request(d, "b", blocks, held=BLOCK_TOKENS, repeated=again, number=7)
 
     say(again=False)
     if anew:
@@ -265,11 +265,11 @@ def test_the_tables_say_what_sets_say(seed: int) -> None:
             else:
                 reads = set().union(*read.values()) - {0}
                 free = not (stands & set(ids) or reads & set(ids[held:]))
-                said, how = {"kv": ids, "state": [state]}, {"held": held * BLOCK_TOKENS}
+                said, held_tokens = {"kv": ids, "state": [state]}, held * BLOCK_TOKENS
                 if free:
-                    world.request(d, name, said, **how)
+                    world.request(d, name, said, held=held_tokens)
                     written[name] = set(ids[held:])
                     read[name] = set(ids[:held])
                 else:
                     with pytest.raises(PageRepeatedError):
-                        world.request(d, name, said, **how)
+                        world.request(d, name, said, held=held_tokens)

@@ -392,6 +392,7 @@ class World:
                 | act.TellExamined
                 | act.TellHoldings
                 | act.TellDrain
+                | act.TellForget
                 | act.TellSampled,
             ):
                 assert action.agent in self.connected, f"{action} to an agent that is gone"

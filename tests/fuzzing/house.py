@@ -90,7 +90,7 @@ class House:
         self._clock = self.loop.create_task(self.hub.run_clock())
         self._calls: list[asyncio.Task[Answer]] = []
         self.p = GoodEngine(self.door, TENANTS[0], "good-p", LAYOUTS[2], P_BLOCKS)
-        self.d = GoodEngine(self.door, TENANTS[0], "good-d", LAYOUTS[1], D_BLOCKS)
+        self.d = GoodEngine(self.door, TENANTS[0], "good-d", LAYOUTS[1], dict(D_BLOCKS))
         self.p.friend = self.d
         self.p.friends = self.d.friends = self.p.friends | self.d.friends
         self._handed_over = 0

@@ -53,7 +53,7 @@ class _Table:
         """By block, the number of the latest demand that writes it; 0: none ever did."""
         self.readers: Int32s = np.zeros(size, np.int32)
         """By block, how many open words only read it."""
-        self.reads = any(one.reads for one in older)
+        self.reads: bool = any(one.reads for one in older)
         """Whether any word ever did."""
         for one in older:
             known = slice(len(one.writers))
@@ -61,7 +61,7 @@ class _Table:
                 opened.take(one.writers), one.writers, self.writers[known]
             )
             self.readers[known] += one.readers
-        self.by_one = memoryview(self.writers)
+        self.by_one = memoryview(self.writers)  # type: ignore[arg-type]
 
 
 class PagesInUse:
