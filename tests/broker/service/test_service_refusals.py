@@ -221,7 +221,7 @@ async def test_unary_refusals_carry_their_subject() -> None:
             (
                 "OUT_OF_RANGE",
                 "PAGE_OUT_OF_RANGE",
-                {"engine": "p", "group": "attention", "page": "64", "range": "[0, 64)"},
+                {"engine": "p", "group": "attention", "page": f"{PAGES}", "range": f"[0, {PAGES})"},
             ),
             ("NOT_FOUND", "ENGINE_UNKNOWN", {"engine": "nobody"}),
             ("NOT_FOUND", "ENGINE_UNKNOWN", {"engine": "p"}),

@@ -61,7 +61,7 @@ class _Table:
                 opened.take(one.writers), one.writers, self.writers[known]
             )
             self.readers[known] += one.readers
-        self.by_one = memoryview(self.writers)  # type: ignore[arg-type]
+        self.by_one = self.writers.data
 
 
 class PagesInUse:
