@@ -12,7 +12,7 @@ from restow.agents.figures import AgentFigures
 from restow.agents.memory.staging_pool import PoolFigures
 from restow.agents.reading.read_counts import ReadCounts
 
-REGISTERED = {"held_blocks": 0, "registered": 1}
+REGISTERED = {"held_blocks": 0, "registered": 1, "weights_known": 1}
 
 
 def test_p_tells_what_it_holds_and_has_handed_over() -> None:

@@ -110,6 +110,12 @@ class Session(BlockingSession):
         self.questions.append((chains[0], answer))
         return answer
 
+    def set_revision(self, revision: str) -> None:
+        self.said.append(("revise", revision))
+
+    def forget_states(self, revision: str = "") -> None:
+        self.said.append(("forget", revision))
+
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         self.said.append(("cancel", handoff_id))
 

@@ -11,23 +11,27 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from agent_harness.waiting import until
 from restow.agents.engines.common.checkpoint import checkpoint_revision
 from restow.agents.engines.recall.task import Prompt
-from restow.broker.core.actions import State
+from restow.broker.core.actions import EngineKey, State
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
-from vllm_harness.engine import Options, vllm_engine
+from vllm_harness.engine import Answer, Options, vllm_engine
+from vllm_harness.finders import END, STEPS, TELL, drawn, told
 from vllm_harness.pair import GRANT_S, MODEL
+from vllm_harness.stores import store
 
 pytestmark = pytest.mark.timeout(600)
 DUMMY = {"load_format": "dummy"}
+TURNS = 25
 
 
-def trained_on(folder: Path) -> Path:
+def trained_on(folder: Path, far: float = 1e-3) -> Path:
     """The recall model's checkpoint with other weights."""
     shutil.copytree(MODEL, folder)
     file = folder / "model.safetensors"
-    tensors = {name: tensor + 1e-3 for name, tensor in load_file(file).items()}
+    tensors = {name: tensor + far for name, tensor in load_file(file).items()}
     save_file(tensors, file, {"format": "pt"})
     return folder
 
@@ -74,3 +78,58 @@ async def test_other_weights_are_refused(
             assert handoff.failure is not None
             assert handoff.failure.reason == "MODEL_MISMATCH"
             assert checkpoint_revision(MODEL) in handoff.failure.detail
+
+
+async def test_replaced_weights_find_nothing_of_those_before(
+    vllm_python: Path, tmp_path: Path
+) -> None:
+    """An engine and a store hold the states of conversations when the engine's weights change."""
+    other = trained_on(tmp_path / "other", 0.05)
+    prompts = [drawn(40, seed) for seed in range(TURNS)]
+    settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
+    async with running_broker(settings) as broker, AsyncExitStack() as stack:
+        plain = Options(MODEL, prefix_caching=True)
+        joined = {"role": "kv_both", "broker": broker.address, "policy": "recompute"}
+        one = replace(plain, engine_id="one", extra=TELL, **joined)  # type: ignore[arg-type]
+        engine, fresh = await asyncio.gather(
+            *(
+                stack.enter_async_context(vllm_engine(vllm_python, options, tmp_path / name))
+                for name, options in (("one.log", one), ("fresh.log", replace(plain, model=other)))
+            )
+        )
+        await stack.enter_async_context(store(broker.address, "one"))
+
+        async def next_turns(turns: list[list[int]], said: list[Answer]) -> list[list[int]]:
+            """The turns that go on from these replies, whose states the store has."""
+            each = zip(turns, said, strict=True)
+            found = [[*turn, *one.tokens[:-1], END, *drawn(5, 13)] for turn, one in each]
+            for turn, before in zip(found, turns, strict=True):
+                await told(broker, "one", "store", turn, len(before) + STEPS - 1)
+            return found
+
+        before = [await engine.ask(ids, STEPS) for ids in prompts]
+        turns = await next_turns(prompts, before)
+        record = broker.hub.directory.members.engines[EngineKey("default", "one")]
+        await engine.call("reload_weights", weights_path=str(other))
+        assert await engine.forget(connector=True)
+        await until(lambda: not record.revision.startswith("unknown"))
+        assert record.revision == checkpoint_revision(other)
+        after = [await engine.ask(ids, STEPS) for ids in turns]
+        right = [await fresh.ask(ids, STEPS) for ids in turns]
+        assert [one.tokens for one in after] == [one.tokens for one in right]
+        assert [one.cached for one in after] == [0] * TURNS
+        # What the new weights compute is found again, by the store.
+        last = await next_turns(turns, after)
+        assert await engine.forget()
+        found = [await engine.ask(ids, STEPS) for ids in last]
+        right = [await fresh.ask(ids, STEPS) for ids in last]
+        assert [one.tokens for one in found] == [one.tokens for one in right]
+        assert [one.cached for one in found] == [len(ids) + STEPS - 1 for ids in turns]
+        # Weights that came from no checkpoint are known when their version is told.
+        await engine.call("update_config", overrides={})
+        assert await engine.forget(connector=True)
+        given = await engine.ask(prompts[0], 1, {"handoff_id": "h", "do_remote_decode": True})
+        assert given.params is None
+        assert record.revision.startswith("unknown")
+        await engine.version("7")
+        await until(lambda: record.revision == f"{checkpoint_revision(MODEL)}@7")

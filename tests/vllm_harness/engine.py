@@ -154,9 +154,22 @@ class VllmEngine:
             told.get("done_s", 0.0),
         )
 
-    async def forget(self) -> bool:
-        """Reset its prefix cache; return whether it did: it does not while blocks are in use."""
-        number = self._begin({"op": "forget"})
+    async def call(self, method: str, **arguments: Any) -> None:
+        """Have all workers do something."""
+        number = self._begin({"op": "call", "method": method, "arguments": arguments})
+        await asyncio.wait_for(self._waiting[number], ANSWER_S)
+
+    async def version(self, version: str) -> None:
+        """Tell which version its weights are."""
+        number = self._begin({"op": "version", "version": version})
+        await asyncio.wait_for(self._waiting[number], ANSWER_S)
+
+    async def forget(self, connector: bool = False) -> bool:
+        """Reset its prefix cache; return whether it did: it does not while blocks are in use.
+
+        With ``connector`` that of its connector, too.
+        """
+        number = self._begin({"op": "forget", "connector": connector})
         told = await asyncio.wait_for(self._waiting[number], ANSWER_S)
         return bool(told["forgotten"])
 

@@ -1,8 +1,10 @@
 """A real vLLM engine in a process of its own, told in lines of JSON. Runs in vLLM's environment.
 
 Reads ``{"id": 1, "op": "generate", "prompt": [...], "max_tokens": 8, "params": {...}}``,
-``{"id": 1, "op": "abort"}``, ``{"id": 1, "op": "forget"}``, ``{"op": "hold"}`` and
-``{"op": "resume"}`` on stdin, answers on the descriptor named first on the command line.
+``{"id": 1, "op": "abort"}``, ``{"id": 1, "op": "forget"}``, ``{"op": "hold"}``,
+``{"op": "resume"}``, ``{"id": 1, "op": "call", "method": ..., "arguments": {...}}`` and
+``{"id": 1, "op": "version", "version": ...}`` on stdin, answers on the descriptor named first on
+the command line.
 """
 
 from __future__ import annotations
@@ -46,8 +48,16 @@ class Engine:
             elif told["op"] == "resume":
                 await self._engine.resume_generation()
             elif told["op"] == "forget":
-                forgotten = await self._engine.reset_prefix_cache()
+                forgotten = await self._engine.reset_prefix_cache(
+                    reset_connector=told.get("connector", False)
+                )
                 self._answer({"id": told["id"], "forgotten": forgotten})
+            elif told["op"] == "call":
+                await self._engine.collective_rpc(told["method"], kwargs=told["arguments"])
+                self._answer({"id": told["id"]})
+            elif told["op"] == "version":
+                await self._engine.update_weight_version(told["version"])
+                self._answer({"id": told["id"]})
         self._engine.shutdown()
 
     async def _generate(self, told: dict[str, Any]) -> None:

@@ -199,6 +199,13 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "An engine's weights were replaced while it computed or waited for this state.",
             "Send the prompt again: the engines compute it with their present weights.",
         ),
+        "REVISION_UNKNOWN": Advice(
+            "A vLLM engine's weights were replaced while it ran, and nobody can say which they are "
+            "now, or its prefix cache still has states of the weights before.",
+            "Reset its prefix cache and the connector's (`/reset_prefix_cache`, `reset_external`); "
+            "where the weights did not come from a checkpoint, tell their version as well "
+            "(`/finish_weight_update`, `/update_weight_version`).",
+        ),
         "SCALES_MISMATCH": Advice(
             "A field's elements are multiplied by other scales on the two sides.",
             "Load both engines from the same checkpoint, with the same KV scales.",

@@ -333,6 +333,12 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         answer = self._side().finished(request, ids, computed)
         return answer is not None, answer
 
+    def reset_cache(self) -> bool:
+        """Have stores drop the states of this engine's weights: vLLM resets its own cache."""
+        if self._scheduler is not None:
+            self._scheduler.reset_cache()
+        return True
+
     def get_kv_connector_stats(self) -> RestowStats | None:
         """Return what this side has counted: the scheduler's handoffs, or a worker's reads."""
         side = self._worker or self._scheduler

@@ -9,6 +9,10 @@ class ParametersError(RestowError, status="INVALID_ARGUMENT", reason="PARAMETERS
     """``kv_transfer_params`` that name no handoff, or no side of it."""
 
 
+class RevisionUnknownError(RestowError, status="FAILED_PRECONDITION", reason="REVISION_UNKNOWN"):
+    """The engine's weights were replaced, and nobody has said by which."""
+
+
 class SettingsError(RestowError, status="INVALID_ARGUMENT", reason="SETTINGS_INVALID"):
     """A ``kv_connector_extra_config`` that says nothing sensible."""
 

@@ -66,6 +66,16 @@ def weights_revision(config: VllmConfig, named: str = "", read: ReadConfig | Non
         return ""
 
 
+def reloaded_revision(config: VllmConfig, path: str) -> str:
+    """Return a word for weights that were loaded anew from ``path``; empty: from the engine's."""
+    loaded = copy.copy(config)
+    loaded.model_config = copy.copy(config.model_config)
+    if path:  # as `reload_weights` changes the config
+        loaded.model_config.model, loaded.model_config.model_weights = path, ""
+        loaded.model_config.revision = None
+    return weights_revision(loaded)
+
+
 def draft_name(config: VllmConfig) -> str:
     """Return a word for the draft model: how it drafts, and a fingerprint of weights of its own.
 

@@ -81,6 +81,11 @@ class Answering:
                 end.tell("a prefix was not handed over")
         return [offer.handoff_id for offer in self._offers.take() if self._publish(offer)]
 
+    def decline_all(self) -> None:
+        """Answer all offers with no: nobody knows which weights have computed what is cached."""
+        for offer in self._offers.take():
+            self._session.decline_offer(offer.handoff_id, "its weights were replaced")
+
     def _publish(self, offer: Offer) -> bool:
         """Return whether it was; else it was declined."""
         handoff_id, prefix = offer.handoff_id, offer.prefix

@@ -69,6 +69,11 @@ class Asking:
         if question is not None:
             question.answer.cancel()
 
+    def end_all(self) -> None:
+        """No request asks any more."""
+        for request_id in [*self._new, *self._open]:
+            self.end(request_id)
+
     def look(
         self,
         request_id: str,

@@ -82,6 +82,10 @@ class CachedPrefixes:
         held = [Held(group.name, (name,)) for group in self._groups for name in come]
         return Changes(tuple(evicted), (*changes.held, *held))
 
+    def forget_ends(self) -> None:
+        """Forget the ends of replies, which vLLM does not know when it resets its cache."""
+        self._ends.forget()
+
     def holds(self, prefix: Prefix) -> bool:
         """Whether all of a state is held, as of the last `changes`."""
         chain = Chain(prefix.form.quantum_tokens, prefix.hashes)

@@ -74,7 +74,7 @@ class PrefixSide:
             request.request_id, computed_tokens, last_tokens, decode, trace_parent
         )
 
-    def forget(self) -> None:
+    def forget_cached(self) -> None:
         """Tell of nothing that is cached now: some of it may not be what it is named after."""
         if self._cached is not None:
             self._cached.forget()
@@ -130,11 +130,25 @@ class PrefixSide:
         """How many blocks stay for others who read them."""
         return 0 if self._cached is None else self._cached.pinned_blocks
 
-    def step(self) -> list[str]:
-        """Tell what came and went, and answer; return the handoffs that workers fence."""
+    def forget(self) -> None:
+        """Forget all that the weights computed that were replaced; requests go on without."""
+        self._asking.end_all()
+        self._worth.clear()
+        self._begun = {}
+        if self._cached is not None:
+            self._cached.forget_ends()
+
+    def step(self, known: bool = True) -> list[str]:
+        """Tell what came and went, and answer; return the handoffs that workers fence.
+
+        ``known`` False: nobody knows which weights compute, so nothing is told and given.
+        """
         if self._cached is None or self._answering is None:
             return []
         changes = self._cached.changes()
+        if not known:
+            self._answering.decline_all()
+            return self._answering.step()
         for gone in changes.evicted:
             self._session.evict(self._form, gone.group, gone.hashes)
             self._worth.forget(gone.hashes)

@@ -88,7 +88,10 @@ class ReplyEnds:
         return True
 
     def forget(self) -> None:
-        """Know none any more; blocks are given back as ever."""
+        """Know none any more: what they are named by is not what they were computed with.
+
+        Their blocks are given back as ever.
+        """
         for name in self._ends:
             self._turn(name, self.come, self.gone)
         self._ends.clear()

@@ -54,6 +54,11 @@ class WorthKeeping:
             for name in names:
                 self._states.pop(name, None)
 
+    def clear(self) -> None:
+        """Know none any more: the weights that computed them were replaced."""
+        with self._lock:
+            self._states, self._noted, self._begun = {}, {}, {}
+
     def take_new(self, is_held: Callable[[Prefix], bool]) -> list[Prefix]:
         """Return those that are held, and were noted since the last call and never before."""
         noted, self._noted = self._noted, {}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
+from restow.agents.engines.vllm.model_revision import reloaded_revision
 from restow.agents.engines.vllm.prefix.answering import Offers
 from restow.agents.engines.vllm.prefix.cached_prefixes import CachedPrefixes
 from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
@@ -17,6 +19,7 @@ from restow.agents.engines.vllm.scheduler.core_loop import CoreLoop
 from restow.agents.engines.vllm.scheduler.prompt import Request
 from restow.agents.engines.vllm.scheduler.sampled_tokens import SampledTokens
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
+from restow.agents.engines.vllm.scheduler.weights import Weights, core_of_caller
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BlockingSession
 from restow.broker.layout import Layout
@@ -24,6 +27,7 @@ from restow.broker.logs import get_logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -51,7 +55,12 @@ def begun(
         )
     transfer = config.kv_transfer_config
     engine_id, incarnation = transfer.engine_id, config.instance_id
-    core = CoreLoop.of_caller()
+    core, pool = CoreLoop.of_caller(), None if manager is None else manager.block_pool
+    weights = Weights(
+        *(layout.model.revision, incarnation, partial(reloaded_revision, config)),
+        cache_is_empty=partial(_is_empty, config, pool),
+    )
+    weights.watch(core_of_caller())
     if settings.tells and core is None:
         raise EngineUnsupportedError(
             "prefix: find+tell needs vLLM's engine core in a process of its own "
@@ -84,7 +93,17 @@ def begun(
         prefix,
         None if manager is None else cached_tokens_of(manager),
         None if core is None else SampledTokens(core, config.model_config.get_vocab_size()),
+        weights,
     )
+
+
+def _is_empty(config: VllmConfig, pool: BlockPool | None) -> bool:
+    """Return whether nothing is left of what was computed: no request could begin with it."""
+    if not config.cache_config.enable_prefix_caching:
+        return True
+    if pool is None or len(pool.cached_block_hash_to_block):
+        return False
+    return bool(pool.get_num_free_blocks() == pool.num_gpu_blocks - 1)  # but the null block
 
 
 def cached_tokens_of(manager: KVCacheManager) -> Callable[[Request], int]:

@@ -123,6 +123,10 @@ class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             "registered": gauge(
                 "vllm:restow_registered", "1 while a session with the broker is open."
             ),
+            "weights_known": gauge(
+                "vllm:restow_weights_known",
+                "1; 0 from when the weights were replaced until states are handed over again.",
+            ),
         }
         self._reads = [
             counter(f"vllm:restow_{name}", text, "transport")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,7 @@ from restow.agents.engines.common.groups import BlockLists, Group, handoff_block
 from restow.agents.engines.common.position import backoff_tokens, position_tokens
 from restow.agents.engines.common.prefill import PrefillSide
 from restow.agents.engines.common.unwritten import unwritten
-from restow.agents.engines.vllm.errors import ParametersError
+from restow.agents.engines.vllm.errors import ParametersError, RevisionUnknownError
 from restow.agents.engines.vllm.parameters import HandoffParameters, HandoffSide, parameters_of
 from restow.agents.engines.vllm.scheduler.lora_adapters import LoraAdapters
 from restow.agents.engines.vllm.scheduler.prompt import Request, content, truncate
@@ -22,12 +23,13 @@ from restow.agents.engines.vllm.scheduler.sampling import sampling_word, why_not
 from restow.agents.engines.vllm.scheduler.tally import Tally
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker_step import WorkerStep
-from restow.broker.client import BlockingSession
+from restow.broker.client import BlockingSession, SessionClosedError
 from restow.broker.logs import get_logger
 
 if TYPE_CHECKING:
     from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
     from restow.agents.engines.vllm.scheduler.sampled_tokens import SampledTokens
+    from restow.agents.engines.vllm.scheduler.weights import Weights
 
 
 UNKNOWN = "nothing tells yet, or any more, which weights its LoRA adapter has"
@@ -58,13 +60,21 @@ class SchedulerSide:
         prefix: PrefixSide | None = None,
         cached_tokens: Callable[[Request], int] | None = None,
         sampled: SampledTokens | None = None,
+        weights: Weights | None = None,
     ) -> None:
         """Serve ``groups``; with ``prefix`` find what others hold, too.
 
         ``life`` tells handoffs apart that P names itself, over restarts of the engine.
         ``cached_tokens``: how much of a request is cached here, keys and states alike.
         ``sampled``: how D's clients are told the tokens that P's sampled; None: not at all.
+        ``weights``: which the engine has; None: they are never replaced.
         """
+        self._weights = weights
+        if weights is not None:
+            weights.on_replaced, weights.on_known = self._replaced, self._revise
+        self._alive: set[str] = set()
+        self._stale: set[str] = set()
+        """Requests that were there when the weights were replaced."""
         self._engine_id, self._life, self._kv_role = engine_id, life, kv_role
         self._groups = tuple(groups)
         self._recurrent = any(group.is_state for group in groups)
@@ -101,9 +111,13 @@ class SchedulerSide:
 
     def new_request(self, request: Request) -> None:
         """Find the handoff of a request that came in, and cut P's prompt."""
+        self._alive.add(request.request_id)
+        known = self._known  # before anything is said of it
         self._begin(request)
         word = self._adapters.word(request.lora_request)
-        if self._prefix is not None and word is not None:
+        if not known:
+            self._refuse_unknown(request.request_id)
+        elif self._prefix is not None and word is not None:
             asks = not self.decides(request.request_id)
             self._prefix.new_request(request, word, asks)
             if request.lora_request is not None:
@@ -150,6 +164,54 @@ class SchedulerSide:
         prompt_tokens, readers = request.num_prompt_tokens, found.readers
         self._prefill.begin(request_id, handoff_ids, prompt_tokens, trace_parent, readers)
         self._early.begin(request_id, handoff_ids, prompt_tokens, readers)
+
+    @property
+    def _known(self) -> bool:
+        """Whether states may be handed over."""
+        return self._weights is None or self._weights.look()
+
+    def _refuse_unknown(self, request_id: str) -> None:
+        """Hand nothing over for a request: nobody knows which weights compute it."""
+        found = self._parameters.pop(request_id, None)
+        if found is None:
+            return
+        error = RevisionUnknownError("the engine's weights were replaced, and are not known")
+        self._give_up(request_id, f"{error.reason}: {error.message}")
+        self._handed_on.discard(request_id)
+        self._log.error("no state is handed over", request=request_id, detail=error.message)
+        self._refused.add(request_id)
+        self.tally.refused(self._kv_role, error.reason)
+
+    def _give_up(self, request_id: str, why: str) -> None:
+        """Tell the other side of a request's handoff that nothing comes of it."""
+        self._early.end(request_id)
+        if self._prefill.follows(request_id):
+            self._prefill.give_up(request_id, why)
+        self._decode.finish(request_id)
+
+    def _replaced(self, word: str) -> None:
+        """The weights may be replaced: what the ones before have computed is not handed over."""
+        self._stale |= self._alive
+        why = "REVISION_CHANGED: its weights were replaced"
+        for request_id in self._alive:
+            self._give_up(request_id, why)
+        for one in self._unnamed:
+            self._free(one, why)
+        self._unnamed = []
+        if self._prefix is not None:
+            self._prefix.forget()
+        self._revise(word)
+
+    def _revise(self, revision: str) -> None:
+        with suppress(SessionClosedError):  # the engine ends, too
+            self._session.set_revision(revision)
+
+    def reset_cache(self) -> None:
+        """Have stores drop the states of the engine's weights, as vLLM drops its own."""
+        if self._weights is not None:
+            with suppress(SessionClosedError):
+                self._session.forget_states(self._weights.revision)
+            self._weights.look()
 
     def _hands_on(self, request: Request, side: HandoffSide) -> bool:
         """Whether P's token is D's first, where the router wants that; else D samples it itself."""
@@ -251,6 +313,9 @@ class SchedulerSide:
         Returns the answer for the router if the pages are held until D has read them.
         """
         request_id = request.request_id
+        stale = request_id in self._stale
+        self._alive.discard(request_id)
+        self._stale.discard(request_id)
         self._refused.discard(request_id)
         self._behind.discard(request_id)
         self._followed.pop(request_id, None)
@@ -262,7 +327,7 @@ class SchedulerSide:
         found = self._parameters.pop(request_id, None)
         replies = found is None or found.side is HandoffSide.DECODE
         if self._prefix is not None:
-            if replies and computed:
+            if replies and computed and not stale and self._known:
                 self._replied(self._prefix, request, blocks)
             self._prefix.finished(request_id)
         self._early.end(request_id)
@@ -303,7 +368,8 @@ class SchedulerSide:
         if lost and self._prefix is not None:
             for request_id in [one for one, name in self._followed.items() if name in lost]:
                 self._prefix.finished(request_id)
-            self._prefix.forget()  # the step has told of its blocks under the earlier word
+            # The step has told of its blocks under the earlier word.
+            self._prefix.forget_cached()
         self._publish()
 
     def _publish(self) -> None:
@@ -313,10 +379,14 @@ class SchedulerSide:
             content = self._content(one.request, one.position, one.sampling)
             if content is None:
                 self._log.error("no state can be published", request=request_id, detail=UNKNOWN)
-                self._prefill.give_up(request_id, UNKNOWN)
-                self._step.sent.append(request_id)  # vLLM holds its pages until then
+                self._free(one, UNKNOWN)
             else:
                 self._prefill.finish(request_id, one.blocks, one.position, content, one.token)
+
+    def _free(self, one: _Unnamed, why: str) -> None:
+        """Give up a prompt that has ended; vLLM holds its pages until it is told."""
+        self._prefill.give_up(one.request.request_id, why)
+        self._step.sent.append(one.request.request_id)
 
     def _replied(
         self, prefix: PrefixSide, request: Request, blocks: Sequence[Sequence[int]]
@@ -344,6 +414,7 @@ class SchedulerSide:
         self.tally.present = {
             "held_blocks": self._prefill.held_blocks + pinned,
             "registered": int(self._session.is_open),
+            "weights_known": int(self._weights is None or self._weights.known),
         }
         return None if self.tally.empty else self.tally.take()
 
@@ -381,7 +452,7 @@ class SchedulerSide:
         step.early_fences = self._early.computed(scheduled)
         step.fences = self._prefill.completed(progress)
         if self._prefix is not None:
-            step.fences += self._prefix.step()
+            step.fences += self._prefix.step(self._known)
         ended, sent = self._prefill.sent()
         step.sent += sent
         for end in ended:
@@ -390,7 +461,7 @@ class SchedulerSide:
         if self._sampled is not None:  # all that came before those ends
             self._sampled.take()
         for end in received:
-            arrived = not end.reason
+            arrived = not end.reason and end.request_id not in self._stale
             if self._sampled is not None and self._sampled.lacks(end.request_id):
                 # Without the token the state would be read as one before it.
                 self._sampled.finish(end.request_id)
