@@ -26,7 +26,7 @@ from restow.broker.server.fleet.standing import OWN_S
 from restow.broker.server.serve import RunningBroker
 from restow.broker.server.settings import BrokerSettings
 
-POOL = Pool("default", model_layout().model.identity)
+POOL = Pool.of("default", model_layout().model.identity)
 
 
 @asynccontextmanager
