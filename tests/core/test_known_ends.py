@@ -246,7 +246,7 @@ def test_an_end_is_not_kept_for_long() -> None:
     world.wait(KEPT_S + 0.1)
     say_publication(world)
     assert not ends(world.p)
-    assert not world.directory.ledger.known_ends
+    assert not world.directory.ledger.known_ends.by_id
 
 
 def test_no_more_ends_are_kept_than_there_is_room_for() -> None:

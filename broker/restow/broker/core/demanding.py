@@ -48,7 +48,7 @@ class Demanding:
         if asking is None:
             return self._ledger.part_of(handoff, engine).tell_sampled()
         engine.asks = True
-        if not engine.has_revision(wish.revision):
+        if wish.revision != engine.revision and not engine.has_revision(wish.revision):
             return self._ledger.stop(asking, revision_changed(engine), now_s)
         ended = self._ledger.known_ends.complete(asking, now_s) if wish.repeated else []
         if ended:

@@ -70,7 +70,7 @@ class Granting:
         """An agent has been welcomed: handoffs that waited for it may go on."""
         actions: list[Action] = []
         if engine.complete:
-            known = bool(self._ledger.known_ends)
+            known = bool(self._ledger.known_ends.by_id)
             for number in sorted(engine.handoffs):
                 handoff = self._ledger.by_number.get(number)
                 if handoff is not None and (known or handoff.lease.agents_until_s):
@@ -171,16 +171,17 @@ class Granting:
     def advance(self, handoff: Handoff, now_s: float) -> list[Action]:
         """Grant as soon as everything is there; of a publication each of its deliveries."""
         actions = self._advance(handoff, now_s)
-        for delivery in handoff.deliveries:
-            if not delivery.ended:
-                actions += self._advance(delivery, now_s)
+        if handoff.deliveries.by_engine:  # most handoffs have none
+            for delivery in handoff.deliveries:
+                if not delivery.ended:
+                    actions += self._advance(delivery, now_s)
         return actions
 
     def _advance(self, handoff: Handoff, now_s: float) -> list[Action]:
         if handoff.pair is not None:
             return []
         known: list[Action] = []
-        if self._ledger.known_ends:
+        if self._ledger.known_ends.by_id:
             known = self._ledger.known_ends.complete(handoff, now_s)
             if handoff.ended:
                 return known

@@ -50,15 +50,14 @@ class Account:
         return self.kept_bytes + self.passing_bytes
 
     def keep(self, size_bytes: int) -> None:
-        """Keep so many more, or with a negative number fewer. Raises as `check`."""
-        self.check(size_bytes)
-        self._change(size_bytes)
+        """Keep ``size_bytes`` more, or fewer if it is negative. Raises as `check`."""
+        if size_bytes > 0:
+            self.check(size_bytes)
+        self.let_go(-size_bytes)
 
     def let_go(self, size_bytes: int) -> None:
-        """Keep so many no longer."""
-        self._change(-size_bytes)
-
-    def _change(self, size_bytes: int) -> None:
+        """Keep ``size_bytes`` fewer."""
+        size_bytes = -size_bytes
         before_bytes = self.kept_bytes
         self.kept_bytes = left_bytes = before_bytes + size_bytes
         self.total.size_bytes += size_bytes

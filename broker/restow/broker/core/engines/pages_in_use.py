@@ -149,9 +149,8 @@ class PagesInUse:
             raise self._read(handoff_id, group, ids.item(int(read.argmax())))
 
     def forget_held(self, blocks: Blocks, held_tokens: int) -> None:
-        """Have a demand read no more what it holds."""
-        if held_tokens:
-            self._count(self._held_of(blocks, held_tokens), -1)
+        """Have a demand read no more the blocks of the tokens that it holds."""
+        self._count(self._held_of(blocks, held_tokens), -1)
 
     def give_back(self, handoff: Handoff) -> None:
         """Have a demand write no more: its blocks are the engine's own."""

@@ -33,7 +33,7 @@ class Holdings:
     @property
     def empty(self) -> bool:
         """Whether nothing of the tenant is left."""
-        return not (self.engines or self.live or self.quarantined or self.ended)
+        return not (self.ended or self.engines or self.live or self.quarantined)
 
 
 class Tenants:
@@ -83,7 +83,8 @@ class Tenants:
     def add_live(self, tenant: str, count: int) -> None:
         """Handoffs began, or are live no more."""
         self._known(tenant).live += count
-        self._forget_if_empty(tenant)
+        if count < 0:
+            self._forget_if_empty(tenant)
 
     def add_quarantined(self, tenant: str, count: int) -> None:
         """Handoffs came into quarantine or left it."""

@@ -167,9 +167,10 @@ class Handoff:
     def next_look_s(self) -> float:
         """When something happens even if nobody says a word: not while deliveries may read."""
         look_s = self.lease.next_look_s()
-        for one in self.deliveries:
-            if one.granted:
-                look_s = max(look_s, one.lease.settle_until_s)
+        if self.deliveries.by_engine:
+            for one in self.deliveries:
+                if one.granted:
+                    look_s = max(look_s, one.lease.settle_until_s)
         return look_s
 
     @property
@@ -350,7 +351,8 @@ class Handoff:
             return
         engine.account.let_go(self.demand.size_bytes)
         if engine.in_use is not None:
-            engine.in_use.forget_held(self.demand.blocks, self.demand.held_tokens)
+            if self.demand.held_tokens:
+                engine.in_use.forget_held(self.demand.blocks, self.demand.held_tokens)
             if self.number not in engine.quarantined:
                 engine.in_use.give_back(self)
 

@@ -18,8 +18,15 @@ def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> T
     """How the handoff ended, for P; or for D, whose ``demand`` it ends."""
     failure = handoff.failure
     reason, detail = (failure.reason, failure.detail) if failure is not None else ("", "")
-    ended = [one for one in _parts(handoff) if one.ended] if demand is None else [handoff]
     published = handoff.publication
+    if demand is not None:
+        compared, others = is_compared(published, handoff.demand), _publication(handoff)
+    elif not handoff.shared:
+        compared, others = is_compared(published, handoff.demand), _demand(handoff)
+    else:
+        parts = [one for one in _parts(handoff) if one.ended]
+        compared = bool(parts) and all(is_compared(published, one.demand) for one in parts)
+        others = tuple([other for one in parts for other in _demand(one)])
     return TellEnded(
         engine.key,
         handoff.handoff_id,
@@ -31,17 +38,15 @@ def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> T
         demand,
         delivered(handoff),
         published.position_tokens,
-        bool(ended) and all(is_compared(published, one.demand) for one in ended),
-        _demands(ended) if demand is None else _publication(handoff),
+        compared,
+        others,
         published.sampled_token if demand is None else None,
         (handoff.parent or handoff).deliveries.readers,
     )
 
 
 def _parts(handoff: Handoff) -> list[Handoff]:
-    """The handoff, or the deliveries that ended as their publication did: well or not."""
-    if not handoff.shared:
-        return [handoff]
+    """Return the deliveries that ended as their publication did: well or not."""
     done = handoff.state is State.DONE
     return [one for one in handoff.deliveries.by_engine.values() if done == (one.failure is None)]
 
@@ -54,16 +59,17 @@ def _publication(handoff: Handoff) -> tuple[Counterpart, ...]:
     return (Counterpart(source.key.engine_id, source.incarnation, (side.number,)),)
 
 
-def _demands(ended: list[Handoff]) -> tuple[Counterpart, ...]:
-    """Each D and its words, as P is told them: those by a session, which have numbers."""
-    found = []
-    for one in ended:
-        engine, numbers = one.destination, one.demand_messages.numbers
-        spoken = tuple([number for number in numbers if number > 0])
-        if engine is not None and spoken:
-            agents = engine.fingerprint() if one.failure is None else b""
-            found.append(Counterpart(engine.key.engine_id, engine.incarnation, spoken, agents))
-    return tuple(found)
+def _demand(handoff: Handoff) -> tuple[Counterpart, ...]:
+    """Return D and its words, as P is told them: those by a session, which have numbers."""
+    engine, numbers = handoff.destination, handoff.demand_messages.numbers
+    if engine is None or not numbers:
+        return ()
+    if min(numbers) < 1:
+        numbers = tuple([number for number in numbers if number > 0])
+        if not numbers:
+            return ()
+    agents = engine.fingerprint() if handoff.failure is None else b""
+    return (Counterpart(engine.key.engine_id, engine.incarnation, numbers, agents),)
 
 
 def delivered(handoff: Handoff) -> int:

@@ -52,17 +52,13 @@ class KnownWord:
 
 
 class KnownEnds:
-    """The ends that engines have told a ledger, by handoff. True while there are any."""
+    """The ends that engines have told a ledger, by handoff."""
 
     def __init__(self, ledger: Ledger) -> None:
         """Know none."""
         self._ledger = ledger
-        self._by_id: dict[tuple[str, str], list[KnownWord]] = {}
+        self.by_id: dict[tuple[str, str], list[KnownWord]] = {}
         self._kept: deque[tuple[float, tuple[str, str], KnownWord]] = deque()
-
-    def __bool__(self) -> bool:
-        """Return whether any end is known."""
-        return bool(self._by_id)
 
     def __len__(self) -> int:
         """Return how many are kept."""
@@ -77,7 +73,7 @@ class KnownEnds:
             return []
         for other in end.counterparts:
             known = KnownWord(engine, end, other)
-            self._by_id.setdefault(key, []).append(known)
+            self.by_id.setdefault(key, []).append(known)
             self._kept.append((now_s + KEPT_S, key, known))
         self.tick(now_s)
         actions: list[Action] = []
@@ -90,15 +86,15 @@ class KnownEnds:
         """Forget those that are too old or too many."""
         while self._kept and (self._kept[0][0] <= now_s or len(self._kept) > MAX_KEPT):
             _, key, known = self._kept.popleft()
-            left = self._by_id[key]
+            left = self.by_id[key]
             left.remove(known)
             if not left:
-                del self._by_id[key]
+                del self.by_id[key]
 
     def complete(self, handoff: Handoff, now_s: float) -> list[Action]:
         """End a live handoff or delivery as its other side was told, if its words are the same."""
         actions: list[Action] = []
-        for known in self._by_id.get((handoff.tenant, handoff.handoff_id), ()):
+        for known in self.by_id.get((handoff.tenant, handoff.handoff_id), ()):
             if handoff.ended:
                 break
             if known.end.of_demand:

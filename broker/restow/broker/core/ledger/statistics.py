@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
 from enum import StrEnum
 
 from restow.broker.core.actions import State
@@ -114,11 +113,12 @@ def _known(reason: str) -> str:
     return reason if not reason or reason in REASONS else OTHER
 
 
-def phases_of(handoff: Handoff) -> Iterator[tuple[Phase, float, float]]:
-    """The parts that an ended handoff came to, with their begin and end in seconds."""
+def phases_of(handoff: Handoff) -> list[tuple[Phase, float, float]]:
+    """Return the parts that an ended handoff came to, with their begin and end in seconds."""
     met_s, granted_s, ended_s = handoff.met_s, handoff.granted_s, handoff.ended_s
-    if met_s:
-        yield Phase.WAIT, handoff.born_s, met_s
-        if granted_s:
-            yield Phase.GRANT, met_s, granted_s
-            yield Phase.TRANSFER, granted_s, ended_s
+    if not met_s:
+        return []
+    phases = [(Phase.WAIT, handoff.born_s, met_s)]
+    if granted_s:
+        phases += [(Phase.GRANT, met_s, granted_s), (Phase.TRANSFER, granted_s, ended_s)]
+    return phases

@@ -70,7 +70,7 @@ def chunk_of(publication: pb.Publication, limits: Limits, number: int = 0) -> Ch
         readers_of(publication.readers),
         _sampled(publication),
         publication.anew,
-        revision_of(publication.revision),
+        revision_of(publication.revision) if publication.revision else "",
         number,
     )
 
@@ -131,7 +131,7 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         readers_of(demand.readers),
         prefix,
         demand.takes_sampled_token,
-        revision_of(demand.revision),
+        revision_of(demand.revision) if demand.revision else "",
         demand.write_mark,
     )
 

@@ -50,7 +50,8 @@ class Demand(NamedTuple):
                     group=group,
                 )
             blocks[group] = data
-        lists.check_overlaid(blocks)
+        if lists.overlaid:
+            lists.check_overlaid(blocks)
         return cls(blocks, *_beside_blocks(wish))
 
     def check_content(self, handoff_id: str, published: Publication) -> None:
