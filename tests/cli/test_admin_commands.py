@@ -103,6 +103,7 @@ def test_status_counts(shown: Shown, address: str) -> None:
         "handoffs_checked",
         "digest_mismatches",
         "draining",
+        "requires_content",
         "membership",
         "models",
     ]
