@@ -73,6 +73,9 @@ class GoodEngine:
         """Of handoffs that its agents heard of."""
         self._door, self._tenant, self._layout = door, tenant, layout
         self._lists = wire.block_lists(blocks)
+        self._blocks = blocks
+        self._demanded: dict[str, list[pb.BlockList]] = {}
+        """By handoff that it asks for: its blocks, which no other of these names."""
         self.friend: GoodEngine | None = None
         """Who alone may be offered what it holds."""
         self._kept: list[tuple[Stream, list[link.AgentMessage]]] = []
@@ -112,9 +115,16 @@ class GoodEngine:
 
     def request(self, name: str) -> None:
         """Ask for a handoff."""
-        self.asked.add(name)
-        demand = pb.Demand(handoff_id=name, blocks=self._lists, timeout_ms=LEASE_MS)
+        demand = pb.Demand(handoff_id=name, blocks=self._new_lists(name), timeout_ms=LEASE_MS)
         self._say(pb.EngineMessage(request=demand))
+
+    def _new_lists(self, name: str) -> list[pb.BlockList]:
+        self.asked.add(name)
+        step = max(max(ids) for ids in self._blocks.values()) + 1
+        shift = step * (len(self._demanded) % (PAGES // step))
+        shifted = {group: [shift + one for one in ids] for group, ids in self._blocks.items()}
+        self._demanded[name] = wire.block_lists(shifted)
+        return self._demanded[name]
 
     def hold(self) -> None:
         """Tell that it holds a state, anew."""
@@ -127,10 +137,9 @@ class GoodEngine:
 
     def request_held(self, name: str) -> None:
         """Ask for that state, whoever holds it."""
-        self.asked.add(name)
         demand = pb.Demand(
             handoff_id=name,
-            blocks=self._lists,
+            blocks=self._new_lists(name),
             timeout_ms=LEASE_MS,
             prefix=HELD_PREFIX,
             position_tokens=POSITION,
@@ -195,7 +204,9 @@ class GoodEngine:
         if names - known - {""}:
             raise Violation(f"{self.ref.engine_id} is told of {sorted(names)}")
         if body == "execute":
-            if part.handoff_id not in self.asked or list(part.dst_blocks) != self._lists:
+            if part.handoff_id not in self.asked or (
+                list(part.dst_blocks) != self._demanded[part.handoff_id]
+            ):
                 raise Violation(f"{self.ref.engine_id} is to fill what it did not ask for: {part}")
         elif body == "stage" and list(part.src_blocks) != self._lists:
             raise Violation(f"{self.ref.engine_id} is to gather what it did not publish: {part}")

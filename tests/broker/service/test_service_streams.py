@@ -301,13 +301,14 @@ async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         await lost.get()
         slow = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect()
         for region in both.d_agents[0].hello.regions:
-            region.page_count = 4096
+            region.page_count = 1 << 18
         await slow.write(agent_batch(hello=both.d_agents[0].hello))
         await admitted.get()
-        blocks = {"attention": range(4096), "state": [14]}
         published: list[asyncio.Future[HandoffEnded]] = []
         while lost.empty():
-            name = f"h{len(published)}"
+            count = len(published)
+            name, first = f"h{count}", 64 * count
+            blocks = {"attention": range(first, first + 64), "state": [count]}
             published.append(both.p.publish(name, P_BLOCKS, POSITION))
             await both.p_agents[0].fence(name)
             both.d.request(name, blocks)

@@ -136,10 +136,10 @@ async def test_calls_that_wait_are_counted_with_their_messages() -> None:
         open_channel(running.address) as channel,
     ):
         stub = broker_pb2_grpc.BrokerStub(channel)
-        ids = np.arange(64, dtype="<i4").tobytes()
-        blocks = [pb.BlockList(group="attention", block_ids=ids)]
         calls: list[Any] = []
         for number in range(500):
+            ids = np.arange(8 * number, 8 * number + 8, dtype="<i4").tobytes()
+            blocks = [pb.BlockList(group="attention", block_ids=ids)]
             demand = pb.Demand(handoff_id=f"h{number}", blocks=blocks, timeout_ms=60_000)
             calls.append(stub.Request(pb.RequestRequest(engine=d.ref, demand=demand)))
         waiting = [asyncio.ensure_future(one) for one in calls]
