@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from restow.broker.core.actions import EngineKey
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.tenants import Tenants
 from restow.broker.core.limits import Limits
 from restow.broker.core.prefix import index as prefix_index
 from restow.broker.core.prefix.holders import Holders
@@ -28,6 +29,7 @@ from restow.broker.families import (
     ShortConvSpec,
     build_layout,
 )
+from restow.broker.layout import Layout
 from restow.broker.layout.dtype import DType
 from restow.broker.layout.values import ModelIdentity
 
@@ -114,12 +116,9 @@ class Told:
     """Whether the broker has all of it."""
 
 
-def engine_of(tenant: str, name: str, layout: Any) -> Any:
-    """As much of an engine's record as prefixes ask for."""
-    blocks = {region.group: region.block_tokens for rank in layout.ranks for region in rank.regions}
-    return SimpleNamespace(
-        key=EngineKey(tenant, name), layout=layout, block_tokens=blocks, check_there=lambda: None
-    )
+def engine_of(tenant: str, name: str, layout: Layout) -> EngineRecord:
+    account = Tenants(Limits()).account(tenant)
+    return EngineRecord.of(EngineKey(tenant, name), "life", layout, "digest", 0.0, account)
 
 
 def layout_of(window_tokens: int, page_tokens: int, name: str = "m", snapshot: bool = False) -> Any:
