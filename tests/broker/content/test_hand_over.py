@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 
 import pytest
@@ -28,10 +29,12 @@ async def store(running: RunningBroker, room: int = 100) -> AsyncIterator[list[P
     kept: list[Prefix] = []
     asking: set[asyncio.Task[None]] = set()
     sessions: list[EngineSession] = []
+    firsts = itertools.count(20, 2)
 
     async def ask(prefix: Prefix) -> None:
-        name = prefix.hashes[-1].hex()[:16]
-        if (await sessions[0].request(name, D_STATE, prefix=prefix)).done:
+        name, first = prefix.hashes[-1].hex()[:16], next(firsts)
+        blocks = {"attention": [first, first + 1], "state": [first]}
+        if (await sessions[0].request(name, blocks, prefix=prefix)).done:
             kept.append(prefix)
             tell(sessions[0], prefix)
 
