@@ -301,14 +301,14 @@ async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         await lost.get()
         slow = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect()
         for region in both.d_agents[0].hello.regions:
-            region.page_count = 1 << 18
+            region.page_count = 1 << 22
         await slow.write(agent_batch(hello=both.d_agents[0].hello))
         await admitted.get()
         published: list[asyncio.Future[HandoffEnded]] = []
         while lost.empty():
             count = len(published)
-            name, first = f"h{count}", 64 * count
-            blocks = {"attention": range(first, first + 64), "state": [count]}
+            name, first = f"h{count}", 1024 * count
+            blocks = {"attention": range(first, first + 1024), "state": [count]}
             published.append(both.p.publish(name, P_BLOCKS, POSITION))
             await both.p_agents[0].fence(name)
             both.d.request(name, blocks)
