@@ -124,11 +124,10 @@ BARRED = {
 
 EDGES = {
     "agents/restow/agents/order_desk.py": 1,
-    "agents/restow/agents/link/kept_stream.py": 1,
     "agents/restow/agents/reading/reader.py": 2,
 }
-"""How many handlers may catch everything. An order ends in an answer whatever failed, the stream to
-the broker is opened again, and a read is over before its failure is told."""
+"""How many handlers may catch everything. An order ends in an answer whatever failed, and a read is
+over before its failure is told."""
 
 
 @pytest.mark.parametrize(

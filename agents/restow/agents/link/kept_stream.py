@@ -158,7 +158,9 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
                     OtherServerError,
                 ) as error:
                     self._broke(error)
-                except Exception as error:  # noqa: BLE001 - nobody awaits this, and peers rely on it
+                except Exception as error:  # nobody awaits this, and peers rely on it
+                    if asyncio.current_task() is not self._runner:
+                        raise  # the task's loop is gone, and the coroutine is swept up
                     self._log.error("stream broke on a fault of this side", exc_info=error)
                     self._broke(RestowError(f"the stream broke: {error!r}"))
                 finally:
