@@ -25,6 +25,7 @@ from fuzzing.scalars import STRINGS
 from restow.broker.client import EngineSession, Offer, Prefix
 from restow.broker.client.connection.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.errors import RestowError
+from restow.broker.rpc.status import ERROR_DOMAIN
 from restow.v1 import broker_pb2 as pb
 from simulation_harness.network import failure
 from simulation_harness.virtual_loop import VirtualLoop
@@ -83,16 +84,17 @@ def test_every_failure_of_a_call_is_typed(data: st.DataObject, code: grpc.Status
 
 def test_the_reason_of_a_refusal_is_read_whatever_it_is_about() -> None:
     names = ("status", "reason", "message", "self", "engine")
-    info = error_details_pb2.ErrorInfo(reason="BROKEN", metadata=dict.fromkeys(names, "x"))
+    subject = dict.fromkeys(names, "x")
+    info = error_details_pb2.ErrorInfo(reason="BROKEN", domain=ERROR_DOMAIN, metadata=subject)
     packed = any_pb2.Any()
     packed.Pack(info)
     status = status_pb2.Status(code=10, message="words", details=[packed])
     trailing = (("grpc-status-details-bin", status.SerializeToString()),)
     error = from_rpc_error(failure(grpc.StatusCode.ABORTED, "words", trailing), "here")
     assert (error.status, error.reason, error.message) == ("ABORTED", "BROKEN", "words")
-    assert error.subject == dict.fromkeys(names, "x")
+    assert error.subject == subject
     other = failure(grpc.StatusCode.OUT_OF_RANGE, "words", trailing)
-    assert from_rpc_error(other, "here").reason == "OUT_OF_RANGE"
+    assert from_rpc_error(other, "here").reason == "OTHER_SERVER"
 
 
 @dataclass
@@ -109,11 +111,11 @@ class HostileBroker:
         timeout: float,  # noqa: ASYNC109
         metadata: Any,
     ) -> Any:
-        return pb.RegisterEngineResponse()
+        return pb.RegisterEngineResponse(layout_digest="digest")
 
     def Session(self) -> Any:
         if not self.streams:
-            info = error_details_pb2.ErrorInfo(reason="ENGINE_REPLACED")
+            info = error_details_pb2.ErrorInfo(reason="ENGINE_REPLACED", domain=ERROR_DOMAIN)
             packed = any_pb2.Any()
             packed.Pack(info)
             status = status_pb2.Status(code=10, details=[packed]).SerializeToString()

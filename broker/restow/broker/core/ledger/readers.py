@@ -156,7 +156,8 @@ class Readers:
         if parent.deliveries.served:
             return self.end_served(parent, now_s)
         self.place_left(parent)
-        if failure is not None:
+        # A publication that P has not said to this broker has no lease that would end it.
+        if failure is not None or parent.source is None:
             self._ledger.wait_for_demand(parent, now_s)
         self._ledger.watch(parent)
         return []
