@@ -175,7 +175,10 @@ class GoodEngine:
 
     def _hear_offer(self, offer: pb.Offer) -> None:
         asked = self.friend.asked if self.friend else set()
-        if offer.handoff_id not in asked or offer.prefix != HELD_PREFIX:
+        held = pb.Prefix()
+        held.CopyFrom(HELD_PREFIX)
+        held.revision = self._layout.model.revision  # the broker names whose weights are asked for
+        if offer.handoff_id not in asked or offer.prefix != held:
             raise Violation(f"{self.ref.engine_id} is offered what it does not hold: {offer}")
         self.publish(offer.handoff_id, offer.content)
 
