@@ -113,6 +113,9 @@ class HostileBroker:
     ) -> Any:
         return pb.RegisterEngineResponse(layout_digest="digest")
 
+    async def UnregisterEngine(self, *call: Any, **more: Any) -> Any:
+        return pb.UnregisterEngineResponse()
+
     def Session(self) -> Any:
         if not self.streams:
             info = error_details_pb2.ErrorInfo(reason="ENGINE_REPLACED", domain=ERROR_DOMAIN)
@@ -192,6 +195,7 @@ async def _live(broker: HostileBroker) -> None:
         await session.start()
         runner: Any = session._runner
         await asyncio.wait_for(runner, 1000)
+        await session.close()
     outcomes: Counter[str] = Counter()
     for future in futures:
         assert future.done(), "nobody answers this caller any more"
@@ -201,4 +205,3 @@ async def _live(broker: HostileBroker) -> None:
         else:
             assert future.result().done == (future.result().state == "DONE")
     assert all(isinstance(one, Offer | Prefix) for one in heard)
-    await session.close()
