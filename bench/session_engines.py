@@ -55,7 +55,7 @@ class SessionEngine:
         self._sources[HELD] += found
         self._sources[MOVED if given else COMPUTED] += len(prompt) - found
         self._keep([*prompt, *reply[:-1]] if given else prompt)
-        event = {"choices": [{"text": "", "token_ids": reply}]}
+        event = {"choices": [{"text": "", "token_ids": reply, "finish_reason": "length"}]}
         if not body.get("stream"):
             return web.json_response(event)
         text = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
