@@ -57,7 +57,7 @@ async def test_a_session_lives_through_a_restart_of_the_broker(
         for _ in range(2):
             await registered.get()
         agents = [
-            await FakeAgent(session, model_layout(tp), rank, 64).connect()
+            await FakeAgent(session, model_layout(tp), rank).connect()
             for session, tp in ((p, 2), (d, 1))
             for rank in range(tp)
         ]
