@@ -13,6 +13,7 @@ from agent_harness.waiting import WAIT_S, until
 from broker.fakes import (
     D_BLOCKS,
     P_BLOCKS,
+    PAGES,
     POSITION,
     FakeAgent,
     broker,
@@ -57,7 +58,7 @@ async def test_a_session_lives_through_a_restart_of_the_broker(
         for _ in range(2):
             await registered.get()
         agents = [
-            await FakeAgent(session, model_layout(tp), rank).connect()
+            await FakeAgent(session, model_layout(tp), rank, PAGES).connect()
             for session, tp in ((p, 2), (d, 1))
             for rank in range(tp)
         ]
