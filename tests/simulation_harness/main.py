@@ -23,6 +23,10 @@ from simulation_harness.mutations import MUTATIONS
 
 Prepare = Callable[[History], object]
 
+# Not forked from the caller: a test's process has threads (gRPC's, torch's) whose locks a fork keeps.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_PRELOADED = ["restow.agents.async_agent", "restow.broker.server.serve", "restow.broker.client"]
+
 
 def play(
     seed: int,
@@ -80,7 +84,8 @@ def histories(
         for seed in range(first, first + count, size)
     ]
     processors = len(os.sched_getaffinity(0))
-    with multiprocessing.get_context("fork").Pool(processors, _begin) as pool:
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
+    with _CONTEXT.Pool(processors, _begin) as pool:
         yield from pool.imap_unordered(_play_all, tasks)
 
 
