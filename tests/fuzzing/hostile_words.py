@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION
+from broker.fakes import P_BLOCKS, POSITION, UnusedBlocks
 from fuzzing.good_engine import REGISTER, hello
 from fuzzing.house import LAYOUTS, TENANTS, VICTIM, House
 from fuzzing.messages import Known
@@ -61,7 +61,7 @@ def grown(one: link.Hello, size_bytes: int) -> link.Hello:
 
 
 _HELLOS = {tenant: hellos(REFS, tenant) for tenant in TENANTS}
-_WHOLE = [wire.block_lists(P_BLOCKS), wire.block_lists(D_BLOCKS)]
+_WHOLE = [wire.block_lists(P_BLOCKS), wire.block_lists(UnusedBlocks())]
 _PARTS = [
     [wire.block_list("attention", [1, 2])],
     [wire.block_list("attention", [3], 2), wire.block_list("state", [4])],

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from google.protobuf.message import DecodeError
 
-from broker.fakes import D_BLOCKS, P_BLOCKS, model_layout
+from broker.fakes import P_BLOCKS, UnusedBlocks, model_layout
 from fuzzing.door import Answer, Door, Violation
 from fuzzing.good_engine import GoodEngine, ask_by_content, hand_over
 from restow.broker.core.actions import EngineKey
@@ -90,7 +90,7 @@ class House:
         self._clock = self.loop.create_task(self.hub.run_clock())
         self._calls: list[asyncio.Task[Answer]] = []
         self.p = GoodEngine(self.door, TENANTS[0], "good-p", LAYOUTS[2], P_BLOCKS)
-        self.d = GoodEngine(self.door, TENANTS[0], "good-d", LAYOUTS[1], dict(D_BLOCKS))
+        self.d = GoodEngine(self.door, TENANTS[0], "good-d", LAYOUTS[1], dict(UnusedBlocks()))
         self.p.friend = self.d
         self.p.friends = self.d.friends = self.p.friends | self.d.friends
         self._handed_over = 0

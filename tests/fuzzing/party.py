@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any
+from zlib import crc32
 
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, answer_at_once
+from broker.fakes import P_BLOCKS, PAGES, POSITION, answer_at_once
 from fuzzing.door import Stream, Violation, methods
 from fuzzing.good_engine import CONNECT, REGISTER, SESSION
 from fuzzing.hostile_words import HASHES, LAYOUT_MESSAGES, PREFIXES, RANKS, REFS, hellos
@@ -123,8 +124,10 @@ def publication(name: str, lease_ms: int) -> pb.EngineMessage:
 
 
 def demand(name: str, timeout_ms: int) -> pb.EngineMessage:
-    """A wish for it."""
-    wish = pb.Demand(handoff_id=name, blocks=wire.block_lists(D_BLOCKS), timeout_ms=timeout_ms)
+    """A demand for it, into blocks that its name alone decides: a run repeats by itself."""
+    first = 11 + crc32(name.encode()) % (PAGES - 16)
+    blocks = {group: [first + one for one in ids] for group, ids in P_BLOCKS.items()}
+    wish = pb.Demand(handoff_id=name, blocks=wire.block_lists(blocks), timeout_ms=timeout_ms)
     return pb.EngineMessage(request=wish)
 
 

@@ -23,7 +23,7 @@ from simulation_harness.mutations import MUTATIONS
 
 Prepare = Callable[[History], object]
 
-# Not forked from the caller: a test's process has threads (gRPC's, torch's) whose locks a fork keeps.
+# Not forked from the caller: a test's process has threads of gRPC, whose locks a fork keeps.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = ["restow.agents.async_agent", "restow.broker.server.serve", "restow.broker.client"]
 
