@@ -6,6 +6,7 @@ import pytest
 
 from core.world import World, ends
 from restow.broker.core.actions import State
+from restow.broker.core.engines.engine import pool_of
 from restow.broker.core.limits import Limits
 from restow.broker.errors import (
     DirectoryFullError,
@@ -71,6 +72,24 @@ def test_another_d_may_ask_for_what_a_d_that_drains_is_refused() -> None:
     world.request(e)
     world.settle(e, world.find().number)
     assert ends(p) == [("DONE", "")]
+
+
+def test_handoffs_of_a_pool_that_another_broker_takes_count_no_more() -> None:
+    """The audit after each event compares each tenant's counts with its live handoffs."""
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, "waits")
+    world.publish(p, "read")
+    world.fence_all(p, "read")
+    world.request(d, "read")
+    world.publish(p, "shared", readers=2)
+    world.fence_all(p, "shared")
+    world.request(d, "shared")
+    moved = EngineUnknownError("another broker has the pool")
+    members, pool = world.directory.members, pool_of(p.record)
+    world.run(lambda now_s: members.move(pool, moved, now_s))
+    assert not world.directory.ledger.by_number
+    assert ends(p) == ends(d) == []
 
 
 def test_a_new_life_does_not_drain() -> None:

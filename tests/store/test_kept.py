@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from random import Random
 
@@ -108,6 +108,14 @@ class Store:
                 assert (page == 0) == (key is None)
                 assert key is None or self.memory[group, page] == key, "the page has other content"
 
+    def check_own_bytes(self) -> None:
+        """What evicting a state would free is what no other state has: eviction goes by it."""
+        states = self.kept._states
+        users = Counter(key for state in states.by_key.values() for key in set(state.pieces))
+        for state in states.by_key.values():
+            own = {key for key in state.pieces if users[key] == 1}
+            assert state.own_bytes == sum(states.pieces[key].size_bytes for key in own)
+
 
 def prompts(random: Random, count: int) -> list[Prefix]:
     """Prefixes of a tree: prompts that begin with those before them, and part."""
@@ -142,6 +150,7 @@ def test_no_page_is_ever_of_two(name: str, seed: int, worth: Worth) -> None:
                 store.commit(random.choice(store.written), now_s)
             case 5 if store.written and random.random() < 0.3:
                 store.kept.give_up(store.written.pop())
+        store.check_own_bytes()
     for pinned in (*store.read, *store.written):
         store.kept.give_up(pinned)
     assert store.kept.evictions > 0
@@ -301,6 +310,17 @@ def test_pages_lie_where_files_can_be_read_directly() -> None:
             taken[group] |= set(range(page * stride, (page + 1) * stride))
     apart = sum(len(some) for some in taken.values())
     assert len(set().union(*taken.values())) == apart
+
+
+@pytest.mark.parametrize("fuller", [0, 1])
+def test_the_slab_with_the_fewest_pages_is_made_free(fuller: int) -> None:
+    room = Room({"small": PAGE_ALIGN_BYTES, "large": 4 * PAGE_ALIGN_BYTES}, 48 * PAGE_ALIGN_BYTES)
+    slabs = [room.take("small", 4) for _ in range(2)]
+    room.give("small", slabs[fuller][0])
+    for page in slabs[1 - fuller][:3]:
+        room.give("small", page)
+    (move,) = room.gather({})
+    assert (move.source, move.target) == (slabs[1 - fuller][3], slabs[fuller][0])
 
 
 def test_a_state_that_is_named_in_two_ways_leaves_no_pages_behind() -> None:
