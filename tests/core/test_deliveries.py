@@ -8,6 +8,7 @@ import pytest
 
 from core.world import LIMITS, Side, World, ends
 from restow.broker.core import actions as act
+from restow.broker.core.audit import audit
 from restow.broker.core.handoffs.deliveries import MAX_DELIVERIES
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.pair import PairRefused
@@ -404,3 +405,19 @@ def test_a_router_gives_up_what_nobody_asks_for_and_an_operator_all_of_it() -> N
     assert ends(d) == []
     world.settle(d, number)
     assert ends(d) == [("CANCELLED", "RELEASED")]
+
+
+def test_the_audit_compares_each_delivery_with_its_publication() -> None:
+    """Simulation and tests trust the audit, so what it compares is tried by itself."""
+    world = World()
+    published(world)
+    d = world.engine("d")
+    world.request(d)
+    whole, one = world.find(), delivery(world, d)
+    one.lease.until_s, kept_s = whole.lease.until_s + 1, one.lease.until_s
+    assert any("another lease than its delivery to d" in words for words in audit(world.directory))
+    one.lease.until_s = whole.lease.until_s = one.lease.grant_until_s
+    assert any("may be read by d after its lease" in words for words in audit(world.directory))
+    one.lease.until_s = whole.lease.until_s = kept_s
+    one.parent = one
+    assert any("is of another publication" in words for words in audit(world.directory))
