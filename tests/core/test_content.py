@@ -87,6 +87,7 @@ def test_a_side_that_names_none_is_served_and_shown(src: bytes, dst: bytes, word
     world.settle(d, world.find().number)
     assert ends(d) == [("DONE", "")]
     assert compared(world) == words
+    assert [one.compared for one in (*p.told, *d.told)] == [words == "compared"] * 2
 
 
 def test_other_content_is_another_publication_and_another_demand() -> None:
