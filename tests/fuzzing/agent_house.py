@@ -246,14 +246,14 @@ class AgentHouse:
         if self.fence.found:
             raise Violation(self.fence.found[0])
 
-    def write(self) -> None:
-        """Have the engine's own writes be done, whatever mark an order named."""
+    def finish_writes(self) -> None:
+        """Say that the engine's own writes are done, up to any mark that an order may name."""
 
-        async def write() -> None:
+        async def finish() -> None:
             self.agent.writes_done(2**63 - 1)
             await asyncio.sleep(0.01)
 
-        self.loop.run_until_complete(write())
+        self.loop.run_until_complete(finish())
 
     def end_well(self) -> None:
         """A new stream finds nothing of the old one, and what is no page of a handoff untouched."""

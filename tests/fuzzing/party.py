@@ -124,7 +124,7 @@ def publication(name: str, lease_ms: int) -> pb.EngineMessage:
 
 
 def demand(name: str, timeout_ms: int) -> pb.EngineMessage:
-    """A demand for it, into blocks that its name alone decides: a run repeats by itself."""
+    """Return a demand for a handoff; its blocks follow from the name, so that runs repeat."""
     first = 11 + crc32(name.encode()) % (PAGES - 16)
     blocks = {group: [first + one for one in ids] for group, ids in P_BLOCKS.items()}
     wish = pb.Demand(handoff_id=name, blocks=wire.block_lists(blocks), timeout_ms=timeout_ms)

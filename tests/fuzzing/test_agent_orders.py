@@ -47,7 +47,7 @@ def test_orders_to_read(name: str, strategy: Strategy) -> None:
     def take(orders: list[pb.AgentOrder]) -> None:
         with AgentHouse(of, 0, source=False).lives() as house:
             house.take(orders)
-            house.write()
+            house.finish_writes()
             answered(house, orders, outcomes)
             house.end_well()
 

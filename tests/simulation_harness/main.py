@@ -23,7 +23,7 @@ from simulation_harness.mutations import MUTATIONS
 
 Prepare = Callable[[History], object]
 
-# Not forked from the caller: a test's process has threads of gRPC, whose locks a fork keeps.
+# A fork of a test's process keeps the locks of gRPC's threads, and can wait on them for ever.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = ["restow.agents.async_agent", "restow.broker.server.serve", "restow.broker.client"]
 

@@ -109,7 +109,7 @@ class Store:
                 assert key is None or self.memory[group, page] == key, "the page has other content"
 
     def check_own_bytes(self) -> None:
-        """What evicting a state would free is what no other state has: eviction goes by it."""
+        """Compare each state's own bytes with the pieces that no other state uses."""
         states = self.kept._states
         users = Counter(key for state in states.by_key.values() for key in set(state.pieces))
         for state in states.by_key.values():
