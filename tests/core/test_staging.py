@@ -144,6 +144,24 @@ def test_staged_runs_are_released_exactly_once(outcome: str) -> None:
     assert unstaged(world) == gone.get(outcome, [0, 1])
 
 
+@pytest.mark.parametrize("back", [True, False], ids=["the same agent", "another agent"])
+@pytest.mark.parametrize("settled", [True, False])
+def test_an_agent_on_a_new_stream_is_not_told_to_give_back(back: bool, settled: bool) -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 2, 2)
+    stage_all(world, p, number, 2)
+    name = p.agents[0].agent_name if back else ""
+    world.disconnect(p, 0)
+    if settled:
+        world.settle(d, number, 0)
+        world.settle(d, number, 1)
+    world.connect(p, 0, name=name)
+    if not settled:
+        world.settle(d, number, 0)
+        world.settle(d, number, 1)
+    assert unstaged(world) == [1]
+
+
 def test_a_state_is_interleaved_for_all_its_readers_at_once() -> None:
     mamba = Mamba2Spec(0, 4, 2, 2, 2, 4, DType.BFLOAT16, DType.BFLOAT16)
     two, four = (build_layout(ModelSpec("m", (mamba,)), EngineSettings(tp=tp)) for tp in (2, 4))

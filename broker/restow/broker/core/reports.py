@@ -97,6 +97,7 @@ class Reports:
         if failure is None and pair.hashed:
             failure = not_hashed(run, rank)
         handoff.staged[dst_rank, rank] = run.kept(pair.hashed and failure is None)
+        handoff.stagers[rank] = agent
         handoff.timeline.note(now_s, "staged", (rank, dst_rank))
         if failure is not None:
             handoff.unsettled.discard(dst_rank)

@@ -228,13 +228,12 @@ def _needed(blocks: Mapping[str, bytes], groups: frozenset[str]) -> tuple[GroupI
 
 
 def release_staging(handoff: Handoff) -> list[Action]:
-    """Give back what source agents hold for the handoff; an agent that is gone holds nothing."""
-    source = handoff.source
-    if source is None or not handoff.staged:
-        return []
-    ranks = {src_rank for _, src_rank in handoff.staged}
+    """Tell the agents that gathered for the handoff to give that memory back.
+
+    An agent whose stream broke has dropped it, and one that came in its place has none.
+    """
     return [
-        SendUnstage(source.agents[rank].key, handoff.number)
-        for rank in sorted(ranks)
-        if rank in source.agents
+        SendUnstage(agent.key, handoff.number)
+        for _, agent in sorted(handoff.stagers.items())
+        if not agent.gone
     ]

@@ -30,6 +30,7 @@ import math
 from dataclasses import dataclass, field
 
 from restow.broker.core.actions import Action, State, TellSampled
+from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Failure, StagedRun, Wish
 from restow.broker.core.handoffs.conflicts import asked_before, owned, used_again
@@ -98,6 +99,8 @@ class Handoff:
     """Ranks of D that may be at work on an order of a broker before this one."""
     staged: dict[tuple[int, int], StagedRun] = field(default_factory=dict)
     """(destination rank, source rank) -> what was gathered and hashed."""
+    stagers: dict[int, AgentRecord] = field(default_factory=dict)
+    """Source rank -> the agent that holds what was gathered there."""
     part_tokens: int = 0
     """Up to where the grant that it has reads early; 0: it has none, or reads the whole."""
     early_tokens: int = 0
@@ -319,7 +322,7 @@ class Handoff:
         if self.parent is None:
             self.side.forget_blocks()
         self.demand = self.demand.without_blocks()
-        self.staged = {}
+        self.staged, self.stagers = {}, {}
         self.pair = None
 
     def keep_part(self) -> None:
@@ -331,7 +334,7 @@ class Handoff:
         self.number = number
         self.state = State.READY if self.complete else State.WAITING
         self.pair = None
-        self.staged = {}
+        self.staged, self.stagers = {}, {}
         self.unsettled = set()
         self.failure = None
         self.given_back = False
