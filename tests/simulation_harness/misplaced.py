@@ -39,8 +39,8 @@ def _ordered_otherwise(change: Callable[[Order], Order]) -> Iterator[None]:
 def _planned_otherwise(change: Callable[[Plan], list[Move]]) -> Iterator[None]:
     """The broker makes other moves of its plans."""
 
-    def make(source: Layout, destination: Layout) -> Plan:
-        plan = make_plan(source, destination)
+    def make(source: Layout, destination: Layout, **how: bool) -> Plan:
+        plan = make_plan(source, destination, **how)
         return replace(plan, moves=tuple(change(plan)))
 
     def plan_pair(*how: object) -> PairOutcome:
