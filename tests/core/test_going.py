@@ -100,6 +100,26 @@ def test_a_new_life_does_not_drain() -> None:
     assert world.find().state is State.WAITING
 
 
+@pytest.mark.parametrize("leaves", [True, False], ids=["itself", "an operator"])
+def test_who_said_that_an_engine_drains_decides_whether_its_next_session_does(leaves: bool) -> None:
+    world = World()
+    p = world.engine("p")
+    members = world.directory.members
+    world.run(lambda now_s: members.drain(p.record, True, now_s, leaves=leaves))
+    members.session_opened(p.record, world.now_s)
+    assert p.record.draining is not leaves
+
+
+def test_what_an_operator_says_of_an_engine_that_drains_by_itself_outlives_its_session() -> None:
+    world = World()
+    p = world.engine("p")
+    members = world.directory.members
+    for leaves in (True, False, True):
+        world.run(lambda now_s, leaves=leaves: members.drain(p.record, True, now_s, leaves=leaves))
+    members.session_opened(p.record, world.now_s)
+    assert p.record.draining
+
+
 def test_an_engine_is_forgotten_when_told_and_not_while_it_is_there() -> None:
     world = World()
     p, d = world.engine("p"), world.engine("d")

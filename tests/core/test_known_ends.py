@@ -9,8 +9,11 @@ import pytest
 from core.world import POSITION, Side, World, ends
 from restow.broker.core import actions as act
 from restow.broker.core.ledger.known_ends import KEPT_S, MAX_KEPT
+from restow.broker.core.prefix.named import NamedPrefix
+from restow.broker.core.prefix.words import HashForm
 
 CONTENT = b"c" * 16
+PREFIX = NamedPrefix(4, HashForm("test", 4, 32), "", bytes(32))
 
 
 class Broker(World):
@@ -84,6 +87,19 @@ def test_d_hears_it_once_its_agents_are_back() -> None:
     assert not ends(world.d)
     world.connect(world.d, 0, name="d.0")
     assert ends(world.d) == [("DONE", "")]
+
+
+def test_a_demand_by_prefix_whose_end_is_known_is_not_offered_while_its_agents_are_away() -> None:
+    first = Broker()
+    first.publish(first.p)
+    first.request(first.d)
+    first.cancel(first.p)
+    world = Broker(d_agent="")
+    world.known_end(world.p, first.p.told[0])
+    say_demand(world, prefix=PREFIX)
+    assert not ends(world.d)
+    world.connect(world.d, 0, name="d.0")
+    assert ends(world.d) == [("CANCELLED", "CANCELLED")]
 
 
 def test_d_hears_the_token_that_p_sampled_before_it_hears_the_end() -> None:

@@ -120,8 +120,10 @@ class KeptStates:
             self._give_if_free(kept)
 
     async def _keep(self, prompt: Prompt, ids: Ids) -> None:
+        revision = self._requests.revision
         session, prefix = await self._session(), prefix_of(prompt)
-        if prefix in self._kept:  # computed twice
+        # It was computed twice, or the weights were replaced before there was a session.
+        if prefix in self._kept or self._requests.revision != revision:
             return self._requests.pages.give(ids)
         self._kept[prefix] = Kept(prompt, ids)
         for group, hashes in self._told(prefix, ids).items():

@@ -51,7 +51,7 @@ class Demanding:
         if wish.revision != engine.revision and not engine.has_revision(wish.revision):
             return self._ledger.stop(asking, revision_changed(engine), now_s)
         ended = self._ledger.known_ends.complete(asking, now_s) if wish.repeated else []
-        if ended:
+        if asking.ended:  # with no action yet where D's agents are not back
             return ended
         if wish.prefix is not None and asking.source is None:
             return self._offering.begin(asking, wish.prefix, now_s)

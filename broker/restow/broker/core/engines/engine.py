@@ -92,6 +92,8 @@ class EngineRecord(BlockLists):
     offers_declined: int = 0
     """How often it declined that, was refused in it, or did not answer."""
     drains_since_s: float = 0.0
+    leaves: bool = False
+    """Whether it drains because it said so itself, on the session that is open."""
     """Since when it takes part in nothing new; 0: it does."""
     handing_over: bool = False
     """Whether it was asked to hand over what it holds, and has not said that it has."""

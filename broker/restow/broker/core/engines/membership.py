@@ -209,13 +209,18 @@ class Membership:
                     self._ledger.forget(handoff.parent or handoff, now_s)
         return [a for engine in engines for a in self.remove_engine(engine, error, now_s)]
 
-    def drain(self, engine: EngineRecord, draining: bool, now_s: float) -> list[Action]:
+    def drain(
+        self, engine: EngineRecord, draining: bool, now_s: float, *, leaves: bool = False
+    ) -> list[Action]:
         """Have an engine take part in nothing that begins from now on, or again in all.
 
-        One that has told what it holds is asked to hand that over, once.
+        One that has told what it holds is asked to hand that over, once. With ``leaves`` the engine
+        itself says so: what an operator says outlives the engine's session, and this does not.
         """
         if engine.draining == draining:
+            engine.leaves = engine.leaves and leaves
             return []
+        engine.leaves = leaves
         engine.drains_since_s = now_s if draining else 0.0
         engine.handing_over = draining and self._prefixes.teller(engine.key) is not None
         return [TellDrain(engine.key)] if engine.handing_over else []
@@ -260,6 +265,8 @@ class Membership:
     def session_opened(self, engine: EngineRecord, now_s: float) -> list[Action]:
         """Open an engine's session, on which it tells what it holds anew."""
         self._prefixes.forget(engine.key)
+        if engine.leaves:  # it says so again, unless this is another process of its incarnation
+            engine.leaves, engine.drains_since_s = False, 0.0
         engine.has_session, engine.session_s = True, now_s
         return self._connections.session_opened(engine, now_s)
 

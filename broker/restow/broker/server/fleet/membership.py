@@ -192,7 +192,7 @@ class Membership:
                 self._act(action)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._tasks is None:
+        if self._tasks is None or self._left.is_set():
             work.close()
         else:
             self._tasks.create_task(work)

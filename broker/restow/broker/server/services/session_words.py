@@ -122,7 +122,7 @@ class SessionWords:
             pool = pool_of(engine)
             return directory.offering.forget_states(pool.tenant, revision, pool)
         if body == "drain":
-            return directory.members.drain(engine, True, now_s)
+            return directory.members.drain(engine, True, now_s, leaves=True)
         if body == "handed_over":
             engine.handing_over = False
             return []
