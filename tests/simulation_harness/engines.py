@@ -48,6 +48,8 @@ class Engine:
         self._replaced, self._brokers, self._lost_since = replaced, brokers, lost_since
         host = side.lower()
         self._loop = loop
+        self.lost_s = 0.0
+        """When a rank's memory was lost last."""
         self.scheduler = Process(loop, f"{side}.scheduler", host)
         self.workers = [Process(loop, f"{side}.{rank}", host) for rank in memory.regions]
         self.agents: dict[int, AsyncAgent] = {}
@@ -142,6 +144,7 @@ class Engine:
         if not self.scheduler.alive:
             return
         rank = list(self._memory.regions)[number]
+        self.lost_s = self._loop.time()
         self.requests.pages.lose(rank)
         self.kept.lose()
         worker = Process(self._loop, f"{self.side}.{rank}", self.side.lower())

@@ -401,14 +401,19 @@ class History:
         )
 
     def _lost_since(self, side: str, name: str) -> bool:
-        """Whether a rank of D was lost after its broker knew that the handoff had ended."""
+        """Whether a rank of D was lost after its broker knew that the handoff had ended.
+
+        The broker may hear of the loss a moment later than of what ended before it.
+        """
         key = EngineKey(DEFAULT_TENANT, side)
+        lost_s = self.lives[side][-1].lost_s
         for hub in self.brokers.hubs:
             known = hub.directory.ledger.known(DEFAULT_TENANT, name.split("#")[0])
             part = known and known.deliveries.by_engine.get(key, known)
             engine = part and part.destination
             if part and engine and engine.key == key and part.state is State.DONE:
-                return engine.replaced_s > part.ended_s or not engine.complete
+                later_s = max(engine.replaced_s, lost_s)
+                return later_s > part.ended_s or not engine.complete
         return True
 
     def _replaced(self, engine: Engine) -> None:
