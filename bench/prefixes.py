@@ -12,13 +12,12 @@ from statistics import median
 import numpy as np
 from rows import Row, Yield, compared
 
-from restow.broker.core.actions import EngineKey
-from restow.broker.core.limits import Limits
-from restow.broker.core.prefix.holders import Holders
-from restow.broker.core.prefix.keys import KEY_BYTES, Keyer, Keys
-from restow.broker.core.prefix.prefixes import Prefixes
+from restow.broker.core.common.events import Chain, HashForm
+from restow.broker.core.common.keys import EngineKey
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.prefix.index import KEY_BYTES, Keyer, Keys
+from restow.broker.core.prefix.prefixes import Holders, Prefixes
 from restow.broker.core.prefix.rules import SNAPSHOT, GroupRule
-from restow.broker.core.prefix.words import Chain, HashForm
 from restow.broker.layout.values import ModelIdentity
 
 SUITE = "prefixes"

@@ -22,7 +22,7 @@ from restow.agents.link.orders import ExecuteOrder, Source
 from restow.agents.memory.staging_pool import ALIGN_BYTES
 from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from restow.broker.planner import Program, Strategy
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings

@@ -20,7 +20,7 @@ from restow.agents.link.orders import StagedRun
 from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.client.admin import AdminClient
-from restow.broker.core.handoffs.digests import DigestMode
+from restow.broker.core.common.pair import DigestMode
 from restow.broker.planner import Strategy
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings

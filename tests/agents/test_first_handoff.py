@@ -16,8 +16,8 @@ from agent_harness.world import make_case
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
+from restow.broker.core.common.limits import Limits
 from restow.broker.core.handoffs.timeline import COSTS, PLAN
-from restow.broker.core.limits import Limits
 from restow.broker.server import planning
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings

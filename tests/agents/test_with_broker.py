@@ -18,7 +18,7 @@ from restow.agents.async_agent import AsyncAgent
 from restow.agents.reading.host_memory import host_name
 from restow.agents.settings import AgentSettings
 from restow.broker.client import BrokerCallError, EngineSession
-from restow.broker.core.limits import Limits
+from restow.broker.core.common.limits import Limits
 from restow.broker.planner import CostModel, Strategy
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings

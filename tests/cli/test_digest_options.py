@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from cli.broker_process import broker_process, run_restow
-from restow.broker.core.handoffs.digests import DigestMode, Digests
+from restow.broker.core.common.pair import DigestMode, Digests
 from restow.broker.server.settings import BrokerSettings
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from cli.conftest import CONFIG, Outcome
 from restow.broker.cli.settings.options import DigestModeName
-from restow.broker.core.handoffs.digests import DigestMode
+from restow.broker.core.common.pair import DigestMode
 from restow.broker.layout import digest
 from restow.broker.layout.json_form import layout_from_json
 from restow.broker.planner import Strategy, make_plan

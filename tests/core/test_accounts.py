@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from core.world import LIMITS, Side, World, packed, pair_plan
-from restow.broker.core.actions import AgentKey, EngineKey
+from restow.broker.core.common.keys import AgentKey, EngineKey
+from restow.broker.core.common.pair import PAIR_BYTES, PairPlan
 from restow.broker.core.engines.account import (
     ENGINE_BYTES,
     FENCE_BYTES,
@@ -21,7 +22,6 @@ from restow.broker.core.engines.account import (
 )
 from restow.broker.core.engines.agent import AGENT_BYTES, AgentRecord, RegionMemory
 from restow.broker.core.handoffs import timeline
-from restow.broker.core.pair import PAIR_BYTES, PairPlan
 from restow.broker.errors import DirectoryFullError, QuotaExceededError, RequestError
 from restow.broker.layout import Layout, Model
 from restow.broker.planner import Program

@@ -6,10 +6,11 @@ import pytest
 
 from core.test_probing import HOSTS, answer, ask, measured, probes
 from core.world import LIMITS, Side, World, layout
-from restow.broker.core import actions as act
 from restow.broker.core.ahead import MAX_QUEUED
-from restow.broker.core.limits import Limits
-from restow.broker.core.pair import PAIR_BYTES, PairRefused
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import EngineKey
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.common.pair import PAIR_BYTES, PairRefused
 from restow.broker.errors import PlanError
 from restow.broker.layout import Model
 from restow.broker.layout.values import Layout
@@ -23,7 +24,7 @@ def house(sides: str = "PD", *, measures: bool = True, limits: Limits = LIMITS) 
 
 
 def side(world: World, name: str, tenant: str = "t") -> Side:
-    return world.sides[act.EngineKey(tenant, name)]
+    return world.sides[EngineKey(tenant, name)]
 
 
 def plans(world: World) -> list[act.MakePlan]:

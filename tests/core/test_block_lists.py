@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.world import BLOCK_TOKENS, KV, PAGES, STATE, World, ends, packed, pair_plan
-from restow.broker.core import actions as act
-from restow.broker.core.engines.block_lists import BlockLists
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import EngineKey
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.common.pair import PairPlan
+from restow.broker.core.engines.account import Tenants
+from restow.broker.core.engines.blocks import BlockLists
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.engines.tenants import Tenants
-from restow.broker.core.limits import Limits
-from restow.broker.core.pair import PairPlan
 from restow.broker.errors import NullBlockError, PageCountError, PageRepeatedError, PagesError
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
 from restow.broker.layout import DType
@@ -153,7 +154,7 @@ def test_below_what_d_holds_neither_side_needs_blocks() -> None:
 def lists(null: int | None, tokens: int = BLOCK_TOKENS) -> BlockLists:
     """The rules of one group."""
     nulls = {} if null is None else {"kv": null}
-    return BlockLists(act.EngineKey("t", "e"), {"kv": tokens}, nulls, {"kv": PAGES})
+    return BlockLists(EngineKey("t", "e"), {"kv": tokens}, nulls, {"kv": PAGES})
 
 
 def test_without_a_null_block_block_0_is_like_any_other() -> None:
@@ -221,5 +222,5 @@ def test_the_lists_of_a_plan_have_their_windows() -> None:
         ("window.8", "window.8", 8),
     }
     account = Tenants(Limits()).account("t")
-    record = EngineRecord.of(act.EngineKey("t", "p"), "life", p, "digest", 0.0, account)
+    record = EngineRecord.of(EngineKey("t", "p"), "life", p, "digest", 0.0, account)
     assert record.null_blocks == {"attention": 0, "window.8": 0}

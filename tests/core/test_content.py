@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core.world import POSITION, World, ends
-from restow.broker.core.actions import State
-from restow.broker.core.handoffs.sides.demand import content_compared
+from restow.broker.core.common.keys import State
+from restow.broker.core.handoffs.demand import content_compared
 from restow.broker.errors import ContentMismatchError, HandoffConflictError
 
 ONE, OTHER = b"1" * 32, b"2" * 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.world import World, ends
-from restow.broker.core import actions as act
+from restow.broker.core.common import actions as act
 from restow.broker.errors import HandoffConflictError, HandoffOwnedError
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from core.world import LIMITS, Side, World, ends
-from restow.broker.core import actions as act
 from restow.broker.core.audit import audit
-from restow.broker.core.handoffs.deliveries import MAX_DELIVERIES
-from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.pair import PairRefused
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import State
+from restow.broker.core.common.pair import PairRefused
+from restow.broker.core.handoffs.handoff import MAX_DELIVERIES, Handoff
 from restow.broker.errors import HandoffConflictError, HandoffOwnedError, PlanError
 
 DONE = ("DONE", "")
@@ -43,7 +43,7 @@ def test_each_of_two_readers_has_a_delivery_and_p_is_told_after_the_second() -> 
     world.settle(d, first)
     assert ends(d) == [DONE]
     assert ends(p) == []
-    assert world.find().state is act.State.READY
+    assert world.find().state is State.READY
     world.settle(e, seconds[0], 0)
     assert ends(e) == []
     assert ends(p) == []
@@ -211,7 +211,7 @@ def test_a_read_under_way_when_the_lease_ends_is_waited_for() -> None:
     (number,) = numbers(world.request(d))
     world.request(e, timeout_s=2.0)
     world.wait(4.0)
-    assert delivery(world, e).state is act.State.FAILED  # held until its rank is heard of
+    assert delivery(world, e).state is State.FAILED  # held until its rank is heard of
     world.wait(0.95)
     assert ends(p) == []
     assert ends(d) == []
@@ -392,7 +392,7 @@ def test_so_many_deliveries_and_no_more() -> None:
     world.cancel(sides[2])
     world.request(sides[-1])
     assert sides[2].record.key not in world.find().deliveries.by_engine
-    assert delivery(world, sides[0]).state is act.State.DONE
+    assert delivery(world, sides[0]).state is State.DONE
 
 
 def test_a_router_gives_up_what_nobody_asks_for_and_an_operator_all_of_it() -> None:

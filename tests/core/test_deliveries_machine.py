@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from core.world import Side, World
-from restow.broker.core import actions as act
-from restow.broker.core.limits import Limits
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import EngineKey, State
+from restow.broker.core.common.limits import Limits
 from restow.broker.errors import RestowError
 
 LIMITS = Limits(max_live=12, max_ended=8, settle_grace_s=0.5, agent_wait_s=1.0, engine_idle_s=50.0)
@@ -59,7 +60,7 @@ class DeliveriesMachine(RuleBasedStateMachine):
         self.heard = 0
 
     def side(self, name: str) -> Side:
-        return self.world.sides[act.EngineKey("t", name)]
+        return self.world.sides[EngineKey("t", name)]
 
     def life(self, name: str) -> str:
         return f"{name}/{self.side(name).record.incarnation}"
@@ -96,7 +97,7 @@ class DeliveriesMachine(RuleBasedStateMachine):
             if told.publication is None:
                 told.publication = action
                 assert action.delivered == len(told.done), "P is told of other deliveries"
-                if action.state is act.State.DONE:
+                if action.state is State.DONE:
                     without = told.declined | self.taken.get(name, set())
                     served = len(told.done | without)
                     assert served >= self.readers[name], "P is told before all have it"
@@ -106,7 +107,7 @@ class DeliveriesMachine(RuleBasedStateMachine):
         mine = self.by_message.get((engine, action.demand), set())
         writing = [one for one in self.reading if one[0] in mine and one[1] == engine]
         assert not writing or self.side(engine).record.gone, "free while a rank may be writing"
-        if action.state is act.State.DONE:
+        if action.state is State.DONE:
             assert life not in told.declined
             well = mine - self.failed or life in told.done
             assert well, "done, and nothing was read well"

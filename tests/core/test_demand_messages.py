@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from core.world import Side, World, ends, kinds, packed
-from restow.broker.core import actions as act
-from restow.broker.core.events import Wish
-from restow.broker.core.handoffs.sides.demand_messages import MAX_MESSAGES, DemandMessages
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.events import Wish
+from restow.broker.core.handoffs.demand import MAX_MESSAGES, DemandMessages
 from restow.broker.errors import HandoffConflictError
 
 

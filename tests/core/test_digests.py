@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from core.world import LIMITS, Side, World, digest_of, ends
-from restow.broker.core import actions as act
-from restow.broker.core.actions import State
-from restow.broker.core.events import StagedRun
-from restow.broker.core.handoffs.digests import DIGEST_BYTES, DigestMode, Digests
-from restow.broker.core.numbering import Numbering
-from restow.broker.core.pair import PairPlan
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.events import StagedRun
+from restow.broker.core.common.keys import State
+from restow.broker.core.common.limits import Numbering
+from restow.broker.core.common.pair import DIGEST_BYTES, DigestMode, Digests, PairPlan
 from restow.broker.families import EngineSettings, Mamba2Spec, ModelSpec, build_layout
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy, compile_programs, make_plan

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from core.world import LIMITS, PAGES, POSITION, Side, World, ends, packed
-from restow.broker.core import actions as act
-from restow.broker.core.limits import Limits
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import State
+from restow.broker.core.common.limits import Limits
 from restow.broker.errors import HandoffConflictError
 
 EVERY_TOKEN = replace(LIMITS, early_bytes=0)
@@ -54,10 +55,10 @@ def test_a_chunk_is_read_when_every_rank_has_fenced_it_and_the_end_is_told_once(
     assert not reads(world.fence(p, 0, tokens=16))
     first = world.fence(p, 1, tokens=16)
     assert reads(first) == [("early/0", 0, 16)]
-    assert world.find().state is act.State.READING
+    assert world.find().state is State.READING
     world.settle(d, number(first), size_bytes=5)
     assert not ends(d)
-    assert world.find().state is act.State.WAITING
+    assert world.find().state is State.WAITING
     last = finish(world, p)
     assert reads(last) == [("program/0", 16, POSITION)]
     assert number(last) > number(first)
@@ -298,7 +299,7 @@ def test_a_chunk_that_a_rank_could_not_begin_is_granted_again() -> None:
     p, d = begun(world, ranks=1)
     first = world.fence(p, tokens=16)
     world.settle(d, number(first), reason="READ_NOT_BEGUN")
-    assert world.find().state is act.State.WAITING
+    assert world.find().state is State.WAITING
     again = world.wait(0.02)
     assert reads(again) == [("early/0", 0, 16)]
     world.settle(d, number(again))

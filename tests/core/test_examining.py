@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from core.world import LIMITS, Side, World, kinds
-from restow.broker.core import actions as act
-from restow.broker.core.events import Probed
-from restow.broker.core.probing.examining import MAX_DETAIL, MAX_EXAMINATIONS
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.events import Probed
+from restow.broker.core.probing import MAX_DETAIL, MAX_EXAMINATIONS
 from restow.broker.errors import PairNotReadyError, QuotaExceededError
 from restow.broker.planner import CopyCosts
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from core.world import Side, World, ends, kinds
-from restow.broker.core import actions as act
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import AgentKey, EngineKey
+from restow.broker.core.common.limits import Limits
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.limits import Limits
 from restow.broker.errors import (
     AgentMismatchError,
     AgentUnknownError,
@@ -154,7 +155,7 @@ def test_a_returned_agent_is_introduced_anew() -> None:
 def agent(
     engine: EngineRecord, name: str, regions: Sequence[RegionMemory], rank: int = 0
 ) -> AgentRecord:
-    return AgentRecord(act.AgentKey(engine.key, rank), name, b"", tuple(regions), 0)
+    return AgentRecord(AgentKey(engine.key, rank), name, b"", tuple(regions), 0)
 
 
 def test_a_refused_hello_does_not_cost_the_rank_its_agent() -> None:
@@ -191,7 +192,7 @@ def test_an_engine_that_is_not_there() -> None:
     world = World()
     members = world.directory.members
     with pytest.raises(EngineUnknownError, match="call RegisterEngine first"):
-        members.engine(act.EngineKey("t", "p"), "1")
+        members.engine(EngineKey("t", "p"), "1")
     old = world.engine("p").record
     with pytest.raises(EngineUnknownError, match="this is other: call RegisterEngine first"):
         members.engine(old.key, "other")
@@ -213,7 +214,7 @@ def test_registering_again_changes_nothing_and_another_layout_needs_another_life
         members.register(record.key, *life, "other", 0.0)
     assert members.engines[record.key] is record
     with pytest.raises(RequestError):
-        members.register(act.EngineKey("t", ""), *life, "x", 0.0)
+        members.register(EngineKey("t", ""), *life, "x", 0.0)
 
 
 def test_engines_are_bounded() -> None:
@@ -281,7 +282,7 @@ def test_cancelled_before_the_grant_ends_at_once(who: str) -> None:
     p, d = world.engine("p"), world.engine("d")
     world.publish(p)
     world.request(d)
-    world.cancel(world.sides[act.EngineKey("t", who)])
+    world.cancel(world.sides[EngineKey("t", who)])
     assert ends(p) == ends(d) == [("CANCELLED", "CANCELLED")]
     assert f"engine {who} cancelled" in p.told[0].detail
 
@@ -290,7 +291,7 @@ def test_cancelled_before_the_grant_ends_at_once(who: str) -> None:
 def test_cancelled_while_reading_frees_p_at_once_and_d_when_all_have_settled(who: str) -> None:
     world = World()
     p, d, number = reading(world)
-    world.cancel(world.sides[act.EngineKey("t", who)])
+    world.cancel(world.sides[EngineKey("t", who)])
     assert ends(p) == [("CANCELLED", "CANCELLED")]
     assert world.settle(d, number, 0) == []
     assert world.cancel(d) == []

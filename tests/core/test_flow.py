@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.world import World, ends
-from restow.broker.core import actions as act
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines import flow as flows
 from restow.broker.core.engines.flow import (
     FIRST_WINDOW_BYTES,
@@ -17,9 +18,9 @@ from restow.broker.core.engines.flow import (
     SMALL_BYTES,
     Flow,
 )
-from restow.broker.core.handoffs.waiting import waits_for
+from restow.broker.core.handoffs.progress import waits_for
 
-D = act.EngineKey("t", "d")
+D = EngineKey("t", "d")
 MIB = 1 << 20
 
 
@@ -27,7 +28,7 @@ def test_one_is_always_admitted_and_others_while_there_is_room() -> None:
     flow = Flow()
     assert flow.begin(D, 1, 100 * FIRST_WINDOW_BYTES, 0.0)
     assert not flow.begin(D, 2, 64 * MIB, 0.0)
-    assert flow.begin(act.EngineKey("t", "e"), 3, 64 * MIB, 0.0), "another engine's affair"
+    assert flow.begin(EngineKey("t", "e"), 3, 64 * MIB, 0.0), "another engine's affair"
     flow.leave(D, 1, 1.0)
     assert flow.next(D) == 2
     assert flow.begin(D, 2, 64 * MIB, 1.0)
@@ -184,6 +185,6 @@ def test_an_order_that_had_no_turn_is_given_again() -> None:
 def test_those_that_another_end_made_room_for_are_found_by_the_clock() -> None:
     world = World()
     burst(world, 3)
-    world.cancel(world.sides[act.EngineKey("t", "p")], "h0")
+    world.cancel(world.sides[EngineKey("t", "p")], "h0")
     world.wait(0.02)
     assert executed(world) == ["h0", "h1", "h2"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from core.world import World, ends
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
+from restow.broker.core.common.limits import Limits
 from restow.broker.core.engines.engine import pool_of
-from restow.broker.core.limits import Limits
 from restow.broker.errors import (
     DirectoryFullError,
     EngineConnectedError,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from core.world import World, ends, kinds
-from restow.broker.core import actions as act
-from restow.broker.core.actions import State
-from restow.broker.core.limits import Limits
-from restow.broker.core.pair import PairRefused
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import EngineKey, State
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.common.pair import PairRefused
 from restow.broker.errors import (
     DirectoryFullError,
     HandoffConflictError,
@@ -20,7 +20,7 @@ from restow.broker.errors import (
     ModelMismatchError,
 )
 
-P, D = act.EngineKey("t", "p"), act.EngineKey("t", "d")
+P, D = EngineKey("t", "p"), EngineKey("t", "d")
 STEPS: dict[str, Callable[[World], object]] = {
     "publish": lambda world: world.publish(world.sides[P]),
     "fence 0": lambda world: world.fence(world.sides[P], 0),

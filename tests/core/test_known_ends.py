@@ -7,10 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from core.world import POSITION, Side, World, ends
-from restow.broker.core import actions as act
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.events import HashForm, NamedPrefix
 from restow.broker.core.ledger.known_ends import KEPT_S, MAX_KEPT
-from restow.broker.core.prefix.named import NamedPrefix
-from restow.broker.core.prefix.words import HashForm
 
 CONTENT = b"c" * 16
 PREFIX = NamedPrefix(4, HashForm("test", 4, 32), "", bytes(32))
@@ -262,13 +261,13 @@ def test_an_end_is_not_kept_for_long() -> None:
     world.wait(KEPT_S + 0.1)
     say_publication(world)
     assert not ends(world.p)
-    assert not world.directory.ledger.known_ends.by_id
+    assert not world.directory.granting.known_ends.by_id
 
 
 def test_no_more_ends_are_kept_than_there_is_room_for() -> None:
     (told,) = done().d.told
     world = Broker()
-    known = world.directory.ledger.known_ends
+    known = world.directory.granting.known_ends
     other = told.counterparts[0]
     many = told._replace(counterparts=(other,) * 100)
     for _ in range(MAX_KEPT // 100 + 2):

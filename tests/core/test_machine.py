@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from core.world import Side, World, digest_of
-from restow.broker.core import actions as act
-from restow.broker.core.handoffs.digests import DigestMode, Digests
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import AgentKey, EngineKey, State
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.common.pair import DigestMode, Digests
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.limits import Limits
 from restow.broker.errors import RestowError
 
 ENGINES = ("p", "q", "d", "e")
@@ -42,7 +43,7 @@ class Model:
 
     readers: list[Reader] = field(default_factory=list)
     staging: list[tuple[Side, int, int, int]] = field(default_factory=list)
-    runs: Counter[tuple[act.AgentKey, int]] = field(default_factory=Counter)
+    runs: Counter[tuple[AgentKey, int]] = field(default_factory=Counter)
     ended: dict[int, str] = field(default_factory=dict)
     settled: list[Reader] = field(default_factory=list)
     comparing: set[tuple[int, int]] = field(default_factory=set)
@@ -74,13 +75,13 @@ class BrokerMachine(RuleBasedStateMachine):
         self.look()
 
     def side(self, name: str) -> Side:
-        return self.world.sides[act.EngineKey("t", name)]
+        return self.world.sides[EngineKey("t", name)]
 
     def look(self) -> None:
         """Follow the actions that came since the last look."""
         world, model = self.world, self.model
         known = set(model.ended)
-        tells: Counter[tuple[int, act.EngineKey, int | None]] = Counter()
+        tells: Counter[tuple[int, EngineKey, int | None]] = Counter()
         ledger = world.directory.ledger
         for handoff in (*ledger.ended.values(), *ledger.live.values()):
             self.numbers[handoff.tenant, handoff.handoff_id] = handoff.number
@@ -138,7 +139,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def dismissed(self, action: act.TellEnded, handoff: Handoff) -> None:
         """A demand was refused, and P has its state still: no rank was told to read for it."""
-        assert action.state in (act.State.FAILED, act.State.EXPIRED)
+        assert action.state in (State.FAILED, State.EXPIRED)
         assert not [one for one in self.model.readers if one.number == handoff.number]
 
     def told(self, action: act.TellEnded) -> int:
@@ -150,7 +151,7 @@ class BrokerMachine(RuleBasedStateMachine):
             if reader.number == number:
                 is_d = action.demand is not None
                 assert not is_d or reader.side.record.gone, "free while a rank may be writing"
-        if action.state is act.State.DONE:
+        if action.state is State.DONE:
             left = [one for one in self.model.readers if one.number == number]
             assert not left, "done, and a rank has not settled"
         return number
@@ -294,7 +295,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """An agent says Hello: a new one, or one whose stream broke."""
         side = self.side(who)
         if rank < side.record.ranks and not side.record.gone:
-            key = act.AgentKey(side.record.key, rank)
+            key = AgentKey(side.record.key, rank)
             # Nothing of an earlier stream reads when an agent says Hello.
             readers = self.model.readers
             self.model.readers = [r for r in readers if not (r.side is side and r.rank == rank)]
@@ -303,7 +304,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.forget_runs(key)
             self.say("connect", side, rank, name=name)
 
-    def forget_runs(self, key: act.AgentKey) -> None:
+    def forget_runs(self, key: AgentKey) -> None:
         """An agent that lost its stream gives everything back by itself."""
         for run in [run for run in self.model.runs if run[0] == key]:
             del self.model.runs[run]
@@ -317,7 +318,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.world.engine(who, self.sizes[who])
             self.look()
         for rank in range(3):
-            self.forget_runs(act.AgentKey(side.record.key, rank))
+            self.forget_runs(AgentKey(side.record.key, rank))
 
     @rule(who=engines)
     def return_engine(self, who: str) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core.world import BLOCK_TOKENS, World, ends, layout
-from restow.broker.core.prefix.named import NamedPrefix
-from restow.broker.core.prefix.words import Batch, HashForm, Run
+from restow.broker.core.common.events import Batch, HashForm, NamedPrefix, Run
 from restow.broker.layout import DType, Field, Kind, Layout, Model, Shard, Span
 
 FORM = HashForm("test", BLOCK_TOKENS, 32)

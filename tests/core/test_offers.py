@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.world import BLOCK_TOKENS, Side, World, ends, layout
-from restow.broker.core.prefix.named import NamedPrefix
-from restow.broker.core.prefix.words import Batch, HashForm, Run
+from restow.broker.core.common.events import Batch, HashForm, NamedPrefix, Run
 from restow.broker.errors import (
     HandoffConflictError,
     PageRepeatedError,

@@ -6,8 +6,8 @@ import pytest
 
 from core.world import PAGES, World, ends
 from restow.broker.block_ids import MAX_BLOCKS
-from restow.broker.core import actions as act
-from restow.broker.core.events import Wish
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.events import Wish
 from restow.broker.errors import (
     HandoffUnknownError,
     PageCountError,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.world import BLOCK_TOKENS, World, ends
-from restow.broker.core.engines import pages_in_use
+from restow.broker.core.engines import blocks as pages_in_use
 from restow.broker.errors import PageRepeatedError
 
 MANY = list(range(100, 140))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from core.world import LIMITS, Side, World, ends, kinds
-from restow.broker.core import actions as act
-from restow.broker.core.actions import HostPair
-from restow.broker.core.events import Probed
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.events import Probed
+from restow.broker.core.common.keys import HostPair
 from restow.broker.core.handoffs.handoff import MAX_REASON
 from restow.broker.planner import CopyCosts, ReadCosts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.world import Side, World, ends
-from restow.broker.core.limits import Limits
+from restow.broker.core.common.limits import Limits
 from restow.broker.errors import DirectoryFullError
 
 READ_DEADLINE = [("FAILED", "READ_DEADLINE")]

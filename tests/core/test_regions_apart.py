@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from core.world import Side, World
-from restow.broker.core import actions as act
+from restow.broker.core.common.keys import AgentKey
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
 from restow.broker.errors import PageRepeatedError, RegionsOverlapError
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
@@ -54,7 +54,7 @@ def hello(
             strict=True,
         )
     )
-    key = act.AgentKey(side.record.key, rank)
+    key = AgentKey(side.record.key, rank)
     agent = AgentRecord(key, f"{space}/{rank}", b"meta", regions, 1 << 20)
     world.hear(world.directory.connections.admit(side.record, agent, world.now_s))
 

@@ -9,8 +9,8 @@ import pytest
 from core.test_faults import reading
 from core.test_staging import stage_all, unstaged
 from core.world import LIMITS, Side, World, ends, kinds
-from restow.broker.core import actions as act
-from restow.broker.core.actions import State
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import State
 from restow.broker.errors import AgentReplacedError, HandoffUnknownError, RestowError
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from core.test_offers import FORM, HASHES, POSITION, PREFIX, asking, holder, offered
 from core.world import LIMITS, Side, World, ends
-from restow.broker.core.actions import SendUnfence, TellForget
-from restow.broker.core.prefix.words import Batch, Run
+from restow.broker.core.common.actions import SendUnfence, TellForget
+from restow.broker.core.common.events import Batch, Run
 from restow.broker.errors import HoldingsError, RequestError, RevisionChangedError
 
 NEW = "v2"

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from core.world import POSITION, Side, World, ends
-from restow.broker.core import actions as act
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import State
 from restow.broker.errors import HandoffConflictError
 
 TOKEN = 4711
@@ -74,7 +75,7 @@ def test_d_that_samples_itself_hears_nothing() -> None:
     p, d = sides(world)
     ask(world, d, takes=False)
     assert not heard(publish(world, p) + world.fence_all(p))
-    assert world.find().state is act.State.READING
+    assert world.find().state is State.READING
 
 
 def test_a_state_without_one_is_none_for_d() -> None:

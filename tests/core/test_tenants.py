@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from core.world import LIMITS, Side, World, ends
-from restow.broker.core import actions as act
-from restow.broker.core.actions import HostPair, State
-from restow.broker.core.events import Probed
-from restow.broker.core.pair import PairPlan
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.events import Probed
+from restow.broker.core.common.keys import AgentKey, HostPair, State
+from restow.broker.core.common.pair import PairPlan
 from restow.broker.errors import (
     AgentMismatchError,
     DirectoryFullError,
@@ -163,7 +163,7 @@ def test_tenants_may_have_agents_of_one_name() -> None:
 # -- who is given the right to read ---------------------------------------------------------------
 
 
-def introductions(world: World) -> list[tuple[act.AgentKey, act.AgentKey]]:
+def introductions(world: World) -> list[tuple[AgentKey, AgentKey]]:
     """Who was told of whose memory, in whatever words."""
     return [
         (one.agent, one.peer)

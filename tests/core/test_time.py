@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from core.world import World, ends, kinds
-from restow.broker.core import actions as act
-from restow.broker.core.actions import State
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import EngineKey, State
+from restow.broker.core.common.limits import Limits
 from restow.broker.core.engines.flow import LEAST_SMALL_READS
-from restow.broker.core.limits import Limits
 from restow.broker.errors import HandoffUnknownError
 
 
 def ready(world: World, **publication: float) -> None:
     """P has published and fenced `h`."""
-    p = world.sides[act.EngineKey("t", "p")]
+    p = world.sides[EngineKey("t", "p")]
     world.publish(p, lease_s=publication.get("lease_s", 30.0))
     world.fence_all(p)
 
@@ -250,9 +250,9 @@ def many(world: World) -> list[str]:
     """Ask for one handoff more than D reads at once."""
     names = [f"h{number}" for number in range(LEAST_SMALL_READS + 1)]
     for name in names:
-        world.publish(world.sides[act.EngineKey("t", "p")], name, lease_s=60)
-        world.fence(world.sides[act.EngineKey("t", "p")], name=name)
-        world.request(world.sides[act.EngineKey("t", "d")], name, timeout_s=60)
+        world.publish(world.sides[EngineKey("t", "p")], name, lease_s=60)
+        world.fence(world.sides[EngineKey("t", "p")], name=name)
+        world.request(world.sides[EngineKey("t", "d")], name, timeout_s=60)
     return names
 
 

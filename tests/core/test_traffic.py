@@ -12,15 +12,21 @@ from core.test_faults import reading
 from core.test_returning import back
 from core.test_staging import stage_all
 from core.world import World
-from restow.broker.core.actions import State
-from restow.broker.core.handoffs.progress import progress_of
-from restow.broker.core.handoffs.spans import Span, SpanKind, spans_of
-from restow.broker.core.limits import Limits
-from restow.broker.core.traffic import traffic as traffic_module
-from restow.broker.core.traffic.durations import QuantileCounts, slot_of
-from restow.broker.core.traffic.series import KEPT_S, Series
-from restow.broker.core.traffic.tally import End, Tally
-from restow.broker.core.traffic.traffic import MAX_PAIRS, Traffic, busiest
+from restow.broker.core.common import traffic as traffic_module
+from restow.broker.core.common.keys import State
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.common.traffic import (
+    KEPT_S,
+    MAX_PAIRS,
+    End,
+    QuantileCounts,
+    Series,
+    Tally,
+    Traffic,
+    busiest,
+    slot_of,
+)
+from restow.broker.core.handoffs.progress import Span, SpanKind, progress_of, spans_of
 
 seconds = st.floats(1e-4, 1000.0)
 moments = st.lists(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.world import Side, World, ends
-from restow.broker.core import actions as act
+from restow.broker.core.common.keys import EngineKey, State
 from restow.broker.errors import RequestError
 
 
@@ -34,7 +34,7 @@ def test_what_has_ended_is_not_released_again() -> None:
     world.settle(d, number, 1)
     assert world.release(world.find()) == []
     assert ends(p) == ends(d) == [("DONE", "")]
-    assert world.find().state is act.State.DONE
+    assert world.find().state is State.DONE
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_names_of_engines_have_sensible_lengths(engine_id: str, incarnation: str
     shape = world.engine("other").record.layout
     with pytest.raises(RequestError, match="1 to 256 printable characters"):
         world.directory.members.register(
-            act.EngineKey("t", engine_id), incarnation, shape, "digest", world.now_s
+            EngineKey("t", engine_id), incarnation, shape, "digest", world.now_s
         )

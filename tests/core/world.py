@@ -11,17 +11,24 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from restow.broker.core import actions as act
 from restow.broker.core.audit import audit
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.events import (
+    Chunk,
+    Failure,
+    KnownEnd,
+    NamedPrefix,
+    Settlement,
+    StagedRun,
+    Wish,
+)
+from restow.broker.core.common.keys import AgentKey, EngineKey, State
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.common.pair import Digests, Gather, PairOutcome, PairPlan
 from restow.broker.core.directory import Directory
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.events import Chunk, Failure, KnownEnd, Settlement, StagedRun, Wish
-from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.limits import Limits
-from restow.broker.core.pair import Gather, PairOutcome, PairPlan
-from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.layout import Layout, Model, RankLayout, Region
 from restow.broker.planner import GroupPair, PageForm, Program
 
@@ -116,13 +123,13 @@ class World:
         self.staged_plans, self.together, self.early = staged, together, early
         self.plans_at_once = True
         self.outcome: PairOutcome | None = None
-        self.sides: dict[act.EngineKey, Side] = {}
-        self.connected: set[act.AgentKey] = set()
+        self.sides: dict[EngineKey, Side] = {}
+        self.connected: set[AgentKey] = set()
         self.sent: list[act.Action] = []
         self.asked_plans: list[act.MakePlan] = []
         self._lives = 0
         self._agents = 0
-        self._demands: Counter[act.EngineKey] = Counter()
+        self._demands: Counter[EngineKey] = Counter()
 
     # -- who is there -----------------------------------------------------------------------------
 
@@ -142,7 +149,7 @@ class World:
         """Register a life of an engine, a new one unless told, and connect all its agents."""
         self._lives += 1
         life = life or f"life{self._lives}"
-        key = act.EngineKey(tenant, name)
+        key = EngineKey(tenant, name)
         known = shape or layout(ranks, pages_per_block)
         digest = f"{known.model.name}{ranks}/{pages_per_block}"
         said = ("P" in sides, "D" in sides)
@@ -173,7 +180,7 @@ class World:
             RegionMemory(one.name, 1 << 20, pages, one.page_stride_bytes, 1, 0)
             for one in layout(1).ranks[0].regions
         ]
-        key = act.AgentKey(side.record.key, rank)
+        key = AgentKey(side.record.key, rank)
         agent = AgentRecord(key, name, b"meta", tuple(regions), 1 << 20, host)
         self.hear(self.directory.connections.admit(side.record, agent, self.now_s))
         self.connected.add(agent.key)
@@ -287,7 +294,7 @@ class World:
         failure = Failure(told.state, told.reason, told.detail)
         known = KnownEnd(
             told.demand is not None,
-            None if told.state is act.State.DONE else failure,
+            None if told.state is State.DONE else failure,
             *(told.bytes, told.position, told.compared, told.counterparts, told.sampled),
             told.readers,
         )
@@ -337,7 +344,7 @@ class World:
         digest: bytes | None = None,
     ) -> list[act.Action]:
         agent = side.agents[rank]
-        failure = Failure(act.State.FAILED, reason, "words") if reason else None
+        failure = Failure(State.FAILED, reason, "words") if reason else None
         digest = digest_of(rank, dst_rank) if digest is None else digest
         run = StagedRun(4096 * (1 + rank), 128, digest)
         return self.run(

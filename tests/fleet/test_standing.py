@@ -18,7 +18,7 @@ from forked.ports import free_port
 from restow.broker.client import EngineSession
 from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.core.audit import audit
-from restow.broker.core.limits import Limits
+from restow.broker.core.common.limits import Limits
 from restow.broker.errors import AddressInvalidError, NotOwnerError
 from restow.broker.layout.values import Pool
 from restow.broker.rpc.pings import SEVERAL_ANSWER_S, SEVERAL_EVERY_S

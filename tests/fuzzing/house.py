@@ -16,11 +16,10 @@ from google.protobuf.message import DecodeError
 from broker.fakes import P_BLOCKS, UnusedBlocks, model_layout
 from fuzzing.door import Answer, Door, Violation
 from fuzzing.good_engine import GoodEngine, ask_by_content, hand_over
-from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
-from restow.broker.core.handoffs.digests import Digests
-from restow.broker.core.limits import Limits
-from restow.broker.core.pair import PairRefused
+from restow.broker.core.common.keys import EngineKey
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.common.pair import Digests, PairRefused
 from restow.broker.planner import Strategy
 from restow.broker.server import hub as hubs
 from restow.broker.server import planning

@@ -29,7 +29,7 @@ from fuzzing.party import (
     publication,
     wanted,
 )
-from restow.broker.core.handoffs.digests import DigestMode, Digests
+from restow.broker.core.common.pair import DigestMode, Digests
 from restow.broker.planner import Strategy
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb

@@ -11,9 +11,9 @@ from restow.broker.block_ids import ID_BYTES, MAX_BLOCKS
 from restow.broker.client.connection import backoff, brokers
 from restow.broker.client.connection.errors import MAY_PASS
 from restow.broker.client.engine import open_handoffs
-from restow.broker.core.engines.early_fences import MAX_FENCES
+from restow.broker.core.engines.engine import MAX_FENCES
 from restow.broker.core.handoffs.handoff import MAX_DETAIL, MAX_REASON
-from restow.broker.core.handoffs.sides.publication import MAX_PUBLICATION_BYTES
+from restow.broker.core.handoffs.publication import MAX_PUBLICATION_BYTES
 from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.layout import limits as layout
 from restow.broker.printable import MAX_WORD_LENGTH

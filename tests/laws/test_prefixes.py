@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from restow.broker.core.actions import EngineKey
+from restow.broker.core.common.events import Batch, Chain, ChainEnd, HashForm, Held, Run
+from restow.broker.core.common.keys import EngineKey
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.engines.account import Tenants
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.engines.tenants import Tenants
-from restow.broker.core.limits import Limits
 from restow.broker.core.prefix import index as prefix_index
-from restow.broker.core.prefix.holders import Holders
 from restow.broker.core.prefix.index import HASH_BYTES
-from restow.broker.core.prefix.prefixes import Prefixes
+from restow.broker.core.prefix.prefixes import Holders, Prefixes
 from restow.broker.core.prefix.rules import SNAPSHOT, GroupRule, longest, rules_of
-from restow.broker.core.prefix.words import Batch, Chain, ChainEnd, HashForm, Held, Run
 from restow.broker.families import (
     AttentionSpec,
     EngineSettings,

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 import restow
-from restow.broker.core.limits import Limits
+from restow.broker.core.common.limits import Limits
 from restow.broker.errors import RestowError, WordUnknownError
 from restow.broker.families import (
     ConvLayout,
@@ -36,7 +36,7 @@ INTERNAL = {
     # Made by one module for the next, of members that were checked where they came in.
     "restow.agents.engines.vllm.parameters.HandoffParameters",
     "restow.agents.binding.operands.SideColumns",
-    "restow.broker.core.events.Failure",
+    "restow.broker.core.common.events.Failure",
     "restow.broker.doctor.finding.Finding",
     "restow.broker.families.hf.kv_types.KvTypes",
     "restow.broker.families.hf.types.Types",
@@ -45,7 +45,7 @@ INTERNAL = {
     "restow.broker.draw.page_map.Cell",
     "restow.broker.draw.page_map.Footprint",
     "restow.broker.draw.piece_counts.PieceCount",
-    "restow.broker.core.handoffs.spans.Span",
+    "restow.broker.core.handoffs.progress.Span",
     "restow.broker.http.server.Answer",
 }
 REFUSED = (WordUnknownError, IdentityInvalidError)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from restow.broker.core.actions import EngineKey
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines.account import Account, Total
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import (

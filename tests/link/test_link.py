@@ -21,7 +21,7 @@ from restow.agents.memory.regions import RegionMemory
 from restow.agents.settings import AgentSettings
 from restow.broker.client.connection.backoff import LAST_S, LONGEST_S
 from restow.broker.client.connection.errors import BrokerCallError, BrokerUnreachableError
-from restow.broker.core.limits import Limits
+from restow.broker.core.common.limits import Limits
 from restow.broker.errors import (
     AgentMismatchError,
     DirectoryFullError,

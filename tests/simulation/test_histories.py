@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from restow.broker.core.handoffs.digests import DigestMode, Digests
+from restow.broker.core.common.pair import DigestMode, Digests
 from simulation_harness.history import Report
 from simulation_harness.main import histories
 from simulation_harness.misplaced import MISPLACED

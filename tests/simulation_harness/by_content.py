@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from restow.broker.server.hub import Hub
 from simulation_harness.engines import Engine
 

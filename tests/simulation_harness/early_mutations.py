@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Iterator
 from unittest.mock import patch
 
-from restow.broker.core.actions import Action
-from restow.broker.core.events import Failure
+from restow.broker.core.common.actions import Action
+from restow.broker.core.common.events import Failure
+from restow.broker.core.common.limits import Limits
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.lease import Lease
-from restow.broker.core.handoffs.sides.source_side import SourceSide
+from restow.broker.core.handoffs.publication import SourceSide
 from restow.broker.core.ledger.ledger import Ledger
-from restow.broker.core.limits import Limits
 from simulation_harness.history import History
 
 OFTEN = "stamped.requests.COMPUTED_IN_CHUNKS"

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
-from restow.broker.core.actions import Action, EngineKey, State
 from restow.broker.core.audit import audit
-from restow.broker.core.handoffs.digests import Checks, DigestMode, Digests
-from restow.broker.core.limits import Limits
+from restow.broker.core.common.actions import Action
+from restow.broker.core.common.keys import EngineKey, State
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.common.pair import Checks, DigestMode, Digests
 from restow.broker.families import (
     AttentionSpec,
     ConvLayout,

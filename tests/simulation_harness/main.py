@@ -16,7 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from restow.broker.core.handoffs.digests import DigestMode, Digests
+from restow.broker.core.common.pair import DigestMode, Digests
 from simulation_harness.by_content import words_of
 from simulation_harness.history import History, Report
 from simulation_harness.mutations import MUTATIONS

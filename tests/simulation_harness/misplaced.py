@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from restow.agents.binding.pages import Blocks
 from restow.agents.link import orders
-from restow.broker.core.pair import PairOutcome
+from restow.broker.core.common.pair import PairOutcome
 from restow.broker.layout import Layout
 from restow.broker.planner import Move, Plan, make_plan
 from restow.broker.server import planning

@@ -12,18 +12,17 @@ from restow.agents.reading.reader import Reader
 from restow.broker.client import EngineSession
 from restow.broker.client.engine.delivery import Delivery
 from restow.broker.client.engine.open_handoffs import OpenHandoffs
-from restow.broker.core.actions import Action
+from restow.broker.core.common.actions import Action
+from restow.broker.core.common.events import Settlement
+from restow.broker.core.connections import Connections
 from restow.broker.core.directory import Directory
 from restow.broker.core.engines.agent import AgentRecord
-from restow.broker.core.engines.connections import Connections
+from restow.broker.core.engines.blocks import PagesInUse
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.engines.pages_in_use import PagesInUse
-from restow.broker.core.events import Settlement
-from restow.broker.core.handoffs.deliveries import Deliveries
-from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.sides.demand import Demand
+from restow.broker.core.handoffs.demand import Demand
+from restow.broker.core.handoffs.handoff import Deliveries, Handoff
 from restow.broker.core.ledger.known_ends import KnownWord
-from restow.broker.core.ledger.readers import Readers
+from restow.broker.core.ledger.ledger import Readers
 from restow.broker.core.offering import Offering
 from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.handoffs.demand import Demand
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.sides.demand import Demand
-from restow.broker.core.handoffs.sides.publication import Publication
+from restow.broker.core.handoffs.publication import Publication
 from simulation_harness.history import History
 
 

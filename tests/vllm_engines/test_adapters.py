@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from restow.agents.engines.common.checkpoint import checkpoint_revision
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from vllm_harness.adapters import RANK, write_adapter
 from vllm_harness.engine import Options
 from vllm_harness.finders import STEPS, TELL, Finders, drawn, finders

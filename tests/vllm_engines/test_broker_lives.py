@@ -11,7 +11,7 @@ import pytest
 from agent_harness.waiting import until
 from forked.ports import free_port
 from restow.agents.engines.recall.task import Prompt
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from restow.broker.server.serve import RunningBroker, running_broker
 from restow.broker.server.settings import BrokerSettings
 from vllm_harness.engine import START_S, Answer, Options, VllmEngine

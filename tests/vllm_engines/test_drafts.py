@@ -15,7 +15,7 @@ from random import Random
 import pytest
 
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from restow.broker.layout import Layout
 from restow.broker.planner import make_plan
 from restow.broker.server.serve import RunningBroker, running_broker

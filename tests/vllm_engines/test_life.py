@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from agent_harness.waiting import until
 from restow.agents.engines.recall.task import Prompt
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from vllm_harness.engine import Options
 from vllm_harness.pair import MODEL, Pair, deserted, vllm_pair
 

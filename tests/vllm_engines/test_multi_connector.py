@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 from vllm_harness.engine import PATIENT, Options, vllm_engine

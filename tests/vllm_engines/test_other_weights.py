@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from agent_harness.waiting import until
 from restow.agents.engines.common.checkpoint import checkpoint_revision
 from restow.agents.engines.recall.task import Prompt
-from restow.broker.core.actions import EngineKey, State
+from restow.broker.core.common.keys import EngineKey, State
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 from vllm_harness.engine import Answer, Options, vllm_engine

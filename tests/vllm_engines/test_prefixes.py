@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from vllm_harness.checkpoints import write_checkpoint
 from vllm_harness.closeness import assert_alike
 from vllm_harness.engine import Options

@@ -10,7 +10,7 @@ import torch
 
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import Prompt
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from vllm_harness.engine import Answer, Options
 from vllm_harness.pair import MODEL, vllm_pair
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from restow.agents.engines.recall.task import Prompt
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from vllm_harness.engine import Options
 from vllm_harness.pair import MODEL, vllm_pair
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from restow.agents.engines.recall.model import checkpoint_folder
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from restow.broker.server.serve import RunningBroker, running_broker
 from restow.broker.server.settings import BrokerSettings
 from vllm_harness.checkpoints import write_checkpoint

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 from vllm_harness.engine import Answer, Options, VllmEngine, vllm_engine

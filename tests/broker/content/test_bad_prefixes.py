@@ -17,7 +17,7 @@ from broker.content.test_prefixes import FORM, PROMPT, heard, hold
 from broker.fakes import broker, engine, model_layout
 from broker.guarded import guarded, of_tenant
 from restow.broker.client import BrokerCallError, HashForm, Offer, Prefix
-from restow.broker.core.prefix.words import MAX_CHAIN_HASHES
+from restow.broker.core.common.events import MAX_CHAIN_HASHES
 
 MILLION = 1_000_000
 SMALL = HashForm("small", 16, 8)

@@ -25,9 +25,8 @@ from restow.broker.client import (
     chain_of,
 )
 from restow.broker.client.engine.prefixes.chains import prefix_to_proto
-from restow.broker.core.actions import EngineKey
-from restow.broker.core.events import Wish
-from restow.broker.core.prefix.named import NamedPrefix
+from restow.broker.core.common.events import NamedPrefix, Wish
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.errors import ChainInvalidError, RequestError
 from restow.broker.server.outbox import LAGS_AT
 from restow.broker.server.serve import RunningBroker

@@ -25,8 +25,9 @@ from restow.broker.client import (
     chain_of,
 )
 from restow.broker.client.engine.prefixes.chains import form_to_proto
-from restow.broker.core.actions import EngineKey, TellHoldings
-from restow.broker.core.prefix.teller import Teller
+from restow.broker.core.common.actions import TellHoldings
+from restow.broker.core.common.keys import EngineKey
+from restow.broker.core.prefix.prefixes import Teller
 from restow.broker.errors import ChainFormError, ChainInvalidError
 from restow.broker.layout.values import ModelIdentity
 from restow.broker.server.serve import RunningBroker

@@ -27,7 +27,7 @@ from broker.fakes import (
     silent,
 )
 from restow.broker.client import AdminClient, BrokerCallError
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from restow.broker.core.ledger.statistics import BOUNDS_S, OTHER, Phase
 from restow.broker.errors import ListenError
 from restow.broker.http import pages

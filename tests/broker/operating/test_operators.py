@@ -12,7 +12,7 @@ from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, called, pai
 from broker.guarded import ask, guarded, of_tenant, operator, refusal
 from restow.broker.client import Credentials
 from restow.broker.client.admin import AdminClient
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from restow.broker.server.observe.overview import Overview
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2

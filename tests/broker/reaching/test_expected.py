@@ -13,7 +13,7 @@ from agent_harness.waiting import until
 from broker.fakes import FakeAgent, broker, model_layout
 from restow.broker.client import EngineSession
 from restow.broker.client.connection.errors import BrokerCallError
-from restow.broker.core.actions import EngineKey
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import EngineReplacedError, EngineUnknownError
 from restow.broker.server.serve import RunningBroker

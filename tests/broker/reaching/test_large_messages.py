@@ -12,8 +12,8 @@ import pytest
 from broker.fakes import POSITION, Pair, broker, model_layout, pair
 from restow.broker.block_ids import ID_BYTES, MAX_BLOCKS
 from restow.broker.client import BrokerCallError, EngineSession
-from restow.broker.core.handoffs.sides.publication import MAX_PUBLICATION_BYTES
-from restow.broker.core.pair import PairRefused
+from restow.broker.core.common.pair import PairRefused
+from restow.broker.core.handoffs.publication import MAX_PUBLICATION_BYTES
 from restow.broker.errors import MessageTooLargeError, RestowError
 from restow.broker.planner import Strategy
 from restow.broker.rpc.sizes import MAX_SAID_BYTES, MAX_TO_BROKER_BYTES

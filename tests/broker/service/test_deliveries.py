@@ -19,7 +19,7 @@ from restow.broker.client.engine.open_handoffs import (
     SILENCE_S,
     OpenHandoffs,
 )
-from restow.broker.core.limits import Limits
+from restow.broker.core.common.limits import Limits
 from restow.broker.errors import HandoffConflictError, RequestError, RestowError
 from restow.broker.rpc.pings import NOTICED_S
 from restow.v1 import broker_pb2 as pb

@@ -11,7 +11,7 @@ import pytest
 
 from agent_harness.waiting import until
 from broker.fakes import broker, engine, model_layout, pair
-from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
+from restow.broker.core.common.pair import PairOutcome, PairPlan, PairRefused
 from restow.broker.layout import Layout
 from restow.broker.planner import Strategy
 from restow.broker.rpc import wire

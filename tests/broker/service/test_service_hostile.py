@@ -25,7 +25,7 @@ from broker.fakes import (
 from restow.broker.client import BrokerCallError, chain_of
 from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.client.engine.prefixes.chains import prefix_to_proto
-from restow.broker.core.actions import EngineKey
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines.engine import pool_of
 from restow.broker.errors import RestowError
 from restow.broker.layout.limits import MAX_GROUPS

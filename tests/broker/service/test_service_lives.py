@@ -29,7 +29,7 @@ from restow.broker.client import (
     EngineSession,
 )
 from restow.broker.client.connection.errors import from_rpc_error
-from restow.broker.core.actions import EngineKey
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.errors import HandoffConflictError, ListenError, RestowError
 from restow.broker.server.serve import RunningBroker
 from restow.v1 import broker_pb2 as pb

@@ -8,7 +8,7 @@ from contextvars import Context
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from restow.broker.core.actions import Action
+from restow.broker.core.common.actions import Action
 from restow.broker.layout.values import Pool
 from restow.broker.server.fleet.one_of_several import OneOfSeveral
 from restow.broker.server.gate.callers import DEFAULT_TENANT

@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 from restow.agents.link.kept_stream import KeptStream
 from restow.broker.client.connection.epochs import Epochs
+from restow.broker.core.common.limits import Numbering
 from restow.broker.core.ledger.ledger import Ledger
-from restow.broker.core.numbering import Numbering
 from restow.broker.layout.values import Pool
 from restow.broker.owners.actions import Serve
 from restow.broker.owners.timing import Lease

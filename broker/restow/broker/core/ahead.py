@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from restow.broker.core.actions import Action, PairKey
+from restow.broker.core.common.actions import Action
+from restow.broker.core.common.keys import PairKey
+from restow.broker.core.common.pair import PairRefused
 from restow.broker.core.engines.engine import EngineRecord, pool_of
-from restow.broker.core.engines.membership import Membership
 from restow.broker.core.granting import Granting
 from restow.broker.core.ledger.ledger import Ledger
-from restow.broker.core.pair import PairRefused
-from restow.broker.core.probing.costs import Probing
+from restow.broker.core.membership import Membership
+from restow.broker.core.probing import Probing
 
 LOOKED_AT = 64
 """Engines of the pool, the latest first, of which any may make a pair with one that comes."""

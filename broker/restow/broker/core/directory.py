@@ -8,26 +8,25 @@ from __future__ import annotations
 
 from math import inf
 
-from restow.broker.core.actions import Action, SendUnfence, State
 from restow.broker.core.ahead import Ahead
-from restow.broker.core.demanding import Demanding, revision_changed
-from restow.broker.core.engines.connections import Connections
+from restow.broker.core.common.actions import Action, SendUnfence
+from restow.broker.core.common.events import Chunk, Failure, KnownEnd, Wish
+from restow.broker.core.common.keys import State
+from restow.broker.core.common.limits import Limits, Numbering
+from restow.broker.core.common.pair import Digests
+from restow.broker.core.connections import Connections
+from restow.broker.core.engines.blocks import PagesInUse
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.engines.membership import Membership
-from restow.broker.core.events import Chunk, Failure, KnownEnd, Wish
 from restow.broker.core.granting import Granting
-from restow.broker.core.handoffs.digests import Digests
-from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.waiting import why_late
+from restow.broker.core.handoffs.handoff import Handoff, is_served, waited_for
+from restow.broker.core.handoffs.progress import why_late
 from restow.broker.core.ledger.ends import told, told_destination
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.ledger.table import check_handoff_id
-from restow.broker.core.limits import Limits
-from restow.broker.core.numbering import Numbering
+from restow.broker.core.membership import Membership
 from restow.broker.core.offering import Offering
 from restow.broker.core.prefix.prefixes import Prefixes
-from restow.broker.core.probing.costs import Probing
-from restow.broker.core.probing.examining import Examining
+from restow.broker.core.probing import Examining, Probing
 from restow.broker.core.reports import Reports
 from restow.broker.errors import HandoffOwnedError, RequestError, RestowError
 from restow.broker.layout.values import Pool
@@ -261,7 +260,7 @@ class Directory:
         """
         engine.check_there()
         check_handoff_id(handoff_id)
-        return self.ledger.known_ends.hear(engine, handoff_id, end, now_s)
+        return self.granting.known_ends.hear(engine, handoff_id, end, now_s)
 
     def release(self, handoff: Handoff, now_s: float) -> list[Action]:
         """An operator gives a handoff up."""
@@ -291,7 +290,7 @@ class Directory:
         actions += self.offering.tick(now_s)
         actions += self.granting.tick(now_s)
         self.prefixes.tick()
-        self.ledger.known_ends.tick(now_s)
+        self.granting.known_ends.tick(now_s)
         more, waiting = self.probing.tick(now_s)
         more += self.examining.tick(now_s)
         more += self.granting.measured(waiting, now_s) + self.members.sweep(now_s)
@@ -311,3 +310,148 @@ def _forget_fences(engine: EngineRecord, handoff_id: str) -> list[Action]:
     """Have the engine's agents forget what they fenced of a handoff that was not published."""
     ranks = engine.early_fences.take(handoff_id) & engine.agents.keys()
     return [SendUnfence(engine.agents[rank].key, handoff_id) for rank in sorted(ranks)]
+
+
+class Demanding:
+    """What D's say. Pure, like the directory that it serves."""
+
+    def __init__(self, ledger: Ledger, granting: Granting, offering: Offering) -> None:
+        """Hear nobody yet."""
+        self._ledger, self._granting, self._offering = ledger, granting, offering
+
+    def request(
+        self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
+    ) -> list[Action]:
+        """D asks, once or again. Raises a typed error; then nothing changed."""
+        engine.check_there()
+        known = self._ledger.hear(engine, handoff_id, now_s)
+        if known is not None and (over := self._over(known, engine, wish.repeated, now_s)):
+            over.check_asked_before(engine, wish)
+            if wish.repeated:
+                self._ledger.quarantine.hold(over, engine, engine.unheard_ranks, now_s)
+            return self._told_again(over, engine, wish.demand)
+        handoff = known or self._ledger.make(engine.key.tenant, handoff_id, now_s)
+        try:
+            asking = self._ask(handoff, engine, wish, now_s, handoff.born_s if known else inf)
+        except RestowError:
+            if known is None:
+                self._ledger.unmake(handoff)
+            else:
+                self._ledger.wait_for_demand(handoff, now_s)
+            raise
+        if asking is None:
+            return self._ledger.part_of(handoff, engine).tell_sampled()
+        engine.asks = True
+        if wish.revision != engine.revision and not engine.has_revision(wish.revision):
+            return self._ledger.stop(asking, revision_changed(engine), now_s)
+        ended = self._granting.known_ends.complete(asking, now_s) if wish.repeated else []
+        if asking.ended:  # with no action yet where D's agents are not back
+            return ended
+        if wish.prefix is not None and asking.source is None:
+            return self._offering.begin(asking, wish.prefix, now_s)
+        return self._granting.advance(asking, now_s)
+
+    def _over(
+        self, handoff: Handoff, engine: EngineRecord, again: bool, now_s: float
+    ) -> Handoff | None:
+        """What has ended of a handoff for D; None: it may ask, as after a delivery that failed.
+
+        ``again``: it says a demand once more. Raises `HandoffOwnedError`.
+        """
+        part = self._ledger.part_of(handoff, engine)
+        if handoff.ended and handoff.shared and part is handoff:
+            return self._ledger.readers.late(handoff, engine, now_s)
+        over = handoff.ended or again or is_served(part)
+        return part if part.ended and over else None
+
+    def _ask(
+        self, handoff: Handoff, engine: EngineRecord, wish: Wish, now_s: float, began_s: float
+    ) -> Handoff | None:
+        """What has asked now, the handoff or a delivery of it; None: it was said again."""
+        readers, part = self._ledger.readers, self._ledger.part_of(handoff, engine)
+        if handoff.shared and handoff.source is None and wish.prefix is not None:
+            raise waited_for(handoff.handoff_id, engine)
+        shared = handoff.shared or (wish.readers > 0 and handoff.destination is None)
+        begins = shared and (part is handoff or part.ended)
+        if begins:
+            part = readers.begin(handoff, engine, now_s)
+        try:
+            if part.destination is None and not wish.repeated:
+                engine.check_takes(handoff.handoff_id, began_s)
+            if engine.in_use is None:
+                engine.in_use = self._in_use(engine)
+            first = part.ask(engine, wish, now_s)
+        except RestowError:
+            if begins:
+                readers.drop(part)
+            raise
+        if begins:
+            readers.keep(part, engine)
+            readers.name(handoff, wish.readers)
+        engine.handoffs.add(part.number)
+        return part if first else None
+
+    def _in_use(self, engine: EngineRecord) -> PagesInUse:
+        """What is in use of an engine that has its first demand: what it has published."""
+        in_use = PagesInUse(engine, engine.account)
+        for one in map(self._ledger.by_number.get, engine.handoffs):
+            if one is not None and one.source is engine and one.parent is None:
+                in_use.publish(one.side, one.handoff_id, one.publication.blocks)
+        return in_use
+
+    def decline(
+        self,
+        engine: EngineRecord,
+        handoff_id: str,
+        detail: str,
+        now_s: float,
+        demand: int = 0,
+        readers: int = 0,
+    ) -> list[Action]:
+        """D goes on without the state: P's pages are free at once, or will be when it publishes.
+
+        ``demand`` is the number of D's message. Of several ``readers`` it is one that needs none.
+        Raises `HandoffOwnedError` if another engine is D, `HandoffConflictError` if too many
+        messages have asked, and what `Ledger.make` raises.
+        """
+        engine.check_there()
+        known = self._ledger.hear(engine, handoff_id, now_s)
+        if known is not None:
+            known.check_destination(engine)
+            if over := self._over(known, engine, False, now_s):
+                return self._told_again(over, engine, demand)
+        handoff = known or self._ledger.make(engine.key.tenant, handoff_id, now_s)
+        part = self._ledger.part_of(handoff, engine)
+        shared = handoff.shared or (readers > 0 and handoff.destination is None)
+        if shared and (part is handoff or part.ended):
+            part = self._ledger.readers.begin(handoff, engine, now_s)
+            part.destination = engine
+            self._ledger.readers.keep(part, engine)
+            self._ledger.readers.name(handoff, readers)
+        elif part.destination is None:
+            part.destination = engine
+        part.add_demand_message(engine, demand)
+        words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
+        return self._ledger.stop(part, Failure(State.CANCELLED, "DECLINED", words), now_s)
+
+    def _told_again(self, handoff: Handoff, engine: EngineRecord, number: int) -> list[Action]:
+        """How an ended handoff ended, for D or who asks late by message ``number``; or it is later.
+
+        Raises `HandoffConflictError` as `decline` does.
+        """
+        if engine is not handoff.destination and handoff.destination is not None:
+            return []
+        if handoff.number not in engine.quarantined:
+            # A broken stream may have lost the token, too.
+            return [*handoff.tell_sampled_to(number), told(handoff, engine, number)]
+        handoff.add_demand_message(engine, number)
+        return []
+
+
+def revision_changed(engine: EngineRecord) -> Failure:
+    """Say that an engine's side of a handoff is of weights that it has no longer."""
+    words = (
+        f"the weights of engine {engine.key.engine_id} were replaced meanwhile: it computes with "
+        f"revision {engine.revision!r} now"
+    )
+    return Failure(State.FAILED, "REVISION_CHANGED", words)

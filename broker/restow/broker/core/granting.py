@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from restow.broker.core.actions import Action, EngineKey, MakePlan, PairKey, State
+from restow.broker.core.common.actions import Action, MakePlan
+from restow.broker.core.common.events import Failure
+from restow.broker.core.common.keys import EngineKey, PairKey, State
+from restow.broker.core.common.pair import Digests, PairOutcome, PairPlan, PairRefused, pair_bytes
 from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.engine import EngineRecord, pool_of
-from restow.broker.core.events import Failure
-from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.grant import Misfit, early_tokens, misfit, open_grant, read_bytes
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.progress import waits_for
 from restow.broker.core.handoffs.timeline import COSTS, PLAN
-from restow.broker.core.handoffs.waiting import waits_for
+from restow.broker.core.ledger.known_ends import KnownEnds
 from restow.broker.core.ledger.ledger import Ledger
-from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused, pair_bytes
-from restow.broker.core.probing.costs import Probing
+from restow.broker.core.probing import Probing
 from restow.broker.errors import RestowError
 from restow.broker.layout.values import ModelIdentity, Pool
 
@@ -33,6 +34,7 @@ class Granting:
         """Nothing is granted any more: the next broker will be told of all that waits."""
         self.leaving: set[Pool] = set()
         """Pools that another broker is about to own: nothing is granted in them either."""
+        self.known_ends = KnownEnds(ledger)
         self._ledger = ledger
         self._limits = ledger.limits
         self._probing = probing
@@ -70,7 +72,7 @@ class Granting:
         """An agent has been welcomed: handoffs that waited for it may go on."""
         actions: list[Action] = []
         if engine.complete:
-            known = bool(self._ledger.known_ends.by_id)
+            known = bool(self.known_ends.by_id)
             for number in sorted(engine.handoffs):
                 handoff = self._ledger.by_number.get(number)
                 if handoff is not None and (known or handoff.lease.agents_until_s):
@@ -181,8 +183,8 @@ class Granting:
         if handoff.pair is not None:
             return []
         known: list[Action] = []
-        if self._ledger.known_ends.by_id:
-            known = self._ledger.known_ends.complete(handoff, now_s)
+        if self.known_ends.by_id:
+            known = self.known_ends.complete(handoff, now_s)
             if handoff.ended:
                 return known
         if handoff.state is State.WAITING and handoff.complete:

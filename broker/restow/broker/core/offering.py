@@ -11,21 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from restow.broker.core.actions import (
-    Action,
-    EngineKey,
-    SendKeep,
-    SendOffer,
-    State,
-    TellForget,
-)
+from restow.broker.core.common.actions import Action, SendKeep, SendOffer, TellForget
+from restow.broker.core.common.events import Failure, NamedPrefix
+from restow.broker.core.common.keys import EngineKey, State
 from restow.broker.core.engines.engine import EngineRecord, pool_of
-from restow.broker.core.engines.membership import Membership
-from restow.broker.core.events import Failure
+from restow.broker.core.handoffs.demand import Offer
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.sides.offer import Offer
 from restow.broker.core.ledger.ledger import Ledger
-from restow.broker.core.prefix.named import NamedPrefix
+from restow.broker.core.membership import Membership
 from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.errors import ChainFormError, RequestError, WeightsUnknownError
 from restow.broker.layout.values import Pool

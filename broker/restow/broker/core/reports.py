@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from restow.broker.core.actions import Action, SendUnfence, SendUnstage, State
+from restow.broker.core.common.actions import Action, SendUnfence, SendUnstage
+from restow.broker.core.common.events import Failure, Probed, Settlement, StagedRun
+from restow.broker.core.common.keys import State
+from restow.broker.core.common.pair import not_compared, not_hashed
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
 from restow.broker.core.granting import Granting
-from restow.broker.core.handoffs.digests import not_compared, not_hashed
 from restow.broker.core.handoffs.grant import execute, unreadable
 from restow.broker.core.handoffs.lease import unpublished_until_s
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.ledger.table import check_handoff_id
-from restow.broker.core.probing.costs import Probing
-from restow.broker.core.probing.examining import Examining
+from restow.broker.core.probing import Examining, Probing
 from restow.broker.errors import RequestError
 
 NOT_BEGUN = "READ_NOT_BEGUN"

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from restow.broker.core.actions import EngineKey
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.engines.membership import Membership, check_names
+from restow.broker.core.membership import Membership, check_names
 from restow.broker.errors import EngineUnknownError
 from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.log_lines import tell_engine

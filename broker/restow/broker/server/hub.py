@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from restow.broker.core import actions as act
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import AgentKey, EngineKey, PairKey, State
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.common.pair import Digests, PairOutcome, PairRefused
 from restow.broker.core.directory import Directory
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.statistics import Durations
-from restow.broker.core.limits import Limits
-from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.errors import PlanError, RestowError
 from restow.broker.layout.values import Pool
 from restow.broker.logs import get_logger
@@ -69,8 +69,8 @@ class Hub:
         self.said = BoundedLog(now_s)
         """The log of what peers bring about."""
         self.standing: Standing = Alone()
-        self.engines: dict[act.EngineKey, EngineOutbox] = {}
-        self.agents: dict[act.AgentKey, AgentOutbox] = {}
+        self.engines: dict[EngineKey, EngineOutbox] = {}
+        self.agents: dict[AgentKey, AgentOutbox] = {}
         self.waiting = WaitingCalls()
         self._ends_for_p: list[act.TellEnded] = []
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
@@ -178,7 +178,7 @@ class Hub:
                 self.perform(self.directory.tick(now_s))
                 self.standing.tick(now_s)
 
-    async def examine(self, source: act.EngineKey, destination: act.EngineKey) -> act.TellExamined:
+    async def examine(self, source: EngineKey, destination: EngineKey) -> act.TellExamined:
         """Have D's agent read from P's once. Raises `EngineUnknownError`, and as
         `Examining.begin`.
         """
@@ -199,7 +199,7 @@ class Hub:
             future.set_result(action)
 
     def _tell_ended(self, action: act.TellEnded) -> None:
-        if action.state is act.State.DONE and action.demand is None:
+        if action.state is State.DONE and action.demand is None:
             # Should the broker die in between, D must not be the one that has not heard: P then
             # keeps its pages for a while, and nothing is asked for that is there no more.
             if not self._ends_for_p:
@@ -302,7 +302,7 @@ class Hub:
         )
         return outcome
 
-    def _planned(self, pair: act.PairKey, task: asyncio.Task[PairOutcome]) -> None:
+    def _planned(self, pair: PairKey, task: asyncio.Task[PairOutcome]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
             return

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
 
-from restow.broker.core.actions import AgentKey, EngineKey
+from restow.broker.core.common.events import Failure
+from restow.broker.core.common.keys import AgentKey, EngineKey
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.settings import BrokerSettings

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from restow.broker.core import actions as act
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.events import NamedPrefix
+from restow.broker.core.common.keys import GroupIds, State, size_of
 from restow.broker.core.engines.agent import AgentRecord
-from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.rpc import wire_program
 from restow.broker.server.outbox import AgentOutbox, EngineOutbox
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2
 
 _KINDS = {False: link.DIGEST_KIND_UNSPECIFIED, True: link.DIGEST_KIND_XXH3_128}
-STATE_NUMBERS: dict[act.State, broker_pb2.HandoffState.ValueType] = {
-    state: broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state.value}") for state in act.State
+STATE_NUMBERS: dict[State, broker_pb2.HandoffState.ValueType] = {
+    state: broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state.value}") for state in State
 }
 
 
@@ -78,7 +79,7 @@ def _write_sampled(outbox: EngineOutbox, action: act.TellSampled) -> None:
     sampled.token = action.token
 
 
-def _fill_blocks(lists: _BlockLists, blocks: tuple[act.GroupIds, ...]) -> None:
+def _fill_blocks(lists: _BlockLists, blocks: tuple[GroupIds, ...]) -> None:
     for group, ids in blocks:
         message = lists.add()
         message.group = group
@@ -114,7 +115,7 @@ def _write_forget(outbox: AgentOutbox, action: act.SendForget) -> None:
 
 
 def _write_stage(outbox: AgentOutbox, action: act.SendStage) -> None:
-    stage = outbox.open(act.size_of(action.blocks)).orders.add().stage
+    stage = outbox.open(size_of(action.blocks)).orders.add().stage
     stage.handoff = action.handoff
     _fill_blocks(stage.src_blocks, action.blocks)
     stage.first_token = action.first_token
@@ -125,7 +126,7 @@ def _write_stage(outbox: AgentOutbox, action: act.SendStage) -> None:
 
 
 def _write_execute(outbox: AgentOutbox, action: act.SendExecute) -> None:
-    size_bytes = act.size_of(action.src_blocks) + act.size_of(action.dst_blocks)
+    size_bytes = size_of(action.src_blocks) + size_of(action.dst_blocks)
     execute = outbox.open(size_bytes).orders.add().execute
     execute.handoff = action.handoff
     execute.handoff_id = action.handoff_id

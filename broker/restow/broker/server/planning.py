@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
-from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
+from restow.broker.core.common.pair import PairOutcome, PairPlan, PairRefused
 from restow.broker.errors import (
     PlanError,
     RestowError,

@@ -10,8 +10,8 @@ from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from restow.broker.addresses import DEFAULT_PORT, checked_http, checked_listener, checked_target
-from restow.broker.core.handoffs.digests import DigestMode, Digests
-from restow.broker.core.limits import Limits
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.common.pair import DigestMode, Digests
 from restow.broker.owners.timing import Timing
 from restow.broker.planner import CostModel, Strategy
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from restow.broker.core import actions as act
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.errors import RestowError
 from restow.broker.server import orders
 from restow.v1 import broker_pb2
@@ -18,10 +19,10 @@ class WaitingCalls:
 
     def __init__(self) -> None:
         """Nobody waits."""
-        self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
+        self._waiting: dict[tuple[EngineKey, str], list[asyncio.Future[Ended]]] = {}
         self._last = 0
 
-    def begin(self, engine: act.EngineKey, handoff_id: str) -> tuple[int, asyncio.Future[Ended]]:
+    def begin(self, engine: EngineKey, handoff_id: str) -> tuple[int, asyncio.Future[Ended]]:
         """A number for a demand outside of a session, and its end as told to that engine.
 
         The numbers are negative: those of sessions' messages are not.
@@ -33,7 +34,7 @@ class WaitingCalls:
         future.add_done_callback(lambda _: self._end(key, future))
         return self._last, future
 
-    def _end(self, key: tuple[act.EngineKey, str], future: asyncio.Future[Ended]) -> None:
+    def _end(self, key: tuple[EngineKey, str], future: asyncio.Future[Ended]) -> None:
         self._waiting[key].remove(future)
         if not self._waiting[key]:
             del self._waiting[key]
@@ -46,7 +47,7 @@ class WaitingCalls:
                 orders.fill_ended(ended, action)
                 future.set_result(ended)
 
-    def fail(self, engine: act.EngineKey, error: RestowError) -> None:
+    def fail(self, engine: EngineKey, error: RestowError) -> None:
         """An engine is gone: what has ended, but not yet for it, never will."""
         calls = [calls for (of, _), calls in self._waiting.items() if of == engine]
         for future in itertools.chain(*calls):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from restow.broker.core.actions import EngineKey
+from restow.broker.core.common.keys import EngineKey
 
 FIRST_WINDOW_BYTES = 256 << 20
 LEAST_WINDOW_BYTES = 32 << 20

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from restow.broker.core.actions import (
+from restow.broker.core.common.actions import (
     Action,
-    GroupIds,
     SendExecute,
     SendPeer,
     SendProgram,
@@ -15,14 +14,14 @@ from restow.broker.core.actions import (
     SendUnstage,
     SourceRun,
     StagePart,
-    State,
 )
+from restow.broker.core.common.events import Failure, StagedRun
+from restow.broker.core.common.keys import GroupIds, State
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.common.pair import Gather, PairPlan
 from restow.broker.core.engines.agent import AgentRecord, is_memory
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.events import Failure, StagedRun
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.limits import Limits
-from restow.broker.core.pair import Gather, PairPlan
 from restow.broker.errors import ContentMismatchError, PagesError
 
 NOTHING = StagedRun(0, 0)

@@ -1,49 +1,154 @@
-"""One handoff: what is known of it, and what each event does to it.
-
-    WAITING --published, fenced by all--> READY --granted--> (STAGING -->) READING --> DONE
-       |                                    |                    |             |
-       +------------------------------------+--------------------+-------------+--> FAILED,
-                                                              EXPIRED or CANCELLED
-
-Who may touch which pages, by half-open ranges of time:
-
-    pages of    [published, granted)   [granted, last rank settled)   [ended, ...)
-    P           leased, at rest        being read                     P's again
-    D           D's, unread            being written                  D's; state iff DONE
-
-Leading tokens that P has published and fenced may be read early, while it computes on: by a grant
-of their own, with a number of its own, after which the handoff waits as before. D is told once, of
-the whole.
-
-A failure ends it at once, and P has its pages back: what is read of them too late is never D's
-state. D hears of it when no rank of its writes any more (`quarantine`). Where nothing but a stream
-broke, the grant is taken back instead, and given again once no rank reads.
-
-Where readers are named (`deliveries`), a handoff is a publication alone, WAITING or READY until it
-ends, and each D that asks has a handoff below it, its delivery, with a number, an end and all that
-is above: only P's side is shared, and P is told but once.
-"""
+"""What is answered to an engine whose word of a handoff is another's, or was said before."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from restow.broker.core.actions import Action, State, TellSampled
+from restow.broker.core.common.actions import Action, TellSampled
+from restow.broker.core.common.events import Chunk, Failure, StagedRun, Wish
+from restow.broker.core.common.keys import EngineKey, State
+from restow.broker.core.common.pair import PairPlan
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.events import Chunk, Failure, StagedRun, Wish
-from restow.broker.core.handoffs.conflicts import asked_before, owned, used_again
-from restow.broker.core.handoffs.deliveries import Deliveries
+from restow.broker.core.handoffs.demand import NO_DEMAND, Demand, DemandMessages, Offer
 from restow.broker.core.handoffs.lease import Lease
-from restow.broker.core.handoffs.sides.demand import NO_DEMAND, Demand
-from restow.broker.core.handoffs.sides.demand_messages import DemandMessages
-from restow.broker.core.handoffs.sides.offer import Offer
-from restow.broker.core.handoffs.sides.publication import Publication
-from restow.broker.core.handoffs.sides.source_side import SourceSide
+from restow.broker.core.handoffs.publication import Publication, SourceSide
 from restow.broker.core.handoffs.timeline import Timeline
-from restow.broker.core.pair import PairPlan
-from restow.broker.errors import RestowError
+from restow.broker.errors import HandoffConflictError, HandoffOwnedError, RestowError
+
+
+def owned(
+    handoff_id: str, side: str, verb: str, owner: EngineRecord, other: EngineRecord
+) -> HandoffOwnedError:
+    """Another engine has that side."""
+    return HandoffOwnedError(
+        f"handoff {handoff_id} is {verb} by engine {owner.key.engine_id} (incarnation "
+        f"{owner.incarnation}), not by {other.key.engine_id} (incarnation {other.incarnation})",
+        handoff=handoff_id,
+        side=side,
+    )
+
+
+def no_place(handoff_id: str, words: str, other: EngineRecord) -> HandoffOwnedError:
+    """All its readers have their deliveries."""
+    return HandoffOwnedError(
+        f"handoff {handoff_id} is not for engine {other.key.engine_id} too: {words}",
+        handoff=handoff_id,
+        side="destination",
+    )
+
+
+def asked_before(handoff_id: str, engine: EngineRecord) -> HandoffConflictError:
+    """It is a second demand of one engine."""
+    return HandoffConflictError(
+        f"engine {engine.key.engine_id} has asked for handoff {handoff_id} already: an id "
+        f"names one state for one demand",
+        handoff=handoff_id,
+    )
+
+
+def waited_for(handoff_id: str, engine: EngineRecord) -> HandoffConflictError:
+    """It is asked for by a prefix, and others wait until a P publishes it."""
+    return HandoffConflictError(
+        f"engine {engine.key.engine_id} asks by a prefix for handoff {handoff_id}, which others "
+        f"wait for: a demand by prefix has an id of its own",
+        handoff=handoff_id,
+    )
+
+
+def named_late(handoff_id: str) -> HandoffConflictError:
+    """Its readers are named when one of them reads already."""
+    return HandoffConflictError(
+        f"handoff {handoff_id} is being read, and was published for one reader: name its readers "
+        f"in the first chunk",
+        handoff=handoff_id,
+    )
+
+
+def used_again(
+    handoff_id: str, state: State, engine: EngineRecord, verb: str
+) -> HandoffConflictError:
+    """It has ended, and is said anew."""
+    return HandoffConflictError(
+        f"handoff {handoff_id} has ended {state}, and engine {engine.key.engine_id} {verb} again: "
+        f"an id names one state, use a new one",
+        handoff=handoff_id,
+    )
+
+
+MAX_READERS = 64
+MAX_DELIVERIES = 128
+"""Of one publication, live or remembered."""
+
+
+@dataclass(slots=True, eq=False)
+class Deliveries:
+    """What became of each D that asked, and how many readers the publication has."""
+
+    readers: int = 0
+    """How many must have the state before P's pages are free; 0: nobody named any, and the handoff
+    is its own one delivery."""
+    by_engine: dict[EngineKey, Handoff] = field(default_factory=dict)
+    """The latest of each D."""
+    done: int = 0
+    declined: int = 0
+    """Readers that did without."""
+
+    def __iter__(self) -> Iterator[Handoff]:
+        """Those that have not ended, the one first that asked first."""
+        if not self.by_engine:  # most handoffs have none
+            return iter(())
+        return iter([one for one in self.by_engine.values() if not one.ended])
+
+    @property
+    def reading(self) -> list[Handoff]:
+        """Those that are granted."""
+        return [one for one in self if one.granted]
+
+    @property
+    def has_place(self) -> bool:
+        """Whether another one may read."""
+        return self.done + self.declined + len(self.reading) < self.readers
+
+    @property
+    def served(self) -> bool:
+        """Whether readers were named, and each has it or does without."""
+        return 0 < self.readers <= self.done + self.declined
+
+    def has_room(self) -> bool:
+        """Make room for one more; False: too many are kept that must be."""
+        if len(self.by_engine) >= MAX_DELIVERIES:
+            ended = self.by_engine.items()
+            lost = next((k for k, one in ended if one.ended and one.state is not State.DONE), None)
+            if lost is None:
+                return False
+            del self.by_engine[lost]
+        return True
+
+    def count(self, delivery: Handoff) -> None:
+        """One has ended. A decline takes no place from those that read."""
+        if delivery.failure is None:
+            self.done += 1
+        elif is_served(delivery) and self.has_place:
+            self.declined += 1
+
+    def in_words(self) -> str:
+        """How many have it, and who reads."""
+        words = f"{self.done} of {self.readers} readers have it"
+        if self.declined:
+            words += f", {self.declined} did without"
+        if names := [key.engine_id for key, one in self.by_engine.items() if one.granted]:
+            words += f", read by {' and '.join(names)}"
+        return words
+
+
+def is_served(delivery: Handoff) -> bool:
+    """Whether D needs an ended one no more: it has the state, or does without."""
+    failure = delivery.failure
+    return delivery.ended and (failure is None or failure.reason == "DECLINED")
+
 
 MAX_REASON = 64
 MAX_DETAIL = 512

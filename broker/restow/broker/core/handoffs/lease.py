@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-from restow.broker.core.actions import State
-from restow.broker.core.events import Failure
-from restow.broker.core.limits import Limits
+from restow.broker.core.common.events import Failure
+from restow.broker.core.common.keys import State
+from restow.broker.core.common.limits import Limits
 
 
 @dataclass(slots=True, eq=False)

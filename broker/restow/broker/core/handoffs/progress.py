@@ -1,10 +1,103 @@
-"""How far a read is, by what agents report anyhow: each rank of D when it has ended its part."""
+"""What a handoff waits for, how far its read is, and how long each part took."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
+from restow.broker.core.common.events import Failure
+from restow.broker.core.common.keys import State
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.timeline import PLAN
+
+
+def waits_for(handoff: Handoff) -> str:
+    """What a handoff that is not granted waits for, in words."""
+    source, destination = handoff.source, handoff.destination
+    if source is None and handoff.offer is not None and handoff.offer.engine is not None:
+        return f"engine {handoff.offer.engine.engine_id}, which is offered it, has not answered"
+    if source is None:
+        return "nobody published it"
+    if not handoff.publication.final:
+        return f"engine {source.key.engine_id} has not published it whole"
+    if not handoff.complete:
+        ranks = [one.rank for one in source.layout.ranks if one.rank not in handoff.fenced]
+        return f"ranks {ranks} of engine {source.key.engine_id} have not fenced it"
+    if handoff.shared:
+        return handoff.deliveries.in_words()
+    if destination is None:
+        refusal = handoff.timeline.refusal
+        return f"nobody else asked for it; {refusal}" if refusal else "nobody asked for it"
+    if (lacking := _lacking(handoff)) is not None:
+        name, ranks = lacking.key.engine_id, lacking.missing_ranks
+        return f"engine {name}: no agent is connected for ranks {ranks}"
+    if (taken := _no_place(handoff)) is not None:
+        return taken
+    if handoff.queued:
+        return f"engine {destination.key.engine_id} reads the states of others first"
+    if handoff.timeline.waits(PLAN):
+        return "its plan is not made yet"
+    return "what reading costs is being measured"
+
+
+def _lacking(handoff: Handoff) -> EngineRecord | None:
+    """Return a side whose agents are not all connected; None: both are complete, or unknown."""
+    sides = (handoff.source, handoff.destination)
+    return next((one for one in sides if one is not None and not one.complete), None)
+
+
+def _no_place(handoff: Handoff) -> str | None:
+    """Why a delivery waits for others that have asked before it; None: it does not."""
+    if handoff.parent is None or handoff.parent.deliveries.has_place:
+        return None
+    return f"every reader's place is taken: {handoff.parent.deliveries.in_words()}"
+
+
+def why_late(handoff: Handoff, lacks: str, halted: bool, now_s: float) -> Failure:
+    """Return why a handoff ends that has run out of time while it lacked what ``lacks`` says.
+
+    ``halted``: the broker grants nothing of P's.
+    """
+    if handoff.granted:
+        return _why_unsettled(handoff)
+    lease = handoff.lease
+    if 0 < lease.agents_until_s <= now_s:
+        lacking = _lacking(handoff)
+        if lacking is not None and lacking.away.keys() & set(lacking.missing_ranks):
+            return Failure(State.FAILED, "AGENT_LOST", f"{lacks}, and did not come back")
+        return Failure(State.FAILED, "AGENT_MISSING", lacks)
+    if 0 < lease.patience_until_s <= now_s:
+        return _why_impatient(handoff, halted, f"D's patience ran out: {lacks}")
+    if 0 < lease.unasked_until_s <= now_s:
+        return Failure(State.EXPIRED, "NOT_ASKED_FOR", f"P's pages were of no use: {lacks}")
+    return Failure(State.EXPIRED, "LEASE_EXPIRED", f"P's lease ran out: {lacks}")
+
+
+def _why_impatient(handoff: Handoff, halted: bool, words: str) -> Failure:
+    """Return why a handoff ends whose D waits no longer."""
+    if not handoff.complete:
+        return Failure(State.EXPIRED, "NOT_PUBLISHED", words)
+    if halted:
+        return Failure(State.EXPIRED, "BROKER_DRAINING", words)
+    if _lacking(handoff) is not None:
+        return Failure(State.EXPIRED, "AGENT_MISSING", words)
+    if _no_place(handoff) is not None:
+        return Failure(State.EXPIRED, "HANDOFF_OWNED", words)
+    if handoff.queued:
+        return Failure(State.EXPIRED, "READS_QUEUED", words)
+    if handoff.timeline.waits(PLAN):
+        return Failure(State.EXPIRED, "PLAN_LATE", words)
+    return Failure(State.EXPIRED, "COSTS_LATE", words)
+
+
+def _why_unsettled(handoff: Handoff) -> Failure:
+    """Some ranks have not reported in time."""
+    words = f"ranks {sorted(handoff.unsettled)} did not settle inside the grant"
+    if handoff.destination is None or not handoff.unsettled <= handoff.destination.agents.keys():
+        return Failure(State.FAILED, "AGENT_LOST", f"{words}, and are not connected")
+    return Failure(State.FAILED, "READ_DEADLINE", words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +124,73 @@ def progress_of(handoff: Handoff) -> Progress | None:
     return Progress(
         handoff.bytes_read, max(expected_bytes, handoff.bytes_read), ranks, settled_ranks
     )
+
+
+class SpanKind(StrEnum):
+    """What goes on in a span."""
+
+    WAIT = "wait"
+    """P's state is not whole yet, or D has not asked for it."""
+    GRANT = "grant"
+    """Both have spoken, and the read is not ordered yet."""
+    STAGE = "stage"
+    """A rank of P gathers, or hashes, what one of D will read."""
+    READ = "read"
+    """A rank of D reads."""
+
+    __hash__ = str.__hash__
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a handoff's time."""
+
+    kind: SpanKind
+    begin_s: float
+    end_s: float
+    """Of one that is not over: now."""
+    rank: int | None = None
+    """D's, of what is staged or read."""
+    src_rank: int | None = None
+    """P's, of what is staged."""
+    bytes_read: int | None = None
+    """What D's rank reported; None: nothing yet, or never."""
+    over: bool = True
+
+
+def spans_of(handoff: Handoff, now_s: float) -> list[Span]:
+    """All spans that a handoff came to so far, by its latest grant."""
+    until_s, over = (handoff.ended_s, True) if handoff.ended else (now_s, False)
+    if not handoff.met_s:
+        return [Span(SpanKind.WAIT, handoff.born_s, until_s, over=over)]
+    wait = Span(SpanKind.WAIT, handoff.born_s, handoff.met_s)
+    if not handoff.granted_s:
+        return [wait, Span(SpanKind.GRANT, handoff.met_s, until_s, over=over)]
+    grant = Span(SpanKind.GRANT, handoff.met_s, handoff.granted_s)
+    return [wait, grant, *_of_ranks(handoff, until_s, over)]
+
+
+def _of_ranks(handoff: Handoff, until_s: float, over: bool) -> Iterator[Span]:
+    """What is staged, then what is read."""
+    granted_s = handoff.granted_s
+    staged_s: dict[int, float] = {}
+    reads = []
+    for at_s, event, detail in handoff.timeline:
+        if at_s < granted_s:  # of a grant that was given back
+            continue
+        match event, detail:
+            case "staged", (int(src_rank), int(rank)):
+                staged_s[rank] = at_s
+                yield Span(SpanKind.STAGE, granted_s, at_s, rank, src_rank)
+            case "settled", (int(rank), int(size_bytes), int(elapsed_us)):
+                begin_s = max(at_s - elapsed_us / 1e6, granted_s)
+                reads.append(Span(SpanKind.READ, begin_s, at_s, rank, bytes_read=size_bytes))
+    for rank in sorted(handoff.unsettled):
+        if handoff.ended or handoff.may_read(rank):
+            begin_s = staged_s.get(rank, granted_s)
+            reads.append(Span(SpanKind.READ, begin_s, until_s, rank, over=over))
+        elif handoff.pair is not None:
+            for src_rank in handoff.pair.staging[rank]:
+                if (rank, src_rank) not in handoff.staged:
+                    yield Span(SpanKind.STAGE, granted_s, until_s, rank, src_rank, over=False)
+    yield from sorted(reads, key=lambda one: -1 if one.rank is None else one.rank)

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from restow.broker.core.actions import Action, Counterpart
+from restow.broker.core.common.actions import Action
+from restow.broker.core.common.events import KnownEnd
+from restow.broker.core.common.keys import Counterpart
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.events import KnownEnd
+from restow.broker.core.handoffs.demand import NO_DEMAND
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.sides.demand import NO_DEMAND
-from restow.broker.core.handoffs.sides.publication import NOTHING_PUBLISHED
+from restow.broker.core.handoffs.publication import NOTHING_PUBLISHED
+from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.errors import RestowError
-
-if TYPE_CHECKING:
-    from restow.broker.core.ledger.ledger import Ledger
 
 KEPT_S = 60.0
 """How long an end waits here for the words that it belongs to."""

@@ -6,11 +6,9 @@ from bisect import bisect_left
 from collections import Counter
 from enum import StrEnum
 
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
+from restow.broker.core.common.traffic import STEP_S, End, Series
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.traffic.series import Series
-from restow.broker.core.traffic.tally import End
-from restow.broker.core.traffic.traffic import STEP_S
 from restow.broker.errors import QuotaExceededError, RestowError
 from restow.broker.reasons import REASONS
 

@@ -1,14 +1,153 @@
-"""The index of one tenant: which slot holds which keys, within a bound of bytes."""
+"""Keys: what stands for a hash in here, with all else that a prefix is known by."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
+from typing import Self
 
-from restow.broker.core.prefix.keys import KEY_BYTES, Keys
-from restow.broker.core.prefix.segment import MAX_PLACES, Segment
+import numpy as np
+
+from restow.broker.core.common.events import MAX_HASH_BYTES, HashForm
+from restow.broker.layout.values import ModelIdentity
+
+KEY_BYTES = 8
+_SPARE_BITS = 4
+"""Keys have 60 bits: Python's integers of so many take a third less than those of 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Those of hashes in a row, as integers and as 8 bytes each."""
+
+    values: list[int]
+    raw: bytes
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.values)
+
+    def distinct(self) -> Self:
+        """These without what came before among them."""
+        values = list(dict.fromkeys(self.values))
+        if len(values) == len(self.values):
+            return self
+        return type(self)(values, np.array(values, "<u8").tobytes())
+
+
+class Keyer:
+    """Makes keys. Two hashes of a tenant share one by chance, once in 2**60 pairs.
+
+    Then a state may be found that is not held. It is asked for by its hash, and declined.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        """``secret`` keeps others from choosing hashes that meet; it is that of one broker."""
+        self._secret = secret
+        drawn = hashlib.blake2b(b"factors", key=secret, digest_size=MAX_HASH_BYTES).digest()
+        self._factors = np.frombuffer(drawn, "<u8") | np.uint64(1)
+
+    def keys(self, model: ModelIdentity, form: HashForm, salt: str, hashes: bytes) -> Keys:
+        """The keys of ``hashes``: other ones for another model, form or salt."""
+        named = json.dumps([model.name, model.revision, model.adapter, model.quantisation])
+        named += json.dumps([*form, salt])
+        seed = hashlib.blake2b(named.encode(), key=self._secret, digest_size=KEY_BYTES).digest()
+        words = np.frombuffer(hashes, "<u8").reshape(-1, form.hash_bytes // KEY_BYTES)
+        mixed = words ^ (words >> np.uint64(31))
+        mixed = mixed * self._factors[: words.shape[1]]
+        mixed ^= mixed >> np.uint64(29)
+        summed = mixed.sum(axis=1, dtype=np.uint64) + np.frombuffer(seed, "<u8")
+        keys = (summed * self._factors[0]) >> np.uint64(_SPARE_BITS)
+        return Keys(keys.tolist(), keys.astype("<u8").tobytes())
+
+
+MAX_PLACES = 512
+BLANK = b"\xff" * KEY_BYTES
+"""Of a place that nobody holds: no key is like it."""
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """Keys in their places. A **slot** is one group of one engine.
+
+    Chains are mostly told, asked for and dropped in long runs, so that of a whole run the first
+    key alone is looked up, and who holds what is bits.
+    """
+
+    number: int
+    keys: bytearray = field(default_factory=bytearray)
+    held: dict[int, int] = field(default_factory=dict)
+    """Of each slot that holds any: a bit for each place, the lowest for the first."""
+
+    def __len__(self) -> int:
+        """How many places it has."""
+        return len(self.keys) // KEY_BYTES
+
+    @property
+    def anyone(self) -> int:
+        """The places that any slot holds."""
+        found = 0
+        for bits in self.held.values():
+            found |= bits
+        return found
+
+    def place_of(self, key: bytes) -> int:
+        """The place of a key that is here."""
+        at = self.keys.find(key)
+        while at % KEY_BYTES:
+            at = self.keys.find(key, at + 1)
+        return at // KEY_BYTES
+
+    def common(self, place: int, raw: bytes, first: int) -> int:
+        """How many keys from ``place`` on are those of ``raw`` from number ``first`` on."""
+        at, other = (place + 1) * KEY_BYTES, (first + 1) * KEY_BYTES
+        if self.keys[at : at + KEY_BYTES] != raw[other : other + KEY_BYTES]:
+            return 1  # what was told by itself is compared at no greater length
+        mine = self.keys[place * KEY_BYTES :]
+        theirs = raw[first * KEY_BYTES : first * KEY_BYTES + len(mine)]
+        if mine == theirs:
+            return len(mine) // KEY_BYTES
+        least = min(len(mine), len(theirs))
+        differ = int.from_bytes(mine[:least], "little") ^ int.from_bytes(theirs, "little")
+        if not differ:
+            return least // KEY_BYTES
+        return ((differ & -differ).bit_length() - 1) // (8 * KEY_BYTES)
+
+    def free_from(self, place: int) -> int:
+        """How many places are free from ``place`` on: blank ones, or behind the end."""
+        end = place
+        while end < len(self) and self.keys[end * KEY_BYTES : (end + 1) * KEY_BYTES] == BLANK:
+            end += 1
+        return (MAX_PLACES if end == len(self) else end) - place
+
+    def put(self, place: int, raw: bytes) -> int:
+        """Have keys stand from ``place`` on; how many places that adds."""
+        before = len(self)
+        self.keys[place * KEY_BYTES : place * KEY_BYTES + len(raw)] = raw
+        return len(self) - before
+
+    def blank(self, places: int) -> list[int]:
+        """Free places, given as bits; the keys that stood there."""
+        freed = []
+        while places:
+            lowest = places & -places
+            places ^= lowest
+            at = (lowest.bit_length() - 1) * KEY_BYTES
+            freed.append(int.from_bytes(self.keys[at : at + KEY_BYTES], "little"))
+            self.keys[at : at + KEY_BYTES] = BLANK
+        return freed
+
+    def all_keys(self) -> list[int]:
+        """The keys that are here."""
+        keys = np.frombuffer(self.keys, "<u8")
+        found: list[int] = keys[keys != np.frombuffer(BLANK, "<u8")].tolist()
+        return found
+
 
 HASH_BYTES = 80
 """Of a key: its integer, and where it is (`bench --suite prefixes` measures them)."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from restow.broker.core.actions import Action
+from restow.broker.core.common.actions import Action
 from restow.broker.core.directory import Directory
 from restow.broker.errors import NotOwnerError, OwnerUnknownError
 from restow.broker.layout.values import Pool

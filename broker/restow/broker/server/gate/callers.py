@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from restow.broker.core.actions import EngineKey
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.trust.errors import ForbiddenError
 from restow.broker.trust.identity import Identity, Role
 

@@ -20,7 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from restow.broker.core.actions import State
+from restow.broker.core.common.keys import State
 from restow.broker.core.ledger.statistics import BOUNDS_S, QUOTAS, Durations, Phase
 from restow.broker.server.hub import Hub
 from restow.broker.versions import own_version

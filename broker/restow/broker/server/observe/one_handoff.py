@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.spans import spans_of
+from restow.broker.core.handoffs.progress import spans_of
 from restow.broker.core.handoffs.timeline import in_words
 from restow.broker.printable import shown_values
 from restow.broker.reasons import advice_for

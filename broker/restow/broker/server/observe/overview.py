@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Reversible
 from itertools import islice
 from typing import Any
 
-from restow.broker.core.actions import EngineKey, State
+from restow.broker.core.common.keys import EngineKey, State
+from restow.broker.core.common.traffic import Tally, busiest
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.handoff import Handoff
@@ -15,8 +16,6 @@ from restow.broker.core.handoffs.progress import progress_of
 from restow.broker.core.ledger.ends import delivered
 from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.core.prefix.rules import SNAPSHOT
-from restow.broker.core.traffic.tally import Tally
-from restow.broker.core.traffic.traffic import busiest
 from restow.broker.printable import shown_values
 from restow.broker.server.fleet.report import FleetReport
 from restow.broker.server.hub import Hub

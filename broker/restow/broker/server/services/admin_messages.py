@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from restow.broker.core.actions import EngineKey, HostPair, State
+from restow.broker.core.common.keys import EngineKey, HostPair, State
+from restow.broker.core.common.traffic import PairTally, Tally
+from restow.broker.core.engines.account import Holdings
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.engines.tenants import Holdings
 from restow.broker.core.granting import Granting
+from restow.broker.core.handoffs.demand import content_compared
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.progress import progress_of
-from restow.broker.core.handoffs.sides.demand import content_compared
-from restow.broker.core.handoffs.spans import Span, spans_of
+from restow.broker.core.handoffs.progress import Span, progress_of, spans_of
 from restow.broker.core.handoffs.timeline import in_words
 from restow.broker.core.ledger.ends import delivered
-from restow.broker.core.probing.costs import HostCosts
-from restow.broker.core.traffic.tally import Tally
-from restow.broker.core.traffic.traffic import PairTally
+from restow.broker.core.probing import HostCosts
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain, islice, takewhile
 
-from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.errors import RequestError
 from restow.broker.logs import get_logger

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from restow.broker.core.traffic.traffic import busiest
+from restow.broker.core.common.traffic import busiest
 from restow.broker.server.hub import Hub
 from restow.broker.server.services.admin_messages import (
     MAX_INT64,

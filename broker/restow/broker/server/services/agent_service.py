@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from itertools import islice
 
-from restow.broker.core import actions as act
+from restow.broker.core.common import actions as act
+from restow.broker.core.common.events import Failure, Probed, Settlement, StagedRun
+from restow.broker.core.common.keys import AgentKey, EngineKey, State
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
 from restow.broker.core.engines.engine import EngineRecord, pool_of
-from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
 from restow.broker.errors import AgentReleaseError, RequestError, RestowError
 from restow.broker.layout.values import Pool
 from restow.broker.planner import CopyCosts, ReadCosts
@@ -99,9 +100,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             lose()
             outbox.drop()
 
-    async def _owned(
-        self, key: act.EngineKey, hello: pb.Hello, unreached: str
-    ) -> Callable[[], None]:
+    async def _owned(self, key: EngineKey, hello: pb.Hello, unreached: str) -> Callable[[], None]:
         """Return what raises when another broker owns the agent's pool. Raises it, too."""
         standing = self._hub.standing
         if standing.among_others and not hello.HasField("model"):
@@ -148,7 +147,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                     f"region {one.name}: {one.memory} is no kind of memory", field="memory"
                 )
         agent = AgentRecord(
-            act.AgentKey(engine.key, hello.rank),
+            AgentKey(engine.key, hello.rank),
             hello.agent_name,
             hello.nixl_metadata,
             regions,
@@ -181,7 +180,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             staged, failure = message.staged, None
             if staged.reason:
                 reason, detail = failure_of(staged.reason, staged.detail)
-                failure = Failure(act.State.FAILED, reason, f"rank {rank}: {detail}")
+                failure = Failure(State.FAILED, reason, f"rank {rank}: {detail}")
             run = StagedRun(staged.address, staged.bytes, staged.digest)
             actions = reports.staged(
                 engine, agent, staged.handoff, staged.dst_rank, run, failure, now_s

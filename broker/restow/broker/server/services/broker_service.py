@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
-from restow.broker.core.actions import EngineKey
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.errors import RestowError, SessionReplacedError
 from restow.broker.layout.values import Pool

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sized
 
-from restow.broker.core.actions import Counterpart, State
-from restow.broker.core.events import Chunk, Failure, KnownEnd, Wish
-from restow.broker.core.handoffs.deliveries import MAX_DELIVERIES, MAX_READERS
-from restow.broker.core.handoffs.sides.demand_messages import MAX_MESSAGES
+from restow.broker.core.common.events import Chunk, Failure, KnownEnd, Wish
+from restow.broker.core.common.keys import Counterpart, State
+from restow.broker.core.common.limits import Limits
+from restow.broker.core.handoffs.demand import MAX_MESSAGES
+from restow.broker.core.handoffs.handoff import MAX_DELIVERIES, MAX_READERS
 from restow.broker.core.ledger.table import MAX_ID_LENGTH
-from restow.broker.core.limits import Limits
 from restow.broker.errors import ContentNotNamedError, RequestError
 from restow.broker.layout.limits import MAX_GROUPS
 from restow.broker.printable import is_word

@@ -6,11 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain as joined
 
-from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.prefix.holders import Holders
-from restow.broker.core.prefix.named import NamedPrefix
-from restow.broker.core.prefix.teller import Teller
-from restow.broker.core.prefix.words import (
+from restow.broker.core.common.events import (
     MAX_CHAIN_HASHES,
     MAX_CHAINS,
     MAX_ENDS,
@@ -18,8 +14,11 @@ from restow.broker.core.prefix.words import (
     Chain,
     ChainEnd,
     HashForm,
+    NamedPrefix,
     Run,
 )
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.prefix.prefixes import Holders, Teller
 from restow.broker.errors import ChainInvalidError, HoldingsError, RequestError
 from restow.broker.layout.values import ModelIdentity
 from restow.broker.rpc import wire

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from restow.broker.core import actions as act
+from restow.broker.core.common import actions as act
 from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.rpc.chains import check_revision

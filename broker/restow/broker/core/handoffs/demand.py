@@ -1,16 +1,39 @@
-"""D's demand: the blocks that it wants filled, and where it goes on from."""
+"""D's side of a handoff: its demand, the messages that name it, and its offer by prefix."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from restow.broker.block_ids import MAX_BLOCKS, MAX_LIST_BYTES
-from restow.broker.core.engines.block_lists import BlockLists
-from restow.broker.core.events import Wish
-from restow.broker.core.handoffs.sides.publication import Publication
-from restow.broker.core.prefix.named import NamedPrefix
+from restow.broker.core.common.events import NamedPrefix, Wish
+from restow.broker.core.common.keys import EngineKey
+from restow.broker.core.engines.blocks import BlockLists
+from restow.broker.core.handoffs.publication import Publication
 from restow.broker.errors import ContentMismatchError, PagesError
+
+
+@dataclass(slots=True, eq=False)
+class Offer:
+    """What operators see of it too, also after the end."""
+
+    tokens: int
+    """Of the prefix that is asked for."""
+    revision: str = ""
+    """Of the weights that computed it."""
+    left: list[EngineKey] = field(default_factory=list)
+    """To whom it was not offered yet; the best is the last."""
+    engine: EngineKey | None = None
+    """Who has it now."""
+    until_s: float = 0.0
+    """When it goes to the next."""
+    made: int = 0
+    declined: int = 0
+
+    def close(self) -> None:
+        """Be offered to nobody any more."""
+        self.left, self.engine = [], None
 
 
 class Demand(NamedTuple):
@@ -118,3 +141,39 @@ def content_compared(published: Publication, wanted: Demand) -> str:
     if published.content or wanted.content:
         return f"named by {'P' if published.content else 'D'} alone"
     return "not named"
+
+
+MAX_MESSAGES = 16
+"""Messages that may say one demand."""
+
+
+@dataclass(slots=True, eq=False)
+class DemandMessages:
+    """By their messages' numbers.
+
+    Calls have negative ones. All calls of a demand are told its end when it is told with any number
+    but 0, that of a session's message without one: so the latest call's is kept while no session's
+    message has one of its own.
+    """
+
+    numbers: tuple[int, ...] = ()
+    """Those that are told the end, first the one that was said first."""
+    given_up: tuple[int, ...] = ()
+    """Those of them that wait no longer."""
+
+    def add(self, number: int) -> bool:
+        """Take a message that says the demand, or says it again; False: it has too many."""
+        numbered = any(one > 0 for one in self.numbers)
+        if number in self.numbers or (number < 0 and numbered):
+            return True
+        kept = tuple(one for one in self.numbers if one >= 0 or number == 0)
+        if len(kept) >= MAX_MESSAGES:
+            return False
+        self.numbers = (*kept, number)
+        return True
+
+    def give_up(self, number: int) -> bool:
+        """One waits no longer; False: another one does."""
+        given_up = {*self.given_up, number}
+        self.given_up = tuple(one for one in self.numbers if one in given_up)
+        return self.given_up == self.numbers

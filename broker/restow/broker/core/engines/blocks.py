@@ -1,32 +1,174 @@
-"""Pages in use: which blocks of an engine its open handoffs will have written, and which they read.
-
-    open words of one engine     block 5    block 6    block 7    block 8
-    demand a                     held       written    written
-    demand b                                                      written
-    publication c                read
-    publication d                read
-
-A block that a demand will have written stands in no other open word of its engine. Blocks that are
-only read may stand in several: prompts share prefixes. What a demand holds before its
-``held_tokens`` is only read.
-"""
+"""What an engine's lists of block ids may name: of its groups, and of the memory of its agents."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from restow.broker.block_ids import ID_BYTES, unsigned
+from restow.broker.block_ids import ID_BYTES, check_whole, unpacked, unsigned
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines.account import Account
-from restow.broker.core.engines.block_lists import BlockLists
-from restow.broker.errors import PageRepeatedError
+from restow.broker.errors import (
+    NullBlockError,
+    PageCountError,
+    PageRangeError,
+    PageRepeatedError,
+    PagesError,
+)
 
-if TYPE_CHECKING:
-    from restow.broker.core.handoffs.handoff import Handoff
+FEW = 32
+"""Of so many ids a set tells faster than a sorted array whether two are the same."""
+
+
+@dataclass(slots=True, eq=False)
+class BlockLists:
+    """The rules of one engine's lists, by group."""
+
+    key: EngineKey
+    block_tokens: dict[str, int]
+    """Tokens that a block of each group holds; 0: it holds snapshots."""
+    null_blocks: dict[str, int]
+    """The id of no block, of each group that has one."""
+    block_limits: dict[str, int]
+    """The first block id of each group that some connected rank has no memory for."""
+    overlaid: tuple[tuple[str, ...], ...] = field(default=(), kw_only=True)
+    """Groups whose blocks of one id are the same memory on some connected rank: engines lay groups
+    of layers over the same bytes, and give each block to one of these groups at a time."""
+
+    def together(self, group: str) -> tuple[str, ...]:
+        """Return the groups that lie on the same memory as ``group``, itself among them."""
+        return next((groups for groups in self.overlaid if group in groups), (group,))
+
+    def check_overlaid(self, blocks: Mapping[str, bytes]) -> None:
+        """Raise `PageRepeatedError` for a block that lists of two overlaid groups name."""
+        for groups in self.overlaid:
+            ids = [unsigned(blocks[group]) for group in groups if blocks.get(group)]
+            nulls = [self.null_blocks[group] for group in groups if group in self.null_blocks]
+            named = np.concatenate(ids) if len(ids) > 1 else np.empty(0, np.uint32)
+            named = named[~np.isin(named, nulls)]
+            if named.size:
+                self.check_distinct(" or ".join(groups), named.tobytes())
+
+    def check_ids(self, group: str, data: bytes) -> None:
+        """Raise a `PagesError` unless the ids are int32 inside the group's memory.
+
+        And no two are the same but null blocks, of which none may be a snapshot.
+        """
+        limit = self.block_limits.get(group)
+        if limit is None:
+            raise PagesError(
+                f"engine {self.key.engine_id} has no group {group!r}; it has "
+                f"{sorted(self.block_limits)}",
+                group=group,
+            )
+        size_bytes = len(data)
+        check_whole(group, data)
+        if size_bytes == ID_BYTES:  # a snapshot's one id needs no array
+            highest = int.from_bytes(data, "little")
+        elif data:
+            highest = self.check_distinct(group, data)
+        else:
+            return
+        if highest >= limit:
+            wrong = unpacked(group, data).item(int(np.argmax(unsigned(data) >= limit)))
+            raise PageRangeError(
+                f"engine {self.key.engine_id}, group {group}: block {wrong} is outside of "
+                f"[0, {limit})",
+                engine=self.key.engine_id,
+                group=group,
+                page=wrong,
+                range=f"[0, {limit})",
+            )
+        if self.block_tokens[group] == 0:
+            if size_bytes > ID_BYTES:
+                raise self._miscounted(group, 0, size_bytes // ID_BYTES, 0)
+            if highest == self.null_blocks.get(group):
+                raise self.given_null(group, highest, "a snapshot")
+
+    def check_distinct(self, group: str, data: bytes) -> int:
+        """The highest of a list's ids, of which there are some, as unsigned.
+
+        Raises `PageRepeatedError` if any but the null block is there twice.
+        """
+        ids = unsigned(data)
+        if ids.size <= FEW:
+            few: list[int] = ids.tolist()
+            if len(set(few)) == len(few):
+                return max(few)
+        ordered = ids.copy()
+        ordered.sort()
+        same = ordered[1:] == ordered[:-1]
+        if not np.count_nonzero(same):
+            return ordered.item(-1)
+        twice, null = ordered[1:][same], self.null_blocks.get(group)
+        if null is not None:
+            twice = twice[twice != null]
+        if twice.size:
+            page = twice.item(0)
+            raise PageRepeatedError(
+                f"engine {self.key.engine_id}, group {group}: block {page} is there more than "
+                f"once, and its layout does not call it the null block: give every page once",
+                engine=self.key.engine_id,
+                group=group,
+                page=page,
+            )
+        return ordered.item(-1)
+
+    def given_null(self, group: str, page: int, what: str) -> NullBlockError:
+        """What to answer where the null block is given for ``what`` is moved."""
+        return NullBlockError(
+            f"engine {self.key.engine_id}, group {group}: block {page} is the null block, and is "
+            f"given for {what}: give blocks that the request owns",
+            engine=self.key.engine_id,
+            group=group,
+            page=page,
+        )
+
+    def check_no_null(
+        self, group: str, blocks: Mapping[str, bytes], first_token: int, stop_token: int
+    ) -> None:
+        """Raise `NullBlockError` if the null block is among those of tokens that are moved."""
+        null, tokens = self.null_blocks.get(group), self.block_tokens[group]
+        if null is None or first_token >= stop_token:
+            return
+        first = first_token // tokens
+        ids = unsigned(blocks[group])[first : -(-stop_token // tokens)]
+        (given,) = (ids == null).nonzero()
+        if given.size:
+            at = max((first + given.item(0)) * tokens, first_token)
+            raise self.given_null(group, null, f"token {at} of [{first_token}, {stop_token})")
+
+    def check_counts(
+        self, groups: Iterable[str], blocks: Mapping[str, bytes], position_tokens: int
+    ) -> None:
+        """Raise `PageCountError` unless each group's list holds a prompt up to the position."""
+        for group in groups:
+            tokens, count = self.block_tokens[group], len(blocks.get(group, b"")) // ID_BYTES
+            if count != 1 if tokens == 0 else count * tokens < position_tokens:
+                raise self._miscounted(group, tokens, count, position_tokens)
+
+    def _miscounted(
+        self, group: str, tokens: int, count: int, position_tokens: int
+    ) -> PageCountError:
+        if tokens == 0:
+            return PageCountError(
+                f"engine {self.key.engine_id}, group {group} holds snapshots: exactly one "
+                f"block is needed, got {count}",
+                group=group,
+                count=count,
+            )
+        return PageCountError(
+            f"engine {self.key.engine_id}, group {group}: {count} blocks of {tokens} tokens "
+            f"do not hold {position_tokens} tokens",
+            group=group,
+            count=count,
+        )
+
 
 FEW_BYTES = 16 * ID_BYTES
 """Lists up to this length are looked at faster id by id than by numpy."""
@@ -41,6 +183,34 @@ Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
 Int32s = npt.NDArray[np.int32]
 Blocks = Mapping[str, bytes]
+
+
+class WantedBlocks(Protocol):
+    """The blocks that a demand names."""
+
+    @property
+    def blocks(self) -> Blocks:
+        """Return the packed ids of each group."""
+        ...
+
+    @property
+    def held_tokens(self) -> int:
+        """Return how many leading tokens are only read."""
+        ...
+
+
+class Writer(Protocol):
+    """A handoff, as far as its blocks are concerned."""
+
+    handoff_id: str
+    number: int
+    writing: int
+    """The number under which its blocks are taken; 0: they are not."""
+
+    @property
+    def demand(self) -> WantedBlocks:
+        """Return what D asks for."""
+        ...
 
 
 class _Table:
@@ -71,7 +241,7 @@ class PagesInUse:
         """Have no block in use. ``lists`` are the engine's rules, ``account`` its tenant's."""
         self.size_bytes = 0
         """Of the tables."""
-        self.demands: dict[int, Handoff] = {}
+        self.demands: dict[int, Writer] = {}
         """The open demands by their numbers: of live handoffs, and of those in quarantine."""
         self.publications: dict[object, tuple[str, Blocks]] = {}
         """The ids of open handoffs that P has published, and what of them, by P's side of each."""
@@ -85,7 +255,7 @@ class PagesInUse:
 
     # -- demands ----------------------------------------------------------------------------------
 
-    def take(self, handoff: Handoff, blocks: Blocks, held_tokens: int) -> None:
+    def take(self, handoff: Writer, blocks: Blocks, held_tokens: int) -> None:
         """Take the blocks of a new demand: those behind ``held_tokens`` will be written.
 
         Raises `PageRepeatedError` where another open word stands in the way, and what
@@ -152,14 +322,14 @@ class PagesInUse:
         """Have a demand read no more the blocks of the tokens that it holds."""
         self._count(self._held_of(blocks, held_tokens), -1)
 
-    def give_back(self, handoff: Handoff) -> None:
+    def give_back(self, handoff: Writer) -> None:
         """Have a demand write no more: its blocks are the engine's own."""
         if handoff.writing:
             self._opened[handoff.writing] = 0
             del self.demands[handoff.writing]
             handoff.writing = 0
 
-    def move(self, handoff: Handoff, other: Handoff) -> None:
+    def move(self, handoff: Writer, other: Writer) -> None:
         """Have a demand be that of another handoff."""
         if handoff.writing:
             self.demands[handoff.writing] = other

@@ -1,13 +1,127 @@
-"""What is said of a handoff, as the state machines take it."""
+"""Events: what engines and agents say, as the directory takes it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from restow.broker.core.actions import Counterpart, GroupIds, State
-from restow.broker.core.prefix.named import NamedPrefix
+from restow.broker.core.common.keys import Counterpart, EngineKey, GroupIds, State
+from restow.broker.layout.values import ModelIdentity
 from restow.broker.planner import CopyCosts, ReadCosts
+
+MAX_CHAIN_HASHES = 65_536
+"""Of one call, in one chain or many: a million tokens by 16."""
+MAX_CHAINS = 64
+MAX_HASH_BYTES = 64
+MAX_ENDS = 64
+"""Of one chain, between its quanta."""
+
+
+class HashForm(NamedTuple):
+    """How the tokens of a prompt become a chain of hashes, one after each quantum."""
+
+    algorithm: str
+    quantum_tokens: int
+    hash_bytes: int
+
+    def __str__(self) -> str:
+        """For people."""
+        tokens, size = self.quantum_tokens, self.hash_bytes
+        return f"{self.algorithm!r} after every {tokens} tokens, of {size} bytes"
+
+
+class Run(NamedTuple):
+    """Hashes of a chain that follow each other, for one group. ``parent`` is the one before them.
+
+    Each stands for what the group has of the tokens just before it: a block, or a snapshot.
+    """
+
+    group: str
+    hashes: bytes
+    parent: bytes = b""
+
+
+class Batch(NamedTuple):
+    """What an engine has evicted, and then what it holds since. Numbers rise by one, from 1."""
+
+    number: int
+    form: HashForm
+    salt: str
+    held: tuple[Run, ...] = ()
+    evicted: tuple[Run, ...] = ()
+    revision: str = ""
+    """Revision of the weights that computed it all; empty: that of the engine's layout."""
+
+
+class ChainEnd(NamedTuple):
+    """A token between two quanta at which a state may stand too, and the hash of all before it."""
+
+    position_tokens: int
+    hashed: bytes
+
+
+class Chain(NamedTuple):
+    """What is asked for: hashes after the first, second, ... quantum of a prompt's tokens.
+
+    ``below_tokens``: a state must stand before that token; 0: anywhere in the chain, or at one of
+    its ``ends``, whose positions rise.
+    """
+
+    model: ModelIdentity
+    form: HashForm
+    salt: str
+    hashes: bytes
+    below_tokens: int = 0
+    ends: tuple[ChainEnd, ...] = ()
+
+
+class Held(NamedTuple):
+    """How many tokens of a chain an engine says that it holds, in all of its groups."""
+
+    engine: EngineKey
+    tokens: int
+
+
+CONTENT_BYTES = 16
+
+
+class NamedPrefix(NamedTuple):
+    """The state after exactly so many tokens, known by their hashes.
+
+    ``hashes`` are those of all whole quanta of them; ``end_hash`` is that of all tokens, where they
+    are no whole number of quanta.
+    """
+
+    position_tokens: int
+    form: HashForm
+    salt: str
+    hashes: bytes
+    end_hash: bytes = b""
+    revision: str = ""
+    """Revision of the weights that computed it; empty: that of the layout of who names it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its hashes."""
+        return len(self.hashes) + len(self.end_hash)
+
+    @property
+    def last_hash(self) -> bytes:
+        """That of all of its tokens."""
+        return self.end_hash or self.hashes[-self.form.hash_bytes :]
+
+    @property
+    def content(self) -> bytes:
+        """What a publication of it names as its content: the same in every broker's life."""
+        named = json.dumps([*self.form, self.salt, self.position_tokens]).encode() + self.last_hash
+        return hashlib.blake2b(named, digest_size=CONTENT_BYTES).digest()
+
+    def chain(self, model: ModelIdentity) -> Chain:
+        """It as what is looked up: of a holder's states the one at its end, or an earlier one."""
+        ends = (ChainEnd(self.position_tokens, self.end_hash),) if self.end_hash else ()
+        return Chain(model, self.form, self.salt, self.hashes, ends=ends)
 
 
 class Chunk(NamedTuple):

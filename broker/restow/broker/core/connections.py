@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from restow.broker.core.actions import Action, CloseAgent, SendForget, State
+from restow.broker.core.common.actions import Action, CloseAgent, SendForget
+from restow.broker.core.common.events import Failure
+from restow.broker.core.common.keys import State
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord, Heard
-from restow.broker.core.events import Failure
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.errors import AgentMismatchError, AgentReplacedError

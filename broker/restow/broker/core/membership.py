@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
-from restow.broker.core.actions import (
+from restow.broker.core.common.actions import (
     Action,
     CloseAgent,
     CloseSession,
-    EngineKey,
     SendUnfence,
-    State,
     TellDrain,
 )
+from restow.broker.core.common.events import Failure
+from restow.broker.core.common.keys import EngineKey, State
+from restow.broker.core.connections import Connections
 from restow.broker.core.engines.account import ENGINE_BYTES
-from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord, pool_of
-from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.ledger.table import MAX_ID_LENGTH

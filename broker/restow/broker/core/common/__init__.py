@@ -1,0 +1,1 @@
+"""What all of the core is written in: events, actions, plans of a pair, bounds."""

@@ -1,1 +1,0 @@
-"""What went on lately: fixed rings of counts, of the broker, of a tenant, of two engines."""
