@@ -21,10 +21,8 @@ import numpy as np
 import torch
 from touched import touched
 
-from restow.agents.binding.descriptors import Descriptors
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.binding.reads import Reads, SpanReads
-from restow.agents.binding.staging import staged_spans
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_spans
+from restow.agents.binding.reads import Descriptors, Reads, SpanReads
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.reading.transport import Known, Read

@@ -19,7 +19,7 @@ from geometry import geometries
 from rows import Row, Yield, compared
 from scene import Engines, contiguous, scene
 
-from restow.agents.settings import AgentSettings
+from restow.agents.link.settings import AgentSettings
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.families import (
     AttentionSpec,

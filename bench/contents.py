@@ -12,7 +12,7 @@ from restarts import serve
 from rows import Yield, compared
 from scene import Engines, scene
 
-from restow.broker.client.engine.prefixes.content import content_of
+from restow.broker.client.engine.chains import content_of
 
 KIND = "content"
 SAMPLES_A_REPEAT = 40

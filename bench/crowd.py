@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 import uvloop
 
-from restow.agents.link.agent_link import Link
+from restow.agents.link.kept_stream import Link
 from restow.broker.client import EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.families import (

@@ -20,7 +20,7 @@ from geometry import geometries
 from rows import Row, Yield, compared
 from scene import Engines, contiguous, page_counts, scene
 
-from restow.agents.settings import AgentSettings
+from restow.agents.link.settings import AgentSettings
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.planner import make_plan
 

@@ -18,8 +18,7 @@ from geometry import geometries
 
 from restow.agents.binding.copies import Copies, bind_copies
 from restow.agents.binding.operands import DST, SRC, in_order, paged
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.binding.staging import staged_bytes
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_bytes
 from restow.agents.copying.piece_copies import piece_table
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.layout import RankLayout

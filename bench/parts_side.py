@@ -22,7 +22,7 @@ from simulated import small_layout
 from touched import touched
 
 from restow.agents import Agent
-from restow.agents.async_agent import AsyncAgent
+from restow.agents.link.async_agent import AsyncAgent
 from restow.agents.memory.regions import RegionMemory
 from restow.agents.reading.lane import Lane
 from restow.broker.client import EngineSession

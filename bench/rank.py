@@ -16,8 +16,8 @@ import torch
 from touched import touched
 
 from restow.agents import Agent
+from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.regions import MemoryKind, RegionMemory
-from restow.agents.settings import AgentSettings
 from restow.broker.layout.values import ModelIdentity
 from restow.broker.logs import log_to_stderr
 

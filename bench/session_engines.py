@@ -20,8 +20,8 @@ from aiohttp import web
 from restow.broker.client import EngineSession, chain_of
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
 from restow.broker.layout import DType
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 
 BLOCK_TOKENS = 16
 MODEL = ModelSpec("sessions", (AttentionSpec(0, 8, 64, DType.BFLOAT16),), revision="1")

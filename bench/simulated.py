@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 
 from restow.broker.client.connection.channel import open_channel
-from restow.broker.client.engine.stream import MAX_BATCH
+from restow.broker.client.engine.session import MAX_BATCH
 from restow.broker.families import (
     AttentionSpec,
     EngineSettings,

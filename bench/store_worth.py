@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from rows import Row
 from store_traces import TRACES, Request, Segment
 
-from restow.agents.store.books.kept import Kept
-from restow.agents.store.books.room import Room
-from restow.agents.store.books.shape import PieceGroup, PieceKey, Shape
-from restow.agents.store.books.worth import (
+from restow.agents.store.books.kept import (
+    Kept,
     Recomputing,
     Worth,
     least_recently_used,
     recomputing_cost,
 )
+from restow.agents.store.books.room import PieceGroup, PieceKey, Room, Shape
 from restow.broker.client import HashForm, Prefix
 
 BLOCK_TOKENS = 512

@@ -32,8 +32,8 @@ from restow.agents.engines.recall.task import Prompt, make_prompts
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BlockingSession
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 from vllm_harness.engine import Options, vllm_engine
 
 SUITE = "vllm"

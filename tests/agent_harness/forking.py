@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from restow.agents import Agent, RegionMemory
-from restow.agents.async_agent import AsyncAgent
 from restow.agents.daemon.server import AgentDaemon
+from restow.agents.link.async_agent import AsyncAgent
 from restow.broker.client import AdminClient, AsyncAdminClient, BlockingSession, EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import DType, Field, Kind, Layout, Model, RankLayout, Region, Shard, Span

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from agent_harness.fake_broker import FakeBroker
 from agent_harness.handover import destination_memory, send_execute
 from agent_harness.world import Case, RankMemory, blocks, make_case
-from restow.agents.async_agent import AsyncAgent
 from restow.agents.binding.extents import Extents, one_extent, source_extents
 from restow.agents.binding.pages import Tokens
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.regions import region_table
-from restow.agents.settings import AgentSettings
 from restow.broker.layout import Field
 from restow.broker.planner import Program
 from restow.broker.rpc import wire_program

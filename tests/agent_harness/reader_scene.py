@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from agent_harness.waiting import until
-from restow.agents.binding.descriptors import Descriptors
-from restow.agents.errors import AgentError
+from restow.agents.binding.reads import Descriptors
+from restow.agents.memory.errors import AgentError
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.transport import Flight, Known, Read, Transport

@@ -12,13 +12,13 @@ import pytest
 
 from agent_harness.world import RankMemory, make_case
 from restow.agents import DaemonAgent, SharedMemory, SharedRegion
-from restow.agents.async_agent import AsyncAgent
 from restow.agents.daemon.server import AgentDaemon
+from restow.agents.link.async_agent import AsyncAgent
 from restow.agents.memory.regions import RegionMemory
 from restow.broker.client import EngineSession
 from restow.broker.client.connection.errors import BrokerCallError
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 
 CASE = make_case("wide")
 RANK = CASE.destination.ranks[0]

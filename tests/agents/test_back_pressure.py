@@ -14,18 +14,18 @@ from agent_harness.processes import child
 from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, Case, RankMemory, make_case
-from restow.agents.async_agent import AsyncAgent
 from restow.agents.binding.pages import Blocks, Tokens
-from restow.agents.execute.gathered_run import GatheredRun
+from restow.agents.execute.gathering import GatheredRun
+from restow.agents.execute.orders import ExecuteOrder, Source
 from restow.agents.execute.staged_reads import StagedReads
-from restow.agents.link.orders import ExecuteOrder, Source
-from restow.agents.memory.staging_pool import ALIGN_BYTES
-from restow.agents.settings import AgentSettings
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
+from restow.agents.memory.staging import ALIGN_BYTES
 from restow.broker.client import EngineSession
 from restow.broker.core.common.keys import State
 from restow.broker.planner import Program, Strategy
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 
 HANDOFFS = 100
 FIT = 3

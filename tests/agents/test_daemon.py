@@ -22,11 +22,10 @@ from laws.strategies import SENDING
 from restow.agents import DaemonAgent, SharedRegion
 from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.daemon.server import AgentDaemon, SocketInUseError
-from restow.agents.errors import DaemonUnreachableError
-from restow.agents.link.order_tasks import OrderTasks
-from restow.agents.memory.held_names import FOLDER
+from restow.agents.link.order_desk import OrderTasks
+from restow.agents.memory.errors import DaemonUnreachableError
 from restow.agents.memory.regions import RegionMemory
-from restow.agents.memory.shared_regions import OpenedRegions
+from restow.agents.memory.shared_memory import FOLDER, OpenedRegions
 from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.errors import AgentMismatchError
 from restow.broker.planner import Strategy

@@ -14,16 +14,16 @@ from agent_harness.handover import destination_memory
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import RankMemory, make_case
 from laws.strategies import SENDING
-from restow.agents.async_agent import AsyncAgent
 from restow.agents.execute.gathering import Gathering
-from restow.agents.link.orders import StagedRun
-from restow.agents.settings import AgentSettings
+from restow.agents.execute.orders import StagedRun
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.client.admin import AdminClient
 from restow.broker.core.common.pair import DigestMode
 from restow.broker.planner import Strategy
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 
 pytestmark = pytest.mark.sampled
 

@@ -13,21 +13,21 @@ from agent_harness.processes import child
 from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S, until
 from agent_harness.world import make_case
-from restow.agents.async_agent import AsyncAgent
-from restow.agents.settings import AgentSettings
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.handoffs.timeline import COSTS, PLAN
-from restow.broker.server import planning
+from restow.broker.server.base import planning
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["in a thread", "in a process"])
 async def test_the_first_handoff_waits_for_nothing_that_was_found_out_before(
     monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
-    monkeypatch.setattr("restow.agents.execute.measuring.PROBE_S", WAIT_S)
+    monkeypatch.setattr("restow.agents.execute.executor.PROBE_S", WAIT_S)
     if large:
         monkeypatch.setattr(planning, "LARGE_SHARDS", 3)
     case = make_case("wide")

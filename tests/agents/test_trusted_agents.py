@@ -18,18 +18,18 @@ from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, make_case
 from broker.certificates import DOMAIN, P_AND_D, Authority
 from restow.agents import Agent, DaemonAgent, SharedMemory, SharedRegion
-from restow.agents.async_agent import AsyncAgent
 from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.daemon.server import AgentDaemon
-from restow.agents.settings import AgentSettings
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
 from restow.broker.client import Credentials, EngineSession
 from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.errors import RestowError
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import RunningBroker, running_broker
-from restow.broker.server.settings import BrokerSettings
 from restow.broker.trust.errors import KeyFileError, TokenOverPlaintextError
 
 SMALL = build_layout(

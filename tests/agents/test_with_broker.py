@@ -14,14 +14,14 @@ from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S, until
 from agent_harness.world import POISON, make_case
 from laws.strategies import SENDING
-from restow.agents.async_agent import AsyncAgent
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
 from restow.agents.reading.host_memory import host_name
-from restow.agents.settings import AgentSettings
 from restow.broker.client import BrokerCallError, EngineSession
 from restow.broker.core.common.limits import Limits
 from restow.broker.planner import CostModel, Strategy
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 
 pytestmark = pytest.mark.sampled
 
@@ -182,7 +182,7 @@ async def test_agents_of_a_new_life_may_come_before_its_engine() -> None:
 async def test_costs_are_measured_before_they_are_first_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("restow.agents.execute.measuring.PROBE_S", WAIT_S)
+    monkeypatch.setattr("restow.agents.execute.executor.PROBE_S", WAIT_S)
     case = make_case("wide")
     fields = {field.name: field for field in case.destination.model.fields}
     memory = destination_memory(case)

@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 from store_traces import TRACES, Trace
 from store_worth import COSTS, SHAPES, simulate, working_set_bytes
 
-from restow.agents.store.books.worth import least_recently_used, recomputing_cost
+from restow.agents.store.books.kept import least_recently_used, recomputing_cost
 
 
 @pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from restow.agents.binding.copies import bind_copies
-from restow.agents.binding.descriptors import Descriptors
 from restow.agents.binding.operands import SRC, in_order, paged
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.binding.reads import Reads
-from restow.agents.binding.staging import staged_bytes
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_bytes
+from restow.agents.binding.reads import Descriptors, Reads
 from restow.broker.errors import PageCountError, PageRangeError
 from restow.broker.families import (
     AttentionSpec,

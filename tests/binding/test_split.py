@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restow.agents.binding.descriptors import PIECE_BYTES, SPLIT_BYTES, Descriptors
+from restow.agents.binding.reads import PIECE_BYTES, SPLIT_BYTES, Descriptors
 
 PIECE = st.tuples(st.integers(1, 1 << 40), st.integers(1, 1 << 40), st.integers(1, 6 * SPLIT_BYTES))
 

@@ -27,8 +27,8 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout
 from restow.broker.rpc import wire_program
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import RunningBroker, running_broker
-from restow.broker.server.settings import BrokerSettings
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import agent_link_pb2_grpc
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from chaos_harness.hosts import enter
 from restow.agents import Agent
-from restow.agents.settings import AgentSettings
+from restow.agents.link.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from cli.broker_process import broker_process, run_restow
 from restow.broker.core.common.pair import DigestMode, Digests
-from restow.broker.server.settings import BrokerSettings
+from restow.broker.server.base.settings import BrokerSettings
 
 
 def test_digests_are_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,22 @@ from broker.guarded import guarded, operator
 from restow.broker.cli.main import app
 from restow.broker.client import Credentials
 from restow.broker.doctor.broker_view import all_pairs, judge_engine, judge_pair
-from restow.broker.doctor.certificates import DAY_S, judge_end, look_at_shown, look_at_trust
-from restow.broker.doctor.finding import Finding, Verdict
-from restow.broker.doctor.host import files, locked_memory, shared_memory
-from restow.broker.doctor.packages import judge_ucx, start_nixl
-from restow.broker.doctor.process_reading import judge_failure
+from restow.broker.doctor.local import (
+    DAY_S,
+    Finding,
+    Verdict,
+    files,
+    judge_end,
+    judge_failure,
+    judge_ucx,
+    locked_memory,
+    look_at_shown,
+    look_at_trust,
+    shared_memory,
+    start_nixl,
+)
 from restow.broker.trust.errors import KeyFileError
-from restow.broker.trust.validity import end_of
+from restow.broker.trust.key_files import end_of
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import agent_link_pb2 as link
 
@@ -128,7 +137,7 @@ program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addresso
 libc = ctypes.CDLL(None)
 assert libc.prctl(38, 1, 0, 0, 0) == 0
 assert libc.prctl(22, 2, program) == 0
-from restow.broker.doctor.process_reading import look_at_process_reading
+from restow.broker.doctor.local import look_at_process_reading
 found = look_at_process_reading()
 print(found.verdict, found.words)
 """

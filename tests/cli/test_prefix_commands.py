@@ -19,7 +19,7 @@ from broker.fakes import broker, engine
 from restow.broker.cli.commands.find import chain_from
 from restow.broker.cli.main import app
 from restow.broker.client import chain_of
-from restow.broker.client.engine.prefixes.chains import find_request
+from restow.broker.client.engine.chains import find_request
 from restow.broker.errors import ChainInvalidError
 
 TOKENS = list(range(1, 165))

@@ -37,15 +37,15 @@ MODULES = (
     "restow.broker.errors",
     "restow.broker.trust.errors",
     "restow.broker.client.connection.errors",
-    "restow.broker.client.connection.epochs",
+    "restow.broker.client.connection.brokers",
     "restow.broker.owners.registry",
     "restow.broker.etcd.errors",
     "restow.broker.kubernetes.errors",
-    "restow.agents.errors",
+    "restow.agents.memory.errors",
     "restow.agents.engines.common.errors",
     "restow.agents.engines.vllm.errors",
-    "restow.agents.store.errors",
-    "restow.agents.store.disk.errors",
+    "restow.agents.store.books.room",
+    "restow.agents.store.disk.files",
 )
 """All typed errors that an engine's process may meet."""
 

@@ -7,7 +7,7 @@ import re
 from typer.testing import CliRunner
 
 from restow.broker.cli.main import app
-from restow.broker.server.settings import BrokerSettings
+from restow.broker.server.base.settings import BrokerSettings
 
 
 def shown(columns: int) -> str:

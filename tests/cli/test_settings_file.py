@@ -14,7 +14,7 @@ import typer
 from cli.broker_process import broker_process, run_restow
 from restow.broker.cli.main import app
 from restow.broker.cli.settings.settings_file import COMMANDS, OF_CLIENTS, OF_SCRIPTS, PREFIX
-from restow.broker.server.settings import BrokerSettings
+from restow.broker.server.base.settings import BrokerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP: Any = typer.main.get_command(app)

@@ -16,8 +16,8 @@ from restow.agents.binding.copies import Copies, Grid
 from restow.agents.copying import copier
 from restow.agents.copying.copier import Copier
 from restow.agents.copying.piece_copies import zero_destinations
-from restow.agents.errors import CopyFailedError
-from restow.agents.memory import device
+from restow.agents.memory import cuda as device
+from restow.agents.memory.errors import CopyFailedError
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import ProjectColumn, no_rows

@@ -30,8 +30,8 @@ from deployment.chart import (
     rendered,
     workload,
 )
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.observe.web import PATHS
-from restow.broker.server.settings import BrokerSettings
 
 KUBERNETES = ("1.25", "1.29", "1.33", "1.37")
 CLIENTS = {"BROKER", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE"}

@@ -26,9 +26,9 @@ from restow.broker.families import (
     build_layout,
 )
 from restow.broker.layout import DType, Span
-from restow.broker.layout.names import joined_name
+from restow.broker.layout.difference import joined_name
 from restow.broker.planner import Strategy, make_plan
-from restow.broker.planner.estimate import Cost
+from restow.broker.planner.compile import Cost
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 MAMBA = Mamba2Spec(0, 64, 64, 128, 1, 4, BF16, F32)

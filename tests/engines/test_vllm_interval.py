@@ -8,9 +8,9 @@ from engines.written_session import BLOCKS, Session, nothing, prefill, side
 from restow.agents.engines.vllm import interval
 from restow.agents.engines.vllm.scheduler.tally import OTHER
 from restow.agents.engines.vllm.worker.agent_tally import AgentTally
-from restow.agents.figures import AgentFigures
-from restow.agents.memory.staging_pool import PoolFigures
-from restow.agents.reading.read_counts import ReadCounts
+from restow.agents.link.settings import AgentFigures
+from restow.agents.memory.staging import PoolFigures
+from restow.agents.reading.lane import ReadCounts
 
 REGISTERED = {"held_blocks": 0, "registered": 1, "weights_known": 1}
 

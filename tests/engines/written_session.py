@@ -18,7 +18,7 @@ from restow.broker.client import (
     Prefix,
     PrefixChain,
 )
-from restow.broker.client.engine.prefixes.chains import Holders
+from restow.broker.client.engine.chains import Holders
 
 GROUPS = (Group("group.0", 4), Group("group.1", 4, 0))
 PROMPT = list(range(10))

@@ -13,7 +13,7 @@ import pytest
 from agent_harness.waiting import WAIT_S, until
 from etcd_harness.cluster import EtcdCluster, client_of, running_etcd
 from forked.ports import free_port
-from restow.broker.client.connection.cancellation import end_task
+from restow.broker.client.connection.errors import end_task
 from restow.broker.etcd.access import EtcdAccess
 from restow.broker.etcd.asking import Patience
 from restow.broker.etcd.client import EtcdClient

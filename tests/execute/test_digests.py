@@ -14,9 +14,9 @@ from agent_harness.pair import STAGING_BYTES, pair
 from agent_harness.world import POISON
 from laws.strategies import SENDING
 from restow.agents.binding.extents import Extents
-from restow.agents.copying.hasher import Hasher
+from restow.agents.copying.copier import Hasher
+from restow.agents.link.settings import AgentSettings
 from restow.agents.reading import reader, same_host
-from restow.agents.settings import AgentSettings
 from restow.broker.planner import Strategy
 from restow.broker.planner.program import READ_PAGES
 from restow.v1 import agent_link_pb2 as pb

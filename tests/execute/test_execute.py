@@ -24,10 +24,10 @@ from agent_harness.processes import TCP, Child, child
 from agent_harness.source_main import serve_source
 from agent_harness.world import POISON, Case, RankMemory, make_case
 from laws.strategies import SENDING
-from restow.agents.async_agent import AsyncAgent
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading.nixl_transport import NixlTransport
-from restow.agents.settings import AgentSettings
 from restow.broker.layout import Field
 from restow.broker.planner import CostModel, Strategy, compile_programs, make_plan
 from restow.broker.planner.program import READ_PAGES

@@ -21,11 +21,9 @@ from geometry import geometries
 from agent_harness.world import GUARD_BYTES, POISON, Bytes, RankMemory, blocks
 from laws.strategies import SENDING
 from restow.agents.binding.copies import bind_copies
-from restow.agents.binding.descriptors import Descriptors
 from restow.agents.binding.operands import DST, SRC, by_place, in_order, in_spans, paged
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.binding.reads import Reads, SpanReads
-from restow.agents.binding.staging import staged_bytes, staged_spans
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_bytes, staged_spans
+from restow.agents.binding.reads import Descriptors, Reads, SpanReads
 from restow.agents.copying.piece_copies import run_copies, zero_destinations
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_transport import NixlTransport
@@ -57,7 +55,7 @@ from restow.broker.planner.program import (
     SCATTER_SPANS,
     Column,
 )
-from restow.broker.planner.program.chunk import chunk_bytes
+from restow.broker.planner.program.forms import chunk_bytes
 
 pytestmark = pytest.mark.sampled
 

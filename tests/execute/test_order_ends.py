@@ -11,12 +11,12 @@ import torch
 
 from agent_harness.handover import programs, stage
 from agent_harness.pair import STAGING_BYTES, Pair, pair
-from restow.agents.async_agent import AsyncAgent
 from restow.agents.binding.extents import Extents
 from restow.agents.copying import piece_copies, projecting
-from restow.agents.errors import CopyFailedError, RegionInvalidError
 from restow.agents.execute import executor
 from restow.agents.execute.executor import Executor
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.memory.errors import CopyFailedError, RegionInvalidError
 from restow.agents.memory.regions import MemoryKind, RegionMemory
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.broker.planner import Strategy

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from agent_harness.steps import with_rows
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.binding.staging import staged_spans
-from restow.agents.execute.peer_reads import KeptReads
-from restow.agents.link.orders import ExecuteOrder, Peer
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_spans
+from restow.agents.execute.orders import ExecuteOrder, Peer
+from restow.agents.execute.staged_reads import KeptReads
 from restow.agents.memory.regions import HOST
 from restow.broker.errors import PageRangeError
 from restow.broker.families import ConvLayout, EngineSettings, Mamba2Spec, ModelSpec, build_layout

@@ -15,8 +15,8 @@ from laws.strategies import SENDING
 from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.operands import DST, SRC, paged
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.agents.execute.program_check import CheckedProgram
+from restow.agents.memory.errors import OrderTooLargeError, ProgramInvalidError
 from restow.broker.families import EngineSettings, MlaSpec, ModelSpec, build_layout
 from restow.broker.layout import DType, TokenClass
 from restow.broker.planner import (

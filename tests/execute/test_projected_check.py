@@ -8,8 +8,8 @@ import pytest
 from agent_harness.handover import programs
 from agent_harness.steps import with_rows
 from agent_harness.world import make_case
-from restow.agents.errors import ProgramInvalidError
 from restow.agents.execute.program_check import CheckedProgram
+from restow.agents.memory.errors import ProgramInvalidError
 from restow.broker.layout import DType
 from restow.broker.planner import Program, Strategy
 from restow.broker.planner.program import (

@@ -19,7 +19,7 @@ from restow.broker.errors import LayoutFormError, UnknownModelError
 from restow.broker.families import AttentionSpec, EngineSettings, build_layout, model_from_hf_config
 from restow.broker.families.hf.attention import MODELS, NESTED
 from restow.broker.layout import DType, Span
-from restow.broker.layout.check import check_layout
+from restow.broker.layout.check_whole import check_layout
 from restow.broker.planner.program.pairs import GroupPair, PageForm
 
 ROOT = Path(__file__).parents[2]

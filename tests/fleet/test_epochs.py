@@ -13,10 +13,10 @@ import pytest
 from agent_harness.fake_broker import FakeBroker
 from agent_harness.waiting import until
 from broker.fakes import P_BLOCKS, POSITION, model_layout
-from restow.agents.link.agent_link import Link
+from restow.agents.link.kept_stream import Link
 from restow.broker.client import EngineSession
-from restow.broker.client.connection.credentials import Credentials
-from restow.broker.client.connection.epochs import EpochOverError, Epochs
+from restow.broker.client.connection.brokers import EpochOverError, Epochs
+from restow.broker.client.connection.channel import Credentials
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc

@@ -21,10 +21,10 @@ from restow.broker.core.audit import audit
 from restow.broker.core.common.limits import Limits
 from restow.broker.errors import AddressInvalidError, NotOwnerError
 from restow.broker.layout.values import Pool
-from restow.broker.rpc.pings import SEVERAL_ANSWER_S, SEVERAL_EVERY_S
+from restow.broker.rpc.sizes import SEVERAL_ANSWER_S, SEVERAL_EVERY_S
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.fleet.standing import OWN_S
 from restow.broker.server.serve import RunningBroker
-from restow.broker.server.settings import BrokerSettings
 
 POOL = Pool.of("default", model_layout().model.identity)
 

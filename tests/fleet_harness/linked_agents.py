@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from broker.fakes import PAGES, FakeAgent, answer_at_once, model_layout
-from restow.agents.link.agent_link import Link
-from restow.agents.link.fences import Fences
+from restow.agents.execute.fences import Fences
+from restow.agents.link.kept_stream import Link
 from restow.broker.client import EngineSession
-from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.channel import Credentials
 from restow.broker.layout import Layout
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2

@@ -18,22 +18,22 @@ import numpy as np
 from agent_harness.handover import KINDS, part
 from agent_harness.world import Case, RankMemory, make_case
 from fuzzing.door import Violation
-from restow.agents.async_agent import AsyncAgent
 from restow.agents.binding.copies import Copies
 from restow.agents.binding.extents import Extents
 from restow.agents.copying import piece_copies, projecting
-from restow.agents.copying.hasher import DIGEST_BYTES, Hasher
-from restow.agents.errors import PeerLostError
-from restow.agents.link.orders import region_to_proto
+from restow.agents.copying.copier import DIGEST_BYTES, Hasher
+from restow.agents.execute.orders import region_to_proto
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
+from restow.agents.memory.errors import PeerLostError
 from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading import nixl_transport
 from restow.agents.reading.transport import Flight, Known, Read
-from restow.agents.settings import AgentSettings
-from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Int64s
+from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.broker.rpc import wire, wire_program
-from restow.kernels.project_table import FLOAT_BYTES, ProjectColumn
+from restow.kernels.tables import FLOAT_BYTES, ProjectColumn
 from restow.v1 import agent_link_pb2 as pb
 from simulation_harness.virtual_loop import VirtualLoop
 
@@ -175,7 +175,7 @@ class AgentHouse:
         self.before = self.memory.data.copy()
         self.answers: list[pb.AgentMessage] = []
         with patch(
-            "restow.agents.served_memory.NixlTransport",
+            "restow.agents.link.async_agent.NixlTransport",
             lambda label: CheckedTransport(self.fence),
         ):
             self.agent = self.loop.run_until_complete(self._open(rank))

@@ -17,8 +17,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from fuzzing.messages import message_type
 from restow.broker.rpc.status import ERROR_DOMAIN, REASON_KEY
-from restow.broker.server.bounded_log import BoundedLog
-from restow.broker.server.hub import Hub
+from restow.broker.server.base.hub import Hub
+from restow.broker.server.base.logging import BoundedLog
 from restow.broker.server.serve import SERVER_OPTIONS, SERVICES, add_services, interceptors_of
 
 MAX_METADATA_BYTES = 8 << 10

@@ -21,9 +21,9 @@ from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import Digests, PairRefused
 from restow.broker.planner import Strategy
-from restow.broker.server import hub as hubs
-from restow.broker.server import planning
-from restow.broker.server.hub import Hub
+from restow.broker.server.base import hub as hubs
+from restow.broker.server.base import planning
+from restow.broker.server.base.hub import Hub
 from restow.v1 import admin_pb2
 from simulation_harness.virtual_loop import VirtualLoop
 

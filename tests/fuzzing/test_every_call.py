@@ -17,7 +17,7 @@ from fuzzing.messages import ODDNESS, Known, draw_message, message_type
 from fuzzing.mutation import spoiled
 from fuzzing.party import METHODS, STREAMING, UNARY, Party, publication
 from fuzzing.rounds import reaches, tried
-from restow.broker.server.expected import WAIT_S
+from restow.broker.server.base.waiting_calls import WAIT_S
 from restow.v1 import admin_pb2, agent_link_pb2, broker_pb2
 from restow.v1 import broker_pb2 as pb
 

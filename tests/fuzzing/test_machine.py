@@ -13,7 +13,7 @@ from fuzzing.house import PROBE_PAIR, TENANTS, House, quiet
 from fuzzing.machine import HostileParty
 from fuzzing.party import Party, fence, given, holdings, wanted
 from fuzzing.rounds import tried
-from restow.broker.server.hub import P_HEARS_AFTER_S
+from restow.broker.server.base.hub import P_HEARS_AFTER_S
 from restow.v1 import admin_pb2
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from agent_harness.processes import READY, READY_S, child
 from fuzzing.rounds import FACTOR
-from restow.agents.binding.descriptors import Descriptors
-from restow.agents.errors import AgentError
+from restow.agents.binding.reads import Descriptors
+from restow.agents.memory.errors import AgentError
 from restow.agents.memory.regions import HOST
 from restow.agents.probing.peer_trial import PeerTrial
 from restow.agents.reading.nixl_transport import NixlTransport

@@ -8,21 +8,25 @@ from pathlib import Path
 import pytest
 
 from restow.broker.block_ids import ID_BYTES, MAX_BLOCKS
-from restow.broker.client.connection import backoff, brokers
+from restow.broker.client.connection import brokers
+from restow.broker.client.connection import brokers as backoff
 from restow.broker.client.connection.errors import MAY_PASS
 from restow.broker.client.engine import open_handoffs
 from restow.broker.core.engines.engine import MAX_FENCES
 from restow.broker.core.handoffs.handoff import MAX_DETAIL, MAX_REASON
 from restow.broker.core.handoffs.publication import MAX_PUBLICATION_BYTES
 from restow.broker.core.ledger.table import MAX_ID_LENGTH
-from restow.broker.layout import limits as layout
+from restow.broker.layout import values as layout
 from restow.broker.printable import MAX_WORD_LENGTH
-from restow.broker.rpc import pings, sizes, status
-from restow.broker.server import expected, outbox, serve
+from restow.broker.rpc import sizes, status
+from restow.broker.rpc import sizes as pings
+from restow.broker.server import serve
+from restow.broker.server.base import orders as outbox
+from restow.broker.server.base import waiting_calls as expected
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.fleet import standing
-from restow.broker.server.gate import first_messages
+from restow.broker.server.gate import guard as first_messages
 from restow.broker.server.services import checked_messages as checked
-from restow.broker.server.settings import BrokerSettings
 from restow.broker.trust.identity import MAX_NAME_LENGTH
 
 PROTO = Path(__file__).resolve().parents[2] / "proto" / "restow" / "v1"

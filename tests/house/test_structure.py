@@ -16,7 +16,7 @@ ROW = re.compile(r"^\| `([a-z_/]+)/` \|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 ROOMS = {room: (imports, words) for room, imports, words in ROW.findall(PAGE)}
 MODULE = re.compile(r"`([a-z_0-9]+)`")
 EVERYBODYS = {
-    "restow.agents.errors",
+    "restow.agents.memory.errors",
     *(f"restow.broker.{one.stem}" for one in SOURCES["broker"].glob("*.py")),
 }
 """Errors and words."""

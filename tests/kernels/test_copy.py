@@ -10,8 +10,8 @@ from kernel_arena import Arena, assert_copies
 from kernel_tables import tables
 
 from restow.kernels import CopyCode, PieceTable, copy_pieces, reference
+from restow.kernels import host_copies as copies
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
-from restow.kernels.host import copies
 
 # The interpreter casts with numpy, which warns where float16 overflows to infinity.
 pytestmark = [

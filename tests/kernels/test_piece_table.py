@@ -20,8 +20,7 @@ from restow.kernels import (
     reference,
 )
 from restow.kernels.codes import Int64s
-from restow.kernels.even_runs import even_runs
-from restow.kernels.tiles import tiles
+from restow.kernels.tables import even_runs, tiles
 
 GOOD = (800, 1600, 5, 2, 6, CopyCode.COPY_2)
 

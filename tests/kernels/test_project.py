@@ -15,7 +15,7 @@ from restow.kernels import (
     project_windows,
     reference,
 )
-from restow.kernels.host.product import padded_rows, repeats
+from restow.kernels.host_product import padded_rows, repeats
 
 Project = Callable[[ProjectTable, torch.device], None]
 CPU = torch.device("cpu")
@@ -110,7 +110,7 @@ def test_numbers_as_they_come(run: Project, code: int) -> None:
 def test_the_twin_gives_the_bits_of_a_long_prompt(code: int, hidden: int, threads: int) -> None:
     """Of rows of the weights, and of the last rows of any prompt that has `padded_rows`.
 
-    Of wide rows in bfloat16 not everywhere: `restow.kernels.host.product` says where.
+    Of wide rows in bfloat16 not everywhere: `restow.kernels.host_product` says where.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -12,8 +12,8 @@ from kubernetes_harness.server import NAMESPACE, ApiServer
 from restow.broker.errors import ExtraMissingError
 from restow.broker.kubernetes.errors import KubernetesRefusedError, KubernetesSettingsError
 from restow.broker.kubernetes.leases import member_name
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 
 HERE = "127.0.0.1:0"
 WITHIN_S = 60.0

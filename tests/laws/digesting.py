@@ -15,11 +15,9 @@ from laws.world import Engine
 from restow.agents.binding.extents import Extents, one_extent, source_extents
 from restow.agents.binding.operands import SRC, paged
 from restow.agents.binding.pages import RegionTable
-from restow.agents.execute.comparing import arrived_extents
-from restow.agents.execute.gathered_run import GatheredRun
-from restow.agents.execute.peer_reads import KeptReads
-from restow.agents.execute.staged_reads import StagedReads, joined_reads
-from restow.agents.link.orders import ExecuteOrder, Peer, Source
+from restow.agents.execute.gathering import GatheredRun
+from restow.agents.execute.orders import ExecuteOrder, Peer, Source
+from restow.agents.execute.staged_reads import KeptReads, StagedReads, arrived_extents, joined_reads
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.transport import Read
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from laws.values import POISON, to_bits, to_floats
 from restow.agents.binding.copies import Copies
-from restow.agents.binding.descriptors import Descriptors
+from restow.agents.binding.reads import Descriptors
 from restow.broker.layout import DType
 
 Int64s = npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ import pytest
 from laws import transfers
 from laws.strategies import any_cases, outright_cases
 from laws.test_laws_bite import bites, change_function, cover
-from restow.agents.binding import alike_rows
+from restow.agents.binding import copies as alike_rows
 from restow.agents.binding.pages import PageList
 from restow.broker.errors import PagesError
 from restow.broker.layout import Layout, Region, TokenClass

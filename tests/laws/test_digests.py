@@ -22,11 +22,12 @@ from laws.rounds import tried
 from laws.strategies import CASTING, STRATEGIES, Case, any_cases, cast_cases
 from laws.test_laws_bite import bites, change_function
 from restow.agents.binding import extents
-from restow.agents.binding.alike_rows import AlikeRows
+from restow.agents.binding.copies import AlikeRows
 from restow.agents.binding.extents import Extents
-from restow.agents.copying import hasher as hashing
+from restow.agents.copying import copier as hashing
 from restow.agents.copying.copier import Copier
-from restow.agents.execute import comparing, staged_reads
+from restow.agents.execute import staged_reads
+from restow.agents.execute import staged_reads as comparing
 from restow.agents.memory.regions import HOST
 from restow.broker.errors import StrategyRefusedError
 from restow.broker.planner import Strategy

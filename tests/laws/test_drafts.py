@@ -20,7 +20,8 @@ from restow.agents.binding.pages import Tokens
 from restow.broker.errors import PlanError, RestowError
 from restow.broker.families import EngineSettings, MlaSpec, ModelSpec, build_layout
 from restow.broker.layout import DType, check_layout
-from restow.broker.planner import Strategy, clearing, plan
+from restow.broker.planner import Strategy, plan
+from restow.broker.planner import compile as clearing
 from restow.broker.planner.program import Column
 
 

@@ -13,16 +13,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 from laws import transfers
 from laws.checks import check_composition, check_cover, check_minimality
 from laws.strategies import Case, any_cases, family_cases, outright_cases
-from restow.agents.binding import alike_rows, operands, reads, staging
+from restow.agents.binding import copies as alike_rows
+from restow.agents.binding import operands, reads
+from restow.agents.binding import pages as staging
 from restow.agents.binding.pages import Blocks, Tokens
 from restow.broker.errors import PagesError
 from restow.broker.layout import Layout, Span
-from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
+from restow.broker.planner import Move, Place, Plan, Strategy, interleave, make_plan, plan, table
 from restow.broker.planner import compile as compiling
+from restow.broker.planner import direct as planner_spans
 from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.program import rows as program_rows
-from restow.broker.planner.ways import interleave
-from restow.broker.planner.ways import spans as planner_spans
+from restow.broker.planner.program import programs as program_rows
 
 pytestmark = pytest.mark.sampled
 

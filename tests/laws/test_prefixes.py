@@ -29,8 +29,7 @@ from restow.broker.families import (
     build_layout,
 )
 from restow.broker.layout import Layout
-from restow.broker.layout.dtype import DType
-from restow.broker.layout.values import ModelIdentity
+from restow.broker.layout.values import DType, ModelIdentity
 
 FORM = HashForm("test", 4, 8)
 """Hashes of 8 bytes after every 4 tokens."""

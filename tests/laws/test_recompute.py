@@ -17,8 +17,9 @@ from laws.strategies import Case
 from laws.test_laws_bite import bites, change_function
 from restow.agents.copying import projecting
 from restow.broker.planner import compile as compiling
+from restow.broker.planner import recompute
+from restow.broker.planner import recompute as products
 from restow.broker.planner.program import ProjectColumn
-from restow.broker.planner.ways import products, recompute
 
 
 @tried("recompute")

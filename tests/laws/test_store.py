@@ -13,11 +13,11 @@ from laws.rounds import tried
 from laws.strategies import STRATEGIES, Case, any_cases, draft_cases
 from restow.broker.errors import BlockTokensMismatchError
 from restow.broker.layout import Layout, RankLayout, Region
-from restow.broker.layout.check import check_layout
+from restow.broker.layout.check_whole import check_layout
 from restow.broker.layout.span import volume
+from restow.broker.layout.store_layout import least_block_tokens, store_layout
 from restow.broker.planner import Strategy
-from restow.broker.planner.whole_blocks import check_whole_blocks
-from restow.broker.stored import least_block_tokens, store_layout
+from restow.broker.planner.plan import check_whole_blocks
 
 THREE = st.tuples(STRATEGIES, STRATEGIES, STRATEGIES)
 

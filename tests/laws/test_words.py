@@ -28,7 +28,7 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy, compile_programs, make_plan
-from restow.broker.server.hub import Hub
+from restow.broker.server.base.hub import Hub
 from restow.broker.trust.identity import IdentityInvalidError
 from restow.broker.words import enums_of
 
@@ -37,7 +37,7 @@ INTERNAL = {
     "restow.agents.engines.vllm.parameters.HandoffParameters",
     "restow.agents.binding.operands.SideColumns",
     "restow.broker.core.common.events.Failure",
-    "restow.broker.doctor.finding.Finding",
+    "restow.broker.doctor.local.Finding",
     "restow.broker.families.hf.kv_types.KvTypes",
     "restow.broker.families.hf.types.Types",
     "restow.broker.families.parts.StatePart",

@@ -10,11 +10,9 @@ import numpy as np
 from laws.executor import bytes_read_by
 from laws.world import Engine
 from restow.agents.binding.copies import bind_copies
-from restow.agents.binding.descriptors import Descriptors
 from restow.agents.binding.operands import DST, SRC, by_place, in_order, in_spans, paged
-from restow.agents.binding.pages import Tokens
-from restow.agents.binding.reads import Reads, SpanReads
-from restow.agents.binding.staging import staged_bytes, staged_spans
+from restow.agents.binding.pages import Tokens, staged_bytes, staged_spans
+from restow.agents.binding.reads import Descriptors, Reads, SpanReads
 from restow.agents.copying import projecting
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
@@ -29,7 +27,7 @@ from restow.broker.planner.program import (
     SCATTER_SPANS,
     Column,
 )
-from restow.broker.planner.program.chunk import INTERLEAVED_TO, chunk_bytes
+from restow.broker.planner.program.forms import INTERLEAVED_TO, chunk_bytes
 
 ITEMS = np.array([0, 1, 1, 1, 1, 2, 2, 4, 1])
 """Bytes of an element by `DType` number."""

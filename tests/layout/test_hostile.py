@@ -24,7 +24,7 @@ from restow.broker.layout import (
     Span,
     check_layout,
 )
-from restow.broker.layout.limits import MAX_GROUPS, MAX_RANKS, MAX_SHARDS
+from restow.broker.layout.values import MAX_GROUPS, MAX_RANKS, MAX_SHARDS
 from restow.broker.rpc import wire
 from restow.v1 import layout_pb2
 

@@ -21,9 +21,8 @@ from restow.broker.layout import (
     check_layout,
     digest,
 )
-from restow.broker.layout.difference import differences
+from restow.broker.layout.difference import differences, summarize
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
-from restow.broker.layout.summary import summarize
 from restow.broker.rpc import wire
 
 BF16 = DType.BFLOAT16

@@ -16,14 +16,13 @@ from restow.broker.layout.span import overlap, volume
 MODULES = [
     "restow.broker.layout.span",
     "restow.broker.layout.rows",
-    "restow.broker.layout.dtype",
-    "restow.broker.layout.check.boxes",
+    "restow.broker.layout.values",
+    "restow.broker.layout.check_whole",
     "restow.broker.families.cut",
     "restow.broker.layout.difference",
-    "restow.broker.layout.names",
     "restow.broker.families.stages",
     "restow.agents.binding.pages",
-    "restow.agents.binding.addresses",
+    "restow.agents.binding.operands",
     "restow.agents.reading.ucx_tls",
 ]
 SPANS = st.tuples(st.integers(0, 12), st.integers(1, 12)).map(lambda p: Span(p[0], p[0] + p[1]))

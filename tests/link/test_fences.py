@@ -13,9 +13,9 @@ import torch
 from agent_harness.fake_broker import FakeBroker
 from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent, MemoryKind, RegionMemory
-from restow.agents.async_agent import AsyncAgent
-from restow.agents.errors import CudaUnavailableError, ReadNotBegunError
-from restow.agents.link.fences import ENDED_S, Fences, WriteMarks
+from restow.agents.execute.fences import ENDED_S, Fences, WriteMarks
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.memory.errors import CudaUnavailableError, ReadNotBegunError
 
 MEMORY = np.zeros(4096, np.uint8)
 REGIONS = [RegionMemory("r", MEMORY.ctypes.data, 4, 1024)]

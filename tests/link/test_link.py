@@ -14,12 +14,12 @@ from agent_harness.fake_broker import AgentStream, FakeBroker
 from agent_harness.relay import relayed
 from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent
-from restow.agents.async_agent import AsyncAgent
-from restow.agents.errors import AgentClosedError
-from restow.agents.link.agent_link import Link
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.kept_stream import Link
+from restow.agents.link.settings import AgentSettings
+from restow.agents.memory.errors import AgentClosedError
 from restow.agents.memory.regions import RegionMemory
-from restow.agents.settings import AgentSettings
-from restow.broker.client.connection.backoff import LAST_S, LONGEST_S
+from restow.broker.client.connection.brokers import LAST_S, LONGEST_S
 from restow.broker.client.connection.errors import BrokerCallError, BrokerUnreachableError
 from restow.broker.core.common.limits import Limits
 from restow.broker.errors import (
@@ -28,7 +28,7 @@ from restow.broker.errors import (
     EngineReplacedError,
     EngineUnknownError,
 )
-from restow.broker.rpc.pings import PING_EVERY_S
+from restow.broker.rpc.sizes import PING_EVERY_S
 from restow.v1 import agent_link_pb2 as pb
 
 MEMORY = np.zeros(4096, np.uint8)

@@ -10,13 +10,13 @@ import pytest
 from restow.agents.binding.copies import Copies, Grid
 from restow.agents.binding.pages import MAX_PAGES, Blocks, Tokens
 from restow.agents.copying.piece_copies import run_copies
-from restow.agents.errors import CopyFailedError, OrderInvalidError, ProgramInvalidError
+from restow.agents.execute.orders import peer_from_proto, probe_from_proto
 from restow.agents.execute.program_check import CheckedProgram
-from restow.agents.link.orders import peer_from_proto, probe_from_proto
+from restow.agents.memory.errors import CopyFailedError, OrderInvalidError, ProgramInvalidError
 from restow.agents.memory.regions import HOST, is_memory
 from restow.broker.errors import PageCountError
 from restow.broker.layout import DType
-from restow.broker.layout.limits import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
+from restow.broker.layout.values import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
 from restow.broker.planner import GroupPair, PageForm, Program
 from restow.v1 import agent_link_pb2 as pb
 

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from forked.server import pipe, start
-from restow.agents.errors import RegionInvalidError
-from restow.agents.memory import held_names
-from restow.agents.memory.held_names import FOLDER, remove_left
+from restow.agents.memory import shared_memory as held_names
+from restow.agents.memory.errors import RegionInvalidError
 from restow.agents.memory.regions import RegionMemory
-from restow.agents.memory.shared_memory import SharedMemory, SharedRegion
+from restow.agents.memory.shared_memory import FOLDER, SharedMemory, SharedRegion, remove_left
 
 
 def _write(name: str) -> None:

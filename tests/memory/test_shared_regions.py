@@ -12,11 +12,14 @@ import torch
 from agent_harness.fake_broker import FakeBroker
 from restow.agents import CudaRegion, DaemonAgent, MemoryKind, RegionMemory, SharedMemory
 from restow.agents.daemon.server import AgentDaemon
-from restow.agents.errors import AgentError, CudaUnavailableError, RegionInvalidError
-from restow.agents.memory.cuda_driver import HANDLE_BYTES, CudaDriver
-from restow.agents.memory.cuda_ipc import CudaHandle
-from restow.agents.memory.shared_memory import SharedRegion
-from restow.agents.memory.shared_regions import OpenedRegions, region_from_proto, region_to_proto
+from restow.agents.memory.cuda import HANDLE_BYTES, CudaDriver, CudaHandle
+from restow.agents.memory.errors import AgentError, CudaUnavailableError, RegionInvalidError
+from restow.agents.memory.shared_memory import (
+    OpenedRegions,
+    SharedRegion,
+    region_from_proto,
+    region_to_proto,
+)
 from restow.broker.client.connection.errors import BrokerCallError
 from restow.v1 import daemon_pb2 as pb
 

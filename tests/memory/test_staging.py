@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_harness.waiting import until
-from restow.agents.errors import StagingExhaustedError
-from restow.agents.memory.staging_pool import ALIGN_BYTES, Run, StagingAllocator, StagingPool
+from restow.agents.memory.errors import StagingExhaustedError
+from restow.agents.memory.staging import ALIGN_BYTES, Run, StagingAllocator, StagingPool
 
 POOL_BYTES = 64 * ALIGN_BYTES
 

@@ -19,9 +19,9 @@ from agent_harness.processes import READY, child
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, Case, make_case
 from restow.agents import CudaRegion, DaemonAgent, RegionMemory
-from restow.agents.async_agent import AsyncAgent
 from restow.agents.daemon.cli import run_agent_daemon
-from restow.agents.settings import AgentSettings
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
 from restow.broker.planner import Strategy
 
 pytestmark = [

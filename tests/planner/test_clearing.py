@@ -16,7 +16,7 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Scratch
 from restow.broker.planner import compile_programs, make_plan
-from restow.broker.planner.clearing import cleared_rows
+from restow.broker.planner.compile import cleared_rows
 from restow.broker.planner.program import CLEAR_PAGES, Column, GroupPair, PageForm
 
 MAMBA = Mamba2Spec(0, 8, 16, 16, 2, 4, DType.BFLOAT16, DType.FLOAT32)

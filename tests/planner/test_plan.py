@@ -43,8 +43,7 @@ from restow.broker.layout import (
     check_layout,
 )
 from restow.broker.planner import Strategy, compile_programs, make_plan
-from restow.broker.planner.cost_model import CostModel
-from restow.broker.planner.costs import descriptors, row_costs
+from restow.broker.planner.costs import CostModel, descriptors, row_costs
 from restow.broker.planner.program import (
     GATHER_IN_ORDER,
     READ_PAGES,

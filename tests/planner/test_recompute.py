@@ -24,10 +24,9 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import CostModel, Strategy, compile_programs, make_plan
-from restow.broker.planner.compile import draft_programs
-from restow.broker.planner.estimate import Cost
+from restow.broker.planner.compile import Cost, draft_programs
 from restow.broker.planner.program import PROJECT_SPANS, READ_SPANS, Column, ProjectColumn
-from restow.broker.planner.ways.recompute import Rebuilt
+from restow.broker.planner.recompute import Rebuilt
 
 BF16, F16, F32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
 NANO = Mamba2Spec(0, 64, 64, 128, 8, 4, BF16, F32, Mixer(2688, BF16))

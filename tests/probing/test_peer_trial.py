@@ -12,14 +12,13 @@ import pytest
 
 from agent_harness.processes import READY, TCP, Child, child
 from agent_harness.waiting import until
-from restow.agents.async_agent import AsyncAgent
-from restow.agents.errors import AgentClosedError, AgentError, PeerLostError
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
+from restow.agents.memory.errors import AgentClosedError, AgentError, PeerLostError
 from restow.agents.memory.regions import HOST, RegionMemory
 from restow.agents.probing import peer_trial
-from restow.agents.probing.metadata_form import PLACE_BYTES, malformed
-from restow.agents.probing.peer_trial import PeerTrial
+from restow.agents.probing.peer_trial import PLACE_BYTES, PeerTrial, malformed
 from restow.agents.reading.nixl_transport import NixlTransport
-from restow.agents.settings import AgentSettings
 from restow.v1 import agent_link_pb2 as pb
 
 SIZE_BYTES = 1 << 20
@@ -41,7 +40,7 @@ def _serve(pipe: Connection) -> None:
 def _decode(pipe: Connection, is_form_checked: bool = True) -> None:
     """D's agent: it is told of a peer, reads from it, and says how that ended."""
     if not is_form_checked:
-        peer_trial.malformed = lambda metadata: ""  # type: ignore[attr-defined]
+        peer_trial.malformed = lambda metadata: ""
     asyncio.run(_take_and_answer(pipe))
 
 

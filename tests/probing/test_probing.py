@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from restow.agents.binding.copies import Copies
-from restow.agents.binding.descriptors import Descriptors
+from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace
 from restow.agents.probing.costs import LEAST_BYTES, ROWS, measure_copying, measure_reading
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.transport import Read
 from restow.broker.planner import ReadCosts
-from restow.kernels.host.views import memmove_rows
+from restow.kernels.host_copies import memmove_rows
 
 STAGING_BYTES = 64 << 20
 SRC, DST = 1 << 30, 1 << 40
@@ -171,7 +171,7 @@ async def test_pieces_are_as_many_as_go_the_way_of_a_state(monkeypatch: pytest.M
         called.append(len(src))
         memmove_rows(src, dst, length_bytes)
 
-    monkeypatch.setattr("restow.kernels.host.copies.memmove_rows", counted)
+    monkeypatch.setattr("restow.kernels.host_copies.memmove_rows", counted)
     memory = (ctypes.c_char * STAGING_BYTES)()
     await measure_copying(ctypes.addressof(memory), STAGING_BYTES, HOST)
     assert called

@@ -13,17 +13,17 @@ from agent_harness.handover import destination_memory
 from agent_harness.processes import READY, child
 from agent_harness.source_main import serve_source
 from agent_harness.world import make_case
-from restow.agents.async_agent import AsyncAgent
-from restow.agents.errors import ReadFailedError
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
+from restow.agents.memory.errors import ReadFailedError
 from restow.agents.memory.regions import HOST
 from restow.agents.probing.transport_name import find_transport
 from restow.agents.probing.transport_probe import OneRead
 from restow.agents.reading.nixl_transport import NixlTransport
-from restow.agents.settings import AgentSettings
 from restow.broker.client import AsyncAdminClient, EngineSession
 from restow.broker.client.connection.errors import BrokerCallError
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 
 CASE = "wide"
 

@@ -7,14 +7,14 @@ import ctypes
 import numpy as np
 import pytest
 
-from restow.agents.async_agent import AsyncAgent
-from restow.agents.binding.descriptors import Descriptors
-from restow.agents.errors import AgentError
-from restow.agents.link.orders import peer_from_proto
+from restow.agents.binding.reads import Descriptors
+from restow.agents.execute.orders import peer_from_proto
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
+from restow.agents.memory.errors import AgentError
 from restow.agents.memory.regions import HOST, RegionMemory
 from restow.agents.reading.host_memory import HostMemory, HostRanges
 from restow.agents.reading.same_host import HostPeer
-from restow.agents.settings import AgentSettings
 from restow.v1 import agent_link_pb2 as pb
 
 

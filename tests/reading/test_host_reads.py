@@ -15,8 +15,8 @@ import pytest
 
 from agent_harness.processes import READY, Child, child
 from agent_harness.reader_scene import FakeTransport
-from restow.agents.binding.descriptors import Descriptors
-from restow.agents.errors import (
+from restow.agents.binding.reads import Descriptors
+from restow.agents.memory.errors import (
     AgentError,
     OrderInvalidError,
     PeerLostError,

@@ -15,16 +15,16 @@ from agent_harness.processes import READY, child
 from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent, DaemonAgent, SharedMemory, SharedRegion
 from restow.agents.daemon.cli import run_agent_daemon
-from restow.agents.errors import TransportFailedError
+from restow.agents.link.settings import AgentSettings
+from restow.agents.memory.errors import TransportFailedError
 from restow.agents.reading.interfaces import Interfaces, InterfaceWatch
 from restow.agents.reading.ucx_tls import allows_tcp
-from restow.agents.settings import AgentSettings
 from restow.broker.client import AsyncAdminClient, EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
 from restow.broker.layout import DType
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 
 LAYOUT = build_layout(
     ModelSpec("m", (AttentionSpec(0, 2, 16, DType.BFLOAT16),)),

@@ -11,8 +11,8 @@ import pytest
 
 from agent_harness.reader_scene import Scene
 from agent_harness.waiting import until
-from restow.agents.binding.descriptors import Descriptors
-from restow.agents.errors import (
+from restow.agents.binding.reads import Descriptors
+from restow.agents.memory.errors import (
     AgentClosedError,
     PeerLostError,
     ReadNotBegunError,

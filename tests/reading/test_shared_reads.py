@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from restow.agents.binding.descriptors import Descriptors
-from restow.agents.errors import ReadFailedError
+from restow.agents.binding.reads import Descriptors
+from restow.agents.memory.errors import ReadFailedError
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.host_memory import HostMark, HostRanges
 from restow.agents.reading.same_host import THREAD_BYTES, HostPeer, SameHost

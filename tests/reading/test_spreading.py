@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from restow.agents.reading.spreading import (
+from restow.agents.reading.same_host import (
     BUSY_READS,
     FIRST_PAUSE_READS,
     LAST_PAUSE_READS,

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from agent_harness.waiting import until
-from restow.agents.reading.ticker import (
+from restow.agents.reading.lane import (
     ALERT_FOR_S,
     ALERT_S,
     BUSY_S,
@@ -108,7 +108,7 @@ def test_only_long_ticks_in_a_row_are_work(
     long_ticks: int, then_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, work = Clock(), Work(busy_s=2 * WORK_S)
-    monkeypatch.setattr("restow.agents.reading.ticker.time", clock)
+    monkeypatch.setattr("restow.agents.reading.lane.time", clock)
     _, notes = started(work)
     for _ in range(long_ticks):
         notes.ring()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from agent_harness.processes import READY, TCP, child
-from restow.agents.binding.descriptors import Descriptors
-from restow.agents.errors import AgentError, PeerLostError, ReadFailedError
+from restow.agents.binding.reads import Descriptors
+from restow.agents.memory.errors import AgentError, PeerLostError, ReadFailedError
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.reading.transport import Flight, Known, Read

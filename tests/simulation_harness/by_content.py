@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from restow.broker.core.common.keys import State
-from restow.broker.server.hub import Hub
+from restow.broker.server.base.hub import Hub
 from simulation_harness.engines import Engine
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
-from restow.agents.async_agent import AsyncAgent
-from restow.agents.settings import AgentSettings
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.errors import RestowError
 from simulation_harness.virtual_loop import Process, VirtualLoop

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from restow.agents.errors import PeerLostError, ReadFailedError
+from restow.agents.memory.errors import PeerLostError, ReadFailedError
 from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading.transport import Known, Read
 from simulation_harness.network import Network

@@ -27,8 +27,8 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import CostModel, Strategy
+from restow.broker.server.base.hub import Hub
 from restow.broker.server.gate.callers import DEFAULT_TENANT
-from restow.broker.server.hub import Hub
 from simulation_harness.by_content import by_content
 from simulation_harness.engines import Engine
 from simulation_harness.fabric import Fabric

@@ -25,7 +25,11 @@ Prepare = Callable[[History], object]
 
 # A fork of a test's process keeps the locks of gRPC's threads, and can wait on them for ever.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_PRELOADED = ["restow.agents.async_agent", "restow.broker.server.serve", "restow.broker.client"]
+_PRELOADED = [
+    "restow.agents.link.async_agent",
+    "restow.broker.server.serve",
+    "restow.broker.client",
+]
 
 
 def play(

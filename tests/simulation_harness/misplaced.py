@@ -9,11 +9,11 @@ from functools import cache
 from unittest.mock import patch
 
 from restow.agents.binding.pages import Blocks
-from restow.agents.link import orders
+from restow.agents.execute import orders
 from restow.broker.core.common.pair import PairOutcome
 from restow.broker.layout import Layout
 from restow.broker.planner import Move, Plan, make_plan
-from restow.broker.server import planning
+from restow.broker.server.base import planning
 from simulation_harness import replaced
 from simulation_harness.history import History
 

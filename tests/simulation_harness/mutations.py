@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from unittest.mock import patch
 
-from restow.agents.link import orders
+from restow.agents.execute import orders
 from restow.agents.reading.reader import Reader
 from restow.broker.client import EngineSession
 from restow.broker.client.engine.delivery import Delivery

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import grpc
 
 from restow.broker.client import Credentials
-from restow.broker.rpc.pings import SEVERAL_ANSWER_S, SEVERAL_EVERY_S
-from restow.broker.server.bounded_log import BoundedLog
+from restow.broker.rpc.sizes import SEVERAL_ANSWER_S, SEVERAL_EVERY_S
+from restow.broker.server.base.logging import BoundedLog
 from restow.broker.server.serve import interceptors_of
 from simulation_harness.virtual_loop import CURRENT, Process, VirtualLoop
 

@@ -13,14 +13,15 @@ from random import Random
 from unittest.mock import patch
 
 from restow.agents.execute.executor import Executor
-from restow.agents.reading import reader, ticker
+from restow.agents.reading import lane as ticker
+from restow.agents.reading import reader
 from restow.agents.reading.reader import Reader
-from restow.broker.client.connection.backoff import Backoff
+from restow.broker.client.connection.brokers import Backoff
 from restow.broker.layout import Layout
-from restow.broker.server import hub as hubs
-from restow.broker.server import planning
+from restow.broker.server.base import hub as hubs
+from restow.broker.server.base import planning
 from restow.broker.server.fleet import membership
-from restow.broker.server.services.checked_layouts import CheckedLayouts
+from restow.broker.server.services.checked_messages import CheckedLayouts
 from restow.v1 import layout_pb2
 from simulation_harness.fabric import Fabric
 from simulation_harness.network import Network
@@ -70,12 +71,12 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
         for where, stand_in in (
             ("restow.broker.client.connection.channel.open_channel", network.open_channel),
             # Histories are played in forked processes, and nothing of gRPC's is used there.
-            ("restow.broker.client.connection.own_process.OWN_PROCESS.check", lambda: None),
-            ("restow.agents.served_memory.NixlTransport", fabric.transport),
+            ("restow.broker.client.connection.channel.OWN_PROCESS.check", lambda: None),
+            ("restow.agents.link.async_agent.NixlTransport", fabric.transport),
             ("restow.broker.server.services.broker_service.CheckedLayouts", lambda: checked_once),
             # Their clocks are defaults, which were taken from `time` when it was imported.
-            ("restow.agents.async_agent.Reader", partial(Reader, clock=clock)),
-            ("restow.agents.async_agent.Executor", partial(Executor, clock=clock)),
+            ("restow.agents.link.async_agent.Reader", partial(Reader, clock=clock)),
+            ("restow.agents.link.async_agent.Executor", partial(Executor, clock=clock)),
             ("restow.agents.link.kept_stream.Backoff", partial(Backoff, clock=clock)),
             ("restow.broker.client.engine.session.Backoff", partial(Backoff, clock=clock)),
         ):

@@ -10,14 +10,12 @@ from random import Random
 
 import pytest
 
-from restow.agents.store.books.kept import Pinned
-from restow.agents.store.books.room import Room
-from restow.agents.store.books.shape import PieceKey, Shape, in_room
-from restow.agents.store.books.worth import Recomputing
-from restow.agents.store.disk.errors import RunLostError
+from restow.agents.store.books.kept import Pinned, Recomputing
+from restow.agents.store.books.room import PieceKey, Room, Shape, in_room
+from restow.agents.store.disk.files import RunLostError
 from restow.agents.store.disk.shelf import Shelf
 from restow.agents.store.holdings import Holdings
-from restow.agents.store.memory import StoreMemory
+from restow.agents.store.options import StoreMemory
 from restow.broker.client import HashForm, Prefix, PrefixChain, chain_of
 from restow.broker.core.prefix.rules import longest, reached, rules_of
 from restow.broker.errors import ChainFormError
@@ -29,7 +27,7 @@ from restow.broker.families import (
     build_layout,
 )
 from restow.broker.layout import DType, Layout
-from restow.broker.stored import store_layout
+from restow.broker.layout.store_layout import store_layout
 
 BF16 = DType.BFLOAT16
 ATTENTION, MAMBA = AttentionSpec(1, 4, 8, BF16), Mamba2Spec(0, 8, 4, 16, 4, 4, BF16, BF16)

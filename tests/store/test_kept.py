@@ -8,16 +8,23 @@ from random import Random
 
 import pytest
 
-from restow.agents.store.books.kept import Kept, Pinned
-from restow.agents.store.books.room import PAGE_ALIGN_BYTES, PageMove, Room
-from restow.agents.store.books.shape import PieceGroup, PieceKey, Shape
-from restow.agents.store.books.worth import (
+from restow.agents.store.books.kept import (
+    Kept,
+    Pinned,
     Recomputing,
     Worth,
     least_recently_used,
     recomputing_cost,
 )
-from restow.agents.store.errors import RoomTooSmallError
+from restow.agents.store.books.room import (
+    PAGE_ALIGN_BYTES,
+    PageMove,
+    PieceGroup,
+    PieceKey,
+    Room,
+    RoomTooSmallError,
+    Shape,
+)
 from restow.broker.client import HashForm, Prefix, chain_of
 from restow.broker.errors import ChainFormError, ChainInvalidError
 

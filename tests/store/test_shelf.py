@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from restow.agents.store.books.room import page_strides
-from restow.agents.store.books.shape import PieceKey
-from restow.agents.store.disk import journal, run_files, shelf
-from restow.agents.store.disk.errors import (
+from restow.agents.store.books.room import PieceKey, page_strides
+from restow.agents.store.disk import files as journal
+from restow.agents.store.disk import files as run_files
+from restow.agents.store.disk import shelf
+from restow.agents.store.disk.files import (
     DiskInUseError,
     DiskOtherError,
     DiskUnusableError,
@@ -35,7 +36,7 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout
 from restow.broker.layout import digest as layout_digest
-from restow.broker.stored import store_layout
+from restow.broker.layout.store_layout import store_layout
 
 STRIDES = page_strides({"tokens": 5000, "snapshots": 20_000})
 LIMIT_BYTES = 1 << 20

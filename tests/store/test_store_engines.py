@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from restow.agents.store.asking import MOST_AT_ONCE
-from restow.agents.store.disk.journal import NAME as JOURNAL
+from restow.agents.store.disk.files import NAME as JOURNAL
 from restow.agents.store.options import StoreOptions
 from restow.agents.store.store import Store
 from restow.broker.client import AdminClient

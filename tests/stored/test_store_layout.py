@@ -23,8 +23,8 @@ from restow.broker.families import (
     build_layout,
 )
 from restow.broker.layout import DType
+from restow.broker.layout.store_layout import least_block_tokens, store_layout
 from restow.broker.planner import Strategy, make_plan
-from restow.broker.stored import least_block_tokens, store_layout
 
 BF16 = DType.BFLOAT16
 MODEL = ModelSpec(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from restow.broker.core.common.keys import State
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 from vllm_harness.engine import Options, vllm_engine
 from vllm_harness.pair import GRANT_S, MODEL
 from vllm_harness.three_engines import STEPS, hand_over, prompts

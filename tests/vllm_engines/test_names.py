@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent_harness.waiting import until
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 from vllm_harness.engine import Options, vllm_engine
 from vllm_harness.pair import MODEL
 

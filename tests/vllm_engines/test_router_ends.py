@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession, ClientTimeout
 
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 from vllm_harness.finders import drawn
 from vllm_harness.pair import GRANT_S
 from vllm_harness.served import router, vllm_server

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import ClientSession
 
 from restow.broker.client import AsyncAdminClient, chain_of
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 from restow.v1 import admin_pb2 as pb
 from vllm_harness.finders import STEPS, drawn
 from vllm_harness.pair import GRANT_S

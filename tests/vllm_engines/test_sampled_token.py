@@ -20,8 +20,8 @@ import pytest_asyncio
 from aiohttp import ClientSession
 
 from restow.broker.client import AsyncAdminClient
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
 from restow.v1 import admin_pb2 as pb
 from vllm_harness.byte_tokenizer import VOCABULARY_SIZE, ids_of, make_byte_tokenizer
 from vllm_harness.checkpoints import write_checkpoint

@@ -12,8 +12,8 @@ from random import Random
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.client import AsyncAdminClient, chain_of
 from restow.broker.core.common.keys import State
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import RunningBroker, running_broker
-from restow.broker.server.settings import BrokerSettings
 from vllm_harness.engine import Options, VllmEngine, vllm_engine
 from vllm_harness.pair import GRANT_S
 

@@ -26,7 +26,7 @@ from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker_step import WorkerStep
 from restow.broker.client import ContentChain, HashForm, Offer, Prefix
-from restow.broker.client.engine.prefixes.content import CONTENT_FORM
+from restow.broker.client.engine.chains import CONTENT_FORM
 from vllm_harness.cache_histories import GROUPS
 from vllm_harness.cached_scheduler import WINDOW_TOKENS, CachedScheduler, Step
 from vllm_harness.said_session import Load, SaidSession

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from restow.agents.agent import Agent
-    from restow.agents.async_agent import AsyncAgent
     from restow.agents.daemon.client import DaemonAgent
-    from restow.agents.link.fences import DeviceEvent
-    from restow.agents.memory.cuda_ipc import CudaRegion
+    from restow.agents.execute.fences import DeviceEvent
+    from restow.agents.link.async_agent import AsyncAgent
+    from restow.agents.link.settings import AgentSettings
+    from restow.agents.memory.cuda import CudaRegion
     from restow.agents.memory.regions import MemoryKind, RegionMemory
     from restow.agents.memory.shared_memory import SharedMemory, SharedRegion
-    from restow.agents.settings import AgentSettings
 
 __all__ = [
     "Agent",
@@ -34,11 +34,11 @@ __all__ = [
 
 _HOMES = {
     "Agent": "restow.agents.agent",
-    "AgentSettings": "restow.agents.settings",
-    "AsyncAgent": "restow.agents.async_agent",
-    "CudaRegion": "restow.agents.memory.cuda_ipc",
+    "AgentSettings": "restow.agents.link.settings",
+    "AsyncAgent": "restow.agents.link.async_agent",
+    "CudaRegion": "restow.agents.memory.cuda",
     "DaemonAgent": "restow.agents.daemon.client",
-    "DeviceEvent": "restow.agents.link.fences",
+    "DeviceEvent": "restow.agents.execute.fences",
     "MemoryKind": "restow.agents.memory.regions",
     "RegionMemory": "restow.agents.memory.regions",
     "SharedMemory": "restow.agents.memory.shared_memory",

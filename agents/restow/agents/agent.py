@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from restow.agents.async_agent import AsyncAgent
-from restow.agents.figures import AgentFigures
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentFigures, AgentSettings
 from restow.agents.link.threaded_agent import ThreadedAgent
 from restow.agents.memory.regions import RegionMemory
-from restow.agents.settings import AgentSettings
-from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.channel import Credentials
 from restow.broker.errors import RestowError
 from restow.broker.layout.values import ModelIdentity
 

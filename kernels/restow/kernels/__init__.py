@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import torch
 
+from restow.kernels import host_copies as copies
+from restow.kernels import host_product as product
 from restow.kernels.codes import CopyCode, PieceColumn, UnsupportedCast, copy_code
-from restow.kernels.host import copies, product
-from restow.kernels.piece_table import PieceTable, PieceTableError
-from restow.kernels.project_table import FloatCode, ProjectColumn, ProjectTable, ProjectTableError
-from restow.kernels.slot_table import SlotColumn, SlotTable, SlotTableError
+from restow.kernels.tables import (
+    FloatCode,
+    PieceTable,
+    PieceTableError,
+    ProjectColumn,
+    ProjectTable,
+    ProjectTableError,
+    SlotColumn,
+    SlotTable,
+    SlotTableError,
+)
 
 __all__ = [
     "CopyCode",

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from restow.kernels.slot_table import TILE_UNITS, SlotColumn, SlotTable
+from restow.kernels.tables import TILE_UNITS, SlotColumn, SlotTable
 
 COLUMNS = tl.constexpr(len(SlotColumn))
 UNIT_TYPES = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32, 8: tl.uint64}

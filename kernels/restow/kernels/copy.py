@@ -19,7 +19,7 @@ import triton.language as tl
 from restow.kernels import launch_table
 from restow.kernels.codes import CopyCode
 from restow.kernels.launch_table import SHAPE_COLUMNS, LaunchTable
-from restow.kernels.piece_table import PieceTable
+from restow.kernels.tables import PieceTable
 
 COPY_1, COPY_2, COPY_4, COPY_8 = (tl.constexpr(int(code)) for code in list(CopyCode)[:4])
 F32_BF16, BF16_F32, F32_F16, F16_F32, BF16_F16, F16_BF16 = (

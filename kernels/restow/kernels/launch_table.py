@@ -17,9 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from restow.kernels.codes import SRC_BYTES, Bools, CopyCode, Int64s, PieceColumn
-from restow.kernels.even_runs import even_runs
-from restow.kernels.regroup import contiguous
-from restow.kernels.tiles import tiles
+from restow.kernels.tables import contiguous, even_runs, tiles
 
 VECTOR_BYTES = 16
 BOX_16 = len(CopyCode)  # 16-byte vectors through a shape

@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 
 from restow.kernels.copy import bf16_bits, from_bf16_bits
-from restow.kernels.project_table import FloatCode, ProjectColumn, ProjectTable
-from restow.kernels.tiles import tiles
+from restow.kernels.tables import FloatCode, ProjectColumn, ProjectTable, tiles
 
 BLOCK_C = 64
 BLOCK_H = 64

@@ -10,9 +10,7 @@ import ctypes
 import torch
 
 from restow.kernels.codes import CopyCode
-from restow.kernels.piece_table import PieceTable
-from restow.kernels.project_table import FloatCode, ProjectTable
-from restow.kernels.slot_table import SlotTable
+from restow.kernels.tables import FloatCode, PieceTable, ProjectTable, SlotTable
 
 COPIED = {
     CopyCode.COPY_1: (torch.uint8, torch.uint8),

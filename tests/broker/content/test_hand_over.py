@@ -14,7 +14,7 @@ from broker.content.test_offers import Holder, holder
 from broker.content.test_prefixes import FORM, heard
 from broker.fakes import broker, engine, model_layout
 from restow.broker.client import AsyncAdminClient, BlockingSession, EngineSession, Prefix, chain_of
-from restow.broker.client.engine.prefixes import hand_over
+from restow.broker.client.engine import prefix_side as hand_over
 from restow.broker.server.serve import RunningBroker
 
 STATES = [chain_of(range(first, first + 32)).prefix(32) for first in range(10)]

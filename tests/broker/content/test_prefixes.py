@@ -24,7 +24,7 @@ from restow.broker.client import (
     PrefixHolder,
     chain_of,
 )
-from restow.broker.client.engine.prefixes.chains import form_to_proto
+from restow.broker.client.engine.chains import form_to_proto
 from restow.broker.core.common.actions import TellHoldings
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.prefix.prefixes import Teller

@@ -27,8 +27,8 @@ from broker.guarded import ask, channel_of, error_of, guarded, of_tenant, operat
 from restow.broker.client import AdminClient, Credentials
 from restow.broker.errors import RestowError
 from restow.broker.logs import TOLD
-from restow.broker.server import bounded_log
-from restow.broker.server.bounded_log import AT_ONCE, LOOK_S, MAX_KEPT, BoundedLog
+from restow.broker.server.base import logging as bounded_log
+from restow.broker.server.base.logging import AT_ONCE, LOOK_S, MAX_KEPT, BoundedLog
 from restow.broker.server.serve import RunningBroker
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc

@@ -17,9 +17,9 @@ from broker.guarded import channel_of, error_of, guarded, register
 from broker.observing.test_observe import Key, key, metrics
 from broker.trust.test_trust_files import replace
 from restow.broker.client import BrokerCallError, EngineSession
-from restow.broker.server.outbox import MAX_BATCH, EngineOutbox
+from restow.broker.server.base.orders import MAX_BATCH, EngineOutbox
 from restow.broker.server.serve import RunningBroker
-from restow.broker.server.services.admin_status import broker_status
+from restow.broker.server.services.admin_service import broker_status
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 

@@ -15,7 +15,7 @@ from broker.collector import Collector, attributes, collector
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, pair, silent
 from restow.broker.errors import ExtraMissingError
 from restow.broker.server.observe import traces
-from restow.broker.server.services.trace_context import known_trace
+from restow.broker.server.services.checked_messages import known_trace
 from restow.v1 import agent_link_pb2 as link
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

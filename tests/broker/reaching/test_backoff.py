@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from restow.broker.client.connection.backoff import (
+from restow.broker.client.connection.brokers import (
     FIRST_S,
     HELD_S,
     JITTER,

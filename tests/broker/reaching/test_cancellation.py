@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from restow.broker.client.connection.cancellation import end_task
+from restow.broker.client.connection.errors import end_task
 
 
 async def test_a_caller_that_is_cancelled_meanwhile_hears_of_it() -> None:

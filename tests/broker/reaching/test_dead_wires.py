@@ -16,7 +16,7 @@ from broker.fakes import (
     engine,
     model_layout,
 )
-from restow.broker.rpc.pings import NOTICED_S, PING_EVERY_S
+from restow.broker.rpc.sizes import NOTICED_S, PING_EVERY_S
 
 
 async def test_a_lease_outlives_a_wire_that_swallows_what_it_is_given() -> None:

@@ -17,7 +17,7 @@ from restow.broker.core.handoffs.publication import MAX_PUBLICATION_BYTES
 from restow.broker.errors import MessageTooLargeError, RestowError
 from restow.broker.planner import Strategy
 from restow.broker.rpc.sizes import MAX_SAID_BYTES, MAX_TO_BROKER_BYTES
-from restow.broker.server import planning
+from restow.broker.server.base import planning
 
 WAIT_S = 20.0
 MANY = np.arange(MAX_BLOCKS)

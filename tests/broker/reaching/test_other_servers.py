@@ -17,8 +17,8 @@ from agent_harness.waiting import WAIT_S, until
 from agent_harness.world import RankMemory
 from broker.fakes import POSITION, broker, model_layout
 from broker.raw_http2 import END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, frame
-from restow.agents.async_agent import AsyncAgent
-from restow.agents.settings import AgentSettings
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentSettings
 from restow.broker.client import AdminClient, BrokerCallError, EngineSession
 from restow.broker.errors import RestowError
 

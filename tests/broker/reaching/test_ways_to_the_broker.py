@@ -14,8 +14,8 @@ from broker.fakes import broker, engine
 from restow.broker.addresses import checked_http, checked_target, host_and_port
 from restow.broker.client import AdminClient, AsyncAdminClient, BrokerUnreachableError
 from restow.broker.client.connection.channel import broker_address
-from restow.broker.client.connection.proxies import way_note
-from restow.broker.doctor.host import way_to_the_broker
+from restow.broker.client.connection.errors import way_note
+from restow.broker.doctor.local import way_to_the_broker
 from restow.broker.errors import AddressInvalidError
 
 NOWHERE = "http://127.0.0.1:9"

@@ -10,8 +10,8 @@ from broker.fakes import model_layout
 from restow.broker.errors import LayoutError, LayoutFormError
 from restow.broker.layout import digest
 from restow.broker.rpc import wire
-from restow.broker.server.services import checked_layouts
-from restow.broker.server.services.checked_layouts import CheckedLayouts
+from restow.broker.server.services import checked_messages as checked_layouts
+from restow.broker.server.services.checked_messages import CheckedLayouts
 
 
 def test_the_same_layout_is_the_same_value() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout, pair, silent
 from broker.operating.test_operators import fence_all
-from restow.agents.settings import AgentSettings
+from restow.agents.link.settings import AgentSettings
 from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
 from restow.broker.client.engine.delivery import Delivery
 from restow.broker.client.engine.open_handoffs import (
@@ -21,7 +21,7 @@ from restow.broker.client.engine.open_handoffs import (
 )
 from restow.broker.core.common.limits import Limits
 from restow.broker.errors import HandoffConflictError, RequestError, RestowError
-from restow.broker.rpc.pings import NOTICED_S
+from restow.broker.rpc.sizes import NOTICED_S
 from restow.v1 import broker_pb2 as pb
 
 DONE = HandoffEnded("h", "DONE", "", "", 1, 1)

@@ -21,9 +21,9 @@ from broker.fakes import (
     pair,
 )
 from restow.broker.client import AdminClient, EngineSession, HandoffEnded, Offer
+from restow.broker.client.engine.chains import Holders, prefix_to_proto
 from restow.broker.client.engine.open_handoffs import OpenHandoffs
-from restow.broker.client.engine.prefixes.chains import Holders, prefix_to_proto
-from restow.broker.client.engine.prefixes.prefix_side import PrefixSide
+from restow.broker.client.engine.prefix_side import PrefixSide
 from restow.broker.errors import LayoutFormError, ModelMismatchError, RequestError
 from restow.broker.layout import Layout, ModelIdentity, check_layout, digest
 from restow.broker.layout.difference import Difference, differences

@@ -15,10 +15,10 @@ from restow.broker.core.common.pair import PairOutcome, PairPlan, PairRefused
 from restow.broker.layout import Layout
 from restow.broker.planner import Strategy
 from restow.broker.rpc import wire
-from restow.broker.server import hub as hubs
-from restow.broker.server import planning
-from restow.broker.server.planning import Planner, PlanningProcess, plan_pair
-from restow.broker.server.services.checked_layouts import CheckedLayouts
+from restow.broker.server.base import hub as hubs
+from restow.broker.server.base import planning
+from restow.broker.server.base.planning import Planner, PlanningProcess, plan_pair
+from restow.broker.server.services.checked_messages import CheckedLayouts
 
 NAMES = ((1, "m"), (2, "m"), (2, "other"))
 HOW = (Strategy.AUTO, False, None)

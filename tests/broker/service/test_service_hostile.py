@@ -24,19 +24,18 @@ from broker.fakes import (
 )
 from restow.broker.client import BrokerCallError, chain_of
 from restow.broker.client.connection.errors import from_rpc_error
-from restow.broker.client.engine.prefixes.chains import prefix_to_proto
+from restow.broker.client.engine.chains import prefix_to_proto
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines.engine import pool_of
 from restow.broker.errors import RestowError
-from restow.broker.layout.limits import MAX_GROUPS
+from restow.broker.layout.values import MAX_GROUPS
 from restow.broker.printable import shown
 from restow.broker.rpc import wire
 from restow.broker.rpc.status import MAX_MESSAGE_BYTES, MAX_SUBJECT_BYTES
+from restow.broker.server.base.orders import AgentOutbox, EngineOutbox, Outbox
 from restow.broker.server.fleet.standing import Stand
-from restow.broker.server.outbox import AgentOutbox, EngineOutbox, Outbox
 from restow.broker.server.services.agent_service import AgentLinkService
-from restow.broker.server.services.hearing import MAX_AT_ONCE, hear_batch
-from restow.broker.server.services.session_words import SessionWords
+from restow.broker.server.services.session_words import MAX_AT_ONCE, SessionWords, hear_batch
 from restow.v1 import admin_pb2, admin_pb2_grpc, broker_pb2_grpc
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb

@@ -29,7 +29,7 @@ from restow.broker.core.engines import flow
 from restow.broker.errors import RestowError
 from restow.broker.rpc import wire
 from restow.broker.rpc.wire_program import PROGRAM_FORM
-from restow.broker.server import hub
+from restow.broker.server.base import hub
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
 from restow.v1 import broker_pb2 as pb

@@ -16,7 +16,7 @@ from broker.token_house import house
 from restow.broker.client.connection.channel import open_channel
 from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.server import serve
-from restow.broker.server.gate import first_messages
+from restow.broker.server.gate import guard as first_messages
 
 
 async def test_first_messages_of_a_tenant_are_read_in_turns(

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from restow.broker.errors import RestowError
 from restow.broker.server.gate.guard import METHOD_ROLES, SERVICE_ROLES, roles_for
 from restow.broker.trust.errors import TokenFileError, TokensFileError, TrustError
-from restow.broker.trust.identity import Identity, IdentityInvalidError, Right, Role
-from restow.broker.trust.reloaded import Reloaded
-from restow.broker.trust.spiffe import identity_of
+from restow.broker.trust.identity import Identity, IdentityInvalidError, Right, Role, identity_of
+from restow.broker.trust.key_files import Reloaded
 from restow.broker.trust.tokens import Tokens, digest_of, new_token, read_secret, read_tokens
 
 ROOT = "spiffe://domain/restow"

@@ -19,8 +19,7 @@ from restow.broker.client import AdminClient, Credentials
 from restow.broker.errors import RestowError
 from restow.broker.logs import TOLD
 from restow.broker.trust.errors import KeyFileError, TrustError
-from restow.broker.trust.key_files import read_authorities, read_key_pair
-from restow.broker.trust.validity import end_of
+from restow.broker.trust.key_files import end_of, read_authorities, read_key_pair
 
 Damage = Callable[[Authority, dict[str, Path]], dict[str, Path | None]]
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from restow.broker.core.common.actions import Action
 from restow.broker.layout.values import Pool
+from restow.broker.server.base.hub import Hub
 from restow.broker.server.fleet.one_of_several import OneOfSeveral
 from restow.broker.server.gate.callers import DEFAULT_TENANT
-from restow.broker.server.hub import Hub
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.broker_service import BrokerService
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc

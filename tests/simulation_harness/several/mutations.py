@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from restow.agents.link.kept_stream import KeptStream
-from restow.broker.client.connection.epochs import Epochs
+from restow.broker.client.connection.brokers import Epochs
 from restow.broker.core.common.limits import Numbering
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.layout.values import Pool

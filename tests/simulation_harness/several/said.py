@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
-from restow.broker.client.connection.epochs import Epochs
+from restow.broker.client.connection.brokers import Epochs
 from restow.broker.layout.values import Pool
 from restow.broker.owners.claim import Claim
 from restow.v1 import agent_link_pb2, broker_pb2

@@ -1,19 +1,82 @@
-"""Bind rows that are copied: from pages or staging into pages or staging, with numpy alone."""
+"""Rows of a table that are bound alike: with whole arrays, not one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from restow.agents.binding.addresses import one_if_alike
-from restow.agents.binding.alike_rows import alike_rows
-from restow.agents.binding.operands import BoundOperand
-from restow.agents.binding.pages import Tokens
-from restow.broker.layout.dtype import ITEM_BYTES
+from restow.agents.binding.operands import BoundOperand, SideColumns, one_if_alike
+from restow.agents.binding.pages import SNAPSHOT, Stretches, Tokens, cut_tokens
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.program import Column, GroupPair
+from restow.broker.layout.values import ITEM_BYTES
+from restow.broker.planner.program import Column, GroupPair, cut_shared
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeRows:
+    """Rows of one pair of page lists: ``index`` ``[rows, 1]`` or ``[regions, 1, rows]`` of a table.
+
+    ``whole``: their tokens follow each other without a gap on all ``sides``, whose pages cut them.
+    """
+
+    pair: GroupPair
+    sides: tuple[SideColumns, ...]
+    whole: bool
+    index: Int64s
+
+    def stretches(self, tokens: Tokens) -> Stretches:
+        """Stretches inside pages of all sides, or single tokens; one for a snapshot."""
+        pair = self.pair
+        if not pair.per_token:
+            return SNAPSHOT
+        forms = [side.form(pair) for side in self.sides]
+        if not self.whole:
+            forms = [replace(form, page_tokens=1) for form in forms]
+        if not pair.alike:
+            return Stretches(*cut_shared(pair, tokens.start, tokens.stop, forms))
+        held = pair.src.tokens
+        first = held.before(pair.first_token(tokens.start, tokens.stop))
+        places = cut_tokens(
+            Tokens(first, held.before(tokens.stop)), [form.page_tokens for form in forms]
+        )
+        if held.parts == 1:
+            return places
+        return replace(places, first=held.first_tokens(places.first))
+
+    def by_region(self, rows: Int64s) -> Iterator[AlikeRows]:
+        """The same rows of the table, once for each number of rows in a region."""
+        index = self.index.ravel()
+        regions = rows[index][:, [Column.SRC_REGION, Column.DST_REGION]]
+        begins = np.concatenate([[True], (regions[1:] != regions[:-1]).any(axis=1)])
+        first = np.flatnonzero(begins)
+        counts = np.diff(first, append=len(index))
+        for count in np.unique(counts):
+            places = first[counts == count, None, None] + np.arange(count)
+            yield replace(self, index=index[places])
+
+
+def alike_rows(
+    rows: Int64s, pairs: Sequence[GroupPair], sides: Sequence[SideColumns]
+) -> Iterator[AlikeRows]:
+    """All rows of a table, by pair of page lists and by whether their tokens join."""
+    joined = sides[0].joined(rows)
+    for side in sides[1:]:
+        joined &= side.joined(rows)
+    for pair, index in by_pair(rows[:, Column.GROUP_PAIR], pairs):
+        whole = joined[index]
+        for some, join in ((index[whole], True), (index[~whole], False)):
+            if len(some):
+                yield AlikeRows(pair, tuple(sides), join, some[:, None])
+
+
+def by_pair(numbers: Int64s, pairs: Sequence[GroupPair]) -> Iterator[tuple[GroupPair, Int64s]]:
+    """Each pair of page lists whose number is among the ``numbers`` of rows, and in which rows."""
+    for number, pair in enumerate(pairs):
+        index = np.flatnonzero(numbers == number)
+        if len(index):
+            yield pair, index
 
 
 @dataclass(frozen=True, slots=True)

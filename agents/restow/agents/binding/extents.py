@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from restow.agents.binding.alike_rows import alike_rows, by_pair
+from restow.agents.binding.copies import alike_rows, by_pair
 from restow.agents.binding.operands import (
     DST,
     SRC,

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 
 from restow.agents.binding.copies import Copies, Grid
-from restow.agents.errors import ProgramInvalidError
-from restow.agents.memory.device import finished
+from restow.agents.memory.cuda import finished
+from restow.agents.memory.errors import ProgramInvalidError
 from restow.broker.layout import DType
-from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Int64s
+from restow.broker.layout.values import ITEM_BYTES
 from restow.kernels import (
     PieceColumn,
     PieceTable,

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from restow.agents.binding.alike_rows import by_pair
+from restow.agents.binding.copies import by_pair
 from restow.agents.binding.operands import DST, in_regions
 from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, Tokens
-from restow.agents.errors import ProgramInvalidError
-from restow.agents.memory.device import finished
+from restow.agents.memory.cuda import finished
+from restow.agents.memory.errors import ProgramInvalidError
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair, ProjectColumn

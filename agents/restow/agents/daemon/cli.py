@@ -13,9 +13,8 @@ import uvloop
 
 from restow.agents.daemon.metrics import showing
 from restow.agents.daemon.server import AgentDaemon
-from restow.agents.settings import AgentSettings
-from restow.broker.client.connection.channel import broker_address, channel_options
-from restow.broker.client.connection.credentials import Credentials
+from restow.agents.link.settings import AgentSettings
+from restow.broker.client.connection.channel import Credentials, broker_address, channel_options
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
 

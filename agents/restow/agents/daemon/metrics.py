@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from restow.agents.figures import AgentFigures
+from restow.agents.link.settings import AgentFigures
 from restow.broker.http.pages import Pages, healthy_page, metrics_page
 from restow.broker.http.server import Answer, Request, http_server
 from restow.broker.versions import own_version

@@ -12,21 +12,16 @@ from typing import Any
 
 import grpc
 
-from restow.agents.async_agent import AsyncAgent
-from restow.agents.errors import AgentClosedError, AgentError
-from restow.agents.figures import AgentFigures, past, together
-from restow.agents.memory.held_names import remove_left
-from restow.agents.memory.shared_regions import OpenedRegions
-from restow.agents.settings import AgentSettings
-from restow.broker.client.connection.credentials import Credentials
-from restow.broker.client.connection.own_process import OWN_PROCESS
+from restow.agents.link.async_agent import AsyncAgent
+from restow.agents.link.settings import AgentFigures, AgentSettings, past, together
+from restow.agents.memory.errors import AgentClosedError, AgentError
+from restow.agents.memory.shared_memory import OpenedRegions, remove_left
+from restow.broker.client.connection.channel import OWN_PROCESS, Credentials
 from restow.broker.errors import ListenError, RequestError, RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc import wire
-from restow.broker.rpc.parsing import ParsingInterceptor
-from restow.broker.rpc.pings import SERVER_PINGS
-from restow.broker.rpc.sizes import MAX_TO_BROKER_BYTES
-from restow.broker.rpc.status import ErrorInterceptor
+from restow.broker.rpc.sizes import MAX_TO_BROKER_BYTES, SERVER_PINGS
+from restow.broker.rpc.status import ErrorInterceptor, ParsingInterceptor
 from restow.v1 import daemon_pb2 as pb
 from restow.v1 import daemon_pb2_grpc
 

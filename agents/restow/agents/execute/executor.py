@@ -11,27 +11,30 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from restow.agents.copying.copier import Copier
-from restow.agents.copying.hasher import Hasher
-from restow.agents.errors import (
+from restow.agents.copying.copier import Copier, Hasher
+from restow.agents.execute.fences import WriteMarks
+from restow.agents.execute.gathering import Gathering
+from restow.agents.execute.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder
+from restow.agents.execute.program_check import CheckedProgram
+from restow.agents.execute.staged_reads import (
+    Clearing,
+    KeptReads,
+    StagedReads,
+    check_digests_are_there,
+    compare,
+    joined_reads,
+)
+from restow.agents.memory.errors import (
     CopyFailedError,
     OrderInvalidError,
     ProgramInvalidError,
     ReadNotBegunError,
 )
-from restow.agents.execute.clearing import Clearing
-from restow.agents.execute.comparing import check_digests_are_there, compare
-from restow.agents.execute.gathering import Gathering
-from restow.agents.execute.measuring import Measuring
-from restow.agents.execute.peer_reads import KeptReads
-from restow.agents.execute.program_check import CheckedProgram
-from restow.agents.execute.staged_reads import StagedReads, joined_reads
-from restow.agents.link.fences import WriteMarks
-from restow.agents.link.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder
-from restow.agents.memory.regions import RegionMemory, common_place, region_table
-from restow.agents.memory.staging import Staging
-from restow.agents.memory.staging_pool import PoolFigures, StagingPool
-from restow.agents.probing.transport_name import TransportName
+from restow.agents.memory.regions import MemoryPlace, RegionMemory, common_place, region_table
+from restow.agents.memory.staging import PoolFigures, Staging, StagingPool
+from restow.agents.probing.costs import check_room, measure_copying, measure_reading
+from restow.agents.probing.transport_name import TransportName, find_transport
+from restow.agents.probing.transport_probe import OneRead
 from restow.agents.reading.lane import late
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.transport import Read
@@ -296,3 +299,58 @@ class Executor:
         if peer is None:
             raise OrderInvalidError(f"agent {agent_name} was not introduced", agent=agent_name)
         return peer
+
+
+PROBE_S = 2.0
+"""How long the reads of a measurement may take."""
+EXAMINED_BYTES = 1 << 20
+
+
+class Measuring:
+    """Measures in the staging that arriving bytes have. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        place: MemoryPlace,
+        staging: Staging,
+        pool: StagingPool,
+        reader: Reader,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Measure in runs of ``pool``, which hands ``staging`` at ``place`` out."""
+        self._place = place
+        self._staging, self._pool = staging, pool
+        self._reader = reader
+        self._clock = clock
+
+    async def measure(self, order: ProbeOrder, peer: Peer) -> tuple[CopyCosts, ReadCosts]:
+        """What copying costs here, and what reading from the peer does.
+
+        Raises `StagingExhaustedError`, and what `Reader.read` raises.
+        """
+        size_bytes = min(order.size_bytes, self._staging.size_bytes // 2)
+        check_room(size_bytes)
+        run = await self._pool.acquire(size_bytes)
+        try:
+            address = self._staging.address + run.offset_bytes
+            copying = await measure_copying(address, size_bytes, self._place)
+            return copying, await measure_reading(
+                self._reader,
+                peer.agent_name,
+                order.address,
+                address,
+                size_bytes,
+                (peer.place, self._place),
+                self._clock() + PROBE_S,
+            )
+        finally:
+            self._pool.release(run)
+
+    async def name_transport(self, order: ProbeOrder, peer: Peer) -> TransportName:
+        """Over what the peer is read. Raises `ReadFailedError`."""
+        size_bytes = min(order.size_bytes, EXAMINED_BYTES)
+        ends = peer.place, self._place
+        one = OneRead(peer.agent_name, order.address, size_bytes, *ends, PROBE_S)
+        found = await asyncio.to_thread(find_transport, one, peer.metadata)
+        words = self._reader.words(peer.agent_name)
+        return found._replace(method=f"{found.method}, {words}") if words else found

@@ -1,26 +1,80 @@
-"""What a source's agent gathers for readers, and holds until the broker gives it back."""
+"""A run: what one source rank gathers for one reader, and what the reader scatters out of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from restow.agents.binding.copies import Copies
+from restow.agents.binding.copies import Copies, bind_copies
 from restow.agents.binding.extents import one_extent, source_extents
-from restow.agents.binding.operands import SRC, paged
-from restow.agents.binding.pages import RegionTable
-from restow.agents.copying.copier import Copier
-from restow.agents.copying.hasher import Hasher
-from restow.agents.execute.gathered_run import GatheredRun
+from restow.agents.binding.operands import DST, SRC, BoundOperand, by_place, in_order, paged
+from restow.agents.binding.pages import RegionTable, Tokens, staged_bytes
+from restow.agents.copying.copier import Copier, Hasher
+from restow.agents.execute.orders import StagedRun, StageOrder
 from restow.agents.execute.program_check import CheckedProgram
-from restow.agents.link.orders import StagedRun, StageOrder
 from restow.agents.memory.regions import MemoryPlace
-from restow.agents.memory.staging import Staging
-from restow.agents.memory.staging_pool import PoolFigures, Run, StagingPool
+from restow.agents.memory.staging import PoolFigures, Run, Staging, StagingPool
 from restow.agents.probing.costs import check_room, measure_copying
+from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts
-from restow.broker.planner.program import Program
-from restow.broker.planner.program.chunk import aligned
+from restow.broker.planner.program import (
+    GATHER_IN_ORDER,
+    GATHER_PLACED,
+    SCATTER_PLACED,
+    GroupPair,
+    Program,
+)
+from restow.broker.planner.program.forms import INTERLEAVED_TO, RESTORED_FROM, aligned, chunk_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredRun:
+    """First a chunk, whose rows say where in it they lie, then packed rows in their order."""
+
+    pairs: Sequence[GroupPair]
+    tokens: Tokens
+    placed: Int64s
+    packed: Int64s
+    chunk_bytes: int
+    length_bytes: int
+
+    @classmethod
+    def at_source(cls, program: Program, src_rank: int, tokens: Tokens) -> GatheredRun:
+        """What ``src_rank`` gathers for the reader whose program it is."""
+        placed = program.rows(GATHER_PLACED, src_rank)
+        return cls._of(program, src_rank, tokens, placed, chunk_bytes(placed, INTERLEAVED_TO))
+
+    @classmethod
+    def at_destination(cls, program: Program, src_rank: int, tokens: Tokens) -> GatheredRun:
+        """The same run as its reader knows it."""
+        placed = program.rows(SCATTER_PLACED, src_rank)
+        return cls._of(program, src_rank, tokens, placed, chunk_bytes(placed, RESTORED_FROM))
+
+    @classmethod
+    def _of(
+        cls, program: Program, src_rank: int, tokens: Tokens, placed: Int64s, chunk: int
+    ) -> GatheredRun:
+        packed, pairs = program.rows(GATHER_IN_ORDER, src_rank), program.group_pairs
+        length = chunk + staged_bytes(packed, pairs, tokens)
+        return cls(pairs, tokens, placed, packed, chunk, length)
+
+    def gather(self, pages: BoundOperand, address: int) -> list[Copies]:
+        """From the source's pages to the run at ``address``."""
+        return [
+            bind_copies(self.placed, self.pairs, pages, by_place(address, DST), self.tokens),
+            bind_copies(self.packed, self.pairs, pages, self._behind(address), self.tokens),
+        ]
+
+    def scatter(self, pages: BoundOperand, address: int) -> list[Copies]:
+        """From the run at ``address`` to the destination's pages."""
+        return [
+            bind_copies(self.placed, self.pairs, by_place(address, SRC), pages, self.tokens),
+            bind_copies(self.packed, self.pairs, self._behind(address), pages, self.tokens),
+        ]
+
+    def _behind(self, address: int) -> BoundOperand:
+        """The packed rows of the run at ``address``."""
+        return in_order(self.packed, self.pairs, self.tokens, address + self.chunk_bytes)
 
 
 class Gathering:

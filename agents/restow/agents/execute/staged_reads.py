@@ -1,26 +1,187 @@
-"""What of one order is read into staging first, and where it goes from there."""
+"""What programs read from peers: laid over the memory of both ranks once, bound to each order."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from restow.agents.binding.copies import Copies, bind_copies
-from restow.agents.binding.descriptors import Descriptors
-from restow.agents.binding.extents import Extents, one_extent, staged_span_extents
-from restow.agents.binding.operands import DST, in_spans, paged
-from restow.agents.binding.pages import RegionTable
-from restow.agents.binding.staging import staged_spans
-from restow.agents.copying.projecting import bind_projections
-from restow.agents.errors import OrderInvalidError
-from restow.agents.execute.gathered_run import GatheredRun
-from restow.agents.link.orders import ExecuteOrder, Peer, Source
+from restow.agents.binding.extents import Extents, direct_extents, one_extent, staged_span_extents
+from restow.agents.binding.operands import DST, in_order, in_spans, paged
+from restow.agents.binding.pages import RegionTable, staged_spans
+from restow.agents.binding.reads import Descriptors, Reads, SpanReads
+from restow.agents.copying.copier import DIGEST_BYTES, Hasher
+from restow.agents.copying.piece_copies import zero_destinations
+from restow.agents.copying.projecting import bind_projections, window_rows
+from restow.agents.execute.gathering import GatheredRun
+from restow.agents.execute.orders import ExecuteOrder, Peer, Source
+from restow.agents.memory.cuda import finished
+from restow.agents.memory.errors import DigestMismatchError, DigestMissingError, OrderInvalidError
 from restow.agents.memory.regions import MemoryPlace, is_memory
 from restow.agents.reading.transport import Read
+from restow.broker.errors import PagesError
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.program import PROJECT_SPANS, READ_SPANS, SCATTER_SPANS, Program
-from restow.broker.planner.program.chunk import aligned
+from restow.broker.planner.program import (
+    CLEAR_PAGES,
+    PROJECT_SPANS,
+    READ_PAGES,
+    READ_SPANS,
+    SCATTER_SPANS,
+    Column,
+    Operand,
+    Program,
+    no_rows,
+)
+from restow.broker.planner.program.forms import aligned
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReads:
+    """What a program reads from one peer: straight into pages, and as spans into staging."""
+
+    peer: Peer
+    place: MemoryPlace
+    """Where own pages and staging are."""
+    direct: Reads | None
+    spans: SpanReads | None
+
+    def bind(self, order: ExecuteOrder, staged: RegionTable) -> Iterator[Read]:
+        """The reads of one order, of spans to where they are ``staged``.
+
+        Raises `PageCountError` and `PageRangeError`.
+        """
+        name, ends = self.peer.agent_name, (self.peer.place, self.place)
+        if self.direct is not None:
+            pieces = self.direct.bind(order.src_blocks, order.dst_blocks, order.tokens)
+            yield Read(name, pieces, *ends)
+        if self.spans is not None:
+            yield Read(name, self.spans.bind(staged, order.src_blocks, order.tokens), *ends)
+
+
+class KeptReads:
+    """Lays what programs read over memory; keeps what binding an order need not do again."""
+
+    def __init__(self, memory: RegionTable, place: MemoryPlace) -> None:
+        """Into the pages of ``memory``, which is at ``place``."""
+        self._memory, self._place = memory, place
+        self._kept: dict[tuple[str, int, str], PeerReads] = {}
+        """By program, source rank and peer."""
+
+    def of(self, program: Program, src_rank: int, peer: Peer) -> PeerReads:
+        """What is read from ``src_rank``, whose agent is ``peer``."""
+        key = (program.program_id, src_rank, peer.agent_name)
+        kept = self._kept.get(key)
+        if kept is None:
+            rows, spans = program.rows(READ_PAGES, src_rank), program.rows(READ_SPANS)
+            pairs, mine = program.group_pairs, spans[:, Column.SRC_RANK] == src_rank
+            kept = self._kept[key] = PeerReads(
+                peer,
+                self._place,
+                Reads.of(rows, pairs, peer.regions, self._memory) if len(rows) else None,
+                SpanReads.of(spans, mine, pairs, peer.regions) if mine.any() else None,
+            )
+        return kept
+
+    def forget_program(self, program_id: str) -> None:
+        """Another may have its name from now on. May be repeated."""
+        for key in [key for key in self._kept if key[0] == program_id]:
+            del self._kept[key]
+
+    def forget_peer(self, agent_name: str) -> None:
+        """Its memory may be elsewhere when it comes back. May be repeated."""
+        for key in [key for key in self._kept if key[2] == agent_name]:
+            del self._kept[key]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._kept.clear()
+
+
+def check_digests_are_there(order: ExecuteOrder) -> None:
+    """Raise `DigestMissingError` if a source's is not, before anything is read in vain."""
+    for source in order.sources if order.hashed else ():
+        if len(source.digest) != DIGEST_BYTES:
+            raise DigestMissingError(
+                f"what is read from rank {source.src_rank} is to be compared with a digest, and "
+                f"the one given has {len(source.digest)} bytes, not {DIGEST_BYTES}",
+                rank=source.src_rank,
+            )
+
+
+async def compare(
+    program: Program, order: ExecuteOrder, staged: StagedReads, memory: RegionTable, hasher: Hasher
+) -> None:
+    """Hash what was read from each source, where it has landed.
+
+    Before anything is copied out of staging: from there on casts and transposition change bytes.
+    Raises `DigestMismatchError`.
+    """
+    for source in order.sources:
+        rank = source.src_rank
+        extents = arrived_extents(program, rank, order, staged, memory)
+        if await hasher.digest(extents) != source.digest:
+            raise DigestMismatchError(
+                f"the {extents.size_bytes} bytes that were read from rank {rank} are not those "
+                f"that it hashed before",
+                rank=rank,
+            )
+
+
+def arrived_extents(
+    program: Program, src_rank: int, order: ExecuteOrder, staged: StagedReads, memory: RegionTable
+) -> Extents:
+    """All that was read from a source rank: into own pages, and into ``staged`` memory."""
+    blocks, tokens = order.dst_blocks, order.tokens
+    direct = direct_extents(program, src_rank, memory, DST, blocks, tokens)
+    return Extents.joined([*direct, *staged.extents(src_rank)])
+
+
+ZEROES_BYTES = 1 << 20
+"""Rows that are longer are zeroed in parts."""
+
+
+class Clearing:
+    """Zeroes rows of one rank's pages."""
+
+    def __init__(self, memory: RegionTable, place: MemoryPlace) -> None:
+        """Make the zeroes for ``memory`` at ``place``: within a handoff there may be no room.
+
+        Raises `CopyFailedError`.
+        """
+        self._memory, self._device = memory, place.device
+        with finished(self._device):
+            self._zeroes = torch.zeros(ZEROES_BYTES, dtype=torch.uint8, device=self._device)
+
+    def clear(self, program: Program, order: ExecuteOrder) -> None:
+        """Zero what the program clears. Raises `CopyFailedError`."""
+        self._zero(program.rows(CLEAR_PAGES), program, order)
+
+    def clear_failed(self, program: Program, order: ExecuteOrder) -> None:
+        """A failed handoff leaves no snapshot behind, neither half of one nor an older one.
+
+        Per-token pages are never read beyond the tokens that their request has computed. Raises
+        `CopyFailedError`.
+        """
+        per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
+        tables = [
+            window_rows(step.rows) if step.form == PROJECT_SPANS else step.rows
+            for step in program.steps
+            if step.form.dst is Operand.PAGES
+        ]
+        rows = np.concatenate([no_rows(), *tables])
+        # Page ids that were refused name nothing that could be cleared.
+        with contextlib.suppress(PagesError):
+            self._zero(rows[~per_token[rows[:, Column.GROUP_PAIR]]], program, order)
+
+    def _zero(self, rows: Int64s, program: Program, order: ExecuteOrder) -> None:
+        pairs, tokens = program.group_pairs, order.tokens
+        pages = paged(self._memory, DST, order.dst_blocks)
+        copies = bind_copies(rows, pairs, in_order(rows, pairs, tokens, 0), pages, tokens)
+        zero_destinations(copies, self._zeroes)
 
 
 class StagedReads:

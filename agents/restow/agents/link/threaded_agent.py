@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, Protocol, Self, TypeVar
 
-from restow.agents.errors import AgentClosedError
-from restow.agents.link.fences import DeviceEvent, check_fence
+from restow.agents.execute.fences import DeviceEvent, check_fence
+from restow.agents.memory.errors import AgentClosedError
 from restow.broker.client.connection.loop_thread import LoopThread
 
 

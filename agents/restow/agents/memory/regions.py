@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from restow.agents.binding.pages import RegionTable
-from restow.agents.errors import RegionInvalidError
+from restow.agents.memory.errors import RegionInvalidError
 from restow.broker.words import Worded
 
 MAX_ADDRESS = 1 << 63

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from restow.agents.errors import ReadFailedError
+from restow.agents.memory.errors import ReadFailedError
 from restow.agents.probing.transport_probe import OneRead
 
 START_S = 30.0

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from restow.agents.binding.descriptors import Descriptors
-from restow.agents.errors import AgentError, ReadDeadlineError
+from restow.agents.binding.reads import Descriptors
+from restow.agents.memory.errors import AgentError, ReadDeadlineError
 from restow.agents.memory.regions import MemoryKind, MemoryPlace
 from restow.agents.memory.staging import Staging
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from restow.agents.errors import OrderInvalidError
+from restow.agents.memory.errors import OrderInvalidError
 from restow.agents.memory.regions import MAX_ADDRESS, MemoryKind, MemoryPlace, address_of
 from restow.broker.layout.rows import Int64s
 from restow.v1 import agent_link_pb2 as pb

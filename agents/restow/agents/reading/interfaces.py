@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from restow.agents.errors import TransportFailedError
+from restow.agents.memory.errors import TransportFailedError
 from restow.agents.reading.ucx_tls import allows_tcp
 
 LOOK_S = 1.0

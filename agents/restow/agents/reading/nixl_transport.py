@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from restow.agents.binding.descriptors import Descriptors
-from restow.agents.errors import PeerLostError, ReadFailedError, TransportFailedError
-from restow.agents.memory.device import bind_thread
+from restow.agents.binding.reads import Descriptors
+from restow.agents.memory.cuda import bind_thread
+from restow.agents.memory.errors import PeerLostError, ReadFailedError, TransportFailedError
 from restow.agents.memory.regions import MemoryKind, MemoryPlace
-from restow.agents.reading.read_counts import NIXL
+from restow.agents.reading.lane import NIXL
 from restow.agents.reading.transport import Flight, Known, Read
 from restow.agents.reading.ucx_tls import ucx_settings
 

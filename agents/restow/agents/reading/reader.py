@@ -22,15 +22,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from restow.agents.errors import (
+from restow.agents.memory.errors import (
     AgentClosedError,
     AgentError,
     PeerLostError,
     ReadNotBegunError,
 )
 from restow.agents.reading.host_memory import HostMemory
-from restow.agents.reading.lane import Lane, late
-from restow.agents.reading.read_counts import NIXL, CountsByKind, add_all, no_reads
+from restow.agents.reading.lane import NIXL, CountsByKind, Lane, add_all, late, no_reads
 from restow.agents.reading.transport import Flight, Known, Read, Transport
 from restow.broker.logs import get_logger
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from restow.agents.binding.descriptors import Descriptors
+from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading.host_memory import HostMemory
 

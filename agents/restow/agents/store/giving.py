@@ -10,9 +10,8 @@ from functools import partial
 
 from restow.agents.agent import Agent
 from restow.agents.store.books.kept import Pinned
-from restow.agents.store.disk.errors import RunLostError
-from restow.agents.store.disk_thread import DiskThread
-from restow.agents.store.holdings import Holdings
+from restow.agents.store.disk.files import RunLostError
+from restow.agents.store.holdings import DiskThread, Holdings
 from restow.broker.client import BlockingSession, HandoffEnded, Offer, SessionClosedError
 from restow.broker.errors import ChainFormError, ChainInvalidError, RestowError
 from restow.broker.logs import get_logger

@@ -11,21 +11,18 @@ from functools import partial
 from typing import Self
 
 from restow.agents.agent import Agent
-from restow.agents.figures import AgentFigures
+from restow.agents.link.settings import AgentFigures
 from restow.agents.store.asking import Asking
-from restow.agents.store.books.room import Room
-from restow.agents.store.books.shape import Shape, in_room
+from restow.agents.store.books.room import Room, Shape, in_room
 from restow.agents.store.disk.shelf import Shelf
-from restow.agents.store.disk_thread import DiskThread, run
 from restow.agents.store.giving import Giving
-from restow.agents.store.holdings import Holdings
-from restow.agents.store.memory import StoreMemory
-from restow.agents.store.options import StoreFigures, StoreOptions
+from restow.agents.store.holdings import DiskThread, Holdings, run
+from restow.agents.store.options import StoreFigures, StoreMemory, StoreOptions
 from restow.broker.client import BlockingSession, Credentials, Offer, Prefix
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
+from restow.broker.layout.store_layout import store_layout
 from restow.broker.logs import get_logger
-from restow.broker.stored import store_layout
 
 
 class Store:

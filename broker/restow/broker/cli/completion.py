@@ -59,7 +59,7 @@ def complete_reason(incomplete: str) -> list[str]:
 
 def _asked(ctx: typer.Context, question: Callable[[AdminClient], list[str]]) -> list[str]:
     from restow.broker.client.admin import AdminClient
-    from restow.broker.client.connection.credentials import Credentials
+    from restow.broker.client.connection.channel import Credentials
     from restow.broker.errors import RestowError
 
     given = ctx.params

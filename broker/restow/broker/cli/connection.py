@@ -15,7 +15,7 @@ from restow.broker.cli.completion import complete_tenant
 
 if TYPE_CHECKING:
     from restow.broker.cli.telling_client import TellingClient
-    from restow.broker.client.connection.credentials import Credentials
+    from restow.broker.client.connection.channel import Credentials
 
 
 ALL_TENANTS = "*"
@@ -54,7 +54,7 @@ class Connection:
 
     def credentials(self) -> Credentials:
         """Return what is shown to the broker. Raises a `TrustError`."""
-        from restow.broker.client.connection.credentials import Credentials
+        from restow.broker.client.connection.channel import Credentials
 
         return Credentials.of(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
 

@@ -1,7 +1,7 @@
 """The client: how an engine or a tool speaks to the broker. Needs no torch."""
 
 from restow.broker.client.admin import AdminClient, AsyncAdminClient
-from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.channel import Credentials
 from restow.broker.client.connection.errors import (
     BrokerCallError,
     BrokerUnreachableError,
@@ -11,16 +11,17 @@ from restow.broker.client.connection.errors import (
     SessionClosedError,
 )
 from restow.broker.client.engine.blocking import BlockingDelivery, BlockingSession
-from restow.broker.client.engine.delivery import Delivery, HandoffEnded
-from restow.broker.client.engine.prefixes.chains import (
+from restow.broker.client.engine.chains import (
+    ContentChain,
     HashForm,
     Offer,
     Prefix,
     PrefixChain,
     PrefixHolder,
     chain_of,
+    content_of,
 )
-from restow.broker.client.engine.prefixes.content import ContentChain, content_of
+from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.session import EngineSession
 
 __all__ = [

@@ -12,12 +12,14 @@ import grpc
 from restow.broker.addresses import checked_targets
 from restow.broker.client import admin_calls as calls
 from restow.broker.client.admin_calls import AdminCall, admin_options
-from restow.broker.client.connection.authorized_channel import channel_showing
-from restow.broker.client.connection.channel import broker_address
-from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.channel import (
+    OWN_PROCESS,
+    Credentials,
+    broker_address,
+    channel_showing,
+)
 from restow.broker.client.connection.diagnosis import explained, explained_soon
 from restow.broker.client.connection.errors import BrokerUnreachableError, decoded, from_rpc_error
-from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.client.tries import Tries, most_telling
 from restow.broker.errors import AddressInvalidError, RestowError
 from restow.v1 import admin_pb2_grpc, broker_pb2_grpc

@@ -12,13 +12,13 @@ from google.protobuf.message import Message
 
 from restow.broker.client import joined
 from restow.broker.client.connection.channel import channel_options
-from restow.broker.client.engine.delivery import state_name
-from restow.broker.client.engine.prefixes.chains import (
+from restow.broker.client.engine.chains import (
     Holders,
     PrefixChain,
     find_request,
     holders_of,
 )
+from restow.broker.client.engine.delivery import state_name
 from restow.broker.layout.values import Layout, ModelIdentity
 from restow.broker.rpc.wire import layout_from_proto
 from restow.v1 import admin_pb2 as pb

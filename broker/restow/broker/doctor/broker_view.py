@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from restow.broker.client.admin import AdminClient
-from restow.broker.doctor.finding import Finding, bad, ok, warn
+from restow.broker.doctor.local import Finding, bad, ok, warn
 from restow.broker.errors import RestowError
 from restow.broker.layout import ModelIdentity
 from restow.broker.versions import own_version

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from restow.broker.doctor.finding import Finding, bad, ok, warn
+from restow.broker.doctor.local import Finding, bad, ok, warn
 from restow.broker.errors import RestowError
 from restow.broker.etcd.access import EtcdAccess
 from restow.broker.etcd.asking import Patience

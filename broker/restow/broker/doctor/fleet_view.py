@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from restow.broker.client.admin import AdminClient
-from restow.broker.doctor.finding import Finding, bad, ok
+from restow.broker.doctor.local import Finding, bad, ok
 from restow.broker.errors import RestowError
 from restow.v1 import admin_pb2 as pb
 

@@ -13,17 +13,15 @@ import numpy as np
 
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.layout import Box, RankLayout, TokenClass
-from restow.broker.layout.dtype import ITEM_BYTES
-from restow.broker.layout.names import field_class, joined_name
+from restow.broker.layout.difference import field_class, joined_name
 from restow.broker.layout.span import overlap
-from restow.broker.planner.compile import draft_programs
-from restow.broker.planner.cost_model import CostModel
-from restow.broker.planner.draft import Draft
-from restow.broker.planner.estimate import Cost, estimate
+from restow.broker.layout.values import ITEM_BYTES
+from restow.broker.planner.compile import Cost, Draft, draft_programs, estimate
+from restow.broker.planner.costs import CostModel
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.program.rows import strided
-from restow.broker.planner.ways.recompute import Rebuilt
+from restow.broker.planner.program.programs import strided
+from restow.broker.planner.recompute import Rebuilt
 from restow.broker.strategy import STRATEGIES, Strategy
 
 Replicas = dict[str, dict[tuple[Box, TokenClass], tuple[int, ...]]]

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from restow.broker.layout import Layout, RankLayout, Region
-from restow.broker.layout.names import field_class, field_layer
-from restow.broker.planner.move import Move
-from restow.broker.planner.plan import Plan
-from restow.broker.planner.ways.recompute import InputRead, Rebuilt
+from restow.broker.layout.difference import field_class, field_layer
+from restow.broker.planner.plan import Move, Plan
+from restow.broker.planner.recompute import InputRead, Rebuilt
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from restow.broker.draw.remarks import remarks
 from restow.broker.draw.ribbons import Ribbon, ribbon_of
 from restow.broker.layout import Box, Field, RankLayout
 from restow.broker.layout.span import overlap
-from restow.broker.planner.move import Move
-from restow.broker.planner.plan import Plan
+from restow.broker.planner.plan import Move, Plan
 from restow.broker.planner.table import Cutter
 from restow.broker.strategy import Strategy
 

@@ -9,11 +9,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from restow.broker.layout.dtype import ITEM_BYTES
+from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner.costs import page_runs
-from restow.broker.planner.move import Move
+from restow.broker.planner.plan import Move
 from restow.broker.planner.program import Column
-from restow.broker.planner.program.rows import strided
+from restow.broker.planner.program.programs import strided
 from restow.broker.planner.table import Cutter
 
 

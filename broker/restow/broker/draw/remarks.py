@@ -12,7 +12,7 @@ from restow.broker.draw.explain import holders
 from restow.broker.draw.layer_state import LayerState
 from restow.broker.draw.piece_counts import Per, PieceCount
 from restow.broker.layout import Box, Field
-from restow.broker.planner.move import Move, Place
+from restow.broker.planner.plan import Move, Place
 
 
 def remarks(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from restow.broker.layout import Box, Span
 from restow.broker.layout.span import volume
-from restow.broker.planner.move import Move, Place
+from restow.broker.planner.plan import Move, Place
 
 MAX_STRANDS = 64
 """Of one move: what falls into more is not taken apart further."""

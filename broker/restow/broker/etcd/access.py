@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from restow.broker.addresses import checked_target
-from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.channel import Credentials
 from restow.broker.etcd.errors import EtcdSettingsError
-from restow.broker.trust.modes import refuse_writable
+from restow.broker.trust.errors import refuse_writable
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import grpc
 
-from restow.broker.client.connection.cancellation import is_cancelled
+from restow.broker.client.connection.errors import is_cancelled
 from restow.broker.etcd.access import EtcdAccess
 from restow.broker.etcd.endpoints import Endpoints
 from restow.broker.etcd.errors import (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import grpc
 
-from restow.broker.client.connection.cancellation import begun
+from restow.broker.client.connection.errors import begun
 from restow.broker.etcd.access import EtcdAccess
 from restow.broker.etcd.asking import WITH_LEADER, Asking, Metadata, Patience
 from restow.broker.etcd.errors import (

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import grpc
 
 from restow.broker.addresses import host_and_port
-from restow.broker.client.connection.credentials import Credentials
-from restow.broker.client.connection.own_process import OWN_PROCESS
+from restow.broker.client.connection.channel import OWN_PROCESS, Credentials
 from restow.broker.errors import AddressInvalidError
-from restow.broker.trust.reloaded import Stamp
+from restow.broker.trust.key_files import Stamp
 
 PATIENCE_S = 1.0
 _NO_TLS = frozenset(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.layout.limits import MAX_PAGE_BYTES, MAX_RANKS
+from restow.broker.layout.values import MAX_PAGE_BYTES, MAX_RANKS
 from restow.broker.words import Worded
 
 

@@ -3,12 +3,12 @@
 Pure values. Imports no torch, no grpc, no NIXL.
 """
 
-from restow.broker.layout.check import check_layout
-from restow.broker.layout.digest import digest
-from restow.broker.layout.dtype import DType
+from restow.broker.layout.check_whole import check_layout
+from restow.broker.layout.schema import digest
 from restow.broker.layout.span import Box, Span
 from restow.broker.layout.token_class import ALL_TOKENS, TokenClass
 from restow.broker.layout.values import (
+    DType,
     Field,
     Kind,
     Layout,

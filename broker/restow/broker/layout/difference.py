@@ -1,13 +1,122 @@
-"""In what two layouts differ, in words."""
+"""Describe layouts to people: a summary of each, and how two differ."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from restow.broker.layout.names import field_class, joined_name
-from restow.broker.layout.values import IDENTITY_PARTS, Field, Layout, Region, Shard
+from restow.broker.layout.span import volume
+from restow.broker.layout.values import (
+    IDENTITY_PARTS,
+    Field,
+    Layout,
+    Model,
+    RankLayout,
+    Region,
+    Shard,
+)
+
+_LAYER = re.compile(r"(.*\blayers)\.(\d+)\.(.+)")
+
+
+def field_class(name: str) -> str:
+    """A field's name without its layer.
+
+    >>> field_class("layers.7.conv.x"), field_class("embedding")
+    ('conv.x', 'embedding')
+    """
+    found = _LAYER.fullmatch(name)
+    return found[3] if found else name
+
+
+def field_layer(name: str) -> str | None:
+    """A field's layer, if its name says so.
+
+    >>> field_layer("layers.7.conv.x"), field_layer("embedding")
+    ('7', None)
+    """
+    found = _LAYER.fullmatch(name)
+    return found[2] if found else None
+
+
+def joined_name(names: Sequence[str]) -> str:
+    """One word for the same field of several layers.
+
+    >>> joined_name(["layers.0.k", "layers.2.k", "layers.4.k", "layers.6.k"])
+    'layers.{0,2,4..}.k'
+    """
+    found = [_LAYER.fullmatch(name) for name in names]
+    layers = [match[2] for match in found if match]
+    if len(layers) != len(names) or len(layers) == 1:
+        return ", ".join(names)
+    first = found[0]
+    prefix = first[1] if first else ""
+    shown = ",".join(layers[:3]) + (".." if len(layers) > 3 else "")
+    return f"{prefix}.{{{shown}}}.{field_class(names[0])}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """What one rank holds: for each token, in each snapshot, and what its pages leave unused.
+
+    Where ranks share tokens out: for each token that is its own.
+    """
+
+    rank: int
+    regions: int
+    shards: int
+    bytes_per_token: int
+    bytes_per_snapshot: int
+    padding_bytes: int
+    """Of one page of every region together."""
+    bytes_of_inputs: int = 0
+    """Mixer inputs that it keeps beside a snapshot."""
+    bytes_of_weights: int = 0
+    """Weights that it offers for rebuilding conv windows."""
+
+
+def summarize(rank: RankLayout) -> RankSummary:
+    """The summary of one rank of a checked layout."""
+    tokens_of = {region.name: region.page_tokens for region in rank.regions}
+    per_token = per_snapshot = used = 0
+    for shard in rank.shards:
+        size = volume(shard.box) * shard.dtype.itemsize_bytes
+        tokens = tokens_of[shard.region]
+        used += size * (tokens or 1)
+        if tokens is None:
+            per_snapshot += size
+        else:
+            per_token += size
+    used += sum(math.prod(s.sizes) * s.dtype.itemsize_bytes for s in rank.scratch)
+    inputs = sum(volume(shard.box) * shard.dtype.itemsize_bytes for shard in rank.inputs)
+    weights = sum(region.page_stride_bytes for region in rank.regions if region.constant)
+    used += inputs + weights
+    pages = sum(region.page_stride_bytes for region in rank.regions)
+    counts = len(rank.regions), len(rank.shards)
+    return RankSummary(rank.rank, *counts, per_token, per_snapshot, pages - used, inputs, weights)
+
+
+def shared_tokens(layout: Layout) -> dict[str, tuple[int, int]]:
+    """The groups whose tokens ranks share out: in how many parts, and how many tokens in turn."""
+    return {
+        region.group: (region.context_parts, region.interleave_tokens)
+        for rank in layout.ranks
+        for region in rank.regions
+        if region.context_parts > 1
+    }
+
+
+def scaled_fields(model: Model) -> dict[str, list[str]]:
+    """The scales that elements have, each with its fields' names without their layers."""
+    found: dict[str, list[str]] = {}
+    for field in model.fields:
+        name = field_class(field.name)
+        if field.scales and name not in found.setdefault(field.scales, []):
+            found[field.scales].append(name)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ from typing import Any
 
 from restow.broker.errors import LayoutFormError
 from restow.broker.layout import json_values as read
-from restow.broker.layout.dtype import DType
 from restow.broker.layout.schema import MODEL, NEEDED, RANK, REGION, SHARD, Attribute, Record, Sort
 from restow.broker.layout.span import Box, Span
-from restow.broker.layout.values import Field, Kind, Layout, RankLayout, Shard
+from restow.broker.layout.values import DType, Field, Kind, Layout, RankLayout, Shard
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:

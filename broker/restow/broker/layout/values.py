@@ -1,16 +1,99 @@
-"""The nouns of a layout. All are frozen; `check_layout` proves that they fit together."""
+"""Bounds of a layout: so that whatever numbers come in, the work is bounded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from restow.broker.errors import WeightsUnknownError
-from restow.broker.layout.dtype import DType
+import numpy as np
+
+from restow.broker.errors import LayoutFormError, WeightsUnknownError
 from restow.broker.layout.span import Box
 from restow.broker.layout.token_class import ALL_TOKENS, TokenClass
 from restow.broker.words import Worded
+
+MAX_RANKS = 1024
+MAX_RANK_NUMBER = 2**31 - 1
+MAX_SHARDS = 1 << 18
+"""Of all ranks; and as many fields, and as many regions."""
+MAX_GROUPS = 1024
+MAX_WORD_LENGTH = 256
+"""Of each part of a model's identity beside its name: errors give them whole."""
+MAX_AXES = 16
+MAX_PAGE_BYTES = 1 << 36
+MAX_AXIS_SIZE = MAX_PAGE_BYTES * MAX_RANKS
+MAX_PAGES_PER_BLOCK = 1 << 20
+MAX_BLOCK = 2**31 - 1
+"""Block ids travel as int32."""
+MAX_TOKENS = 2**31 - 1
+"""Positions travel as int32."""
+MAX_RUNS = 1 << 21
+"""Runs of bytes that all pages of different form fall into, together."""
+MAX_BOXES_OF_A_FIELD = 4096
+MAX_TAPS = 256
+MAX_HIDDEN = 1 << 20
+MAX_CHANNELS = 1 << 32
+
+
+class DType(IntEnum):
+    """An element type; the number is what travels in piece tables.
+
+    >>> DType.parse("bfloat16").itemsize_bytes
+    2
+    """
+
+    UINT8 = 1
+    INT8 = 2
+    FLOAT8_E4M3FN = 3
+    FLOAT8_E5M2 = 4
+    FLOAT16 = 5
+    BFLOAT16 = 6
+    FLOAT32 = 7
+    FLOAT4_E2M1FN_X2 = 8
+    """Two numbers in a byte: axes count pairs, so that no cut falls between two of one byte."""
+
+    @property
+    def label(self) -> str:
+        """The dtype's name, for example ``bfloat16``."""
+        return self.name.lower()
+
+    @property
+    def itemsize_bytes(self) -> int:
+        """Bytes of one element."""
+        return _ITEM_BYTES.get(self, 1)
+
+    @property
+    def castable(self) -> bool:
+        """Whether its elements may be turned into another castable type on the way."""
+        return self in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
+
+    def holds(self, other: DType) -> bool:
+        """Whether every value of ``other`` is a value of this type.
+
+        >>> DType.FLOAT32.holds(DType.BFLOAT16), DType.FLOAT16.holds(DType.BFLOAT16)
+        (True, False)
+        """
+        return self is other or (self is DType.FLOAT32 and other.castable)
+
+    @classmethod
+    def _missing_(cls, value: object) -> DType | None:
+        """The type of that name."""
+        return cls.__members__.get(value.upper()) if isinstance(value, str) else None
+
+    @classmethod
+    def parse(cls, name: str) -> DType:
+        """Read a dtype's name; `LayoutFormError` lists the known ones."""
+        try:
+            return cls[name.upper()]
+        except KeyError:
+            known = ", ".join(dtype.label for dtype in cls)
+            raise LayoutFormError(f"dtype {name!r} is unknown; known are {known}") from None
+
+
+_ITEM_BYTES = {DType.FLOAT16: 2, DType.BFLOAT16: 2, DType.FLOAT32: 4}
+ITEM_BYTES = np.array([0, *(dtype.itemsize_bytes for dtype in DType)], np.int64)
+"""Bytes of an element by `DType` number."""
 
 
 class Kind(StrEnum):

@@ -1,38 +1,246 @@
-"""Compile a plan: one program for each destination rank, its rows dealt out to the ways."""
+"""Does every value arrive as it was sent?"""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
-from restow.broker.layout import RankLayout
-from restow.broker.layout.rows import Int64s
-from restow.broker.planner.choice import choose_ways
-from restow.broker.planner.clearing import ColdRows, cleared_rows
-from restow.broker.planner.cost_model import CostModel
-from restow.broker.planner.costs import PricedRows
-from restow.broker.planner.draft import Draft
-from restow.broker.planner.estimate import estimate
-from restow.broker.planner.move import Move
-from restow.broker.planner.plan import Plan
+from restow.broker.errors import NarrowingError, TooManyPiecesError
+from restow.broker.layout import DType, Kind, Layout, RankLayout, Region, Scratch, Shard
+from restow.broker.layout.rows import MAX_ROWS, Int64s, cut_rows
+from restow.broker.planner.costs import CostModel, PricedRows
+from restow.broker.planner.direct import Pack, Slices, Whole
+from restow.broker.planner.interleave import Interleave
+from restow.broker.planner.plan import Move, Plan
 from restow.broker.planner.program import (
     CLEAR_PAGES,
+    NO_LIST,
     READ_SPANS,
+    Column,
     GroupPair,
+    PageForm,
     Program,
     Step,
     joined_steps,
     no_rows,
 )
-from restow.broker.planner.table import Cutter
-from restow.broker.planner.ways import WAYS
-from restow.broker.planner.ways.way import Sent, Share, Spared
+from restow.broker.planner.program.programs import join_rows
+from restow.broker.planner.recompute import Recompute
+from restow.broker.planner.table import Cutter, Table
+from restow.broker.planner.way import Sent, Share, Spared, Way
 from restow.broker.strategy import Strategy
 from restow.broker.words import member
+
+
+def check_exact(plan: Plan) -> None:
+    """Raise `NarrowingError` that names a field whose type on D can't hold every value of P's."""
+    for move in plan.moves:
+        if not move.dst.dtype.holds(move.src.dtype):
+            raise NarrowingError(
+                f"field {move.field}: P holds {move.src.dtype.label}, D wants "
+                f"{move.dst.dtype.label}, which rounds: states would not arrive exactly. Give both "
+                f"sides one type, or have the operator allow it (--allow-narrowing)",
+                field=move.field,
+                source=move.src.dtype.label,
+                destination=move.dst.dtype.label,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A program before it is written down: its moves, their rows, and how each of these travels.
+
+    ``ways`` are the numbers of strategies, one a row; ``shares`` are what goes each way, and what
+    needs no move. ``cleared`` rows are zeroed.
+    """
+
+    dst_rank: int
+    moves: tuple[Move, ...]
+    table: Table
+    ways: Int64s
+    shares: tuple[Share, ...]
+    cleared: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one rank's program costs for a number of tokens.
+
+    ``reads`` are descriptors: pieces read into place and staged runs. ``launches`` are GATHERs,
+    SCATTERs and PROJECTs on both sides; a GATHER that serves several readers counts for each.
+    ``seconds`` are what the cost model expects where nothing else is going on.
+    """
+
+    bytes: int
+    reads: int
+    launches: int
+    seconds: float
+
+
+def estimate(
+    shares: Sequence[Share], pairs: Sequence[GroupPair], tokens: int, costs: CostModel
+) -> Cost:
+    """The cost of all shares of one rank's program. Raises `TooManyPiecesError`."""
+    work = [share.work(pairs, tokens, costs) for share in shares]
+    stages = len(frozenset[int]().union(*(one.gathering for one in work)))
+    read_bytes = sum(one.bytes for one in work)
+    reads = stages + sum(one.reads for one in work)
+    launches = 2 * stages + sum(one.launches for one in work)
+    seconds = (
+        reads * costs.seconds_per_descriptor
+        + read_bytes / costs.read_bytes_per_second
+        + launches * costs.seconds_per_launch
+        + bool(stages) * costs.seconds_per_stage
+        + sum(one.seconds for one in work)
+    )
+    return Cost(read_bytes, reads, launches, seconds)
+
+
+WAYS: tuple[Way, ...] = (
+    Slices(),
+    Whole(),
+    Pack(),
+    Interleave(),
+    Recompute(),
+)
+"""In the order of their shares in a program. Where two cost the same, the first one is taken, and
+the very first one is always there to be compared: it costs nothing once."""
+
+
+def choose_ways(sent: Sent) -> Int64s:
+    """For each row the number of the strategy by which it travels.
+
+    Raises `StrategyRefusedError` where the one that is asked for can't serve.
+    """
+    for way in WAYS:
+        if way.strategy is sent.strategy and (ways := way.demanded(sent)) is not None:
+            return ways
+    ways = _cheapest(sent.priced)
+    for way in WAYS:
+        ways[way.takes_over(sent, ways)] = way.strategy.number
+    return ways
+
+
+def _cheapest(priced: PricedRows) -> Int64s:
+    """The least of what every set of ways costs, each row by the best of the set."""
+    offers = [(way, each) for way in WAYS if (each := way.seconds(priced)) is not None]
+    each_s = np.array([each for _, each in offers])
+    once_s = [way.once_s(priced.costs) for way, _ in offers]
+    first, *others = range(len(offers))
+    rows = range(len(priced.rows))
+    best, least_s = np.zeros(len(rows), np.int64), np.inf
+    for count in range(len(offers)):
+        for extra in combinations(others, count):
+            allowed = np.array([first, *extra])
+            ways = allowed[each_s[allowed].argmin(axis=0)]
+            total_s = each_s[ways, rows].sum() + sum(once_s[way] for way in np.unique(ways))
+            if total_s < least_s:
+                best, least_s = ways, total_s
+    numbers = np.array([way.strategy.number for way, _ in offers])
+    return numbers[best]
+
+
+def cleared_rows(rank: RankLayout, pairs: Sequence[GroupPair]) -> Int64s:
+    """The scratch memory of ``rank`` in those groups for which states arrive at all.
+
+    Raises `TooManyPiecesError`.
+    """
+    numbers = {pair.dst.group: number for number, pair in enumerate(pairs) if not pair.per_token}
+    regions = {region.name: (index, region) for index, region in enumerate(rank.regions)}
+    tables = [no_rows()]
+    for scratch in rank.scratch:
+        index, region = regions[scratch.region]
+        if region.group in numbers:
+            tables.append(_rows(scratch, index, region, numbers[region.group]))
+    rows = np.concatenate(tables)
+    if len(rows) > MAX_ROWS:
+        raise TooManyPiecesError(f"scratch memory falls into more than {MAX_ROWS} pieces")
+    return rows
+
+
+class ColdRows:
+    """Makes the rows of fields that begin cold, in pairs of lists of which P has none."""
+
+    def __init__(self, plan: Plan, first_pair: int) -> None:
+        """Number the pairs of all ranks from ``first_pair`` on."""
+        self._first = first_pair
+        self._numbers: dict[GroupPair, int] = {}
+        self._fields = {f.name: f for f in plan.destination.model.fields if f.name in plan.cold}
+        for rank in plan.destination.ranks:
+            regions = {region.name: region for region in rank.regions}
+            for shard in rank.shards:
+                if shard.field in self._fields:
+                    self._pair(regions[shard.region], shard)
+
+    @property
+    def pairs(self) -> tuple[GroupPair, ...]:
+        """The pairs of page lists, in the order of their numbers."""
+        return tuple(self._numbers)
+
+    def rows(self, rank: RankLayout) -> Int64s:
+        """All that ``rank`` holds of such fields; those of tokens repeat for each that moves.
+
+        Raises `TooManyPiecesError`.
+        """
+        regions = {region.name: (index, region) for index, region in enumerate(rank.regions)}
+        tables = [no_rows()]
+        for shard in rank.shards:
+            if shard.field in self._fields:
+                index, region = regions[shard.region]
+                tables.append(_shard_rows(shard, index, region, self._pair(region, shard)))
+        rows, _ = join_rows(np.concatenate(tables))
+        if len(rows) > MAX_ROWS:
+            raise TooManyPiecesError(f"fields that begin cold fall into over {MAX_ROWS} pieces")
+        rows[:, Column.SRC_OFFSET_BYTES] = 0
+        return rows
+
+    def _pair(self, region: Region, shard: Shard) -> int:
+        field = self._fields[shard.field]
+        tokens = region.page_tokens or 0 if field.kind is Kind.PER_TOKEN else 0
+        form = PageForm(
+            region.group, tokens, region.pages_per_block, region.tokens, region.whole_blocks
+        )
+        pair = GroupPair(replace(form, group=NO_LIST), form, field.window_tokens)
+        return self._numbers.setdefault(pair, self._first + len(self._numbers))
+
+
+def _shard_rows(shard: Shard, index: int, region: Region, pair: int) -> Int64s:
+    """The rows of a shard as if it were scratch memory of a page, for each of its tokens."""
+    sizes = tuple(span.size for span in shard.box)
+    place = (shard.region, shard.dtype, shard.offset_bytes, sizes, shard.strides_bytes)
+    stride = shard.token_stride_bytes or 0
+    rows = _rows(Scratch(*place), index, region, pair, stride)
+    rows[:, [Column.SRC_TOKEN_STRIDE_BYTES, Column.DST_TOKEN_STRIDE_BYTES]] = stride
+    rows[:, Column.SRC_OFFSET_BYTES] = rows[:, Column.DST_OFFSET_BYTES]  # so that they are joined
+    return rows
+
+
+def _rows(
+    scratch: Scratch, index: int, region: Region, pair: int, token_stride_bytes: int = 0
+) -> Int64s:
+    """Runs of bytes, or strided elements that lie at multiples of their size."""
+    item = scratch.dtype.itemsize_bytes
+    # No axis counts as contiguous: the longest one is the row, unless all are one run anyway.
+    cut = cut_rows(scratch.sizes, (scratch.strides_bytes,), (0,))
+    steps = (region.page_stride_bytes, token_stride_bytes, *scratch.strides_bytes)
+    places = (scratch.offset_bytes, *steps)
+    raw = cut.count == 1 or cut.steps_bytes == (item,)
+    if not raw and any(place % item for place in places):
+        cut, raw = cut.elements(), True
+    rows = np.zeros((len(cut.offsets_bytes), len(Column)), np.int64)
+    rows[:, Column.GROUP_PAIR] = pair
+    rows[:, Column.DST_REGION] = index
+    rows[:, Column.DST_OFFSET_BYTES] = scratch.offset_bytes + cut.offsets_bytes[:, 0]
+    rows[:, Column.COUNT] = cut.count * item if raw else cut.count
+    rows[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]] = 1 if raw else cut.steps_bytes[0]
+    dtype = DType.UINT8 if raw else scratch.dtype
+    rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]] = dtype
+    return rows
 
 
 def compile_programs(
@@ -144,3 +352,26 @@ def _program(draft: Draft, pairs: tuple[GroupPair, ...]) -> Program:
     for step in steps:
         content.update(step.rows.astype("<i8").tobytes())
     return Program(content.hexdigest()[:32], draft.dst_rank, pairs, steps, tuple(used))
+
+
+def early_plan(plan: Plan) -> Plan | None:
+    """The moves of tokens alone, which leave those of any later tokens as they are; None: no plan.
+
+    A snapshot moves with the last token. Where fields have a window, or D keeps whole blocks, the
+    first token that moves depends on the last one, so nothing moves early.
+    """
+    fields = {field.name: field for field in plan.source.model.fields}
+    of_d = {field.name: field for field in plan.destination.model.fields}
+    moves = tuple(move for move in plan.moves if fields[move.field].kind is Kind.PER_TOKEN)
+    filled = [fields[move.field] for move in moves] + [of_d[name] for name in plan.cold]
+    windows = any(field.window_tokens for field in filled)
+    if not moves or windows or _keeps_whole_blocks(plan.destination):
+        return None
+    cold = frozenset(name for name in plan.cold if of_d[name].kind is Kind.PER_TOKEN)
+    if len(moves) == len(plan.moves) and cold == plan.cold:
+        return plan
+    return replace(plan, moves=moves, cold=cold)
+
+
+def _keeps_whole_blocks(layout: Layout) -> bool:
+    return any(region.whole_blocks for rank in layout.ranks for region in rank.regions)

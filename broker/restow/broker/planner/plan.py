@@ -1,23 +1,99 @@
-"""Planning: intersect every destination shard with the source shards of its field."""
+"""One copy of a box from a source shard to a destination shard."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from restow.broker.errors import (
+    BlockTokensMismatchError,
     CastUnsupportedError,
     ModelMismatchError,
     PlanError,
     ScalesMismatchError,
     TooManyPiecesError,
 )
-from restow.broker.layout import Box, Field, Layout, RankLayout, Shard, TokenClass
+from restow.broker.layout import (
+    ALL_TOKENS,
+    Box,
+    DType,
+    Field,
+    Layout,
+    RankLayout,
+    Region,
+    Shard,
+    TokenClass,
+)
 from restow.broker.layout.span import overlap, volume
-from restow.broker.planner.move import Move, Place
-from restow.broker.planner.whole_blocks import check_whole_blocks
+from restow.broker.layout.token_class import count_shared
+from restow.broker.words import Worded
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Worded):
+    """Where a box begins inside a page, and how it is strided there; which tokens are there."""
+
+    region: str
+    offset_bytes: int
+    strides_bytes: tuple[int, ...]
+    token_stride_bytes: int | None
+    dtype: DType
+    tokens: TokenClass = ALL_TOKENS
+
+    @classmethod
+    def of(cls, shard: Shard, box: Box, tokens: TokenClass = ALL_TOKENS) -> Place:
+        """The place of ``box``, which lies inside the shard's box."""
+        shift = sum(
+            (span.start - held.start) * stride
+            for span, held, stride in zip(box, shard.box, shard.strides_bytes, strict=True)
+        )
+        return cls(
+            shard.region,
+            shard.offset_bytes + shift,
+            shard.strides_bytes,
+            shard.token_stride_bytes,
+            shard.dtype,
+            tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """``box`` of ``field``, in global coordinates, from one rank's page to another's.
+
+    Of a per-token field it moves the tokens that both places hold.
+    """
+
+    field: str
+    src_rank: int
+    dst_rank: int
+    box: Box
+    src: Place
+    dst: Place
+
+    @property
+    def elements(self) -> int:
+        """Elements moved, for one token where the field is per-token."""
+        return volume(self.box)
+
+    @property
+    def bytes(self) -> int:
+        """Source bytes read, for one token where the field is per-token."""
+        return self.elements * self.src.dtype.itemsize_bytes
+
+    def entries(self, count: int, tokens: int) -> int:
+        """How many of its field's last ``count`` entries it moves, in a handoff of ``tokens``."""
+        if not self.per_token:
+            return count
+        return count_shared(self.src.tokens, self.dst.tokens, tokens - count, tokens)
+
+    @property
+    def per_token(self) -> bool:
+        """Whether the move repeats for every token."""
+        return self.src.token_stride_bytes is not None
+
 
 MAX_PAIRS_OF_BOXES = 1 << 23
 """Compared in one plan: enough for 1,024 ranks on both sides, and bounded in time."""
@@ -272,3 +348,36 @@ def _check_tiled(field: str, routes: Routes, wanted: Held) -> None:
                     field=field,
                     ranks=dst_rank,
                 )
+
+
+def check_whole_blocks(source: Layout, destination: Layout) -> None:
+    """Raise `BlockTokensMismatchError` unless a block of P begins where each of D's does.
+
+    P frees the blocks that lie wholly before a window: it still has the one that the window begins
+    in, and D's block of that token must begin in that one or behind.
+    """
+    windows = {one.name for one in source.model.fields if one.window_tokens}
+    wanted = {(f, r.block_tokens) for f, r in _held(destination) if f in windows and r.whole_blocks}
+    if not wanted:
+        return
+    held = {(field, region.block_tokens) for field, region in _held(source) if field in windows}
+    for field, theirs in sorted(wanted):
+        for ours in sorted(tokens for name, tokens in held if name == field):
+            if ours % theirs:
+                raise BlockTokensMismatchError(
+                    f"field {field}: D keeps whole blocks of {theirs} tokens for other prompts, "
+                    f"and P frees what lies before a window in blocks of {ours}, no multiple of "
+                    f"that: P may lack what D's block begins with. Give D blocks that divide P's, "
+                    f"or have it keep none (vLLM: --no-enable-prefix-caching)",
+                    field=field,
+                    source=ours,
+                    destination=theirs,
+                )
+
+
+def _held(layout: Layout) -> Iterator[tuple[str, Region]]:
+    """Yield each field that a rank holds, with the region that it lies in."""
+    for rank in layout.ranks:
+        regions = {region.name: region for region in rank.regions}
+        for shard in rank.shards:
+            yield shard.field, regions[shard.region]

@@ -10,10 +10,9 @@ import numpy as np
 from restow.broker.errors import CastUnsupportedError, TooManyPiecesError
 from restow.broker.layout import DType, Layout
 from restow.broker.layout.rows import MAX_ROWS, Int64s, Rows, cut_rows
-from restow.broker.planner.move import Move, Place
-from restow.broker.planner.plan import Plan
+from restow.broker.planner.plan import Move, Place, Plan
 from restow.broker.planner.program import Column, GroupPair, PageForm, no_rows
-from restow.broker.planner.program.rows import join_rows
+from restow.broker.planner.program.programs import join_rows
 
 
 @dataclass(frozen=True, slots=True)

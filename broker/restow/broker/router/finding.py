@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import ClientError, ClientSession
 
 from restow.broker.client import AsyncAdminClient, BrokerCallError, Credentials, chain_of
-from restow.broker.client.engine.prefixes.content import MAX_TOKEN_ID
+from restow.broker.client.engine.chains import MAX_TOKEN_ID
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
 from restow.broker.router.bodies import Body, decode_body

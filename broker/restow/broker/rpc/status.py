@@ -7,10 +7,11 @@ from typing import Any
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from restow.broker.errors import RestowError
+from restow.broker.errors import RequestError, RestowError
 from restow.broker.printable import is_word, shown
 
 ERROR_DOMAIN = "restow"
@@ -119,3 +120,48 @@ def _wrap_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
         await abort(context, refusal)
 
     return call
+
+
+class ParsingInterceptor(grpc.aio.ServerInterceptor):
+    """Makes messages of bytes. Stands behind every other interceptor."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler, if it is of a kind that our services have."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        parse = handler.request_deserializer
+
+        def unary(behavior: Callable[..., Any]) -> Callable[..., Any]:
+            async def call(data: bytes, context: Any) -> Any:
+                return await behavior(_parsed(parse, data), context)
+
+            return call
+
+        def stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
+            async def each(context: Any) -> AsyncIterator[Any]:
+                # gRPC's iterator would keep each message until the next one comes.
+                while (data := await context.read()) is not grpc.aio.EOF:
+                    parsed = [_parsed(parse, data)]
+                    del data
+                    yield parsed.pop()
+
+            async def call(_: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+                async for response in behavior(each(context), context):
+                    yield response
+
+            return call
+
+        return rewrap(handler, unary, stream, parses=True) or handler
+
+
+def _parsed(parse: Callable[[bytes], Any], data: bytes) -> Any:
+    """The request. Raises `RequestError`: gRPC would call it an unknown error of the server's."""
+    try:
+        return parse(data)
+    except DecodeError as error:
+        raise RequestError(f"{len(data)} bytes are no request: {error}") from None

@@ -1,21 +1,107 @@
-"""Between the contract's messages and the broker's values. Nothing else is decided here."""
+"""What a chain may be made by: bounds that both sides check before anything is sent or kept."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from restow.broker.block_ids import MAX_BLOCKS, packed, unpacked
-from restow.broker.errors import LayoutFormError, PagesError
+from restow.broker.block_ids import MAX_BLOCKS, is_whole, packed, unpacked
+from restow.broker.errors import ChainInvalidError, LayoutFormError, PagesError, RequestError
 from restow.broker.layout import Box, DType, Kind, Layout, Span
-from restow.broker.layout.check import check_counts
-from restow.broker.layout.limits import MAX_AXES
+from restow.broker.layout.check_whole import check_counts
 from restow.broker.layout.rows import Int64s
 from restow.broker.layout.schema import MODEL, NEEDED, RANK, Record, Sort
-from restow.broker.layout.values import ModelIdentity
+from restow.broker.layout.values import MAX_AXES, MAX_WORD_LENGTH, ModelIdentity
+from restow.broker.text_bytes import text_bytes
 from restow.v1 import broker_pb2, layout_pb2
+
+MAX_ALGORITHM_LENGTH = 64
+MAX_QUANTUM_TOKENS = 16_384
+MAX_HASH_BYTES = 64
+MAX_SALT_LENGTH = 256
+MAX_BATCH_HASHES = 4096
+"""Of one batch of holdings, in all of its runs."""
+WORD_BYTES = 8
+_HALF = re.compile("[\ud800-\udfff]")
+"""Of a character that UTF-16 writes as two: no message can have it alone."""
+
+
+def check_form(algorithm: str, quantum_tokens: int, hash_bytes: int) -> None:
+    """Raise `ChainInvalidError` for what no chain can be made by."""
+    if not 0 < len(algorithm) <= MAX_ALGORITHM_LENGTH or not algorithm.isprintable():
+        raise ChainInvalidError(
+            f"algorithm must have 1 to {MAX_ALGORITHM_LENGTH} printable characters",
+            field="algorithm",
+        )
+    if hash_bytes % WORD_BYTES or not WORD_BYTES <= hash_bytes <= MAX_HASH_BYTES:
+        raise ChainInvalidError(
+            f"hash_bytes is {hash_bytes}; it must be a multiple of {WORD_BYTES}, at most "
+            f"{MAX_HASH_BYTES}",
+            field="hash_bytes",
+        )
+    if not is_whole(quantum_tokens, MAX_QUANTUM_TOKENS + 1) or not quantum_tokens:
+        raise ChainInvalidError(
+            f"quantum_tokens is {quantum_tokens!r}; it must be 1 to {MAX_QUANTUM_TOKENS}",
+            field="quantum_tokens",
+        )
+
+
+def check_salt(salt: str) -> None:
+    """Raise `ChainInvalidError` for one that is too long, or no text that can be sent."""
+    if len(salt) > MAX_SALT_LENGTH:
+        raise ChainInvalidError(
+            f"a salt has {len(salt)} characters; it may have {MAX_SALT_LENGTH}", field="salt"
+        )
+    if _HALF.search(salt):
+        raise ChainInvalidError("a salt has half of a character", field="salt")
+
+
+def check_revision(revision: str) -> None:
+    """Raise `RequestError` for text that can be no revision; empty text is no revision, too."""
+    if not 0 < len(revision) <= MAX_WORD_LENGTH or not revision.isprintable():
+        raise RequestError(
+            f"a revision must have 1 to {MAX_WORD_LENGTH} printable characters", field="revision"
+        )
+
+
+VALUE_BYTES = 128
+"""Of a value that consists of others, beside these: itself, and its place in a list."""
+NUMBER_BYTES = 40
+SPAN_BYTES = 128
+
+
+def bytes_as_values(message: layout_pb2.Layout) -> int:
+    """About how many. Raises `LayoutFormError` for more parts than are looked at one by one."""
+    check_counts(message)
+    ranks_bytes = sum(_size_of(rank, RANK) for rank in message.ranks)
+    return message.ByteSize() + _size_of(message.model, MODEL) + ranks_bytes
+
+
+def _size_of(message: Any, record: Record) -> int:
+    size_bytes = VALUE_BYTES
+    for one in record.attributes:
+        size_bytes += _SIZES[one.sort](getattr(message, one.name))
+    for part in record.nested:
+        for inner in getattr(message, part.name):
+            size_bytes += _size_of(inner, part.record)
+    return size_bytes
+
+
+_SIZES: dict[Sort, Callable[[Any], int]] = {
+    Sort.NAME: text_bytes,
+    Sort.TEXT: text_bytes,
+    Sort.NUMBER: lambda _: NUMBER_BYTES,
+    Sort.FLAG: lambda _: 0,
+    Sort.NUMBERS: lambda numbers: VALUE_BYTES + NUMBER_BYTES * len(numbers),
+    Sort.NAMES: lambda names: VALUE_BYTES + sum(map(text_bytes, names)),
+    Sort.BOX: lambda spans: VALUE_BYTES + SPAN_BYTES * len(spans),
+    Sort.DTYPE: lambda _: 0,
+    Sort.KIND: lambda _: 0,
+}
+
 
 _KINDS = {
     layout_pb2.FIELD_KIND_PER_TOKEN: Kind.PER_TOKEN,

@@ -16,24 +16,25 @@ from grpc_reflection.v1alpha import reflection
 
 from restow.broker.errors import ExtraMissingError, ListenError, RestowError
 from restow.broker.logs import get_logger
-from restow.broker.rpc.parsing import ParsingInterceptor
-from restow.broker.rpc.pings import SERVER_PINGS
-from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES, MAX_TO_BROKER_BYTES
-from restow.broker.rpc.status import ErrorInterceptor
+from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES, MAX_TO_BROKER_BYTES, SERVER_PINGS
+from restow.broker.rpc.status import ErrorInterceptor, ParsingInterceptor
 from restow.broker.server import process
-from restow.broker.server.bounded_log import BoundedLog
+from restow.broker.server.base.hub import Hub
+from restow.broker.server.base.logging import BoundedLog, settings_in_words
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.fleet.joining import in_fleet
 from restow.broker.server.fleet.one_of_several import OneOfSeveral
-from restow.broker.server.gate.guard import GuardInterceptor, OpenInterceptor, RawContext
-from restow.broker.server.gate.refused_calls import RefusedCallsInterceptor
+from restow.broker.server.gate.guard import (
+    GuardInterceptor,
+    OpenInterceptor,
+    RawContext,
+    RefusedCallsInterceptor,
+)
 from restow.broker.server.gate.strangers import Strangers
 from restow.broker.server.gate.trust import Trust, trust_of
-from restow.broker.server.hub import Hub
-from restow.broker.server.log_lines import settings_in_words
 from restow.broker.server.services.admin_service import AdminService
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.broker_service import BrokerService
-from restow.broker.server.settings import BrokerSettings
 from restow.v1 import (
     admin_pb2,
     admin_pb2_grpc,

@@ -1,15 +1,82 @@
-"""Certificates, keys and authorities: PEM files, proved usable before anything is served."""
+"""Until when certificates are good. Python's ssl tells that of a peer alone: so one is shown one.
+
+OpenSSL looks at what a certificate is for before it looks at the time, so each is shown as a
+server's and as a client's.
+"""
 
 from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from restow.broker.trust.errors import KeyFileError
-from restow.broker.trust.modes import refuse_writable
-from restow.broker.trust.validity import end_of, last_end
+from restow.broker.trust.errors import KeyFileError, TrustError, refuse_writable
+
+_NOT_YET, _NOT_ANY_MORE = 9, 10
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and ..._HAS_EXPIRED."""
+_TURNS = 4
+
+
+def end_of(certificate: Path, key: Path) -> float | None:
+    """Until when, in seconds since 1970; None: it can't be told.
+
+    Raises `KeyFileError` if it is not valid now.
+    """
+    for as_server in (True, False):
+        try:
+            return _shown(certificate, key, as_server)
+        except ssl.SSLCertVerificationError as error:
+            if error.verify_code in (_NOT_YET, _NOT_ANY_MORE):
+                when = "has expired" if error.verify_code == _NOT_ANY_MORE else "is not valid yet"
+                raise KeyFileError(
+                    f"certificate {certificate} {when}: issue a new one, or set this host's clock",
+                    file=certificate,
+                ) from None
+    return None
+
+
+def authorities_end(authorities: Path) -> float | None:
+    """When the first of them ends; None: it can't be told."""
+    return min(_ends(authorities), default=None)
+
+
+def last_end(authorities: Path) -> float | None:
+    """When the last of them ends; None: it can't be told."""
+    return max(_ends(authorities), default=None)
+
+
+def _ends(authorities: Path) -> list[float]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(authorities)
+    return [ssl.cert_time_to_seconds(str(one["notAfter"])) for one in context.get_ca_certs()]
+
+
+def _shown(certificate: Path, key: Path, as_server: bool) -> float | None:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    asks, shows = (client, server) if as_server else (server, client)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    asks.verify_mode = ssl.CERT_REQUIRED
+    asks.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    asks.load_verify_locations(certificate)
+    for context in {shows, server}:
+        context.load_cert_chain(certificate, key, password="")
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(_TURNS):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    shown = ends[0 if as_server else 1].getpeercert()
+    return None if not shown else ssl.cert_time_to_seconds(str(shown["notAfter"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +159,47 @@ def _unusable(certificate: Path, key: Path, error: ssl.SSLError | ValueError) ->
         certificate=certificate,
         key=key,
     )
+
+
+T = TypeVar("T")
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+def stamp_of(paths: Sequence[Path]) -> Stamp:
+    """What changes when one of the files is written or replaced; cheap."""
+    return tuple(_stamp(path) for path in paths)
+
+
+class Reloaded(Generic[T]):
+    """A value of files. One that can't be used any more does not replace the last good one."""
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        load: Callable[[], T],
+        on_error: Callable[[TrustError], object],
+    ) -> None:
+        """Load it; raises what ``load`` raises. Later such errors go to ``on_error``, once each."""
+        self._paths, self._load, self._on_error = tuple(paths), load, on_error
+        self._stamp = stamp_of(self._paths)
+        self._value = load()
+
+    def current(self) -> T:
+        """The value, loaded again if a file has changed. Any thread may call it."""
+        stamp = stamp_of(self._paths)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._value = self._load()
+            except TrustError as error:
+                self._on_error(error)
+        return self._value
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

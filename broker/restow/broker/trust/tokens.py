@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from restow.broker.trust.errors import TokenFileError, TokensFileError
+from restow.broker.trust.errors import TokenFileError, TokensFileError, refuse_writable
 from restow.broker.trust.identity import (
     NO_ENGINE,
     OF_NO_ENGINE,
@@ -24,7 +24,6 @@ from restow.broker.trust.identity import (
     Right,
     Role,
 )
-from restow.broker.trust.modes import refuse_writable
 
 PREFIX = "restow_"
 """So that people and programs that look for leaked secrets know one when they see it."""

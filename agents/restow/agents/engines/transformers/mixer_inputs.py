@@ -12,7 +12,7 @@ from transformers import NemotronHConfig, NemotronHForCausalLM
 
 from restow.agents.engines.transformers.model_state import conv_fields
 from restow.broker.errors import RestowError
-from restow.kernels.host.product import padded_rows, repeats
+from restow.kernels.host_product import padded_rows, repeats
 
 
 class RebuildingInexactError(

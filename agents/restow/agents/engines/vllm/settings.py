@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from restow.agents.engines.vllm.errors import SettingsError
-from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.channel import Credentials
 from restow.broker.words import Worded
 
 

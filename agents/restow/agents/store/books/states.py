@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from restow.agents.store.books.shape import PieceKey, StateKey
+from restow.agents.store.books.room import PieceKey, StateKey
 
 
 @dataclass(slots=True)

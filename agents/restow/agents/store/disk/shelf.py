@@ -17,23 +17,23 @@ from typing import Self, TypeVar
 
 import xxhash
 
-from restow.agents.store.books.shape import PieceKey
-from restow.agents.store.disk.errors import (
+from restow.agents.store.books.room import PieceKey
+from restow.agents.store.disk.files import (
     DiskInUseError,
     DiskOtherError,
     DiskUnusableError,
-    RunLostError,
-)
-from restow.agents.store.disk.journal import (
     Journal,
     Record,
+    RunLostError,
+    Runs,
+    Written,
     form_record,
     pieces_of,
     read_journal,
+    read_pages,
     run_record,
+    write_run,
 )
-from restow.agents.store.disk.run_files import read_pages, write_run
-from restow.agents.store.disk.runs import Runs, Written
 from restow.broker.client import HashForm
 from restow.broker.layout import Layout, digest
 from restow.broker.logs import get_logger

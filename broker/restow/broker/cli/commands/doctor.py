@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from restow.broker.cli.telling_client import TellingClient
     from restow.broker.client.admin import AdminClient
-    from restow.broker.doctor.finding import Finding
+    from restow.broker.doctor.local import Finding
     from restow.broker.etcd.access import EtcdAccess
 
 ALL = "all"
@@ -40,8 +40,8 @@ def _pairs(client: AdminClient, wanted: list[str]) -> list[tuple[str, str]]:
 
 def _of_broker(client: TellingClient, pairs: list[str]) -> Iterator[Finding]:
     from restow.broker.doctor.broker_view import look_at_broker, look_at_pairs
-    from restow.broker.doctor.finding import bad
     from restow.broker.doctor.fleet_view import look_at_brokers
+    from restow.broker.doctor.local import bad
     from restow.broker.errors import RestowError
 
     try:
@@ -99,10 +99,13 @@ def doctor(
     from restow.broker.addresses import checked_targets
     from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.client.connection.channel import broker_address
-    from restow.broker.doctor.certificates import look_at_shown, look_at_trust
-    from restow.broker.doctor.finding import Verdict
-    from restow.broker.doctor.host import look_at_host
-    from restow.broker.doctor.packages import look_at_packages
+    from restow.broker.doctor.local import (
+        Verdict,
+        look_at_host,
+        look_at_packages,
+        look_at_shown,
+        look_at_trust,
+    )
 
     if output.form == "name" and not output.document:
         raise typer.BadParameter("there are no names to print here", param_hint="-o")

@@ -65,7 +65,7 @@ def find(
 def chain_from(value: Any, quantum_tokens: int) -> PrefixChain:
     """Return the chain that a file holds. Raises `ChainInvalidError` for what is none."""
     from restow.broker.client import HashForm, PrefixChain, chain_of
-    from restow.broker.client.engine.prefixes.content import MAX_TOKEN_ID
+    from restow.broker.client.engine.chains import MAX_TOKEN_ID
 
     if isinstance(value, list):
         for one in value:

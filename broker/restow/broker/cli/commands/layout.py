@@ -266,7 +266,7 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
     from restow.broker.cli.files import read_layout
     from restow.broker.cli.views.plan_tables import show_layout
     from restow.broker.layout import digest
-    from restow.broker.layout.summary import scaled_fields, shared_tokens, summarize
+    from restow.broker.layout.difference import scaled_fields, shared_tokens, summarize
     from restow.broker.layout.values import IDENTITY_PARTS
 
     layout = read_layout(file)

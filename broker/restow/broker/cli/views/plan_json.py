@@ -11,7 +11,7 @@ from restow.broker.draw.picture import Picture
 from restow.broker.layout import digest
 from restow.broker.layout.json_form import box_to_json
 from restow.broker.planner import CostModel, Move, Place, Plan
-from restow.broker.planner.estimate import Cost
+from restow.broker.planner.compile import Cost
 
 
 def plan_json(

@@ -13,10 +13,9 @@ from restow.broker.draw.bytes_and_seconds import rate_text, size_text
 from restow.broker.draw.explain import RankLines, by_way
 from restow.broker.draw.picture import Picture
 from restow.broker.layout import Layout, digest
-from restow.broker.layout.difference import Difference
-from restow.broker.layout.summary import RankSummary, scaled_fields, shared_tokens
+from restow.broker.layout.difference import Difference, RankSummary, scaled_fields, shared_tokens
 from restow.broker.planner import CostModel, Plan
-from restow.broker.planner.estimate import Cost
+from restow.broker.planner.compile import Cost
 
 
 def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:

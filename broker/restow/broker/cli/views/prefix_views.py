@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from restow.broker.cli.views.listing import console, listing, put
-from restow.broker.client.engine.prefixes.chains import PrefixHolder
+from restow.broker.client.engine.chains import PrefixHolder
 from restow.broker.draw.bytes_and_seconds import size_text
 from restow.v1 import admin_pb2 as pb
 

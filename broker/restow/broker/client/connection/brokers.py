@@ -1,9 +1,79 @@
-"""Which of several brokers to ask."""
+"""How long to wait before the next try."""
 
 from __future__ import annotations
 
+import math
+import random
+import time
+from collections.abc import Callable
+
 from restow.broker.addresses import checked_targets
 from restow.broker.errors import AddressInvalidError, NotOwnerError, RestowError
+
+FIRST_S = 0.1
+LAST_S = 5.0
+JITTER = 0.5
+LONGEST_S = LAST_S * (1 + JITTER)
+HELD_S = 1.0
+"""What held so long has worked: a wire that breaks every few seconds is to be used between."""
+
+
+class Backoff:
+    """Doubling waits with jitter, so that those who lost one broker do not return as one.
+
+    They begin anew when what was tried has worked for ``HELD_S``.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with the shortest wait."""
+        self._clock = clock
+        self._next_s = FIRST_S
+        self._works_since_s = math.inf
+
+    def began(self) -> None:
+        """What is tried has begun to work."""
+        self._works_since_s = self._clock()
+
+    def wait_s(self) -> float:
+        """Seconds to wait now: what was tried works no more."""
+        if self._clock() - self._works_since_s >= HELD_S:
+            self._next_s = FIRST_S
+        self._works_since_s = math.inf
+        wait_s = self._next_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret
+        self._next_s = min(2 * self._next_s, LAST_S)
+        return wait_s
+
+
+class EpochOverError(RestowError, status="UNAVAILABLE", reason="EPOCH_OVER"):
+    """A broker speaks in an epoch of the pool that is over: another one owns it."""
+
+
+class Epochs:
+    """The highest epoch that was heard of, in the fleet that was heard last."""
+
+    def __init__(self) -> None:
+        """Nothing was heard."""
+        self._fleet = ""
+        self._highest = 0
+
+    def opened(self, fleet: str) -> None:
+        """A stream to a broker of ``fleet`` begins: epochs of two fleets are not compared."""
+        if fleet != self._fleet:
+            self._fleet, self._highest = fleet, 0
+
+    def take(self, epoch: int) -> None:
+        """Take what is said in ``epoch``. Raises `EpochOverError`."""
+        if epoch == self._highest:
+            return
+        if epoch < self._highest:
+            raise EpochOverError(
+                f"the broker speaks in epoch {epoch}, and the pool is in epoch {self._highest}: "
+                f"it was stopped or cut off, and another one owns the pool",
+                epoch=epoch,
+                highest=self._highest,
+            )
+        self._highest = epoch
+
 
 UNREACHED_KEY = "restow-unreached"
 """Metadata of a call: the address that another broker had named, where nobody answers."""

@@ -1,24 +1,208 @@
-"""Channels to a broker, with the options that all parties share."""
+"""gRPC, NIXL and threads live in one process: a child that is forked later has none of them.
+
+Used there they hang or kill the child without a word; so every public object asks first.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import grpc
 
 from restow.broker.addresses import checked_targets
-from restow.broker.client.connection.authorized_channel import channel_showing
 from restow.broker.client.connection.brokers import Brokers
-from restow.broker.client.connection.credentials import Credentials
-from restow.broker.client.connection.own_process import OWN_PROCESS
-from restow.broker.client.connection.proxies import proxy_options
+from restow.broker.client.connection.errors import ForkedError, proxy_options
 from restow.broker.logs import get_logger
-from restow.broker.rpc.pings import CLIENT_PINGS, PINGS_OF_SEVERAL
-from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES, MAX_TO_BROKER_BYTES
-from restow.broker.trust.modes import READ_STEP, READABLE, is_readable_by_all
-from restow.broker.trust.reloaded import Stamp
+from restow.broker.rpc.sizes import (
+    CLIENT_PINGS,
+    MAX_FROM_BROKER_BYTES,
+    MAX_TO_BROKER_BYTES,
+    PINGS_OF_SEVERAL,
+)
+from restow.broker.trust.errors import (
+    READ_STEP,
+    READABLE,
+    TokenOverPlaintextError,
+    TrustSettingsError,
+    is_readable_by_all,
+)
+from restow.broker.trust.key_files import Stamp, read_authorities, read_key_pair, stamp_of
+from restow.broker.trust.tokens import read_secret
+
+
+class OwnProcess:
+    """The first process that asked; those that it forked after that are refused."""
+
+    def __init__(self) -> None:
+        """Nobody has asked yet."""
+        self._pid: int | None = None
+
+    def check(self) -> None:
+        """To be called before gRPC, NIXL or their threads are used. Raises `ForkedError`."""
+        pid = os.getpid()
+        if self._pid is None:
+            self._pid = pid
+        elif self._pid != pid:
+            raise ForkedError(self._pid, pid)
+
+
+OWN_PROCESS = OwnProcess()
+"""Of all objects: what gRPC has in a process belongs to none of them alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Names the files by which a client shows who it is, and by what it knows the broker.
+
+    None at all: plaintext, which only a broker without TLS understands. Raises
+    `TokenOverPlaintextError` or `TrustSettingsError` for files that make no sense together.
+    """
+
+    tls_ca: Path | None = None
+    """Authorities that the broker's certificate is checked against; given: TLS is spoken."""
+    tls_cert: Path | None = None
+    """The client's certificate, for a broker with --client-ca."""
+    tls_key: Path | None = None
+    """The key of that certificate; both are given or neither."""
+    token_file: Path | None = None
+    """The client's token, for a broker with --tokens. Read again for every call."""
+
+    def __post_init__(self) -> None:
+        """Raise `TokenOverPlaintextError` or `TrustSettingsError` for what makes no sense."""
+        if self.token_file is not None and self.tls_ca is None:
+            raise TokenOverPlaintextError(
+                f"token file {self.token_file} is given without an authority: a token is never "
+                f"sent in plaintext; name the file that the broker's certificate is checked "
+                f"against (--tls-ca, RESTOW_TLS_CA)",
+                file=self.token_file,
+            )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise TrustSettingsError(
+                "a client's certificate and its key are given both or not at all (--tls-cert and "
+                "--tls-key, RESTOW_TLS_CERT and RESTOW_TLS_KEY)"
+            )
+        if self.tls_cert is not None and self.tls_ca is None:
+            raise TrustSettingsError(
+                f"certificate {self.tls_cert} is given without an authority: name the file that "
+                f"the broker's certificate is checked against (--tls-ca, RESTOW_TLS_CA)"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        tls_ca: str | Path | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        token_file: str | Path | None = None,
+    ) -> Credentials:
+        """Return credentials of what is given; each that is not comes from the environment.
+
+        ``tls_ca`` from RESTOW_TLS_CA, ``tls_cert`` from RESTOW_TLS_CERT, ``tls_key`` from
+        RESTOW_TLS_KEY, ``token_file`` from RESTOW_TOKEN_FILE. Raises `TokenOverPlaintextError` or
+        `TrustSettingsError`.
+        """
+        given = (tls_ca, tls_cert, tls_key, token_file)
+        names = [field.name for field in fields(cls)]
+        found = (
+            value or os.environ.get("RESTOW_" + name.upper())
+            for name, value in zip(names, given, strict=True)
+        )
+        return cls(*(Path(value) if value else None for value in found))
+
+    @property
+    def secure(self) -> bool:
+        """Whether TLS is spoken."""
+        return self.tls_ca is not None
+
+    def stamp(self) -> Stamp:
+        """Return what changes when certificates are renewed: then channels are opened anew."""
+        return stamp_of([one for one in (self.tls_ca, self.tls_cert, self.tls_key) if one])
+
+    def for_channel(self) -> grpc.ChannelCredentials:
+        """Return what a secure channel of gRPC's is opened with, of all but the token.
+
+        Raises `KeyFileError`, `TokenFileError`, and `TrustSettingsError` unless `secure`.
+        """
+        if self.tls_ca is None:
+            raise TrustSettingsError("there is no authority: these credentials are plaintext")
+        if self.token_file is not None:
+            read_secret(self.token_file)  # What is wrong with it is told now, too.
+        authorities = read_authorities(self.tls_ca)
+        if self.tls_cert is None or self.tls_key is None:
+            return grpc.ssl_channel_credentials(authorities)
+        pair = read_key_pair(self.tls_cert, self.tls_key)
+        return grpc.ssl_channel_credentials(authorities, pair.key, pair.certificate)
+
+
+def channel_showing(
+    credentials: Credentials, module: Any, address: str, options: Sequence[tuple[str, Any]]
+) -> Any:
+    """Return a channel of ``module``, which is `grpc` or `grpc.aio`, by the credentials.
+
+    Raises as `Credentials.for_channel` if there is TLS.
+    """
+    if not credentials.secure:
+        return module.insecure_channel(address, options=options)
+    channel = module.secure_channel(address, credentials.for_channel(), options=options)
+    token_file = credentials.token_file
+    return channel if token_file is None else AuthorizedChannel(channel, token_file)
+
+
+class AuthorizedChannel:
+    """A secure channel, of `grpc` or `grpc.aio`, whose calls show a token.
+
+    The token is read again for every call, which raises `TokenFileError` if it can't be. It is
+    sent when the other side has proved who it is, as all of a call is.
+    """
+
+    def __init__(self, channel: Any, token_file: Path) -> None:
+        """Take over the channel."""
+        self._channel, self._token_file = channel, token_file
+        self.unary_unary = self._showing(channel.unary_unary)
+        self.unary_stream = self._showing(channel.unary_stream)
+        self.stream_unary = self._showing(channel.stream_unary)
+        self.stream_stream = self._showing(channel.stream_stream)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else the channel has."""
+        return getattr(self._channel, name)
+
+    async def __aenter__(self) -> Self:
+        """Use as a context."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _showing(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes a method whose calls show the token."""
+
+        def make_showing(*words: Any, **more: Any) -> Callable[..., Any]:
+            method = make(*words, **more)
+
+            def call(*sent: Any, metadata: Any = None, **options: Any) -> Any:
+                shown = ("authorization", f"Bearer {read_secret(self._token_file)}")
+                return method(*sent, metadata=(*(metadata or ()), shown), **options)
+
+            return call
+
+        return make_showing
+
 
 DEFAULT_BROKER = "127.0.0.1:7350"
 CONNECT_S = 5.0

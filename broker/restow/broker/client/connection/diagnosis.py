@@ -12,9 +12,8 @@ import ssl
 from pathlib import Path
 
 from restow.broker.addresses import host_and_port
-from restow.broker.client.connection.credentials import Credentials
-from restow.broker.client.connection.errors import BrokerUnreachableError
-from restow.broker.client.connection.proxies import OWN
+from restow.broker.client.connection.channel import Credentials
+from restow.broker.client.connection.errors import OWN, BrokerUnreachableError
 from restow.broker.errors import AddressInvalidError, RestowError
 
 PATIENCE_S = 1.0

@@ -1,18 +1,91 @@
-"""The broker's refusals as exceptions."""
+"""Cancellation of a task, told apart from that of a call it awaits."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from restow.broker.client.connection.proxies import way_note
-from restow.broker.errors import RestowError
+from restow.broker.errors import AddressInvalidError, RestowError
 from restow.broker.printable import shown
 from restow.broker.rpc.status import ERROR_DOMAIN
+
+
+async def end_task(task: asyncio.Task[Any]) -> None:
+    """Return when the task, which is cancelled now, has ended.
+
+    A cancellation of the caller is not taken for the task's own. Raises what the task raised, if
+    that was no cancellation.
+    """
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+
+
+def is_cancelled() -> bool:
+    """Whether the running task is being cancelled.
+
+    If not, an `asyncio.CancelledError` of gRPC says that the call's channel was closed.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def begun(call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+    """Return when a call has begun or has failed; reading says which.
+
+    To be awaited before the first read. While a call begins, a read takes its task's cancellation
+    for the call's own; a call that fails in that moment raises its failure instead, and the task
+    goes on (grpcio 1.85, ``StreamStreamCall._prepare_rpc``).
+    """
+    beginning = asyncio.create_task(_begun_or_failed(call))
+    try:
+        await asyncio.shield(beginning)
+    except asyncio.CancelledError:
+        call.cancel()
+        beginning.cancel()
+        raise
+
+
+async def _begun_or_failed(call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await call.wait_for_connection()
+
+
+OWN = "RESTOW_PROXY"
+OF_THE_WEB = ("grpc_proxy", "https_proxy", "http_proxy")
+"""In gRPC's order."""
+_SCHEME = "http://"
+
+
+def proxy_options(environment: Mapping[str, str] = os.environ) -> tuple[tuple[str, int | str], ...]:
+    """What a channel is opened with. Raises `AddressInvalidError`."""
+    proxy = environment.get(OWN)
+    if not proxy:
+        return (("grpc.enable_http_proxy", 0),)
+    if not proxy.startswith(_SCHEME):
+        raise AddressInvalidError(f"{OWN} must be {_SCHEME}HOST:PORT, and begins otherwise")
+    return (("grpc.http_proxy", proxy),)
+
+
+def way_note(environment: Mapping[str, str] = os.environ) -> str:
+    """What is to be said of the way; empty: it is direct, and nobody would think otherwise."""
+    if environment.get(OWN):
+        # What stands before an @ may be a password.
+        return f"calls go through {OWN}, {environment[OWN].rpartition('@')[2]}"
+    ignored = [name for name in OF_THE_WEB if environment.get(name)]
+    if not ignored:
+        return ""
+    return f"calls go direct: {', '.join(ignored)} is not used, {OWN}={_SCHEME}HOST:PORT would be"
+
 
 Answer = TypeVar("Answer")
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from restow.broker.client.connection.channel import OWN_PROCESS
 from restow.broker.client.connection.errors import ForkedError
-from restow.broker.client.connection.own_process import OWN_PROCESS
 
 T = TypeVar("T")
 SETTLE_S = 0.02

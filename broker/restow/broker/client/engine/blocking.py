@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Self, TypeVar
 
-from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.channel import Credentials
 from restow.broker.client.connection.errors import SessionClosedError
 from restow.broker.client.connection.loop_thread import LoopThread
+from restow.broker.client.engine.chains import Holders, Offer, Prefix, PrefixChain
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.engine_words import EngineWords
-from restow.broker.client.engine.prefixes.chains import Holders, Offer, Prefix, PrefixChain
-from restow.broker.client.engine.prefixes.held_prefixes import Change
+from restow.broker.client.engine.prefix_side import Change
 from restow.broker.client.engine.session import EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout

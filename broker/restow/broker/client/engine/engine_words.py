@@ -1,28 +1,58 @@
-"""What an engine says of a handoff: the same words on an event loop and from threads."""
+"""Block ids as callers give them: whole numbers in a list, an array, or anything like these."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Generic, TypeVar
 
-from restow.broker.client.connection.own_process import OWN_PROCESS
-from restow.broker.client.engine.checked_ids import ALL_IDS, checked_ids
-from restow.broker.client.engine.prefixes.chains import (
+import numpy as np
+
+from restow.broker.block_ids import first_wrong, whole_numbers
+from restow.broker.client.connection.channel import OWN_PROCESS
+from restow.broker.client.engine.chains import (
     HashForm,
     Prefix,
     joined,
     keep_message,
     prefix_to_proto,
 )
-from restow.broker.client.engine.prefixes.held_prefixes import Change
-from restow.broker.errors import ChainFormError, RequestError
+from restow.broker.client.engine.prefix_side import Change
+from restow.broker.errors import ChainFormError, PageRangeError, RequestError
+from restow.broker.layout.rows import Int64s
 from restow.broker.rpc import wire
-from restow.broker.rpc.chains import check_form, check_revision, check_salt
 from restow.broker.rpc.sizes import check_size
 from restow.broker.rpc.status import cut
+from restow.broker.rpc.wire import check_form, check_revision, check_salt
 from restow.v1 import broker_pb2 as pb
+
+ALL_IDS = 1 << 31
+"""Ids travel as int32."""
+
+
+def checked_ids(handoff_id: str, group: str, ids: object, limit: int) -> Int64s:
+    """Return the ids as an array.
+
+    Raises `PageRangeError` if an id is no whole number of [0, ``limit``).
+    """
+    listed = list(ids) if isinstance(ids, Iterator) else ids
+    array = whole_numbers(listed, limit)
+    if array is None:
+        raise _wrong(handoff_id, group, first_wrong(listed, limit), limit)
+    return array
+
+
+def _wrong(handoff_id: str, group: str, one: object, limit: int) -> PageRangeError:
+    shown = cut(repr(one.item() if isinstance(one, np.generic) else one), 64)
+    return PageRangeError(
+        f"handoff {cut(handoff_id, 64)}, group {group}: block id {shown} is none of [0, {limit})",
+        handoff=cut(handoff_id, 64),
+        group=group,
+        page=shown,
+        range=f"[0, {limit})",
+    )
+
 
 Blocks = Mapping[str, Iterable[int]]
 Published = TypeVar("Published")

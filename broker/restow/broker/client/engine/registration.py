@@ -8,20 +8,18 @@ from collections.abc import Sequence
 
 import grpc
 
-from restow.broker.client.connection.backoff import Backoff
-from restow.broker.client.connection.brokers import Brokers
-from restow.broker.client.connection.cancellation import is_cancelled
-from restow.broker.client.connection.channel import RenewedChannel
-from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.brokers import Backoff, Brokers
+from restow.broker.client.connection.channel import Credentials, RenewedChannel
 from restow.broker.client.connection.errors import (
     MAY_PASS,
     BrokerUnreachableError,
     OtherServerError,
     decoded,
     from_rpc_error,
+    is_cancelled,
     unreachable,
 )
-from restow.broker.client.engine.prefixes.chains import (
+from restow.broker.client.engine.chains import (
     Holders,
     PrefixChain,
     find_request,

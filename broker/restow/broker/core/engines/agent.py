@@ -26,7 +26,7 @@ import numpy as np
 from restow.broker.core.common.keys import AgentKey
 from restow.broker.errors import RegionsOverlapError
 from restow.broker.layout import RankLayout, Region
-from restow.broker.layout.check.strides import page_runs
+from restow.broker.layout.check_pages import page_runs
 from restow.broker.layout.rows import Int64s
 from restow.broker.text_bytes import text_bytes
 

@@ -22,7 +22,7 @@ from restow.broker.families.hf.types import Types
 from restow.broker.families.scales import Scales
 from restow.broker.families.specs import LayerSpec, ModelSpec
 from restow.broker.layout import DType
-from restow.broker.layout.limits import MAX_WORD_LENGTH
+from restow.broker.layout.values import MAX_WORD_LENGTH
 from restow.broker.words import member
 
 _NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")

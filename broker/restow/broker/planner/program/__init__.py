@@ -7,7 +7,6 @@ every token. Which pages, and which tokens, is bound when a handoff is executed
 nothing else.
 """
 
-from restow.broker.planner.program.columns import Column, ProjectColumn
 from restow.broker.planner.program.forms import (
     CLEAR_PAGES,
     FORMS,
@@ -20,21 +19,24 @@ from restow.broker.planner.program.forms import (
     READ_SPANS,
     SCATTER_PLACED,
     SCATTER_SPANS,
+    Column,
     Form,
     Operand,
+    ProjectColumn,
     StepKind,
     columns_of,
 )
-from restow.broker.planner.program.pairs import NO_LIST, GroupPair, PageForm
-from restow.broker.planner.program.programs import Program, Step, joined_steps
-from restow.broker.planner.program.rows import no_rows
-from restow.broker.planner.program.shared_tokens import (
+from restow.broker.planner.program.pairs import (
+    NO_LIST,
+    GroupPair,
+    PageForm,
     cut_shared,
     most_pages,
     most_stretches,
     most_tokens,
     moved_tokens,
 )
+from restow.broker.planner.program.programs import Program, Step, joined_steps, no_rows
 
 __all__ = [
     "CLEAR_PAGES",

@@ -1,11 +1,73 @@
-"""Forms of steps: what rows do, and where their ends lie."""
+"""Columns of rows: what each number of a row says."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 from typing import NamedTuple
 
-from restow.broker.planner.program.columns import Column, ProjectColumn
+from restow.broker.layout.rows import Int64s
+from restow.broker.layout.values import ITEM_BYTES
+
+
+class Column(IntEnum):
+    """Columns of a program's rows (int64)."""
+
+    SRC_RANK = 0
+    GROUP_PAIR = 1
+    SRC_REGION = 2
+    SRC_OFFSET_BYTES = 3
+    DST_REGION = 4
+    DST_OFFSET_BYTES = 5
+    COUNT = 6
+    SRC_STEP_BYTES = 7
+    DST_STEP_BYTES = 8
+    SRC_TOKEN_STRIDE_BYTES = 9
+    DST_TOKEN_STRIDE_BYTES = 10
+    SRC_DTYPE = 11
+    DST_DTYPE = 12
+
+
+class ProjectColumn(IntEnum):
+    """Columns of a program's projected rows (int64)."""
+
+    SPAN = 0
+    SRC_OFFSET_BYTES = 1
+    SRC_TAP_STRIDE_BYTES = 2
+    TAPS = 3
+    HIDDEN = 4
+    DTYPE = 5
+    WEIGHT_REGION = 6
+    WEIGHT_OFFSET_BYTES = 7
+    WEIGHT_STRIDE_BYTES = 8
+    CHANNELS = 9
+    GROUP_PAIR = 10
+    DST_REGION = 11
+    DST_OFFSET_BYTES = 12
+    DST_STRIDE_BYTES = 13
+    DST_TAP_STRIDE_BYTES = 14
+    DST_DTYPE = 15
+
+
+CHUNK_ALIGN_BYTES = 16
+"""Every field of a chunk begins at a multiple of this, and every chunk ends at one."""
+
+INTERLEAVED_TO = (Column.DST_OFFSET_BYTES, Column.DST_STEP_BYTES, Column.DST_DTYPE)
+RESTORED_FROM = (Column.SRC_OFFSET_BYTES, Column.SRC_STEP_BYTES, Column.SRC_DTYPE)
+"""Where rows say what lies in a chunk."""
+
+
+def chunk_bytes(rows: Int64s, side: tuple[Column, Column, Column] = RESTORED_FROM) -> int:
+    """Length of the chunk that ``rows`` of one source rank touch on the given side."""
+    if not len(rows):
+        return 0
+    offset, step, dtype = (rows[:, column] for column in side)
+    ends = offset + (rows[:, Column.COUNT] - 1) * step + ITEM_BYTES[dtype]
+    return aligned(int(ends.max()))
+
+
+def aligned(length_bytes: int) -> int:
+    """The next multiple of `CHUNK_ALIGN_BYTES`."""
+    return -(-length_bytes // CHUNK_ALIGN_BYTES) * CHUNK_ALIGN_BYTES
 
 
 class StepKind(IntEnum):

@@ -19,10 +19,10 @@ from restow.broker.kubernetes.errors import KubernetesSettingsError, KubernetesU
 from restow.broker.logs import get_logger
 from restow.broker.owners.registry import Registry
 from restow.broker.owners.timing import Timing
+from restow.broker.server.base.hub import Hub
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.fleet.membership import seconds_awake_or_not
 from restow.broker.server.fleet.one_of_several import OneOfSeveral
-from restow.broker.server.hub import Hub
-from restow.broker.server.settings import BrokerSettings
 
 EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - nothing listens here
 

@@ -1,8 +1,4 @@
-"""The guard: no call is read, and no handler reached, before it is known who calls and that he may.
-
-gRPC reads the message of a call with one request before it calls a handler. So each handler becomes
-one of streams here, of which nothing is read that was not asked for.
-"""
+"""First messages of calls, read in turns, so that no tenant has many half read ones held for it."""
 
 from __future__ import annotations
 
@@ -11,17 +7,122 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from restow.broker.errors import QuotaExceededError, RequestError
+from restow.broker.errors import (
+    FirstMessageLateError,
+    QuotaExceededError,
+    RequestError,
+    RestowError,
+)
 from restow.broker.rpc.status import rewrap
-from restow.broker.server.gate.callers import KnownCall
-from restow.broker.server.gate.first_messages import FirstMessages
+from restow.broker.server.base.logging import BoundedLog
+from restow.broker.server.gate.callers import NOBODY_ASKED, KnownCall, tenant_of
 from restow.broker.trust.errors import ForbiddenError, UnauthenticatedError
 from restow.broker.trust.identity import Identity, Role
+
+AT_ONCE = 32
+"""Of one tenant, each of 16 MiB at most; gRPC takes a few kilobytes of those that wait.
+
+A client may open a stream and write later: fewer turns would soon be taken by such streams."""
+WAIT_S = 10.0
+
+
+class FirstMessages:
+    """Reads the first message of each call that was let in. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        """Nobody has sent anything."""
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def read(self, read: Callable[[], Awaitable[Any]], tenant: str) -> Any:
+        """The first message by ``read``, which may be `grpc.aio.EOF`.
+
+        Raises `FirstMessageLateError`.
+        """
+        turn = self._turns.setdefault(tenant, asyncio.Semaphore(AT_ONCE))
+        async with turn:
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    return await read()
+            except TimeoutError:
+                raise FirstMessageLateError(
+                    f"the call's first message did not come whole within {WAIT_S:g} s: see whether "
+                    f"the client was stopped, or its network is slow, and call again"
+                ) from None
+
+
+class RefusedCallsInterceptor(grpc.aio.ServerInterceptor):
+    """Stands before the guard, and behind the interceptor that translates errors."""
+
+    def __init__(
+        self,
+        identify: Identify | None,
+        log: BoundedLog,
+        count: Callable[[RestowError], None],
+    ) -> None:
+        """Know callers by ``identify``; None: nobody asks who they are. ``count`` hears each."""
+        self._identify = identify
+        self._log = log
+        self._count = count
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler, if it is of a kind that our services have."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+
+        def unary(behavior: Callable[..., Any]) -> Callable[..., Any]:
+            async def call(request: Any, context: RawContext) -> Any:
+                try:
+                    return await behavior(request, context)
+                except RestowError as error:
+                    self._tell(method, context, error)
+                    raise
+
+            return call
+
+        def stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
+            async def call(requests: AsyncIterator[Any], context: RawContext) -> AsyncIterator[Any]:
+                try:
+                    async for response in behavior(requests, context):
+                        yield response
+                except RestowError as error:
+                    self._tell(method, context, error)
+                    raise
+
+            return call
+
+        return None if handler is None else rewrap(handler, unary, stream) or handler
+
+    def _tell(self, method: str, context: RawContext, error: RestowError) -> None:
+        self._count(error)
+        if self._identify is None:
+            identity, tenant = NOBODY_ASKED, tenant_of(context)
+        else:
+            try:
+                who = self._identify(context)
+            except UnauthenticatedError:
+                identity, tenant = "unknown", ""
+            else:
+                identity, tenant = str(who), who.tenant or ""
+        self._log.warning(
+            "call refused",
+            tenant=tenant,
+            method=method,
+            identity=identity,
+            peer=context.peer(),
+            reason=error.reason,
+            detail=error.message,
+        )
+
 
 RawContext = grpc.aio.ServicerContext[Any, Any]
 Identify = Callable[[RawContext], Identity]

@@ -10,14 +10,18 @@ from typing import Any
 import grpc
 
 from restow.broker.logs import get_logger
+from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.gate.guard import Identify, RawContext
-from restow.broker.server.settings import BrokerSettings
-from restow.broker.trust.errors import TrustError, TrustSettingsError, UnauthenticatedError
-from restow.broker.trust.identity import Identity, IdentityInvalidError
-from restow.broker.trust.key_files import KeyPair, read_authorities, read_key_pair
-from restow.broker.trust.modes import READ_STEP, READABLE, is_readable_by_all
-from restow.broker.trust.reloaded import Reloaded
-from restow.broker.trust.spiffe import identity_of
+from restow.broker.trust.errors import (
+    READ_STEP,
+    READABLE,
+    TrustError,
+    TrustSettingsError,
+    UnauthenticatedError,
+    is_readable_by_all,
+)
+from restow.broker.trust.identity import Identity, IdentityInvalidError, identity_of
+from restow.broker.trust.key_files import KeyPair, Reloaded, read_authorities, read_key_pair
 from restow.broker.trust.tokens import Tokens, read_tokens
 
 BEARER = "bearer "

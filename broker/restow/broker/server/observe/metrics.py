@@ -22,7 +22,7 @@ from prometheus_client.utils import floatToGoString
 
 from restow.broker.core.common.keys import State
 from restow.broker.core.ledger.statistics import BOUNDS_S, QUOTAS, Durations, Phase
-from restow.broker.server.hub import Hub
+from restow.broker.server.base.hub import Hub
 from restow.broker.versions import own_version
 
 LIVE_STATES = (State.WAITING, State.READY, State.STAGING, State.READING)

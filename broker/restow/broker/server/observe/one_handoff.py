@@ -10,7 +10,7 @@ from restow.broker.core.handoffs.progress import spans_of
 from restow.broker.core.handoffs.timeline import in_words
 from restow.broker.printable import shown_values
 from restow.broker.reasons import advice_for
-from restow.broker.server.hub import Hub
+from restow.broker.server.base.hub import Hub
 from restow.broker.server.observe.overview import Values, ended, under_way
 
 

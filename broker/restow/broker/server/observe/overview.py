@@ -17,8 +17,8 @@ from restow.broker.core.ledger.ends import delivered
 from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.core.prefix.rules import SNAPSHOT
 from restow.broker.printable import shown_values
+from restow.broker.server.base.hub import Hub
 from restow.broker.server.fleet.report import FleetReport
-from restow.broker.server.hub import Hub
 from restow.broker.versions import own_version
 
 MAX_ENGINES = 256

@@ -28,7 +28,7 @@ from opentelemetry.util.types import AttributeValue
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.statistics import Phase, phases_of
 from restow.broker.reasons import ORDINARY
-from restow.broker.server.hub import Hub
+from restow.broker.server.base.hub import Hub
 from restow.broker.versions import own_version
 
 SEND_S: Final = 5

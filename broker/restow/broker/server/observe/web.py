@@ -28,7 +28,7 @@ from restow.broker.addresses import HTTP_PORT, host_and_port
 from restow.broker.http.pages import Page, Pages, Query, healthy_page, metrics_page, said
 from restow.broker.http.server import Answer, Request, http_server
 from restow.broker.rpc.status import cut
-from restow.broker.server.hub import Hub
+from restow.broker.server.base.hub import Hub
 from restow.broker.server.observe.metrics import registry_of
 from restow.broker.server.observe.one_handoff import one_handoff
 from restow.broker.server.observe.overview import Overview, Values

@@ -17,7 +17,7 @@ from restow.broker.core.handoffs.progress import Span, progress_of, spans_of
 from restow.broker.core.handoffs.timeline import in_words
 from restow.broker.core.ledger.ends import delivered
 from restow.broker.core.probing import HostCosts
-from restow.broker.server.orders import STATE_NUMBERS
+from restow.broker.server.base.orders import STATE_NUMBERS
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
 

@@ -11,8 +11,11 @@ from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.errors import RestowError, SessionReplacedError
 from restow.broker.layout.values import Pool
 from restow.broker.rpc import wire
-from restow.broker.rpc.layout_bytes import bytes_as_values
 from restow.broker.rpc.status import cut
+from restow.broker.rpc.wire import bytes_as_values
+from restow.broker.server.base.hub import Hub
+from restow.broker.server.base.logging import tell_engine, tell_registered
+from restow.broker.server.base.orders import ENGINE_FREE_BYTES, STATE_NUMBERS, EngineOutbox, Outbox
 from restow.broker.server.fleet.standing import OWN_S, Stand
 from restow.broker.server.gate.callers import (
     Context,
@@ -22,17 +25,12 @@ from restow.broker.server.gate.callers import (
     tenant_of,
     unreached_of,
 )
-from restow.broker.server.hub import Hub
-from restow.broker.server.log_lines import tell_engine, tell_registered
-from restow.broker.server.orders import STATE_NUMBERS
-from restow.broker.server.outbox import ENGINE_FREE_BYTES, EngineOutbox, Outbox
-from restow.broker.server.services.checked_layouts import CheckedLayouts
 from restow.broker.server.services.checked_messages import (
+    CheckedLayouts,
     chunk_of,
     version_of,
     wish_of,
 )
-from restow.broker.server.services.hearing import batches_to_say, hear_stream
 from restow.broker.server.services.prefix_messages import (
     chains_of,
     fill_found,
@@ -40,7 +38,7 @@ from restow.broker.server.services.prefix_messages import (
     model_of,
     revision_of,
 )
-from restow.broker.server.services.session_words import SessionWords
+from restow.broker.server.services.session_words import SessionWords, batches_to_say, hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc

@@ -1,9 +1,15 @@
-"""Publications and demands, bounded where they enter: what the directory takes."""
+"""W3C trace contexts (https://www.w3.org/TR/trace-context/, version 00) in what engines say."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Sized
+from dataclasses import replace
+from typing import Final
+from weakref import WeakValueDictionary
 
 from restow.broker.core.common.events import Chunk, Failure, KnownEnd, Wish
 from restow.broker.core.common.keys import Counterpart, State
@@ -12,13 +18,67 @@ from restow.broker.core.handoffs.demand import MAX_MESSAGES
 from restow.broker.core.handoffs.handoff import MAX_DELIVERIES, MAX_READERS
 from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.errors import ContentNotNamedError, RequestError
-from restow.broker.layout.limits import MAX_GROUPS
+from restow.broker.layout import Layout, check_layout, digest
+from restow.broker.layout.values import MAX_GROUPS
 from restow.broker.printable import is_word
+from restow.broker.rpc import wire
 from restow.broker.rpc.status import cut
-from restow.broker.server.orders import STATE_NUMBERS
+from restow.broker.server.base.orders import STATE_NUMBERS
 from restow.broker.server.services.prefix_messages import named_of, revision_of
-from restow.broker.server.services.trace_context import known_trace
 from restow.v1 import broker_pb2 as pb
+from restow.v1 import layout_pb2
+
+_PARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def known_trace(trace_parent: str) -> str:
+    """The context, or nothing: who follows the standard goes on without one that it can't read."""
+    return trace_parent if trace_parent and _PARENT.fullmatch(trace_parent) else ""
+
+
+MAX_KEPT = 1024
+
+
+class CheckedLayouts:
+    """Reads and checks layouts; of those that engines have each is there once. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Know none."""
+        self._lock = threading.Lock()
+        self._digests: OrderedDict[bytes, str] = OrderedDict()
+        """By the digest of the message."""
+        self._layouts: WeakValueDictionary[str, Layout] = WeakValueDictionary()
+
+    def find(self, message: layout_pb2.Layout) -> tuple[Layout, str] | None:
+        """The layout and its digest, if an engine has it."""
+        key = _key_of(message)
+        with self._lock:
+            known = self._digests.get(key, "")
+            found = self._layouts.get(known)
+            if found is None:
+                return None
+            self._digests.move_to_end(key)
+            return found, known
+
+    def of(self, message: layout_pb2.Layout) -> tuple[Layout, str]:
+        """The layout and its digest. Raises a `LayoutError`, every time."""
+        if (found := self.find(message)) is not None:
+            return found
+        encoded = message.SerializeToString(deterministic=True)
+        layout = replace(wire.layout_from_proto(message), encoded=encoded)
+        check_layout(layout)
+        layout_digest = digest(layout)
+        with self._lock:
+            self._digests[_key_of(message)] = layout_digest
+            if len(self._digests) > MAX_KEPT:
+                self._digests.popitem(last=False)
+            # Messages may differ, and say the same.
+            return self._layouts.setdefault(layout_digest, layout), layout_digest
+
+
+def _key_of(message: layout_pb2.Layout) -> bytes:
+    return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
+
 
 MAX_VERSION_LENGTH = 64
 _VERSION = re.compile(rf"[0-9A-Za-z.+_-]{{0,{MAX_VERSION_LENGTH}}}")

@@ -7,8 +7,8 @@ from dataclasses import astuple
 from restow.broker.core.directory import Directory
 from restow.broker.layout.values import Pool
 from restow.broker.rpc.status import cut
+from restow.broker.server.base.hub import Hub
 from restow.broker.server.fleet.report import FleetReport, PoolReport
-from restow.broker.server.hub import Hub
 from restow.v1 import admin_pb2 as pb
 
 MAX_POOLS = 1000

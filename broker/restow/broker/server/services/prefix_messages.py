@@ -22,7 +22,7 @@ from restow.broker.core.prefix.prefixes import Holders, Teller
 from restow.broker.errors import ChainInvalidError, HoldingsError, RequestError
 from restow.broker.layout.values import ModelIdentity
 from restow.broker.rpc import wire
-from restow.broker.rpc.chains import (
+from restow.broker.rpc.wire import (
     MAX_BATCH_HASHES,
     check_form,
     check_revision,

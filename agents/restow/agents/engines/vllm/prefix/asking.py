@@ -10,7 +10,7 @@ from uuid import uuid4
 from restow.agents.engines.common.decode import DecodeSide
 from restow.agents.engines.vllm.prefix.request_chains import RequestChains
 from restow.broker.client import BlockingSession, HashForm, PrefixChain
-from restow.broker.client.engine.prefixes.chains import Holders
+from restow.broker.client.engine.chains import Holders
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
 

@@ -14,7 +14,7 @@ from restow.agents.engines.vllm.prefix.worth_keeping import WorthKeeping
 from restow.agents.engines.vllm.scheduler.prompt import Request
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BlockingSession, HashForm, Prefix
-from restow.broker.client.engine.prefixes.content import CONTENT_FORM
+from restow.broker.client.engine.chains import CONTENT_FORM
 
 if TYPE_CHECKING:
     from restow.agents.engines.vllm.prefix.cached_prefixes import CachedPrefixes

@@ -10,7 +10,7 @@ import numpy as np
 from restow.agents.engines.vllm.prefix.chain import Chain, quantum_of
 from restow.agents.engines.vllm.scheduler.prompt import TRUNCATED, Request, attachments_of
 from restow.broker.client import ContentChain
-from restow.broker.client.engine.prefixes.content import contents_of
+from restow.broker.client.engine.chains import contents_of
 
 MAX_ENDS = 16
 """Tokens at which replies may have ended that are asked for, of a prompt: of eight turns."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from restow.agents.engines.vllm.interval import POOLS, nothing
-from restow.agents.figures import AgentFigures
+from restow.agents.link.settings import AgentFigures
 
 
 class AgentTally:

@@ -13,7 +13,7 @@ from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker.agent_tally import AgentTally
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, RankRegions
 from restow.agents.engines.vllm.worker_step import WorkerStep
-from restow.agents.settings import AgentSettings
+from restow.agents.link.settings import AgentSettings
 from restow.broker.layout.values import ModelIdentity
 
 

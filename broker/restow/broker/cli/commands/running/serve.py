@@ -302,8 +302,8 @@ def serve(
 
     from restow.broker.cli.files import read_object
     from restow.broker.planner import CostModel
+    from restow.broker.server.base.settings import BrokerSettings
     from restow.broker.server.serve import serve_until_signalled
-    from restow.broker.server.settings import BrokerSettings
     from restow.broker.stderr import logging_to_stderr
 
     if costs is not None:

@@ -1,0 +1,346 @@
+"""A rank's memory as an agent serves it: registered, shown to peers, and read into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+
+from restow.agents.copying.copier import Copier
+from restow.agents.copying.piece_copies import prepare
+from restow.agents.execute import orders
+from restow.agents.execute.executor import Executor
+from restow.agents.execute.fences import DeviceEvent, Fences, WriteMarks
+from restow.agents.link.kept_stream import Link
+from restow.agents.link.order_desk import OrderDesk, OrderTasks
+from restow.agents.link.settings import AgentFigures, AgentSettings
+from restow.agents.memory import cuda as device
+from restow.agents.memory.errors import TransportFailedError
+from restow.agents.memory.regions import (
+    MemoryPlace,
+    RegionMemory,
+    address_spaces,
+    common_place,
+    registrations,
+)
+from restow.agents.memory.staging import Staging
+from restow.agents.probing.peer_trial import PeerTrial
+from restow.agents.reading.host_memory import HostMark, HostRanges, host_name
+from restow.agents.reading.interfaces import InterfaceWatch
+from restow.agents.reading.lane import Ticker
+from restow.agents.reading.nixl_transport import NixlTransport
+from restow.agents.reading.reader import Reader
+from restow.agents.reading.same_host import SameHost
+from restow.agents.reading.transport import Transport
+from restow.broker.client.connection.channel import OWN_PROCESS, Credentials, broker_address
+from restow.broker.errors import RestowError
+from restow.broker.layout.values import ModelIdentity
+from restow.broker.logs import get_logger
+from restow.broker.rpc import wire_program
+from restow.broker.versions import own_version
+from restow.v1 import agent_link_pb2 as pb
+from restow.v1 import broker_pb2
+
+
+class ServedMemory:
+    """Regions and staging that peers read, by NIXL or, on the same host, by themselves."""
+
+    def __init__(
+        self, label: str, regions: Sequence[RegionMemory], settings: AgentSettings
+    ) -> None:
+        """Set NIXL up.
+
+        Raises `TransportFailedError`, `CudaUnavailableError`, `CopyFailedError` for a device
+        without room, and `RegionInvalidError` for regions at several places.
+        """
+        self.place = common_place(regions)
+        """Where the regions are, and the staging."""
+        device.require(self.place)
+        self._label = label
+        self._registrations = registrations(regions)
+        self._settings = settings
+        self.gather = Staging(self.place, settings.staging_bytes)
+        self.scatter = Staging(self.place, settings.staging_bytes)
+        self._interfaces = InterfaceWatch()
+        self._nixl = self._open_nixl(self.gather)
+        shown = HostRanges.of(self._registered(self.gather))
+        self._mark = HostMark(self.name, shown) if settings.host_reads else None
+
+    @property
+    def name(self) -> str:
+        """The NIXL name under which it is read."""
+        return self._nixl.name
+
+    def metadata(self) -> bytes:
+        """NIXL's, for peers."""
+        return self._nixl.metadata()
+
+    def shown(self) -> bytes:
+        """For processes of the same host. Empty: they read by NIXL."""
+        return b"" if self._mark is None else self._mark.show().encoded()
+
+    def open_lane(self) -> list[Transport]:
+        """The ways to read from peers, the preferred one first."""
+        nixl = self._open_nixl(self.scatter)
+        if self._mark is None:
+            return [nixl]
+        own = HostRanges.of(self._registered(self.scatter))
+        return [SameHost(own, self._settings.read_threads), nixl]
+
+    def progress(self) -> None:
+        """Let peers read. Raises `TransportFailedError` if none can any more."""
+        self._interfaces.check()
+        self._nixl.progress()
+
+    def wipe_mark(self) -> None:
+        """What processes of the same host read from now on, they do not take for good."""
+        if self._mark is not None:
+            self._mark.wipe()
+
+    def close(self) -> None:
+        """Let nobody read any more. May be repeated."""
+        self.wipe_mark()
+        self._nixl.close()
+
+    def _open_nixl(self, staging: Staging) -> NixlTransport:
+        nixl = NixlTransport(self._label)
+        for registered in self._registered(staging):
+            nixl.register(*registered)
+        return nixl
+
+    def _registered(self, staging: Staging) -> list[tuple[int, int, MemoryPlace]]:
+        """Address, bytes and place of what is read, or read into."""
+        if not staging.size_bytes:
+            return self._registrations
+        return [*self._registrations, (staging.address, staging.size_bytes, self.place)]
+
+
+class AsyncAgent:
+    """Serves one rank of an engine on its own event loop: peers read its memory, and it reads.
+
+    All methods belong to one loop, best run by uvloop. Unlike with `Agent` no other thread has to
+    wake up for a handoff, but what the engine does on the loop meanwhile holds it up. The memory
+    belongs to the engine and must stay until `close` has returned.
+    """
+
+    def __init__(
+        self,
+        broker: str | None,
+        engine_id: str,
+        incarnation: str,
+        rank: int,
+        regions: Sequence[RegionMemory],
+        settings: AgentSettings | None = None,
+        credentials: Credentials | None = None,
+        on_lost: Callable[[RestowError], object] = lambda _: None,
+        on_unfenced: Callable[[str], object] = lambda _: None,
+        *,
+        model: ModelIdentity | None = None,
+    ) -> None:
+        """Set NIXL up, register the memory and compile its kernels; `start` or `begin` connects.
+
+        ``broker`` is HOST:PORT, or as gRPC writes addresses; None: RESTOW_BROKER or the default.
+        ``engine_id`` and ``incarnation`` are those of the engine's session, ``rank`` and
+        ``regions`` those of the rank in its layout, the regions in its order. ``settings`` say how
+        it works; None: as `AgentSettings` has it. ``credentials`` None: those of the environment.
+        ``on_lost`` hears on the event loop why the memory can be read no more, as long as this
+        process lives; ``on_unfenced`` of each handoff whose fence is of no use any more.
+        ``model`` is which model the layout is of (`Layout.model.identity`): by it the agent finds,
+        among several brokers, the one that owns its pool. None: there is one broker.
+
+        Raises `AddressInvalidError`, `RegionInvalidError` for regions at several places,
+        `TransportFailedError`, `CudaUnavailableError`, `CopyFailedError` for a device without room,
+        a `TrustError` of credentials, and like all methods `ForkedError` in a process that was
+        forked after the first agent, session or client.
+        """
+        OWN_PROCESS.check()
+        link = Link(broker_address(broker), self, credentials)
+        self._settings = settings or AgentSettings()
+        self._engine = broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation)
+        self._model = None if model is None else broker_pb2.ModelName(**asdict(model))
+        self._rank = rank
+        self._regions = tuple(regions)
+        self._spaces = address_spaces(self._regions)
+        label = f"{engine_id}.{rank}"
+        with ExitStack() as undone:
+            memory = self._memory = ServedMemory(label, self._regions, self._settings)
+            undone.callback(memory.close)
+            # Here, and not when it connects: an engine may be capturing CUDA graphs by then.
+            prepare(memory.place.device)
+            self._trial = PeerTrial(memory.metadata(), self._settings.try_metadata)
+            quarantine_s = self._settings.quarantine_s
+            self._reader = Reader(memory.open_lane, quarantine_s, try_peer=self._trial.load)
+            undone.callback(self._reader.close)
+            self._copier = Copier()
+            self._writes = WriteMarks()
+            work = self._reader, self._copier, self._writes
+            self._executor = Executor(rank, self._regions, memory.gather, memory.scatter, *work)
+            undone.pop_all()
+        self._on_lost = on_lost
+        self._on_unfenced = on_unfenced
+        self._link = link
+        self._ticker = Ticker(self._progress)
+        self._fences = Fences(self._say_fence)
+        self._broker_epoch = ""
+        self._tasks = OrderTasks(rank)
+        self._log = get_logger("restow.agent").bind(engine=engine_id, rank=rank)
+        self._desk = OrderDesk(
+            self._executor,
+            self._tasks,
+            self._send,
+            self._ticker.expect_work,
+            self._unfence,
+            self._log,
+        )
+
+    @property
+    def name(self) -> str:
+        """The NIXL name under which the rank's memory is read."""
+        return self._memory.name
+
+    @property
+    def refusal(self) -> RestowError | None:
+        """Why the broker does not know the agent, as far as it has said. None: it does."""
+        return self._link.refusal
+
+    @property
+    def figures(self) -> AgentFigures:
+        """What is in use at the moment, and what was read so far."""
+        gather, scatter = self._executor.staging
+        reader = self._reader
+        return AgentFigures(
+            1,
+            int(self._link.is_open),
+            gather,
+            scatter,
+            reader.lanes,
+            reader.lanes_given_up,
+            reader.counts,
+        )
+
+    def begin(self) -> None:
+        """Connect, without waiting: the engine may be registered later.
+
+        `refusal` says if the broker wants none of it.
+        """
+        OWN_PROCESS.check()
+        self._ticker.start()
+        self._trial.begin()
+        self._link.begin()
+
+    async def start(self, timeout_s: float = 30.0) -> None:
+        """Connect, and wait ``timeout_s`` until the broker knows the agent.
+
+        Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError`
+        if nobody answers, `NoWelcomeError` if the engine is not registered by then, a `TrustError`
+        for credentials that can't be used, and `MessageTooLargeError` for more regions than can
+        be told.
+        """
+        OWN_PROCESS.check()
+        self._ticker.start()
+        self._trial.begin()
+        await self._link.start(timeout_s)
+        self._log.info("agent is served", agent=self.name)
+
+    def fence(self, handoff_id: str, event: DeviceEvent | None = None, tokens: int = 0) -> None:
+        """Say that the rank's part of handoff ``handoff_id`` is complete in memory.
+
+        Of ``tokens`` leading ones alone where it computes on: D may read them early, from blocks
+        that are published (`EngineSession.publish`), and that stay as they are from then on.
+
+        ``event`` is what the engine recorded after its last write to the pages: a thread waits for
+        it, while this returns at once. None: it is complete now. It is said again to a broker that
+        forgot it, until the handoff has ended. Raises `MessageTooLargeError`.
+        """
+        OWN_PROCESS.check()
+        self._fences.fence(handoff_id, event, tokens)
+
+    def writes_done(self, mark: int, event: DeviceEvent | None = None) -> None:
+        """Say that the engine's own writes before ``mark`` are done, as soon as ``event`` is.
+
+        Nothing is written for a demand of that ``write_mark`` (`EngineSession.request`), or a
+        smaller one, before. ``event`` is as in `fence`; None: they are done now. If the work before
+        the event failed, the mark is never reached, and its demands end by their time limits.
+        """
+        OWN_PROCESS.check()
+        self._writes.done(mark, event)
+
+    async def close(self) -> None:
+        """Leave the broker, end all reads, and give the memory back. May be repeated."""
+        OWN_PROCESS.check()
+        self._fences.cancel()
+        self._writes.cancel()
+        self._memory.wipe_mark()
+        await self._link.close()
+        self._reader.close()
+        await self._tasks.drain("stage", "hold", "measure", "execute")
+        self._copier.close()
+        await self._trial.close()
+        self._ticker.stop()
+        self._memory.close()
+
+    # -- what the link hears ----------------------------------------------------------------------
+
+    async def hello(self) -> pb.Hello:
+        """Introduce the agent, when nothing of an earlier stream reads or gathers any more.
+
+        The agent's link calls it.
+        """
+        self._writes.release()
+        await self._tasks.drain("stage", "hold")
+        self._executor.reset()
+        return pb.Hello(
+            engine=self._engine,
+            rank=self._rank,
+            agent_name=self.name,
+            nixl_metadata=self._memory.metadata(),
+            regions=list(map(orders.region_to_proto, self._regions, self._spaces)),
+            staging_bytes=self._settings.staging_bytes,
+            host=host_name(),
+            host_memory=self._memory.shown(),
+            program_form=wire_program.PROGRAM_FORM,
+            version=own_version(),
+            model=self._model,
+        )
+
+    def welcomed(self, broker_epoch: str) -> None:
+        """Say the fences of handoffs that have not ended again, to broker ``broker_epoch``.
+
+        The agent's link calls it.
+        """
+        self._log.info("welcomed", broker_epoch=broker_epoch)
+        anew, self._broker_epoch = broker_epoch != self._broker_epoch, broker_epoch
+        self._fences.say_again(anew)
+
+    def take(self, order: pb.AgentOrder) -> None:
+        """Do what the broker says in ``order``. The agent's link calls it."""
+        self._desk.take(order)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _send(self, message: pb.AgentMessage) -> None:
+        self._link.send(message)
+
+    def _unfence(self, handoff_id: str) -> None:
+        self._fences.forget(handoff_id)
+        self._on_unfenced(handoff_id)
+
+    def _say_fence(self, handoff_id: str, tokens: int) -> None:
+        self._ticker.expect_work()
+        self._send(pb.AgentMessage(fenced=pb.Fenced(handoff_id=handoff_id, tokens=tokens)))
+
+    def _progress(self) -> None:
+        try:
+            self._memory.progress()
+        except TransportFailedError as error:
+            self._lose(error)
+            return
+        self._reader.progress()
+
+    def _lose(self, error: RestowError) -> None:
+        """Leave the broker for good: it tells everybody else."""
+        self._log.error("memory can be read no more", reason=error.reason, detail=error.message)
+        self._ticker.stop()
+        self._memory.close()
+        self._link.give_up(error)
+        self._on_lost(error)

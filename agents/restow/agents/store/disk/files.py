@@ -1,0 +1,319 @@
+"""Why a disk keeps no states, or lost some."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from restow.agents.store.books.room import PieceKey
+from restow.broker.client import HashForm
+from restow.broker.errors import RestowError
+
+
+class DiskInUseError(RestowError, status="FAILED_PRECONDITION", reason="STORE_DISK_IN_USE"):
+    """Another store has the folder."""
+
+
+class DiskOtherError(RestowError, status="FAILED_PRECONDITION", reason="STORE_DISK_OTHER"):
+    """The folder is of another model, layout or version, or no store's at all."""
+
+
+class DiskUnusableError(RestowError, status="FAILED_PRECONDITION", reason="STORE_DISK_UNUSABLE"):
+    """The folder can't be read or written."""
+
+
+class RunLostError(RestowError, status="DATA_LOSS", reason="STORE_RUN_LOST"):
+    """A state could not be written, or is not on the disk as it was written."""
+
+
+MAX_PIECES = 1024
+"""Of one call (IOV_MAX)."""
+MAX_CALL_BYTES = 1 << 30
+"""Of one call: the system takes less than 2 GiB."""
+
+
+def write_run(path: Path, pages: Sequence[memoryview]) -> None:
+    """Write a file that does not exist, for good. Raises `OSError`; then there is none."""
+    fd = _open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    try:
+        _move(pages, lambda some, offset: os.pwritev(fd, some, offset), 0)
+        os.fdatasync(fd)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def read_pages(path: Path, pages: Sequence[tuple[int, memoryview]]) -> None:
+    """Read pages, each from its offset: of those that lie side by side many at once.
+
+    Raises `OSError` and `RunLostError`.
+    """
+    fd = _open(path, os.O_RDONLY)
+    try:
+        beside: list[memoryview] = []
+        begin = end = 0
+        for offset_bytes, view in sorted(pages, key=lambda one: one[0]):
+            if offset_bytes != end:
+                _read(fd, beside, begin)
+                beside, begin = [], offset_bytes
+            beside.append(view)
+            end = offset_bytes + len(view)
+        _read(fd, beside, begin)
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int, pages: Sequence[memoryview], offset_bytes: int) -> None:
+    _move(pages, lambda some, offset: os.preadv(fd, some, offset), offset_bytes)
+
+
+def _open(path: Path, flags: int) -> int:
+    flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that reads nothing directly
+            raise
+        return os.open(path, flags & ~os.O_EXCL, 0o600)
+
+
+def _move(
+    pages: Sequence[memoryview], call: Callable[[list[memoryview], int], int], offset_bytes: int
+) -> None:
+    left = list(reversed(pages))
+    while left:
+        some: list[memoryview] = []
+        size = 0
+        while left and len(some) < MAX_PIECES and size + len(left[-1]) <= MAX_CALL_BYTES:
+            some.append(left.pop())
+            size += len(some[-1])
+        if not some:  # one page that is longer than a call
+            some, size = [left[-1][:MAX_CALL_BYTES]], MAX_CALL_BYTES
+            left[-1] = left[-1][MAX_CALL_BYTES:]
+        moved = call(some, offset_bytes)
+        if not moved:
+            raise RunLostError("a run ends before its last page")
+        offset_bytes += moved
+        for page in reversed(some):  # what was not moved is the next call's
+            size -= len(page)
+            if moved <= size:
+                left.append(page)
+            elif moved < size + len(page):
+                left.append(page[moved - size :])
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where a piece lies, and what it hashes to."""
+
+    run: int
+    offset_bytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    size_bytes: int
+    pieces: tuple[PieceKey, ...]
+
+
+class Runs:
+    """Those on a disk, by their numbers, from the one that was used longest ago on."""
+
+    def __init__(self, strides: Mapping[str, int]) -> None:
+        """Know of none. Pages of each group have ``strides`` bytes."""
+        self.used_bytes = 0
+        self.pieces: dict[PieceKey, Written] = {}
+        self._strides = dict(strides)
+        self._runs: OrderedDict[int, _Run] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[int]:
+        """Go through their numbers."""
+        return iter(self._runs)
+
+    def __contains__(self, run: object) -> bool:
+        """Whether a run is known."""
+        return run in self._runs
+
+    @property
+    def oldest(self) -> int:
+        """The one that was used longest ago, of some."""
+        return next(iter(self._runs))
+
+    @property
+    def latest(self) -> int:
+        """The highest number; 0: there is none."""
+        return max(self._runs, default=0)
+
+    def size_bytes(self, run: int) -> int:
+        """Of a run's file."""
+        return self._runs[run].size_bytes
+
+    def revision(self, run: int) -> str:
+        """Return the revision of the weights that computed a run."""
+        return self._runs[run].pieces[0].revision
+
+    def checksums(self, run: int) -> dict[PieceKey, int]:
+        """The pieces of a run as they lie there, each with what it hashes to."""
+        return {key: self.pieces[key].checksum for key in self._runs[run].pieces}
+
+    def add(self, run: int, checksums: Mapping[PieceKey, int]) -> None:
+        """A run is there, with these pieces one behind the other."""
+        end = 0
+        for key, checksum in checksums.items():
+            self.pieces[key] = Written(run, end, checksum)
+            end += self._strides[key.group]
+        self._runs[run] = _Run(end, tuple(checksums))
+        self.used_bytes += end
+
+    def forget(self, run: int) -> tuple[PieceKey, ...]:
+        """A run is there no longer, if it was; its pieces."""
+        gone = self._runs.pop(run, None)
+        if gone is None:
+            return ()
+        self.used_bytes -= gone.size_bytes
+        for key in gone.pieces:
+            del self.pieces[key]
+        return gone.pieces
+
+    def use(self, keys: Iterable[PieceKey]) -> None:
+        """The runs of these pieces are the last ones to go."""
+        for run in {found.run for key in keys if (found := self.pieces.get(key))}:
+            self._runs.move_to_end(run)
+
+
+FORMAT = "restow store 3"
+NAME = "journal"
+Record = Mapping[str, Any]
+
+
+class Journal:
+    """Appends records. One thread."""
+
+    def __init__(self, folder: Path, form: Record, records: Sequence[Record]) -> None:
+        """Begin the file anew with these records. Raises `OSError`."""
+        fresh = folder / f"{NAME}.new"
+        lines = [_line({"format": FORMAT, **form}), *map(_line, records)]
+        self._fd = os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            self._size_bytes = 0
+            self.records = len(records)
+            """How many it has."""
+            self._write(b"".join(lines))
+            os.rename(fresh, folder / NAME)
+        except OSError:
+            self.close()
+            raise
+
+    def append(self, record: Record) -> None:
+        """Add a record for good. Raises `OSError`, and is then as it was."""
+        self._write(_line(record))
+        self.records += 1
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._fd, data[written:], self._size_bytes + written)
+            os.fdatasync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, self._size_bytes)
+            raise
+        self._size_bytes += len(data)
+
+
+def read_journal(folder: Path, form: Record) -> tuple[list[Record], bool]:
+    """The records in a folder's journal, and whether it was whole; none if there is none.
+
+    Raises `DiskOtherError` if it is of another version or form, and `OSError`.
+    """
+    try:
+        data = (folder / NAME).read_bytes()
+    except FileNotFoundError:
+        return [], True
+    records, whole = [], data.endswith(b"\n") or not data
+    for line in data.split(b"\n")[:-1]:
+        record = _record(line)
+        if record is None:
+            whole = False
+            break
+        records.append(record)
+    if not records:
+        raise DiskOtherError(
+            f"{folder / NAME} does not begin as a store's journal: is the folder another program's?"
+            f" Give an empty one, or remove what is in it",
+            path=str(folder),
+        )
+    expected = {"format": FORMAT, **form}
+    if records[0] != expected:
+        unlike = ", ".join(_unlike(records[0], expected))
+        raise DiskOtherError(
+            f"{folder} has states of a store that differs in {unlike}. Give this one another "
+            f"folder, or remove what is in it",
+            path=str(folder),
+        )
+    return records[1:], whole
+
+
+def form_record(form: HashForm) -> Record:
+    """What is said before the first run: how its hashes are made, and those of all after it."""
+    return {"hashes": astuple(form)}
+
+
+def run_record(run: int, checksums: Mapping[PieceKey, int]) -> Record:
+    """Return what is said of a run: its pieces, in the order in which they lie.
+
+    They are of one state, so they have one salt and one revision.
+    """
+    first = next(iter(checksums))
+    return {
+        "run": run,
+        "salt": first.salt,
+        "revision": first.revision,
+        "pieces": [[key.group, key.hash.hex(), one] for key, one in checksums.items()],
+    }
+
+
+def pieces_of(record: Record) -> dict[PieceKey, int]:
+    """The pieces of a run, and their checksums."""
+    salt, revision = record["salt"], record["revision"]
+    return {
+        PieceKey(group, salt, bytes.fromhex(name), revision): checksum
+        for group, name, checksum in record["pieces"]
+    }
+
+
+def _unlike(one: Record, other: Record) -> Iterator[str]:
+    for name in sorted({*one, *other}):
+        if one.get(name) != other.get(name):
+            yield f"{name} ({one.get(name)!r}, and not {other.get(name)!r})"
+
+
+def _line(record: Record) -> bytes:
+    text = json.dumps(record, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _record(line: bytes) -> Record | None:
+    crc, _, text = line.partition(b" ")
+    if crc != b"%08x" % zlib.crc32(text):
+        return None
+    record: Record = json.loads(text)
+    return record

@@ -1,0 +1,257 @@
+"""What an engine holds of prefixes: told in batches, and all of it again on each new stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from restow.broker.client.connection.errors import end_task
+from restow.broker.client.engine.chains import (
+    HashForm,
+    Holders,
+    Offer,
+    Prefix,
+    PrefixChain,
+    form_to_proto,
+    keep_message,
+    offer_from_proto,
+    prefix_from_proto,
+)
+from restow.broker.errors import RestowError
+from restow.broker.logs import get_logger
+from restow.broker.rpc.wire import MAX_BATCH_HASHES
+from restow.v1 import broker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Blocks or snapshots of one group that the engine holds from now on, or no longer."""
+
+    form: HashForm
+    salt: str
+    group: str
+    hashes: tuple[bytes, ...]
+    held: bool
+    parent: bytes = b""
+    revision: str = ""
+    """Of the weights that computed them; empty: that of the engine's layout."""
+
+
+Kind = tuple[HashForm, str, str, str]
+"""Form, salt, revision and group of what one batch is of."""
+
+
+class HeldPrefixes:
+    """Those of a session. Belongs to one event loop."""
+
+    def __init__(self, send: Callable[[pb.EngineMessage], bool]) -> None:
+        """Hold nothing. ``send`` says a message on the stream; False: none is open."""
+        self._send = send
+        self._held: dict[Kind, dict[bytes, None]] = {}
+        """In the order in which they came."""
+        self._last = 0
+        """The number of the last batch on this stream."""
+
+    def tell(self, change: Change) -> None:
+        """Say what has changed; where nothing has, nothing."""
+        key = change.form, change.salt, change.revision, change.group
+        known = self._held.setdefault(key, {})
+        if change.held:
+            changed = [one for one in change.hashes if one not in known]
+            known.update(dict.fromkeys(change.hashes))
+            if changed:
+                self._say(change, change.hashes, change.parent)
+            return
+        gone = [one for one in dict.fromkeys(change.hashes) if one in known]
+        for one in gone:
+            del known[one]
+        if not known:
+            del self._held[key]
+        if gone:
+            self._say(change, gone, b"")
+
+    def _say(self, change: Change, hashes: Sequence[bytes], parent: bytes) -> None:
+        key = change.form, change.salt, change.revision, change.group
+        for message in self._batches(key, hashes, parent, change.held):
+            self._send(message)
+
+    def forget(self) -> None:
+        """Hold nothing any more, and begin with batch 1: the broker has forgotten it all."""
+        self._held = {}
+        self._last = 0
+
+    def everything(self) -> Iterator[pb.EngineMessage]:
+        """All that is held, from batch 1 on."""
+        self._last = 0
+        for key, hashes in self._held.items():
+            yield from self._batches(key, list(hashes), b"", True, chained=False)
+
+    def _batches(
+        self,
+        key: Kind,
+        hashes: Sequence[bytes],
+        parent: bytes,
+        held: bool,
+        chained: bool = True,
+    ) -> Iterator[pb.EngineMessage]:
+        form, salt, revision, group = key
+        for first in range(0, len(hashes), MAX_BATCH_HASHES):
+            piece = hashes[first : first + MAX_BATCH_HASHES]
+            run = pb.HeldRun(group=group, hashes=b"".join(piece), parent=parent if held else b"")
+            parent = piece[-1] if chained else b""
+            self._last += 1
+            batch = pb.Holdings(
+                number=self._last, form=form_to_proto(form), salt=salt, revision=revision
+            )
+            (batch.held if held else batch.evicted).append(run)
+            yield pb.EngineMessage(holdings=batch)
+
+
+Find = Callable[[Sequence[PrefixChain]], Awaitable[Holders]]
+
+
+class PrefixSide:
+    """That of one engine. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        send: Callable[[pb.EngineMessage], bool],
+        find: Find,
+        on_offer: Callable[[Offer], None] | None,
+        on_keep: Callable[[Prefix], None] | None,
+        on_drain: Callable[[], Sequence[Prefix]] | None,
+        on_forget: Callable[[str], None] | None,
+    ) -> None:
+        """Hold nothing. ``send`` says a message on the stream; what hears is as sessions say it."""
+        self._engine_id, self._send, self._find = engine_id, send, find
+        self._on_offer, self._on_keep, self._on_drain = on_offer, on_keep, on_drain
+        self._on_forget = on_forget
+        self._held = HeldPrefixes(send)
+        self._revision = ""
+        """Of the engine's weights since they were replaced; empty: they were not."""
+        self._handing: asyncio.Task[None] | None = None
+        self._log = get_logger("restow.client").bind(engine=engine_id)
+
+    def hear(self, event: pb.EngineEvent) -> None:
+        """Hear an event of the broker, if it is one of these."""
+        body = event.WhichOneof("body")
+        if body == "offer" and self._revision not in ("", event.offer.prefix.revision):
+            words = f"its weights are of revision {self._revision!r} now"
+            self.decline_offer(event.offer.handoff_id, words)
+        elif body == "offer" and self._on_offer is not None:
+            offer = offer_from_proto(event.offer)
+            if self._on_keep is None:  # no store: an engine has states of one revision
+                offer = replace(offer, prefix=replace(offer.prefix, revision=""))
+            self._on_offer(offer)
+        elif body == "offer":
+            self.decline_offer(event.offer.handoff_id, "this engine answers no offers")
+        elif body == "forget_states" and self._on_forget is not None:
+            self._on_forget(event.forget_states.revision)
+        elif body == "keep" and self._on_keep is not None:
+            keep = event.keep
+            self._on_keep(prefix_from_proto(keep.prefix, keep.position_tokens))
+        elif body == "drain":
+            self.begin_hand_over()
+        elif body == "tell_holdings":
+            for message in self._held.everything():
+                self._send(message)
+
+    def revise(self, revision: str) -> None:
+        """Hold nothing any more: the weights were replaced."""
+        self._revision = revision
+        self._held.forget()
+
+    def everything(self) -> Iterable[pb.EngineMessage]:
+        """All that is held, as it is told on a new stream."""
+        return self._held.everything()
+
+    def tell(self, change: Change) -> None:
+        """Say what is held from now on, or no longer."""
+        self._held.tell(change)
+
+    def keep(self, prefix: Prefix) -> None:
+        """Say that a state is worth keeping. Raises `ChainInvalidError`."""
+        self._send(keep_message(prefix, self._revision))
+
+    def decline_offer(self, handoff_id: str, detail: str) -> None:
+        """Answer an offer with no."""
+        declined = pb.DeclineOffer(handoff_id=handoff_id, detail=detail)
+        self._send(pb.EngineMessage(decline_offer=declined))
+
+    def begin_hand_over(self) -> asyncio.Task[None]:
+        """Hand over what is worth keeping, once at a time; the task is done when it is."""
+        if self._handing is None or self._handing.done():
+            self._handing = asyncio.create_task(self._hand_over())
+            self._handing.add_done_callback(self._handed)
+        return self._handing
+
+    async def _hand_over(self) -> None:
+        try:
+            prefixes = list(self._on_drain()) if self._on_drain is not None else []
+            if prefixes:
+                taken = await hand_over(prefixes, self._engine_id, self.keep, self._find)
+                self._log.info("states handed over", taken=taken, of=len(prefixes))
+        finally:
+            self._send(pb.EngineMessage(handed_over=pb.HandedOver()))
+
+    def _handed(self, handing: asyncio.Task[None]) -> None:
+        """Say why nothing was handed over: a fault of the engine's own, say."""
+        if not handing.cancelled() and (fault := handing.exception()) is not None:
+            self._log.error("states were not handed over", detail=repr(fault))
+
+    async def close(self) -> None:
+        """End what is under way."""
+        if self._handing is not None and not self._handing.done():
+            await end_task(self._handing)
+
+
+AT_ONCE = 4
+LOOK_EVERY_S = 0.05
+PATIENCE_S = 3.0
+"""After which states that nobody has taken are given up: there is no store, or no room in it."""
+
+
+async def hand_over(
+    prefixes: Sequence[Prefix],
+    engine_id: str,
+    keep: Callable[[Prefix], None],
+    find: Callable[[Sequence[PrefixChain]], Awaitable[Holders]],
+) -> int:
+    """Have others hold ``prefixes``, which ``engine_id`` holds; return how many are held then.
+
+    They go in their order. Where none of some at once is taken in time, the rest is not tried.
+    """
+    taken = 0
+    for first in range(0, len(prefixes), AT_ONCE):
+        some = prefixes[first : first + AT_ONCE]
+        for one in some:
+            keep(one)
+        held = await _await_held(some, engine_id, find)
+        if not held:
+            return taken
+        taken += held
+    return taken
+
+
+async def _await_held(
+    prefixes: Sequence[Prefix],
+    engine_id: str,
+    find: Callable[[Sequence[PrefixChain]], Awaitable[Holders]],
+) -> int:
+    """How many of them others hold after a while."""
+    chains = [one.chain for one in prefixes]
+    end_s = asyncio.get_running_loop().time() + PATIENCE_S
+    while True:
+        try:
+            found = await find(chains)
+        except RestowError:
+            found = [[] for _ in chains]
+        held = sum(
+            any(one.engine_id != engine_id and one.tokens == prefix.position_tokens for one in some)
+            for prefix, some in zip(prefixes, found, strict=True)
+        )
+        if held == len(prefixes) or asyncio.get_running_loop().time() > end_s:
+            return held
+        await asyncio.sleep(LOOK_EVERY_S)

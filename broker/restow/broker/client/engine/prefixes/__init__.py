@@ -1,1 +1,0 @@
-"""States by their content, as an engine says and hears of them."""

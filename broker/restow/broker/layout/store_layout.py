@@ -1,0 +1,218 @@
+"""`pack` lays fields out without gaps, in the order in which an engine's page has them.
+
+What an engine interleaves stays interleaved: keys and values of a head and token side by side, the
+channels of several fields in one row of taps. So between a store and an engine of one rank pieces
+are as long as they can be, whatever packs them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from restow.broker.errors import LayoutFormError
+from restow.broker.layout import (
+    Field,
+    Kind,
+    Layout,
+    RankLayout,
+    Region,
+    Shard,
+    Span,
+)
+from restow.broker.layout.span import aligned
+
+TOKEN = ""
+"""The name of the token axis: no other axis has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a field: its whole size, and what an engine's rank has of it, how far apart."""
+
+    name: str
+    size: int
+    held: int
+    stride_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A field as it lies in an engine's page: ``axes`` from the outermost to the innermost."""
+
+    field: str
+    item_bytes: int
+    offset_bytes: int
+    axes: tuple[Axis, ...]
+
+    @property
+    def stop_bytes(self) -> int:
+        """Where its last element ends."""
+        reach = sum((axis.held - 1) * axis.stride_bytes for axis in self.axes)
+        return self.offset_bytes + reach + self.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a whole field lies: the stride of each of its axes by name."""
+
+    offset_bytes: int
+    strides_bytes: dict[str, int]
+
+
+def pack(parts: Sequence[Part]) -> tuple[dict[str, Place], int]:
+    """Return where each field lies, and the bytes that all of them have together.
+
+    >>> head, token = Axis("head", 2, 2, 64), Axis(TOKEN, 4, 4, 16)
+    >>> k = Part("k", 2, 0, (head, token, Axis("dim", 4, 4, 2)))
+    >>> places, size = pack([k, replace(k, field="v", offset_bytes=8)])
+    >>> places["v"].offset_bytes, places["v"].strides_bytes, size
+    (8, {'dim': 2, '': 16, 'head': 64}, 128)
+    """
+    places: dict[str, Place] = {}
+    end = 0
+    for some in _interleaved(parts):
+        found, size = _pack_together(some)
+        for field, place in found.items():
+            places[field] = replace(place, offset_bytes=end + place.offset_bytes)
+        end += size
+    return places, end
+
+
+def _interleaved(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """Parts whose bytes lie between each other's, in the order in which they begin."""
+    some: list[Part] = []
+    for part in sorted(parts, key=lambda one: (one.offset_bytes, one.stop_bytes)):
+        if some and part.offset_bytes >= max(one.stop_bytes for one in some):
+            yield some
+            some = []
+        some.append(part)
+    if some:
+        yield some
+
+
+def _pack_together(parts: list[Part]) -> tuple[dict[str, Place], int]:
+    """Pack those that lie between each other: by an axis that all have outermost, or apart."""
+    if len(parts) == 1:
+        return _pack_alone(parts[0])
+    outermost = {part.axes[:1] for part in parts}
+    if len(outermost) > 1 or not parts[0].axes:
+        places: dict[str, Place] = {}
+        end = 0
+        for part in parts:
+            found, size = _pack_alone(part)
+            places[part.field] = replace(found[part.field], offset_bytes=end)
+            end += size
+        return places, end
+    axis = parts[0].axes[0]
+    inner, size = pack([replace(part, axes=part.axes[1:]) for part in parts])
+    for place in inner.values():
+        place.strides_bytes[axis.name] = size
+    return inner, size * axis.size
+
+
+def _pack_alone(part: Part) -> tuple[dict[str, Place], int]:
+    strides, size = {}, part.item_bytes
+    for axis in reversed(part.axes):
+        strides[axis.name] = size
+        size *= axis.size
+    return {part.field: Place(0, strides)}, size
+
+
+SNAPSHOTS = "snapshots"
+"""The group of what is one value at a position."""
+TOKENS = "tokens"
+"""The group of fields of which all tokens are kept; those of a window follow a dot."""
+NULL_BLOCK = 0
+"""The id that stands where a window has no block any more."""
+ALIGN_BYTES = 64
+"""At multiples of this begins what one region of the engine has, and a page."""
+
+
+def least_block_tokens(layout: Layout) -> int:
+    """How many tokens a store's block has if nobody says it: as few as any block of the engine.
+
+    Where there are windows it divides the blocks of all of these, so that the engine has every
+    block of the store from its beginning. 1: no field has tokens.
+    """
+    windows = {field.name for field in layout.model.fields if field.window_tokens}
+    held = [(shard.field, region.block_tokens) for _, region, shard in _shards(layout)]
+    least = min((tokens for _, tokens in held if tokens), default=1)
+    divisor = math.gcd(*(tokens for field, tokens in held if field in windows))
+    return math.gcd(least, divisor) if divisor else least
+
+
+def store_layout(layout: Layout, block_tokens: int | None = None) -> Layout:
+    """The layout of a store: one rank that has every field whole, in pages without gaps.
+
+    A page has the tokens of one block, of all layers; windows have pages of their own, by their
+    length, and so have snapshots. Blocks of windows are whole, for states that begin alike share
+    them. The order inside a page is that of ``layout``, an engine's, whose model it takes over,
+    but for what is no state. ``block_tokens`` None: `least_block_tokens`. Raises `LayoutFormError`.
+    """
+    block_tokens = least_block_tokens(layout) if block_tokens is None else block_tokens
+    if block_tokens < 1:
+        raise LayoutFormError(f"block_tokens is {block_tokens}; a block has a token at least")
+    fields = {field.name: field for field in layout.model.fields}
+    found: dict[str, Shard] = {}
+    sources: dict[str, dict[tuple[int, str], list[Part]]] = defaultdict(lambda: defaultdict(list))
+    for rank, region, shard in _shards(layout):
+        if shard.field not in found:
+            found[shard.field] = shard
+            field = fields[shard.field]
+            part = _part(field, shard, region, block_tokens)
+            sources[_group(field)][rank.rank, region.name].append(part)
+    regions, shards = [], []
+    for group, by_region in sources.items():
+        end = 0
+        for parts in by_region.values():
+            places, size = pack(parts)
+            for name, place in places.items():
+                field, strides = fields[name], place.strides_bytes
+                shards.append(
+                    Shard(
+                        name,
+                        tuple(Span(0, axis) for axis in field.shape),
+                        found[name].dtype,
+                        group,
+                        end + place.offset_bytes,
+                        tuple(strides[axis] for axis in field.axes),
+                        strides.get(TOKEN),
+                    )
+                )
+            end = aligned(end + size, ALIGN_BYTES)
+        tokens = None if group == SNAPSHOTS else block_tokens
+        regions.append(
+            Region(group, group, end, tokens, null_block=NULL_BLOCK, whole_blocks=bool(tokens))
+        )
+    return Layout(replace(layout.model, inputs=()), (RankLayout(0, tuple(regions), tuple(shards)),))
+
+
+def _shards(layout: Layout) -> Iterator[tuple[RankLayout, Region, Shard]]:
+    for rank in layout.ranks:
+        regions = {region.name: region for region in rank.regions}
+        for shard in rank.shards:
+            yield rank, regions[shard.region], shard
+
+
+def _group(field: Field) -> str:
+    if field.kind is Kind.SNAPSHOT:
+        return SNAPSHOTS
+    return f"{TOKENS}.{field.window_tokens}" if field.window_tokens else TOKENS
+
+
+def _part(field: Field, shard: Shard, region: Region, block_tokens: int) -> Part:
+    axes = [
+        Axis(name, size, span.size, stride)
+        for name, size, span, stride in zip(
+            field.axes, field.shape, shard.box, shard.strides_bytes, strict=True
+        )
+    ]
+    if shard.token_stride_bytes is not None:
+        tokens = region.page_tokens or 1
+        axes.append(Axis(TOKEN, block_tokens, tokens, shard.token_stride_bytes))
+    # Of two with one stride that of which the rank has one element lies inside.
+    axes.sort(key=lambda axis: (-axis.stride_bytes, -axis.held))
+    return Part(field.name, shard.dtype.itemsize_bytes, shard.offset_bytes, tuple(axes))

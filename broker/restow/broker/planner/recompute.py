@@ -1,0 +1,302 @@
+"""Rows of products: channels of a window, each from its weights and the inputs of all taps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
+from restow.broker.layout import Projection, RankLayout, Shard
+from restow.broker.layout.rows import MAX_ROWS, Int64s, cut_rows
+from restow.broker.layout.span import overlap
+from restow.broker.layout.values import ITEM_BYTES
+from restow.broker.planner.costs import CostModel
+from restow.broker.planner.direct import SPAN_ALIGN_BYTES, read_spans, span_pages, span_rows
+from restow.broker.planner.plan import Move, Plan, spread
+from restow.broker.planner.program import (
+    PROJECT_SPANS,
+    Column,
+    GroupPair,
+    ProjectColumn,
+    Step,
+    no_rows,
+)
+from restow.broker.planner.program.programs import joined
+from restow.broker.planner.table import Cutter
+from restow.broker.planner.way import Sent, Share, Sparing, Way, Work
+from restow.broker.strategy import Strategy
+
+
+def product_rows(
+    rank: RankLayout, weights: Projection, shard: Shard, tap: int, kept: Shard, span: int, pair: int
+) -> Int64s:
+    """The rows that rebuild ``shard`` of ``rank`` from ``weights`` and ``kept`` inputs of a span.
+
+    The axes of channels, all but ``tap``, are merged where they go on alike in the weights and in
+    the window.
+    """
+    regions = {region.name: index for index, region in enumerate(rank.regions)}
+    taps, hidden = (part.size for part in kept.box)
+    sizes = [part.size for axis, part in enumerate(shard.box) if axis != tap]
+    there = [stride for axis, stride in enumerate(shard.strides_bytes) if axis != tap]
+    cut = cut_rows(sizes, (weights.strides_bytes[:-1], there), (0, 0))
+    rows = np.zeros((len(cut.offsets_bytes), len(ProjectColumn)), np.int64)
+    rows[:] = (
+        span,
+        kept.offset_bytes % SPAN_ALIGN_BYTES,
+        kept.strides_bytes[0],
+        taps,
+        hidden,
+        weights.dtype,
+        regions[weights.region],
+        weights.offset_bytes,
+        cut.steps_bytes[0],
+        cut.count,
+        pair,
+        regions[shard.region],
+        shard.offset_bytes,
+        cut.steps_bytes[1],
+        shard.strides_bytes[tap],
+        shard.dtype,
+    )
+    rows[:, _OFFSETS] += cut.offsets_bytes
+    return rows
+
+
+_OFFSETS = [ProjectColumn.WEIGHT_OFFSET_BYTES, ProjectColumn.DST_OFFSET_BYTES]
+_STRIDES = [ProjectColumn.WEIGHT_STRIDE_BYTES, ProjectColumn.DST_STRIDE_BYTES]
+_SAME = [c for c in ProjectColumn if c not in (*_OFFSETS, ProjectColumn.CHANNELS)]
+
+
+def joined_products(rows: Int64s) -> Int64s:
+    """Join rows whose channels continue each other, across fields too: few products of many."""
+    return joined(rows, _SAME, _OFFSETS, ProjectColumn.CHANNELS, _STRIDES)[0]
+
+
+MAX_COMPARED = 1 << 20
+"""Projections with the moves of their fields, in one plan: bounded in time."""
+NO_INPUTS = "P keeps no mixer inputs"
+NO_WEIGHTS = "D offers no in-projection weights"
+
+
+@dataclass(frozen=True, slots=True)
+class InputRead:
+    """An input that a destination rank reads whole, and the ranks that could have served it."""
+
+    shard: Shard
+    src_rank: int
+    replicas: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What one destination rank rebuilds: the moves that it spares, and what it reads for them.
+
+    ``spans`` are those of the inputs, ``projected`` names them by their numbers among these.
+    """
+
+    moves: tuple[Move, ...] = ()
+    inputs: tuple[InputRead, ...] = ()
+    spans: Int64s = field(default_factory=no_rows)
+    projected: Int64s = field(default_factory=lambda: no_rows(ProjectColumn))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields that are rebuilt, of which some also arrive in part where ranks hold more."""
+        return tuple(dict.fromkeys(move.field for move in self.moves))
+
+    @property
+    def weight_bytes(self) -> int:
+        """The weights that are multiplied."""
+        sizes = self.projected[:, [ProjectColumn.CHANNELS, ProjectColumn.HIDDEN]].prod(axis=1)
+        return int((sizes * ITEM_BYTES[self.projected[:, ProjectColumn.DTYPE]]).sum())
+
+    @classmethod
+    def among(cls, shares: Sequence[Share]) -> Rebuilt:
+        """The one of all shares of a program; without any, nothing."""
+        return next((share for share in shares if isinstance(share, cls)), cls())
+
+    strategy: ClassVar[Strategy] = Strategy.RECOMPUTE
+
+    def steps(self, first_span: int) -> Sequence[Step]:
+        """Spans of inputs are read, and multiplied with weights."""
+        projected = self.projected.copy()
+        projected[:, ProjectColumn.SPAN] += first_span
+        return read_spans(self.spans, first_span), Step(PROJECT_SPANS, projected)
+
+    def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
+        """A descriptor an input, and the weights once."""
+        pages = span_pages(self.spans, pairs, tokens)
+        return Work(
+            bytes=int((pages * self.spans[:, Column.COUNT]).sum()),
+            reads=int(pages.sum()),
+            launches=int(len(self.projected) > 0),
+            seconds=self.weight_bytes * costs.seconds_per_weight_byte,
+        )
+
+
+class Recompute(Way):
+    """Spares moves of conv windows; how the others travel is decided by their costs."""
+
+    strategy = Strategy.RECOMPUTE
+
+    def demanded(self, sent: Sent) -> None:
+        """The cost model decides."""
+
+    def sparing(self, plan: Plan, strategy: Strategy) -> Sparing | None:
+        """Finds what is rebuilt, where it is asked for, or D offers weights.
+
+        Raises `StrategyRefusedError` with nothing to rebuild, `TooManyPiecesError`.
+        """
+        offered = any(rank.projections for rank in plan.destination.ranks)
+        if strategy is not self.strategy and not (strategy is Strategy.AUTO and offered):
+            return None
+        found = _Rebuilding(plan)
+        if strategy is self.strategy and not found:
+            raise StrategyRefusedError(
+                f"no conv window can be rebuilt at D: {found.obstacle}", strategy=strategy
+            )
+        return found.rebuilt if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Weights that can be used, the shard that is their product, and the moves that this spares."""
+
+    weights: Projection
+    shard: Shard
+    moves: tuple[Move, ...]
+
+
+class _Rebuilding:
+    """What all ranks of a plan's destination could rebuild."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Find the projections that can be served, and for each a rank of P to read from.
+
+        Raises `TooManyPiecesError`.
+        """
+        self._inputs = {
+            (rank.rank, shard.field): shard for rank in plan.source.ranks for shard in rank.inputs
+        }
+        holders: dict[str, list[int]] = defaultdict(list)
+        for number, name in self._inputs:
+            holders[name].append(number)
+        self._holders = {name: tuple(sorted(ranks)) for name, ranks in holders.items()}
+        moves: dict[tuple[int, str], list[Move]] = defaultdict(list)
+        for move in plan.moves:
+            moves[move.dst_rank, move.field].append(move)
+        self._taps = {
+            one.name: one.axes.index("tap")
+            for one in plan.destination.model.fields
+            if "tap" in one.axes
+        }
+        self._found: dict[int, list[_Found]] = {}
+        readers: dict[str, dict[int, None]] = defaultdict(dict)
+        compared = 0
+        self.obstacle = "" if self._inputs else NO_INPUTS
+        for rank in plan.destination.ranks:
+            shards = {(shard.field, shard.box): shard for shard in rank.shards}
+            regions = {region.name: region for region in rank.regions}
+            for weights in rank.projections:
+                shard = shards[weights.field, weights.box]
+                compared += len(moves[rank.rank, weights.field])
+                if compared > MAX_COMPARED:
+                    raise TooManyPiecesError(
+                        f"more than {MAX_COMPARED} projections and moves would have to be compared",
+                        field=weights.field,
+                    )
+                mine = tuple(
+                    move
+                    for move in moves[rank.rank, weights.field]
+                    if overlap(move.box, weights.box) is not None
+                )
+                why = self._why_not(weights, mine)
+                why = why or _uneven(shard, regions[shard.region].page_stride_bytes)
+                if why:
+                    self.obstacle = self.obstacle or why
+                else:
+                    self._found.setdefault(rank.rank, []).append(_Found(weights, shard, mine))
+                    readers[weights.input][rank.rank] = None
+        if not any(rank.projections for rank in plan.destination.ranks):
+            self.obstacle = " and ".join(filter(None, [self.obstacle, NO_WEIGHTS]))
+        self._sources = {
+            (name, reader): spread(self._holders[name], index, len(found))
+            for name, found in readers.items()
+            for index, reader in enumerate(sorted(found))
+        }
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to rebuild."""
+        return bool(self._found)
+
+    def _why_not(self, weights: Projection, moves: Sequence[Move]) -> str:
+        holders = self._holders.get(weights.input)
+        if not holders:
+            return f"{NO_INPUTS} {weights.input}"
+        kept = self._inputs[holders[0], weights.input].dtype
+        if kept is not weights.dtype:
+            return (
+                f"field {weights.field}: P's inputs are {kept.label}, D's weights "
+                f"{weights.dtype.label}, so D would compute otherwise than P did"
+            )
+        for move in moves:
+            if not (move.src.dtype.holds(weights.dtype) or move.src.dtype is move.dst.dtype):
+                return (
+                    f"field {move.field}: P keeps the {weights.dtype.label} product as "
+                    f"{move.src.dtype.label}, D as {move.dst.dtype.label}, with digits that "
+                    f"P has rounded away"
+                )
+        return ""
+
+    def rebuilt(self, rank: RankLayout, cutter: Cutter) -> Rebuilt:
+        """What ``rank`` can rebuild. Raises `TooManyPiecesError`."""
+        spans: dict[str, int] = {}
+        reads: list[InputRead] = []
+        found_spans: list[tuple[int, ...]] = []
+        tables = [no_rows(ProjectColumn)]
+        found = self._found.get(rank.rank, [])
+        for one in found:
+            weights, shard = one.weights, one.shard
+            src_rank = self._sources[weights.input, rank.rank]
+            kept = self._inputs[src_rank, weights.input]
+            pair = cutter.pair_number(src_rank, kept.region, rank.rank, shard.region)
+            if weights.input not in spans:
+                spans[weights.input] = len(found_spans)
+                start = kept.offset_bytes // SPAN_ALIGN_BYTES * SPAN_ALIGN_BYTES
+                stop = kept.offset_bytes + _reach_bytes(kept)
+                region = cutter.source_region(src_rank, kept.region)
+                found_spans.append((src_rank, pair, region, start, stop - start))
+                replicas = self._holders[weights.input]
+                reads.append(InputRead(kept, src_rank, replicas, stop - start))
+            tap = self._taps[weights.field]
+            span = spans[weights.input]
+            tables.append(product_rows(rank, weights, shard, tap, kept, span, pair))
+        projected = joined_products(np.concatenate(tables))
+        if len(projected) > MAX_ROWS:
+            raise TooManyPiecesError(f"projections fall into more than {MAX_ROWS} pieces")
+        places = np.array(found_spans, np.int64).reshape(-1, 5)
+        return Rebuilt(
+            tuple(move for one in found for move in one.moves),
+            tuple(reads),
+            span_rows(places[:, :3], places[:, 3], places[:, 4]),
+            projected,
+        )
+
+
+def _reach_bytes(shard: Shard) -> int:
+    """From the first to one past the last byte of a shard in its page."""
+    strides = zip(shard.box, shard.strides_bytes, strict=True)
+    return sum((span.size - 1) * stride for span, stride in strides) + shard.dtype.itemsize_bytes
+
+
+def _uneven(shard: Shard, page_stride_bytes: int) -> str:
+    item = shard.dtype.itemsize_bytes
+    if any(place % item for place in (shard.offset_bytes, *shard.strides_bytes, page_stride_bytes)):
+        return f"field {shard.field}: D's numbers do not lie at multiples of {item} bytes"
+    return ""

@@ -1,0 +1,1 @@
+"""What all of the server stands on: its hub, settings, plans, orders and logs."""
