@@ -56,7 +56,6 @@ def test_a_source_root_is_no_package(root: str) -> None:
     "package",
     [
         "restow.broker.planner",
-        "restow.broker.planner.ways",
         "restow.broker.draw",
         "restow.broker.layout",
         "restow.broker.core",
@@ -123,7 +122,7 @@ BARRED = {
 
 
 EDGES = {
-    "agents/restow/agents/order_desk.py": 1,
+    "agents/restow/agents/link/order_desk.py": 1,
     "agents/restow/agents/reading/reader.py": 2,
 }
 """How many handlers may catch everything. An order ends in an answer whatever failed, and a read is

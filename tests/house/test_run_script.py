@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("ruff", "mypy", "buf", "python")
+TOOLS = ("ruff", "mypy", "lint-imports", "buf", "python")
 
 
 def checksum() -> str:
