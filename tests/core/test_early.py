@@ -192,6 +192,17 @@ def test_a_chunk_whose_rank_reports_its_deadline_is_read_again_with_the_whole() 
     assert ends(d) == ends(p) == [DONE]
 
 
+def test_a_publication_is_looked_at_again_when_the_chunk_of_a_reader_is_given_up() -> None:
+    world = world_of()
+    p, d = world.engine("p", 1), world.engine("d", 2)
+    world.request(d, readers=1)
+    world.publish(p, blocks={"kv": [1]}, final=False, readers=1)
+    first = world.fence(p, tokens=16)
+    world.settle(d, number(first), 0, reason="READ_DEADLINE")
+    assert not ends(d)
+    world.check()
+
+
 def test_a_chunk_that_is_read_after_its_grant_is_read_again_behind_the_chunks_before() -> None:
     world = world_of()
     p, d = begun(world, ranks=1)

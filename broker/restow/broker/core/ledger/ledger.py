@@ -284,6 +284,8 @@ class Ledger(Table):
         handoff.lease.settle_until_s = 0.0
         actions = self.give_back(handoff, failure, now_s)
         self.watch(handoff)
+        if handoff.parent is not None:  # it had time as long as this one might read
+            self.watch(handoff.parent)
         return actions
 
     def take_back(self, whole: Handoff, now_s: float) -> list[Action]:
