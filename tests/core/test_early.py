@@ -196,7 +196,7 @@ def test_a_publication_is_looked_at_again_when_the_chunk_of_a_reader_is_given_up
     world = world_of()
     p, d = world.engine("p", 1), world.engine("d", 2)
     world.request(d, readers=1)
-    world.publish(p, blocks={"kv": [1]}, final=False, readers=1)
+    world.publish(p, blocks={"kv": [1]}, final=False, readers=1, lease_s=5.0)
     first = world.fence(p, tokens=16)
     world.settle(d, number(first), 0, reason="READ_DEADLINE")
     assert not ends(d)
@@ -397,7 +397,7 @@ def test_a_reader_without_a_place_reads_nothing_early() -> None:
     p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
     for one in (d, e):
         world.request(one, readers=1)
-    world.publish(p, blocks={"kv": [1]}, final=False, readers=1)
+    world.publish(p, blocks={"kv": [1]}, final=False, readers=1, lease_s=5.0)
     (chunk,) = orders(world.fence(p, tokens=16))
     assert chunk.agent == d.agents[0].key
 
