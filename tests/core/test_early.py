@@ -198,9 +198,13 @@ def test_a_publication_is_looked_at_again_when_the_chunk_of_a_reader_is_given_up
     world.request(d, readers=1)
     world.publish(p, blocks={"kv": [1]}, final=False, readers=1, lease_s=5.0)
     first = world.fence(p, tokens=16)
+    world.wait(4.9)
+    world.renew(p, lease_s=0.3)
+    world.wait(0.15)
     world.settle(d, number(first), 0, reason="READ_DEADLINE")
-    assert not ends(d)
-    world.check()
+    assert not ends(p)
+    world.wait(0.2)
+    assert ends(p) == [("EXPIRED", "LEASE_EXPIRED")]
 
 
 def test_a_chunk_that_is_read_after_its_grant_is_read_again_behind_the_chunks_before() -> None:
@@ -397,7 +401,7 @@ def test_a_reader_without_a_place_reads_nothing_early() -> None:
     p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
     for one in (d, e):
         world.request(one, readers=1)
-    world.publish(p, blocks={"kv": [1]}, final=False, readers=1, lease_s=5.0)
+    world.publish(p, blocks={"kv": [1]}, final=False, readers=1)
     (chunk,) = orders(world.fence(p, tokens=16))
     assert chunk.agent == d.agents[0].key
 
