@@ -1,4 +1,4 @@
-"""What operators are told of several brokers and of the pools that they share out."""
+"""Messages to operators about several brokers and their pools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOBODYS = PoolReport("", 0, None)
 
 
 def membership_of(report: FleetReport) -> pb.Membership:
-    """How a broker stands among others."""
+    """Return a broker's state among the others."""
     told = pb.Membership(
         address=report.address,
         fleet=report.fleet,
@@ -37,7 +37,7 @@ def membership_of(report: FleetReport) -> pb.Membership:
 
 
 def brokers_and_pools(hub: Hub, tenant: str | None) -> pb.ListBrokersResponse:
-    """All brokers, and the pools of one tenant or of all."""
+    """Return all brokers, and the pools of one tenant or of all."""
     told, report = pb.ListBrokersResponse(), hub.standing.report()
     owned = {} if report is None else report.pools
     if report is not None:
@@ -58,7 +58,7 @@ def brokers_and_pools(hub: Hub, tenant: str | None) -> pb.ListBrokersResponse:
 
 
 def pool_info(directory: Directory, pool: Pool, known: PoolReport) -> pb.PoolInfo:
-    """One pool, and what is here of it."""
+    """Return a pool, with what this broker has of it."""
     engines = directory.members.pools.get(pool, {}).values()
     model = pool.model
     return pb.PoolInfo(
