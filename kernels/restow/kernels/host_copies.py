@@ -90,7 +90,7 @@ def copy_pieces(table: PieceTable) -> None:
     src, dst, count, _, _, code = _columns(rows, dense & some)
     _copy_runs(src, dst, count * SRC_BYTES[code])
     strided = _columns(rows, ~dense & some).T
-    for same in _alike(strided[:, PieceColumn.COUNT :]):
+    for same in _groups_of_equal(strided[:, PieceColumn.COUNT :]):
         _copy_strided(strided[same])
 
 
@@ -102,7 +102,7 @@ def _columns(rows: Int64s, mask: Bools) -> Int64s:
 def _copy_runs(src: Int64s, dst: Int64s, length_bytes: Int64s) -> None:
     """Copy runs of bytes; many short runs of the same length are copied together."""
     one_group = len(src) <= FEW_ROWS or length_bytes.min() == length_bytes.max()
-    for same in [slice(None)] if one_group else _alike(length_bytes[:, None]):
+    for same in [slice(None)] if one_group else _groups_of_equal(length_bytes[:, None]):
         length = length_bytes[same]
         if len(length) <= FEW_ROWS or length[0] >= LONG_BYTES:
             memmove_rows(src[same], dst[same], length)
@@ -121,7 +121,9 @@ def _copy_equal_runs(src: Int64s, dst: Int64s, length_bytes: int) -> None:
             torch.index_select(source, 0, index, out=target)
         return
     # Void elements let numpy make one memcpy for each run.
-    (here, dst_index), (there, src_index) = (void_windows(one, length_bytes) for one in (dst, src))
+    (here, dst_index), (there, src_index) = (
+        void_windows(address, length_bytes) for address in (dst, src)
+    )
     for part in scattered:
         first = int(src_index[part.start])
         here[dst_index[part]] = there[first::length_bytes][: part.stop - part.start]
@@ -137,7 +139,7 @@ def _dense_parts(address: Int64s, length_bytes: int) -> list[slice]:
     return list(map(slice, [0, *cuts.tolist()], [*cuts.tolist(), len(address)]))
 
 
-def _alike(kind: Int64s) -> list[Int64s]:
+def _groups_of_equal(kind: Int64s) -> list[Int64s]:
     """Group equal rows of ``kind`` [n, ...]; return the row indices of each group."""
     if not len(kind):
         return []

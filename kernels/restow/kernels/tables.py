@@ -138,7 +138,7 @@ class PieceTable:
         """
         PieceTableError.check_shape(rows, PieceColumn)
         count, code = rows[:, PieceColumn.COUNT], rows[:, PieceColumn.CODE]
-        if _plainly_right(rows):
+        if _is_obviously_valid(rows):
             return cls(rows)
         refuse = partial(PieceTableError.refuse, rows)
         refuse((code < 0) | (code >= len(CopyCode)), PieceColumn.CODE, "is no known code")
@@ -166,7 +166,7 @@ class PieceTable:
         return PieceTable(lengthened(self.rows))
 
 
-def _plainly_right(rows: Int64s) -> bool:
+def _is_obviously_valid(rows: Int64s) -> bool:
     """Return True if a cheap check proves every row valid; False proves nothing."""
     if not len(rows) or rows.min() < 0 or rows[:, : PieceColumn.CODE].min() == 0:
         return False

@@ -134,7 +134,7 @@ def own_span_extents(
     for pair, index in _spans(program, src_rank, tokens):
         spans = program.rows(READ_SPANS)[index]
         pages = held_pages(pair, blocks, tokens)
-        found.append(_whole(span_lines(spans, memory).addresses(pages, SNAPSHOT), spans))
+        found.append(_whole_pages(span_lines(spans, memory).addresses(pages, SNAPSHOT), spans))
     return found
 
 
@@ -145,7 +145,7 @@ def staged_span_extents(
     found = []
     for pair, index in _spans(program, src_rank, tokens):
         address = in_regions(staged, index).addresses(staged_pages(pair, tokens), SNAPSHOT)
-        found.append(_whole(address, program.rows(READ_SPANS)[index]))
+        found.append(_whole_pages(address, program.rows(READ_SPANS)[index]))
     return found
 
 
@@ -159,6 +159,6 @@ def _spans(program: Program, src_rank: int, tokens: Tokens) -> Iterator[tuple[Gr
             yield pair, index[:, None]
 
 
-def _whole(address: Int64s, spans: Int64s) -> Extents:
+def _whole_pages(address: Int64s, spans: Int64s) -> Extents:
     length = spans[..., Column.COUNT].repeat(address.shape[1], axis=1)
     return Extents(address.ravel(), length.ravel())

@@ -177,7 +177,7 @@ def row_begins(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> tupl
     ]
     repeats = np.array(entries, np.int64)[rows[:, Column.GROUP_PAIR]]
     lengths = rows[:, Column.COUNT] * ITEM_BYTES[wire_dtypes(rows)] * repeats
-    return _behind(_aligned(lengths))
+    return _consecutive(_aligned(lengths))
 
 
 def wire_dtypes(rows: Int64s) -> Int64s:
@@ -202,11 +202,11 @@ def staged_spans(
     counts = [len(pair.src_pages(tokens.start, tokens.stop)) for pair in pairs]
     pages = np.array(counts, np.int64)[spans[:, Column.GROUP_PAIR]]
     strides = _aligned(spans[:, Column.COUNT])
-    begins, length = _behind(pages * strides)
+    begins, length = _consecutive(pages * strides)
     return RegionTable(begins + staging_address, strides, pages), length
 
 
-def _behind(length_bytes: Int64s) -> tuple[Int64s, int]:
+def _consecutive(length_bytes: Int64s) -> tuple[Int64s, int]:
     """Return the offset of each item if all are consecutive, and the end of the last."""
     ends = np.cumsum(length_bytes)
     return ends - length_bytes, int(ends[-1]) if len(ends) else 0

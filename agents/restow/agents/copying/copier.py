@@ -114,12 +114,12 @@ class Hasher:
         return made.digest()
 
     def _gathered(self, chunk: Extents, device: torch.device) -> memoryview:
-        """Return a chunk's bytes in one piece of host memory, valid until this thread's next."""
+        """Return a chunk's bytes as one piece in host memory, valid until the next chunk."""
         gathered = self._buffer(device)
         length = chunk.length_bytes
-        one, bytes_ = np.ones(1, np.int64), np.full(1, int(DType.UINT8), np.int64)
+        ones, bytes_ = np.ones(1, np.int64), np.full(1, int(DType.UINT8), np.int64)
         behind = gathered.data_ptr() + np.cumsum(length) - length
-        grid = Grid(chunk.address, behind, length, one, one, bytes_, bytes_)
+        grid = Grid(chunk.address, behind, length, ones, ones, bytes_, bytes_)
         run_copies(Copies((grid,)), device)
         with finished(device):
             host = gathered[: chunk.size_bytes].cpu()

@@ -138,7 +138,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
             raise RequestError("the first message of a rank must be Attach")
         attach = first.messages[0].attach
         unfenced: asyncio.Queue[str | None] = asyncio.Queue()
-        with self._leaving(), OpenedRegions(attach.regions) as regions:
+        with self._sweeping_afterwards(), OpenedRegions(attach.regions) as regions:
             agent = AsyncAgent(
                 self._broker,
                 attach.engine.engine_id,
@@ -163,7 +163,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
                 await over
             finally:
                 try:
-                    await _to_its_end(agent.close())
+                    await _uninterrupted(agent.close())
                 finally:
                     self._agents.discard(agent)
                     self._past = together([self._past, past(agent.figures)])
@@ -171,7 +171,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
             raise AgentClosedError("the daemon is ending")
 
     @contextlib.contextmanager
-    def _leaving(self) -> Iterator[None]:
+    def _sweeping_afterwards(self) -> Iterator[None]:
         """Make the sweeper look for abandoned memory when a rank has left."""
         try:
             yield
@@ -219,7 +219,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         )
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
     """Await all of ``work``; raise a cancellation in the meantime afterwards.
 
     gRPC cancels the call of a client that leaves while its rank is being closed, and the memory is

@@ -355,7 +355,7 @@ class Measuring:
         """Return the transport that reads the peer. Raises `ReadFailedError`."""
         size_bytes = min(order.size_bytes, EXAMINED_BYTES)
         ends = peer.place, self._place
-        one = OneRead(peer.agent_name, order.address, size_bytes, *ends, PROBE_S)
-        found = await asyncio.to_thread(find_transport, one, peer.metadata)
+        read = OneRead(peer.agent_name, order.address, size_bytes, *ends, PROBE_S)
+        found = await asyncio.to_thread(find_transport, read, peer.metadata)
         words = self._reader.words(peer.agent_name)
         return found._replace(method=f"{found.method}, {words}") if words else found

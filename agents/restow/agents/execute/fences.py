@@ -55,7 +55,7 @@ class Fences:
     def fence(self, handoff_id: str, event: DeviceEvent | None, tokens: int = 0) -> None:
         """Announce the fence when the work before ``event`` is done; without an event, now.
 
-        A fence of the ``tokens`` leading ones is announced once and not kept, because later fences
+        A fence of ``tokens`` leading tokens is announced once and not kept, because later fences
         supersede it. If the work failed, nothing is announced, and the handoff fails at its time
         limit. Raises as `check_fence`.
         """
@@ -70,7 +70,7 @@ class Fences:
     def say_again(self, anew: bool = True) -> None:
         """Announce all kept fences again, to a broker that does not know them.
 
-        ``anew`` says that the broker is another one than before, and may not know of handoffs that
+        ``anew`` says that the broker is a new process, which may not know of handoffs that
         ended lately.
         """
         self._drop_old()

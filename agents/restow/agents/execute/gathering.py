@@ -62,17 +62,17 @@ class GatheredRun:
         """Return copies from the source's pages to the run at ``address``."""
         return [
             bind_copies(self.placed, self.pairs, pages, by_place(address, DST), self.tokens),
-            bind_copies(self.packed, self.pairs, pages, self._behind(address), self.tokens),
+            bind_copies(self.packed, self.pairs, pages, self._packed_rows(address), self.tokens),
         ]
 
     def scatter(self, pages: BoundOperand, address: int) -> list[Copies]:
         """Return copies from the run at ``address`` to the destination's pages."""
         return [
             bind_copies(self.placed, self.pairs, by_place(address, SRC), pages, self.tokens),
-            bind_copies(self.packed, self.pairs, self._behind(address), pages, self.tokens),
+            bind_copies(self.packed, self.pairs, self._packed_rows(address), pages, self.tokens),
         ]
 
-    def _behind(self, address: int) -> BoundOperand:
+    def _packed_rows(self, address: int) -> BoundOperand:
         """Return the packed rows of the run at ``address`` as an operand."""
         return in_order(self.packed, self.pairs, self.tokens, address + self.chunk_bytes)
 
@@ -97,7 +97,7 @@ class Gathering:
         self._hasher = Hasher(place, copier)
         self._pool = StagingPool(staging.size_bytes)
         self._runs: dict[int, list[Run]] = {}
-        """Runs by handoff; those of probes by their negated numbers."""
+        """Runs by handoff number; a probe's runs by its negated number."""
         self._held: dict[int, dict[int, StagedRun]] = {}
 
     @property
@@ -120,9 +120,9 @@ class Gathering:
         for program in programs:
             program.check_size(order.tokens, self._rank)
         gathered = [
-            GatheredRun.at_source(one.program, self._rank, order.tokens) for one in programs
+            GatheredRun.at_source(program.program, self._rank, order.tokens) for program in programs
         ]
-        size_bytes = sum(aligned(one.length_bytes) for one in gathered)
+        size_bytes = sum(aligned(gathered_run.length_bytes) for gathered_run in gathered)
         # Reads that are only hashed take no staging, of which the agent may have none.
         run = await self._pool.acquire(size_bytes) if size_bytes else None
         address = self._staging.address + (run.offset_bytes if run is not None else 0)
@@ -134,7 +134,9 @@ class Gathering:
             raise
         if run is not None:
             self._runs.setdefault(order.handoff, []).append(run)
-        self._held.setdefault(order.handoff, {}).update({one.dst_rank: one for one in staged})
+        self._held.setdefault(order.handoff, {}).update(
+            {staged_run.dst_rank: staged_run for staged_run in staged}
+        )
         return staged
 
     async def _gather(
@@ -147,15 +149,15 @@ class Gathering:
         """Gather all parts into runs from ``address`` on, in one launch, and hash them."""
         pages = paged(self._memory, SRC, order.src_blocks)
         copies, staged = [], []
-        for part, one in zip(order.parts, gathered, strict=True):
-            copies += one.gather(pages, address)
-            staged.append(StagedRun(part.dst_rank, address, one.length_bytes))
-            address += aligned(one.length_bytes)
+        for part, gathered_run in zip(order.parts, gathered, strict=True):
+            copies += gathered_run.gather(pages, address)
+            staged.append(StagedRun(part.dst_rank, address, gathered_run.length_bytes))
+            address += aligned(gathered_run.length_bytes)
         await self._copier.run(Copies.joined(copies), self._place.device)
         if order.hashed:
             staged = [
-                replace(one, digest=await self._digest(program.program, one, order))
-                for one, program in zip(staged, programs, strict=True)
+                replace(staged_run, digest=await self._digest(program.program, staged_run, order))
+                for staged_run, program in zip(staged, programs, strict=True)
             ]
         return staged
 

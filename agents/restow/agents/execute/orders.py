@@ -160,7 +160,9 @@ def peer_from_proto(message: pb.Peer) -> Peer:
                 f"device {region.device_id}, memory of kind {region.memory}",
                 agent=message.agent_name,
             )
-    places = {MemoryPlace(_KINDS[one.memory], one.device_id) for one in message.regions} or {HOST}
+    places = {
+        MemoryPlace(_KINDS[region.memory], region.device_id) for region in message.regions
+    } or {HOST}
     if len(places) > 1:
         raise OrderInvalidError(
             f"agent {message.agent_name} has regions at several places, but an agent serves one: "

@@ -159,7 +159,7 @@ class CheckedProgram:
         _, offset, step, token_stride, dtype = (rows[:, column] for column in columns)
         pairs = self.program.group_pairs
         lists = [pair.src if columns is _SOURCE else pair.dst for pair in pairs]
-        page_tokens = np.array([max(one.page_tokens, 1) for one in lists], float)
+        page_tokens = np.array([max(form.page_tokens, 1) for form in lists], float)
         ends: Floats = offset.astype(float)
         ends += (page_tokens[rows[:, Column.GROUP_PAIR]] - 1) * token_stride
         ends += (rows[:, Column.COUNT].astype(float) - 1) * step + ITEM_BYTES[dtype]
@@ -199,8 +199,8 @@ class CheckedProgram:
         rows, pair = step.rows, step.rows[:, Column.GROUP_PAIR]
         pairs = self.program.group_pairs
         cuts = most_pages if step.form == READ_SPANS else most_stretches
-        stretches = np.array([cuts(one, count) for one in pairs], np.int64)
-        moved = np.array([most_tokens(one, count) for one in pairs], np.int64)
+        stretches = np.array([cuts(pair_of_lists, count) for pair_of_lists in pairs], np.int64)
+        moved = np.array([most_tokens(pair_of_lists, count) for pair_of_lists in pairs], np.int64)
         joined = np.ones(len(rows), bool)
         for step_bytes, stride in (
             (Column.SRC_STEP_BYTES, Column.SRC_TOKEN_STRIDE_BYTES),
@@ -266,9 +266,9 @@ class CheckedProgram:
             lists: tuple[PageForm, PageForm] = (pair.src, pair.dst)
             if (pair.src.page_tokens > 0) != (pair.dst.page_tokens > 0):
                 why = "one list has snapshots, the other has tokens"
-            elif any(one.page_tokens < 0 for one in lists):
+            elif any(form.page_tokens < 0 for form in lists):
                 why = "page_tokens is negative"
-            elif any(not 0 < one.pages_per_block <= MAX_PAGES_PER_BLOCK for one in lists):
+            elif any(not 0 < form.pages_per_block <= MAX_PAGES_PER_BLOCK for form in lists):
                 why = f"pages_per_block is not 1 to {MAX_PAGES_PER_BLOCK}"
             elif pair.window_tokens < 0 or (pair.window_tokens and not pair.per_token):
                 why = "window_tokens is negative, or given for snapshots"

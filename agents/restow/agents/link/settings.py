@@ -65,15 +65,15 @@ def together(figures: Iterable[AgentFigures]) -> AgentFigures:
     """Add up the figures of several agents."""
     several = tuple(figures)
     reads = no_reads()
-    for one in several:
-        add_all(reads, one.reads)
+    for agent in several:
+        add_all(reads, agent.reads)
     return AgentFigures(
-        sum(one.ranks for one in several),
-        sum(one.connected for one in several),
-        PoolFigures.together(one.gather for one in several),
-        PoolFigures.together(one.scatter for one in several),
-        sum(one.lanes for one in several),
-        sum(one.lanes_given_up for one in several),
+        sum(agent.ranks for agent in several),
+        sum(agent.connected for agent in several),
+        PoolFigures.together(agent.gather for agent in several),
+        PoolFigures.together(agent.scatter for agent in several),
+        sum(agent.lanes for agent in several),
+        sum(agent.lanes_given_up for agent in several),
         reads,
     )
 

@@ -125,13 +125,15 @@ def registrations(regions: Sequence[RegionMemory]) -> list[tuple[int, int, Memor
     """
     shared = [region for region in regions if not region.private]
     found: list[tuple[int, int, MemoryPlace]] = []
-    for region in sorted(shared, key=lambda one: (one.kind, one.device_id, one.base_address)):
+    for region in sorted(
+        shared, key=lambda region: (region.kind, region.device_id, region.base_address)
+    ):
         begin, end = region.base_address, region.base_address + region.length_bytes
         if found and found[-1][2] == region.place and begin < sum(found[-1][:2]):
             begin, length_bytes, _ = found.pop()
             end = max(end, begin + length_bytes)
         found.append((begin, end - begin, region.place))
-    return sorted(found, key=lambda one: one[0])
+    return sorted(found, key=lambda registration: registration[0])
 
 
 def address_spaces(regions: Sequence[RegionMemory]) -> list[tuple[str, int]]:
@@ -154,7 +156,7 @@ def address_spaces(regions: Sequence[RegionMemory]) -> list[tuple[str, int]]:
     found = []
     for region in regions:
         address = region.base_address
-        known = [one for one in shared if one[0] <= address < one[1]]
+        known = [mapping for mapping in shared if mapping[0] <= address < mapping[1]]
         if region.kind is MemoryKind.HOST and known:
             begin, _, name, offset_bytes = known[0]
             found.append((name, offset_bytes + address - begin))

@@ -48,7 +48,7 @@ def hold(fd: int, name: str) -> bool:
 
 def remove_left() -> list[str]:
     """Remove this user's objects that nobody has mapped; return their names."""
-    return [one for one in os.listdir(FOLDER) if one.startswith(PREFIX) and _is_removed(one)]
+    return [name for name in os.listdir(FOLDER) if name.startswith(PREFIX) and _is_removed(name)]
 
 
 def _is_removed(name: str) -> bool:

@@ -67,9 +67,9 @@ class PoolFigures:
         """Add up the figures of several pools."""
         several = tuple(figures)
         return cls(
-            sum(one.size_bytes for one in several),
-            sum(one.used_bytes for one in several),
-            sum(one.waiting for one in several),
+            sum(pool.size_bytes for pool in several),
+            sum(pool.used_bytes for pool in several),
+            sum(pool.waiting for pool in several),
         )
 
 

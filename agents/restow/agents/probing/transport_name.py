@@ -28,7 +28,7 @@ class TransportName(NamedTuple):
     """Its method, as ``zero-copy`` or ``software emulation``."""
 
 
-def find_transport(one: OneRead, metadata: bytes) -> TransportName:
+def find_transport(read: OneRead, metadata: bytes) -> TransportName:
     """Read once and return how; blocks.
 
     Raises what the read raises, and `ReadFailedError` if UCX does not log its transport.
@@ -38,21 +38,21 @@ def find_transport(one: OneRead, metadata: bytes) -> TransportName:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "restow.agents.probing.transport_probe"],
-            input=one.as_line() + metadata,
+            input=read.as_line() + metadata,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            timeout=START_S + one.within_s,
+            timeout=START_S + read.within_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ReadFailedError(f"the read from agent {one.peer} did not end in time") from None
+        raise ReadFailedError(f"the read from agent {read.peer} did not end in time") from None
     log = done.stdout.decode(errors="replace")
     if done.returncode:
-        raise ReadFailedError(_why(log, one.peer, done.returncode))
+        raise ReadFailedError(_why(log, read.peer, done.returncode))
     found = transport_in(log)
     if found is None:
-        raise ReadFailedError(f"UCX did not log how it read from agent {one.peer}")
+        raise ReadFailedError(f"UCX did not log how it read from agent {read.peer}")
     return found
 
 

@@ -50,25 +50,26 @@ class OneRead:
         return cls(**value)
 
 
-def read_once(one: OneRead, metadata: bytes) -> None:
+def read_once(wanted: OneRead, metadata: bytes) -> None:
     """Do the read. Raises what `NixlTransport` raises, and `ReadDeadlineError`."""
     from restow.agents.reading.nixl_transport import NixlTransport
     from restow.agents.reading.transport import Known, Read
 
-    until_s = time.monotonic() + one.within_s
-    transport, room = NixlTransport("examiner"), Staging(one.dst, one.size_bytes)
+    until_s = time.monotonic() + wanted.within_s
+    transport, room = NixlTransport("examiner"), Staging(wanted.dst, wanted.size_bytes)
     with closing(transport):
-        transport.register(room.address, one.size_bytes, one.dst)
-        transport.prepare(one.peer, Known(metadata))
+        transport.register(room.address, wanted.size_bytes, wanted.dst)
+        transport.prepare(wanted.peer, Known(metadata))
         rows: list[Any] = [
-            np.array([value], np.int64) for value in (one.address, room.address, one.size_bytes)
+            np.array([value], np.int64)
+            for value in (wanted.address, room.address, wanted.size_bytes)
         ]
-        read = Read(one.peer, Descriptors(*rows), one.src, one.dst)
+        read = Read(wanted.peer, Descriptors(*rows), wanted.src, wanted.dst)
         flight = transport.post(read, lambda: None)
         while not transport.poll(flight):
             if time.monotonic() > until_s:
                 raise ReadDeadlineError(
-                    f"the read from agent {one.peer} did not end within {one.within_s:g} s"
+                    f"the read from agent {wanted.peer} did not end within {wanted.within_s:g} s"
                 )
             time.sleep(POLL_S)
         transport.release(flight)
@@ -76,9 +77,9 @@ def read_once(one: OneRead, metadata: bytes) -> None:
 
 def main() -> int:
     """Do the read that stdin describes; return 1 if it failed."""
-    one = OneRead.of_line(sys.stdin.buffer.readline())
+    read = OneRead.of_line(sys.stdin.buffer.readline())
     try:
-        read_once(one, sys.stdin.buffer.read())
+        read_once(read, sys.stdin.buffer.read())
     except AgentError as error:
         sys.stdout.write("\n" + json.dumps([error.reason, error.message]) + "\n")
         return 1

@@ -47,7 +47,7 @@ CountsByKind = dict[str, ReadCounts]
 
 def no_reads(transports: Iterable[Transport] = ()) -> CountsByKind:
     """Return zero counts for all kinds, and for those of ``transports``."""
-    return {kind: ReadCounts() for kind in (*KINDS, *(one.kind for one in transports))}
+    return {kind: ReadCounts() for kind in (*KINDS, *(transport.kind for transport in transports))}
 
 
 def add_all(counts: CountsByKind, others: Mapping[str, ReadCounts]) -> None:
@@ -216,7 +216,7 @@ class Lane:
         """Describe how a peer is read, beside NIXL's transport. Connects to nobody."""
         for transport in self._transports[:-1]:
             transport.prepare(peer, known)
-        return ", ".join(filter(None, (one.words(peer) for one in self._transports)))
+        return ", ".join(filter(None, (transport.words(peer) for transport in self._transports)))
 
     def has_ended(self, flight: Flight) -> bool:
         """Return whether a read will write no more, and free what it held if so.

@@ -41,11 +41,11 @@ POSTING_THREADS = 2
 """A lane posts one read at a time; the second thread serves while a given-up lane still posts."""
 
 
-async def _trust(peer: str, metadata: bytes) -> None:
+async def _accept_peer(peer: str, metadata: bytes) -> None:
     """Accept every peer."""
 
 
-def _hear(trial: asyncio.Future[None]) -> None:
+def _retrieve_failure(trial: asyncio.Future[None]) -> None:
     """Consume the failure of a trial that nobody waits for."""
     if not trial.cancelled():
         trial.exception()
@@ -59,7 +59,7 @@ class Reader:
         open_transports: Callable[[], Sequence[Transport]],
         quarantine_s: float = 6.0,
         clock: Callable[[], float] = time.monotonic,
-        try_peer: Callable[[str, bytes], Awaitable[None]] = _trust,
+        try_peer: Callable[[str, bytes], Awaitable[None]] = _accept_peer,
     ) -> None:
         """Open a lane; ``open_transports`` opens its transports, in the order that `Lane` expects.
 
@@ -233,7 +233,7 @@ class Reader:
         trial = self._trials.get(peer)
         if trial is None:
             trial = asyncio.ensure_future(self._try_peer(peer, known.metadata))
-            trial.add_done_callback(_hear)
+            trial.add_done_callback(_retrieve_failure)
             self._trials[peer] = trial
         await asyncio.wait([trial], timeout=max(0.0, deadline_s - self._clock()))
         if not trial.done():

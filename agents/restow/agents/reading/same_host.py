@@ -224,7 +224,7 @@ class SameHost:
         began_s = time.perf_counter()
         running = [self._threads.submit(_timed, peer, part, check) for part in parts]
         wait(running)
-        ran_s = sum(one.result() for one in running)
+        ran_s = sum(future.result() for future in running)
         self._spreading.saw(ran_s, time.perf_counter() - began_s)
 
     def poll(self, flight: Flight) -> bool:

@@ -44,7 +44,10 @@ class Known(NamedTuple):
 
 
 class Transport(Protocol):
-    """Used by one thread at a time. A failed read has ended; a read in flight may still write."""
+    """A way to read from peers, for one thread at a time.
+
+    A read that failed has ended; a read in flight may still write.
+    """
 
     kind: str
     """Kind under which reads are counted."""

@@ -83,10 +83,10 @@ class DiskThread:
 
 def run(executor: ThreadPoolExecutor, work: Callable[[], None]) -> None:
     """Run ``work`` on a thread; log a failure of it, which ends nothing else."""
-    executor.submit(work).add_done_callback(_tell_fault)
+    executor.submit(work).add_done_callback(_log_failure)
 
 
-def _tell_fault(done: Future[None]) -> None:
+def _log_failure(done: Future[None]) -> None:
     done.result()  # the executor logs what a callback raises, with its traceback
 
 

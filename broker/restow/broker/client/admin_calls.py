@@ -70,10 +70,12 @@ class AdminCall(Generic[T]):
     of_broker: bool = False
     """Whether the call belongs to `restow.v1.Broker`."""
     join: Callable[[Mapping[str, Any]], Any] | None = None
-    """Of several brokers all are asked, and their answers by address are made one; None: one after
-    the other is, until one knows what it is about."""
+    """Joins the answers of several brokers, given by address.
+
+    With None, brokers are called one after another, until a broker knows the subject.
+    """
     of_one: bool = False
-    """Whether it is about a broker itself, so that one has to be named."""
+    """Whether the call is about a broker itself, so that a single broker must be named."""
 
 
 def _whole(response: Any) -> Any:

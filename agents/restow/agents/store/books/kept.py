@@ -55,20 +55,20 @@ class Candidate:
 Worth = Callable[[Candidate], float]
 
 
-def least_recently_used(one: Candidate) -> float:
+def least_recently_used(state: Candidate) -> float:
     """Value a state by its last use: evict the least recently used first."""
-    return -one.age_s
+    return -state.age_s
 
 
-def recomputing_cost(one: Candidate) -> float:
+def recomputing_cost(state: Candidate) -> float:
     """Value a state by its recomputing cost a byte: evict what is cheap to compute again first.
 
     A state is less likely to be wanted the longer ago its last use was, and more likely the more
     often it was used. Costs a byte and uses differ by thousands between states, and predict the
     next use less well than the age, so their square root counts.
     """
-    density = one.cost / max(one.freed_bytes, 1)
-    return math.sqrt(density * (1 + one.uses)) / (one.age_s + 1)
+    density = state.cost / max(state.freed_bytes, 1)
+    return math.sqrt(density * (1 + state.uses)) / (state.age_s + 1)
 
 
 SAMPLE = 64
@@ -213,7 +213,7 @@ class Kept:
 
     def forget_revision(self, revision: str) -> None:
         """Drop all states that these weights computed; pinned pieces go when they are unpinned."""
-        for name in [one for one in self._states.order if one.revision == revision]:
+        for name in [key for key in self._states.order if key.revision == revision]:
             self._states.forget(name)
 
     # -- inside -----------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Kept:
             if group.block_tokens:
                 some = listed[group.name][:blocks]
                 have = (key is None or key in self._pieces for key in some)
-                blocks = next((index for index, one in enumerate(have) if not one), blocks)
+                blocks = next((index for index, held in enumerate(have) if not held), blocks)
         return blocks * block_tokens
 
     def _split(
@@ -295,7 +295,7 @@ class Kept:
             if best is None or worth < best[0]:
                 best = worth, name
         if best is None and len(self._states.order) > SAMPLE:
-            return next((one for one in self._states.order if not self._pinned(one)), None)
+            return next((key for key in self._states.order if not self._pinned(key)), None)
         return best and best[1]
 
     def _pinned(self, name: StateKey) -> bool:
@@ -317,7 +317,7 @@ class Kept:
         if name in self._states.by_key:
             return name
         users = self._pieces[keys[-1]].users
-        return max(users, key=lambda one: self._states.by_key[one].used_s, default=None)
+        return max(users, key=lambda user: self._states.by_key[user].used_s, default=None)
 
     def _use(self, name: StateKey | None, now_s: float) -> None:
         state = self._states.by_key.get(name) if name else None

@@ -58,7 +58,7 @@ class Room:
                 f"{(1 + len(self.strides)) * self.slab_bytes} bytes",
             )
         self.size_bytes = slabs * self.slab_bytes
-        self._pages = {group: self.slab_bytes // one for group, one in self.strides.items()}
+        self._pages = {group: self.slab_bytes // stride for group, stride in self.strides.items()}
         self.page_counts = {group: slabs * pages for group, pages in self._pages.items()}
         """Page ids are below this, by group."""
         self._free_slabs = list(range(slabs - 1, 0, -1))
@@ -171,8 +171,8 @@ class StateKey(NamedTuple):
 def in_room(layout: Layout) -> Layout:
     """Return a store's layout with the page distances of a `Room`."""
     (rank,) = layout.ranks
-    strides = page_strides({one.group: one.page_stride_bytes for one in rank.regions})
-    regions = (replace(one, page_stride_bytes=strides[one.group]) for one in rank.regions)
+    strides = page_strides({region.group: region.page_stride_bytes for region in rank.regions})
+    regions = (replace(region, page_stride_bytes=strides[region.group]) for region in rank.regions)
     return replace(layout, ranks=(replace(rank, regions=tuple(regions)),))
 
 
@@ -200,10 +200,10 @@ class Shape:
         by_region = {shard.region: windows[shard.field] for shard in rank.shards}
         return cls(
             tuple(
-                PieceGroup(one.group, one.page_tokens or 0, by_region[one.name])
-                for one in rank.regions
+                PieceGroup(region.group, region.page_tokens or 0, by_region[region.name])
+                for region in rank.regions
             ),
-            {one.group: one.page_stride_bytes for one in rank.regions},
+            {region.group: region.page_stride_bytes for region in rank.regions},
         )
 
     @property
@@ -257,6 +257,6 @@ class Shape:
         if group.window_tokens:
             first = max(prefix.position_tokens - group.window_tokens, 0) // group.block_tokens
         return [
-            PieceKey(group.name, prefix.salt, one, prefix.revision) if index >= first else None
-            for index, one in enumerate(hashes)
+            PieceKey(group.name, prefix.salt, hashed, prefix.revision) if index >= first else None
+            for index, hashed in enumerate(hashes)
         ]

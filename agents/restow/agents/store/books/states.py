@@ -97,9 +97,9 @@ class States:
         """Find the nearest state before this one, by its blocks."""
         for at in (*reversed(state.block_hashes), b""):
             known = [
-                (self.by_key[one].position_tokens, one)
-                for one in self._at.get(name._replace(hash=at), ())
-                if one != name and self.by_key[one].position_tokens < state.position_tokens
+                (self.by_key[other].position_tokens, other)
+                for other in self._at.get(name._replace(hash=at), ())
+                if other != name and self.by_key[other].position_tokens < state.position_tokens
             ]
             if known:
                 return max(known)[1]

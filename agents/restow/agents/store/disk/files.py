@@ -61,7 +61,7 @@ def read_pages(path: Path, pages: Sequence[tuple[int, memoryview]]) -> None:
     try:
         beside: list[memoryview] = []
         begin = end = 0
-        for offset_bytes, view in sorted(pages, key=lambda one: one[0]):
+        for offset_bytes, view in sorted(pages, key=lambda page: page[0]):
             if offset_bytes != end:
                 _read(fd, beside, begin)
                 beside, begin = [], offset_bytes
@@ -287,7 +287,7 @@ def run_record(run: int, checksums: Mapping[PieceKey, int]) -> Record:
         "run": run,
         "salt": first.salt,
         "revision": first.revision,
-        "pieces": [[key.group, key.hash.hex(), one] for key, one in checksums.items()],
+        "pieces": [[key.group, key.hash.hex(), checksum] for key, checksum in checksums.items()],
     }
 
 
@@ -300,10 +300,10 @@ def pieces_of(record: Record) -> dict[PieceKey, int]:
     }
 
 
-def _unlike(one: Record, other: Record) -> Iterator[str]:
-    for name in sorted({*one, *other}):
-        if one.get(name) != other.get(name):
-            yield f"{name} ({one.get(name)!r} in place of {other.get(name)!r})"
+def _unlike(found: Record, expected: Record) -> Iterator[str]:
+    for name in sorted({*found, *expected}):
+        if found.get(name) != expected.get(name):
+            yield f"{name} ({found.get(name)!r} in place of {expected.get(name)!r})"
 
 
 def _line(record: Record) -> bytes:

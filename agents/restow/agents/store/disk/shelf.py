@@ -38,7 +38,7 @@ from restow.broker.layout import Layout, digest
 from restow.broker.logs import get_logger
 
 SPARE_RECORDS = 256
-"""The journal is written anew once it has more than this many obsolete records, among others."""
+"""Obsolete records that the journal may have, beyond two for each run, before it is rewritten."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GO_AT_ONCE = 8
 """Most runs that are dropped for one write on a disk that is full before its limit."""
@@ -173,7 +173,7 @@ class Shelf:
 
     def forget_revision(self, revision: str) -> None:
         """Drop the runs of states that these weights computed."""
-        for run in [one for one in self._runs if self._runs.revision(one) == revision]:
+        for run in [number for number in self._runs if self._runs.revision(number) == revision]:
             self._lose(run)
 
     def _read_run(self, run: int, some: Sequence[tuple[Written, Page]]) -> None:

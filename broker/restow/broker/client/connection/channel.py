@@ -124,7 +124,7 @@ class Credentials:
 
     def stamp(self) -> Stamp:
         """Return a value that changes when certificates are renewed, so that channels reopen."""
-        return stamp_of([one for one in (self.tls_ca, self.tls_cert, self.tls_key) if one])
+        return stamp_of([path for path in (self.tls_ca, self.tls_cert, self.tls_key) if path])
 
     def for_channel(self) -> grpc.ChannelCredentials:
         """Return gRPC's credentials of a secure channel, without the token.

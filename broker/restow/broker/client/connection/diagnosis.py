@@ -32,7 +32,7 @@ def explained(error: RestowError, address: str, credentials: Credentials) -> Res
         host, port = host_and_port(address)
     except AddressInvalidError:  # an address that only gRPC understands
         return error
-    words = _look(host, port, credentials)
+    words = _advise(host, port, credentials)
     if not words:
         return error
     return BrokerUnreachableError(f"{error.message}. {words}", broker=address)
@@ -43,14 +43,14 @@ async def explained_soon(error: RestowError, address: str, credentials: Credenti
     return await asyncio.to_thread(explained, error, address, credentials)
 
 
-def _look(host: str, port: int, credentials: Credentials) -> str:
+def _advise(host: str, port: int, credentials: Credentials) -> str:
     try:
         if credentials.tls_ca is None:
-            return _look_without_tls(host, port)
+            return _advise_plaintext_client(host, port)
         context = ssl.create_default_context(cafile=credentials.tls_ca)
         if credentials.tls_cert is not None and credentials.tls_key is not None:
             context.load_cert_chain(credentials.tls_cert, credentials.tls_key, password="")
-        return _look_with_tls(host, port, context, credentials.tls_cert)
+        return _advise_tls_client(host, port, context, credentials.tls_cert)
     except socket.gaierror:
         return f"The name {host} has no address"
     except ConnectionRefusedError:
@@ -59,8 +59,8 @@ def _look(host: str, port: int, credentials: Credentials) -> str:
         return ""
 
 
-def _look_without_tls(host: str, port: int) -> str:
-    """Return advice if the server speaks TLS."""
+def _advise_plaintext_client(host: str, port: int) -> str:
+    """Return advice for a client without TLS, if the server speaks TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -76,7 +76,7 @@ def _look_without_tls(host: str, port: int) -> str:
     )
 
 
-def _look_with_tls(host: str, port: int, context: ssl.SSLContext, shows: Path | None) -> str:
+def _advise_tls_client(host: str, port: int, context: ssl.SSLContext, shows: Path | None) -> str:
     plaintext = (
         "It speaks plaintext, but was called with TLS: start it with --tls-cert and --tls-key, or "
         "omit the authority (--tls-ca, RESTOW_TLS_CA)"

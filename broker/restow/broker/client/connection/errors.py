@@ -171,7 +171,7 @@ def _info(error: grpc.RpcError | grpc.aio.AioRpcError) -> error_details_pb2.Erro
 
 
 def decoded(answer: Answer | None, address: str) -> Answer:
-    """Return an answer; gRPC's asyncio calls return None for bytes that are no such message.
+    """Return an answer; gRPC's asyncio calls return None for bytes that they cannot parse.
 
     Raises `OtherServerError`.
     """

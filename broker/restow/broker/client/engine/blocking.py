@@ -209,17 +209,19 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
         asked: list[Delivery] = []
 
         def give_up() -> None:
-            for one in asked:
-                one.cancel()
+            for asked_delivery in asked:
+                asked_delivery.cancel()
 
         delivery = BlockingDelivery(lambda: thread.call_soon(give_up))
 
         def begin() -> None:
-            one = self._session._ask(handoff_id, message)
-            asked.append(one)
-            one.sampled.add_done_callback(lambda told: _copy(told, delivery.sampled))
-            one.add_done_callback(lambda ended: _copy(ended, delivery))
-            one.pages_free.add_done_callback(lambda freed: _copy(freed, delivery.pages_free))
+            asked_delivery = self._session._ask(handoff_id, message)
+            asked.append(asked_delivery)
+            asked_delivery.sampled.add_done_callback(lambda told: _copy(told, delivery.sampled))
+            asked_delivery.add_done_callback(lambda ended: _copy(ended, delivery))
+            asked_delivery.pages_free.add_done_callback(
+                lambda freed: _copy(freed, delivery.pages_free)
+            )
 
         thread.call_soon(begin)
         return delivery

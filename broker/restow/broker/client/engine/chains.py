@@ -194,10 +194,10 @@ class HashForm:
 def joined(form: HashForm, hashes: Iterable[bytes]) -> bytes:
     """Return the concatenated hashes. Raises `ChainInvalidError` for a hash of another size."""
     listed = list(hashes)
-    for one in listed:
-        if len(one) != form.hash_bytes:
+    for hashed in listed:
+        if len(hashed) != form.hash_bytes:
             raise ChainInvalidError(
-                f"a hash has {len(one)} bytes, but {form.algorithm!r} has {form.hash_bytes}",
+                f"a hash has {len(hashed)} bytes, but {form.algorithm!r} has {form.hash_bytes}",
                 field="hashes",
             )
     return b"".join(listed)
@@ -350,27 +350,27 @@ def find_request(
     chains: Sequence[PrefixChain], engine_id: str, model: pb.ModelName | None, limit: int
 ) -> pb.FindRequest:
     """Return the message that asks for chains. Raises `ChainFormError`, `ChainInvalidError`."""
-    forms = {one.form for one in chains}
+    forms = {chain.form for chain in chains}
     if len(forms) > 1:
         raise ChainFormError("the chains of a call must have one form: make a call for each form")
-    for one in chains:
-        check_salt(one.salt)
-        for at in (one.below_tokens, *(at for at, _ in one.ends)):
+    for chain in chains:
+        check_salt(chain.salt)
+        for at in (chain.below_tokens, *(at for at, _ in chain.ends)):
             if not 0 <= at < ALL_TOKENS:
                 raise ChainInvalidError(f"a chain has no token {at}", field="chains")
     return pb.FindRequest(
         model=model,
         engine_id=engine_id,
-        form=next((form_to_proto(one) for one in forms), None),
+        form=next((form_to_proto(form) for form in forms), None),
         chains=[
             pb.PrefixChain(
-                hashes=joined(one.form, one.hashes),
-                salt=one.salt,
-                below_tokens=one.below_tokens,
-                ends=[pb.ChainEnd(position_tokens=at, hash=hashed) for at, hashed in one.ends],
-                revision=one.revision,
+                hashes=joined(chain.form, chain.hashes),
+                salt=chain.salt,
+                below_tokens=chain.below_tokens,
+                ends=[pb.ChainEnd(position_tokens=at, hash=hashed) for at, hashed in chain.ends],
+                revision=chain.revision,
             )
-            for one in chains
+            for chain in chains
         ],
         limit=limit,
     )
@@ -417,8 +417,10 @@ def holders_of(response: pb.FindResponse) -> Holders:
     """Return the holders of each chain, those of most tokens first."""
     return [
         [
-            PrefixHolder(one.engine_id, one.tokens, one.layout_digest, one.open, one.draining)
-            for one in found.holders
+            PrefixHolder(
+                holder.engine_id, holder.tokens, holder.layout_digest, holder.open, holder.draining
+            )
+            for holder in found.holders
         ]
         for found in response.found
     ]

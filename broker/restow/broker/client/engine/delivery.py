@@ -63,7 +63,7 @@ class HandoffFuture(asyncio.Future[HandoffEnded]):
     def __init__(self) -> None:
         """Belong to the running loop."""
         super().__init__(loop=asyncio.get_running_loop())
-        self.add_done_callback(_looked_at)
+        self.add_done_callback(_retrieve_error)
 
     def tell(self, ended: HandoffEnded) -> None:
         """Set the end, unless it is set or nobody waits. The session calls it."""
@@ -93,7 +93,7 @@ class Delivery(HandoffFuture):
 
         Raises `PagesNotFreeError` if a closed session cannot tell.
         """
-        self.pages_free.add_done_callback(_looked_at)
+        self.pages_free.add_done_callback(_retrieve_error)
         self.sampled: asyncio.Future[int] = self.get_loop().create_future()
         """The token that P sampled, for a demand that takes it, told before the end.
 
@@ -132,7 +132,7 @@ class Delivery(HandoffFuture):
             self.pages_free.set_exception(error)
 
 
-def _looked_at(done: asyncio.Future[Any]) -> None:
+def _retrieve_error(done: asyncio.Future[Any]) -> None:
     """Mark an error as retrieved, so that it is not logged."""
     if not done.cancelled():
         done.exception()

@@ -43,8 +43,8 @@ def checked_ids(handoff_id: str, group: str, ids: object, limit: int) -> Int64s:
     return array
 
 
-def _wrong(handoff_id: str, group: str, one: object, limit: int) -> PageRangeError:
-    shown = cut(repr(one.item() if isinstance(one, np.generic) else one), 64)
+def _wrong(handoff_id: str, group: str, wrong: object, limit: int) -> PageRangeError:
+    shown = cut(repr(wrong.item() if isinstance(wrong, np.generic) else wrong), 64)
     return PageRangeError(
         f"handoff {cut(handoff_id, 64)}, group {group}: block id {shown} is none of [0, {limit})",
         handoff=cut(handoff_id, 64),

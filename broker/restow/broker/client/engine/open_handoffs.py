@@ -75,34 +75,34 @@ def cancellation_of(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineM
     return pb.EngineMessage(cancel=cancellation)
 
 
-def contradicts(one: pb.Publication, other: pb.Publication) -> bool:
+def contradicts(first: pb.Publication, second: pb.Publication) -> bool:
     """Return whether two chunks give a place in a list different blocks: they are of two states."""
     return any(
         _differ(said, more)
-        for said in one.blocks
-        for more in other.blocks
+        for said in first.blocks
+        for more in second.blocks
         if said.group == more.group
     )
 
 
-def _differ(one: pb.BlockList, other: pb.BlockList) -> bool:
-    first, second = sorted((one, other), key=lambda each: each.first_block)
+def _differ(left: pb.BlockList, right: pb.BlockList) -> bool:
+    first, second = sorted((left, right), key=lambda blocks: blocks.first_block)
     behind = ID_BYTES * (second.first_block - first.first_block)
     both = min(len(first.block_ids) - behind, len(second.block_ids))
     return both > 0 and first.block_ids[behind : behind + both] != second.block_ids[:both]
 
 
-def is_same(one: pb.Publication, other: pb.Publication) -> bool:
+def is_same(first: pb.Publication, second: pb.Publication) -> bool:
     """Return whether two messages publish the same state."""
     return (
-        one.final == other.final
-        and one.position_tokens == other.position_tokens
-        and one.content == other.content
-        and one.readers == other.readers
-        and one.revision == other.revision
-        and one.HasField("sampled_token") == other.HasField("sampled_token")
-        and one.sampled_token == other.sampled_token
-        and list(one.blocks) == list(other.blocks)
+        first.final == second.final
+        and first.position_tokens == second.position_tokens
+        and first.content == second.content
+        and first.readers == second.readers
+        and first.revision == second.revision
+        and first.HasField("sampled_token") == second.HasField("sampled_token")
+        and first.sampled_token == second.sampled_token
+        and list(first.blocks) == list(second.blocks)
     )
 
 
@@ -175,7 +175,7 @@ class OpenHandoffs:
                 f"use a new one",
                 handoff=handoff_id,
             )
-        publication.anew = any(one.message.publish.anew for one in self._said_of(handoff_id))
+        publication.anew = any(entry.message.publish.anew for entry in self._said_of(handoff_id))
         end = HandoffFuture()
         lease_ms, now_s = publication.lease_ms, self._clock()
         until_s = now_s + (hold_ms + lease_ms) / 1000
@@ -190,11 +190,11 @@ class OpenHandoffs:
         return end
 
     def _is_another(self, handoff_id: str, publication: pb.Publication) -> bool:
-        said = [one.message.publish for one in self._said_of(handoff_id)]
-        if any(contradicts(one, publication) for one in said):
+        said = [entry.message.publish for entry in self._said_of(handoff_id)]
+        if any(contradicts(chunk, publication) for chunk in said):
             return True
-        whole = [one for one in said if one.final]
-        return bool(whole) and not any(is_same(publication, one) for one in whole)
+        whole = [chunk for chunk in said if chunk.final]
+        return bool(whole) and not any(is_same(publication, chunk) for chunk in whole)
 
     def ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
         """Send a demand or a decline."""
@@ -234,14 +234,14 @@ class OpenHandoffs:
 
         A complete publication is given up, because nobody may read its pages any more.
         """
-        said = [one.message.publish for one in self._said_of(handoff_id)]
-        chunks = [one for one in said if one.handoff_id]
-        if any(one.final for one in chunks):
+        said = [entry.message.publish for entry in self._said_of(handoff_id)]
+        chunks = [chunk for chunk in said if chunk.handoff_id]
+        if any(chunk.final for chunk in chunks):
             self.cancel(handoff_id, detail)
             return
-        for one in chunks:  # if they are sent again after a reconnect, they are taken back too
-            one.ClearField("blocks")
-            one.anew = True
+        for chunk in chunks:  # if they are sent again after a reconnect, they are taken back too
+            chunk.ClearField("blocks")
+            chunk.anew = True
         if chunks:
             again = pb.EngineMessage()
             again.publish.CopyFrom(chunks[-1])
@@ -249,7 +249,7 @@ class OpenHandoffs:
 
     def _give_up(self, handoff_id: str, delivery: Delivery) -> None:
         """Give up one demand; other demands of the handoff continue."""
-        said = next((one for one in self._said_of(handoff_id) if one.end is delivery), None)
+        said = next((entry for entry in self._said_of(handoff_id) if entry.end is delivery), None)
         if said is None:
             return
         if said.sent:
@@ -379,13 +379,13 @@ class OpenHandoffs:
         handoff_id = ended.handoff_id
         said = self._said_of(handoff_id)
         if demand:
-            mine = [one for one in said if one.message.message_id == demand]
+            mine = [entry for entry in said if entry.message.message_id == demand]
         else:
-            mine = [one for one in said if not isinstance(one.end, Delivery)]
-            self._forget_publication(handoff_id, any(one.message.publish.final for one in mine))
-        for one in mine:
-            self._drop(handoff_id, one)
-            one.finish(self._of_revision(ended, one))
+            mine = [entry for entry in said if not isinstance(entry.end, Delivery)]
+            self._forget_publication(handoff_id, any(entry.message.publish.final for entry in mine))
+        for entry in mine:
+            self._drop(handoff_id, entry)
+            entry.finish(self._of_revision(ended, entry))
 
     def _of_revision(self, ended: HandoffEnded, said: Said) -> HandoffEnded:
         """Return D's end, which fails if the weights were replaced in the meantime."""
@@ -400,9 +400,9 @@ class OpenHandoffs:
 
     def sampled(self, sampled: pb.Sampled) -> None:
         """Pass on the token that P sampled, to the demand that takes it."""
-        for one in self._said_of(sampled.handoff_id):
-            if isinstance(one.end, Delivery) and one.message.message_id == sampled.demand:
-                one.end.sample(sampled.token)
+        for said in self._said_of(sampled.handoff_id):
+            if isinstance(said.end, Delivery) and said.message.message_id == sampled.demand:
+                said.end.sample(sampled.token)
 
     def _forget_publication(self, handoff_id: str, whole: bool) -> None:
         known = self._open.get(handoff_id)
@@ -419,7 +419,7 @@ class OpenHandoffs:
     def refuse(self, refused: pb.Refused) -> None:
         """Handle the refusal of one message; other callers of the handoff keep waiting."""
         handoff_id = refused.handoff_id
-        numbered = {one.message.message_id: one for one in self._said_of(handoff_id)}
+        numbered = {entry.message.message_id: entry for entry in self._said_of(handoff_id)}
         said = numbered.get(refused.message_id)
         if said is None:
             self._log.warning(
@@ -437,7 +437,7 @@ class OpenHandoffs:
             return
         known = self._open[handoff_id]
         self._drop(handoff_id, said)
-        if not any(one.message.publish.final for one in known.said):
+        if not any(entry.message.publish.final for entry in known.said):
             # The publication can't become complete any more, so its lease is not renewed.
             known.lease_ms = 0
         said.fail(error, free=True)

@@ -58,14 +58,14 @@ class HeldPrefixes:
         key = change.form, change.salt, change.revision, change.group
         known = self._held.setdefault(key, {})
         if change.held:
-            changed = [one for one in change.hashes if one not in known]
+            changed = [hashed for hashed in change.hashes if hashed not in known]
             known.update(dict.fromkeys(change.hashes))
             if changed:
                 self._say(change, change.hashes, change.parent)
             return
-        gone = [one for one in dict.fromkeys(change.hashes) if one in known]
-        for one in gone:
-            del known[one]
+        gone = [hashed for hashed in dict.fromkeys(change.hashes) if hashed in known]
+        for hashed in gone:
+            del known[hashed]
         if not known:
             del self._held[key]
         if gone:
@@ -227,8 +227,8 @@ async def hand_over(
     taken = 0
     for first in range(0, len(prefixes), AT_ONCE):
         some = prefixes[first : first + AT_ONCE]
-        for one in some:
-            keep(one)
+        for prefix in some:
+            keep(prefix)
         held = await _await_held(some, engine_id, find)
         if not held:
             return taken
@@ -242,7 +242,7 @@ async def _await_held(
     find: Callable[[Sequence[PrefixChain]], Awaitable[Holders]],
 ) -> int:
     """Return how many of them others hold after a while."""
-    chains = [one.chain for one in prefixes]
+    chains = [prefix.chain for prefix in prefixes]
     end_s = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
@@ -250,7 +250,10 @@ async def _await_held(
         except RestowError:
             found = [[] for _ in chains]
         held = sum(
-            any(one.engine_id != engine_id and one.tokens == prefix.position_tokens for one in some)
+            any(
+                holder.engine_id != engine_id and holder.tokens == prefix.position_tokens
+                for holder in some
+            )
             for prefix, some in zip(prefixes, found, strict=True)
         )
         if held == len(prefixes) or asyncio.get_running_loop().time() > end_s:

@@ -37,7 +37,7 @@ from restow.v1 import broker_pb2_grpc
 
 REGISTER_S = 20.0
 UNREGISTER_TIMEOUT_S = 1.0
-_MENDED = frozenset({*MAY_PASS, "UNAUTHENTICATED", "PERMISSION_DENIED"})
+_LIFTED_STATUSES = frozenset({*MAY_PASS, "UNAUTHENTICATED", "PERMISSION_DENIED"})
 
 
 class Registration:
@@ -134,7 +134,7 @@ class Registration:
             except BrokerUnreachableError:
                 pass
             except RestowError as error:
-                if not _may_be_mended(error):
+                if not _may_be_lifted(error):
                     raise
                 self._log.warning(
                     "registration refused for now", reason=error.reason, detail=error.message
@@ -158,7 +158,7 @@ class Registration:
         return unreachable(self._brokers.current, details, self._credentials.secure)
 
 
-def _may_be_mended(error: RestowError) -> bool:
+def _may_be_lifted(error: RestowError) -> bool:
     """Return whether a refusal of a registered engine may be lifted, by time or by somebody."""
     # Only a broker's own refusal is final: a gateway or another server may answer for a while.
-    return isinstance(error, TrustError | OtherServerError) or error.status in _MENDED
+    return isinstance(error, TrustError | OtherServerError) or error.status in _LIFTED_STATUSES

@@ -286,7 +286,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             return
         for handoff_id, _ in demands:
             self.cancel(handoff_id, "the session is closed")
-        await asyncio.wait([one.pages_free for _, one in demands], timeout=CLOSE_S)
+        await asyncio.wait([delivery.pages_free for _, delivery in demands], timeout=CLOSE_S)
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         """Give handoff ``handoff_id`` up; its future tells when it has ended.
@@ -318,7 +318,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         """
         OWN_PROCESS.check()
         if self._revision:
-            chains = [replace(one, revision=one.revision or self._revision) for one in chains]
+            chains = [replace(chain, revision=chain.revision or self._revision) for chain in chains]
         return await self._registration.find(chains, limit, timeout_s)
 
     async def drain(self, timeout_s: float | None = None) -> bool:

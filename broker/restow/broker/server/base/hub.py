@@ -120,8 +120,10 @@ class Hub:
         if self._ends_for_p:
             return False
         for key, engine in self.directory.members.pools.get(pool, {}).items():
-            agents = (self.agents.get(one.key) for one in engine.agents.values())
-            if any(one is not None and one.waiting for one in (self.engines.get(key), *agents)):
+            agents = (self.agents.get(agent.key) for agent in engine.agents.values())
+            if any(
+                outbox is not None and outbox.waiting for outbox in (self.engines.get(key), *agents)
+            ):
                 return False
         return True
 

@@ -123,7 +123,7 @@ def tell_failures(log: BoundedLog, failures: Iterable[tuple[Handoff, Failure]]) 
     """Log handoffs that failed and demands that were refused, but no ordinary ends."""
     for handoff, failure in failures:
         sides = handoff.source, handoff.destination
-        source, destination = (one.key.engine_id if one else None for one in sides)
+        source, destination = (side.key.engine_id if side else None for side in sides)
         log.warning(
             "handoff failed",
             tenant=handoff.tenant,

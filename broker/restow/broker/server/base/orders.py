@@ -225,12 +225,12 @@ def fill_ended(ended: broker_pb2.Ended, action: act.TellEnded) -> None:
     ended.position_tokens = action.position
     ended.content_compared = action.compared
     ended.readers = action.readers
-    for one in action.counterparts:
+    for counterpart in action.counterparts:
         ended.counterparts.add(
-            engine_id=one.engine_id,
-            incarnation=one.incarnation,
-            message_ids=one.messages,
-            agents=one.agents,
+            engine_id=counterpart.engine_id,
+            incarnation=counterpart.incarnation,
+            message_ids=counterpart.messages,
+            agents=counterpart.agents,
         )
     if action.sampled is not None:
         ended.sampled_token = action.sampled

@@ -106,7 +106,7 @@ class BrokerSettings(BaseSettings):
 
     def limits(self) -> Limits:
         """Return the limits of the directory."""
-        named = {one.name for one in fields(Limits)} & set(type(self).model_fields)
+        named = {field.name for field in fields(Limits)} & set(type(self).model_fields)
         limits = Limits(**{name: getattr(self, name) for name in named})
         alone = self.etcd is None and self.kubernetes_leases is None
         return limits if alone else limits.among_others()

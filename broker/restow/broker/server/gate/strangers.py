@@ -99,13 +99,13 @@ class Strangers:
             self._files = files
             self._find({int(name) for name in files}, port, thoroughly)
         strangers = []
-        for file, one in self._seen.items():
-            one.known = one.known or one.address in self._heard
-            if not one.known and one.address is not None:
-                strangers.append((file, one))
-        for file, one in _too_many(strangers, self._most):
-            _shut_down(file, one.inode)
-            one.known = True
+        for file, connection in self._seen.items():
+            connection.known = connection.known or connection.address in self._heard
+            if not connection.known and connection.address is not None:
+                strangers.append((file, connection))
+        for file, connection in _too_many(strangers, self._most):
+            _shut_down(file, connection.inode)
+            connection.known = True
             self.ended += 1
         if thoroughly:
             self._heard.clear()
@@ -137,7 +137,7 @@ class Strangers:
             pause_s = max(LOOK_EVERY_S, pause * took_s)
             if thoroughly:
                 thorough_s = begun_s + max(THOROUGHLY_EVERY_S, 2 * PAUSE * took_s)
-            count = sum(one.address is not None for one in self._seen.values())
+            count = sum(connection.address is not None for connection in self._seen.values())
             if begun_s >= told_s and (self.ended > told or count >= self._connections):
                 self._log.warning(
                     "many connections: raise --max-connections if they are engines' and agents'",
@@ -169,12 +169,12 @@ def _too_many(strangers: list[tuple[int, _Connection]], most: int) -> list[tuple
         return []
     counts: Counter[str] = Counter()
     ranked = []
-    for one in reversed(strangers):
-        origin = one[1].origin
-        ranked.append((counts[origin], one))
+    for connection in reversed(strangers):
+        origin = connection[1].origin
+        ranked.append((counts[origin], connection))
         counts[origin] += 1
     ranked.sort(key=itemgetter(0))
-    return [one for _, one in ranked[most:]]
+    return [connection for _, connection in ranked[most:]]
 
 
 @contextlib.contextmanager

@@ -162,7 +162,8 @@ def whole_story(handoff: Handoff, granting: Granting, now_s: float) -> pb.GetHan
         timeline=timeline_entries(handoff),
         spans=[timeline_span(span, handoff.born_s) for span in spans_of(handoff, now_s)],
         deliveries=[
-            whole_story(one, granting, now_s) for one in handoff.deliveries.by_engine.values()
+            whole_story(delivery, granting, now_s)
+            for delivery in handoff.deliveries.by_engine.values()
         ],
     )
 

@@ -54,7 +54,9 @@ def broker_status(hub: Hub, tenant: str | None) -> pb.GetStatusResponse:
         version=own_version(),
         broker_epoch=hub.epoch,
         uptime_s=hub.now_s() - hub.started_s,
-        agents=sum(len(one.agents) for one in engines.values() if tenant in (None, one.key.tenant)),
+        agents=sum(
+            len(engine.agents) for engine in engines.values() if tenant in (None, engine.key.tenant)
+        ),
     )
     if tenant is None:
         status.engines = len(engines)
@@ -130,7 +132,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         held = sorted(tenants.holdings.items()) if own is None else [(own, tenants.of(own))]
         return pb.ListTenantsResponse(
             listed=listed_tenant(context) or "",
-            tenants=[tenant_info(tenant, one) for tenant, one in held],
+            tenants=[tenant_info(tenant, holdings) for tenant, holdings in held],
         )
 
     async def ListEngines(
@@ -164,14 +166,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Return what engines of the tenants that are asked for say they hold."""
         tenant, directory = listed_tenant(context), self._hub.directory
         prefixes, engines = directory.prefixes, directory.members.engines
-        held = sorted(one for one in prefixes.holders.items() if tenant in (None, one[0]))
+        held = sorted(item for item in prefixes.holders.items() if tenant in (None, item[0]))
         return pb.ListHoldingsResponse(
             engines=[
                 engine_holdings(teller, holders, engines.get(teller.engine))
                 for _, holders in held
                 for _, teller in sorted(holders.tellers.items())
             ],
-            tenants=[tenant_holdings(name, one, prefixes.limit_bytes) for name, one in held],
+            tenants=[
+                tenant_holdings(name, holders, prefixes.limit_bytes) for name, holders in held
+            ],
         )
 
     async def ListAgents(
@@ -200,9 +204,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         listed = _with_deliveries(chain(live, ended))
         if request.ended_within_s > 0:
             since_s = self._hub.now_s() - request.ended_within_s
-            late = takewhile(lambda one: one.ended_s >= since_s, ended)
+            late = takewhile(lambda handoff: handoff.ended_s >= since_s, ended)
             both = _with_deliveries(chain(live, late))
-            listed = (one for one in both if one.ended and one.ended_s >= since_s)
+            listed = (handoff for handoff in both if handoff.ended and handoff.ended_s >= since_s)
         found = [
             handoff
             for handoff in listed
@@ -239,7 +243,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 host_costs(hosts, known)
                 for hosts, known in sorted(
                     hub.directory.probing.known.items(),
-                    key=lambda one: (one[0].source_host, one[0].destination_host),
+                    key=lambda item: (item[0].source_host, item[0].destination_host),
                 )
                 if tenant in (None, hosts.tenant)
             ],
@@ -374,9 +378,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
 def _with_deliveries(handoffs: Iterable[Handoff]) -> Iterator[Handoff]:
     """Yield each publication, followed by its deliveries."""
-    for one in handoffs:
-        yield one
-        yield from one.deliveries.by_engine.values()
+    for handoff in handoffs:
+        yield handoff
+        yield from handoff.deliveries.by_engine.values()
 
 
 def _check_all_tenants(context: Context) -> None:

@@ -141,10 +141,10 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             )
             for r in islice(hello.regions, most)
         )
-        for one in regions:
-            if one.memory not in _MEMORY_KINDS:
+        for region in regions:
+            if region.memory not in _MEMORY_KINDS:
                 raise RequestError(
-                    f"region {one.name}: {one.memory} is not a kind of memory", field="memory"
+                    f"region {region.name}: {region.memory} is not a kind of memory", field="memory"
                 )
         agent = AgentRecord(
             AgentKey(engine.key, hello.rank),

@@ -228,7 +228,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         response = pb.FindResponse()
         for chain in chains_of(request, model):
             held = [
-                (members.engines[one.engine], one.tokens) for one in prefixes.find(tenant, chain)
+                (members.engines[holder.engine], holder.tokens)
+                for holder in prefixes.find(tenant, chain)
             ]
             fill_found(response.found.add(), held, limit)
             await asyncio.sleep(0)  # a chain may be long, so let others have their turn

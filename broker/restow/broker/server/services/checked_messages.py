@@ -174,12 +174,12 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         prefix = named_of(demand.prefix, demand.position_tokens)
     _check_lists(demand.blocks)
     blocks = []
-    for one in demand.blocks:
-        if one.first_block:
+    for listed in demand.blocks:
+        if listed.first_block:
             raise RequestError(
                 "a demand must name all blocks, from block 0 on", field="first_block"
             )
-        blocks.append((one.group, one.block_ids))
+        blocks.append((listed.group, listed.block_ids))
     timeout_s = timeout_ms / 1000 if timeout_ms else limits.timeout_s
     return Wish(
         tuple(blocks),
@@ -214,15 +214,15 @@ def known_end_of(ended: pb.Ended) -> KnownEnd:
     state = _ENDS.get(ended.state)
     done = state is State.DONE
     others = ended.counterparts
-    sizes = [len(one.message_ids) for one in others]
-    names = [name for one in others for name in (one.engine_id, one.incarnation)]
+    sizes = [len(other.message_ids) for other in others]
+    names = [name for other in others for name in (other.engine_id, other.incarnation)]
     if (
         state is None
         or done != (not ended.reason)
         or ended.position_tokens < 0
         or len(others) > MAX_DELIVERIES
         or max(sizes, default=0) > MAX_MESSAGES
-        or any(len(one.agents) > MAX_CONTENT_BYTES for one in others)
+        or any(len(other.agents) > MAX_CONTENT_BYTES for other in others)
         or max(map(len, names), default=0) > MAX_ID_LENGTH
     ):
         raise RequestError("known_end is not an end that a broker tells", field="known_end")
@@ -234,8 +234,8 @@ def known_end_of(ended: pb.Ended) -> KnownEnd:
         position=ended.position_tokens,
         compared=ended.content_compared,
         counterparts=tuple(
-            Counterpart(one.engine_id, one.incarnation, tuple(one.message_ids), one.agents)
-            for one in others
+            Counterpart(other.engine_id, other.incarnation, tuple(other.message_ids), other.agents)
+            for other in others
         ),
         sampled=_sampled(ended),
         readers=readers_of(ended.readers),

@@ -51,8 +51,8 @@ def brokers_and_pools(hub: Hub, tenant: str | None) -> pb.ListBrokersResponse:
         for pool in owned.keys() | hub.directory.members.pools.keys()
         if tenant in (None, pool.tenant)
     ]
-    found.sort(key=lambda one: (not one[1].own, one[0].tenant, astuple(one[0].model)))
-    told.pools.extend(pool_info(hub.directory, *one) for one in found[:MAX_POOLS])
+    found.sort(key=lambda item: (not item[1].own, item[0].tenant, astuple(item[0].model)))
+    told.pools.extend(pool_info(hub.directory, *item) for item in found[:MAX_POOLS])
     told.pools_left_out = max(0, len(found) - MAX_POOLS)
     return told
 
@@ -73,6 +73,6 @@ def pool_info(directory: Directory, pool: Pool, known: PoolReport) -> pb.PoolInf
         own=known.own,
         leaving=known.leaving,
         engines=len(engines),
-        agents=sum(len(one.agents) for one in engines),
+        agents=sum(len(engine.agents) for engine in engines),
         handoffs_live=len(directory.live_in(pool)),
     )

@@ -91,31 +91,31 @@ def chains_of(request: pb.FindRequest, model: ModelIdentity) -> list[Chain]:
             f"{len(request.chains)} chains, but a call may have at most {MAX_CHAINS}",
             field="chains",
         )
-    count = sum(len(one.hashes) for one in request.chains) // form.hash_bytes
+    count = sum(len(chain.hashes) for chain in request.chains) // form.hash_bytes
     if count > MAX_CHAIN_HASHES:
         raise ChainInvalidError(
             f"the chains have {count} hashes, but a call may have at most {MAX_CHAIN_HASHES}: use "
             f"a larger quantum, or ask for the beginning",
             field="chains",
         )
-    for one in request.chains:
-        _check_size(one.hashes, form)
-        check_salt(one.salt)
-        _check_ends(one.ends, form)
-        if one.below_tokens < 0:
+    for chain in request.chains:
+        _check_size(chain.hashes, form)
+        check_salt(chain.salt)
+        _check_ends(chain.ends, form)
+        if chain.below_tokens < 0:
             raise ChainInvalidError(
-                f"below_tokens {one.below_tokens} must not be negative", field="below_tokens"
+                f"below_tokens {chain.below_tokens} must not be negative", field="below_tokens"
             )
     return [
         Chain(
-            replace(model, revision=revision_of(one.revision)) if one.revision else model,
+            replace(model, revision=revision_of(chain.revision)) if chain.revision else model,
             form,
-            one.salt,
-            one.hashes,
-            one.below_tokens,
-            tuple(ChainEnd(end.position_tokens, end.hash) for end in one.ends),
+            chain.salt,
+            chain.hashes,
+            chain.below_tokens,
+            tuple(ChainEnd(end.position_tokens, end.hash) for end in chain.ends),
         )
-        for one in request.chains
+        for chain in request.chains
     ]
 
 
@@ -190,7 +190,14 @@ def _check_size(hashes: bytes, form: HashForm) -> None:
 
 def fill_found(found: pb.FoundPrefix, held: list[tuple[EngineRecord, int]], limit: int) -> None:
     """Write up to ``limit`` holders, most tokens first, then the less busy."""
-    held.sort(key=lambda one: (-one[1], one[0].draining, len(one[0].handoffs), one[0].key))
+    held.sort(
+        key=lambda holding: (
+            -holding[1],
+            holding[0].draining,
+            len(holding[0].handoffs),
+            holding[0].key,
+        )
+    )
     for engine, tokens in held[:limit]:
         holder = found.holders.add()
         holder.engine_id = engine.key.engine_id
