@@ -69,7 +69,7 @@ class Agent(ThreadedAgent[AsyncAgent]):
 
     @property
     def figures(self) -> AgentFigures:
-        """What is in use, and what was read so far; empty before `start` and after `close`."""
+        """Memory in use and reads so far; empty before `start` and after `close`."""
         agent = self._agent
         return agent.figures if agent is not None else AgentFigures()
 

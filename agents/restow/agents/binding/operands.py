@@ -160,7 +160,7 @@ DST = SideColumns(
 
 
 class End(NamedTuple):
-    """One end of rows: their positions, and the step and type of their elements."""
+    """An end of rows: their positions, and the step and type of their elements."""
 
     lines: Lines
     step_bytes: Int64s

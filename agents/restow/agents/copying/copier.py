@@ -82,7 +82,7 @@ DIGEST_BYTES = 16
 CHUNK_BYTES = 4 << 20
 """Bytes hashed at a time, after gathering if they lie in many pieces."""
 IN_PLACE_PIECES = 256
-"""Up to this many pieces of a chunk are hashed in place, which is then faster than gathering."""
+"""Pieces of a chunk up to which hashing in place is faster than gathering first."""
 
 
 class Hasher:

@@ -70,7 +70,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
 
     @property
     def figures(self) -> AgentFigures:
-        """What all agents have in use together, and what was read so far."""
+        """Memory in use and reads so far, summed over all agents."""
         return together([self._past, *(agent.figures for agent in self._agents)])
 
     async def start(self) -> None:

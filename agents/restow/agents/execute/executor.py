@@ -219,7 +219,10 @@ class Executor:
     def _program(self, program_id: str) -> CheckedProgram:
         program = self._programs.get(program_id)
         if program is None:
-            raise OrderInvalidError(f"program {program_id} was not sent", program=program_id)
+            raise OrderInvalidError(
+                f"the broker did not send program {program_id} before this order",
+                program=program_id,
+            )
         if isinstance(program, RestowError):
             raise program
         return program

@@ -18,7 +18,7 @@ from restow.broker.rpc.sizes import check_size
 
 MAX_FENCES = 1 << 17
 ENDED_S = 5.0
-"""How long the fence of an ended handoff is kept.
+"""Time for which the fence of an ended handoff is kept.
 
 A broker may die after it has told the agent of the end, but not the engine; the engine then
 publishes the handoff again to the next broker.

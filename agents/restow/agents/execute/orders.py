@@ -37,7 +37,7 @@ class Peer:
     place: MemoryPlace
     """Place of its regions and its staging."""
     host_memory: HostMemory | None = None
-    """How other processes of its host read it; None if only NIXL can."""
+    """Access for processes of its host; None if only NIXL can read it."""
 
     @cached_property
     def page_strides_bytes(self) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """One destination rank's part of an order to gather."""
+    """A destination rank's part of an order to gather."""
 
     program_id: str
     dst_rank: int

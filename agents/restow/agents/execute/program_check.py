@@ -94,7 +94,7 @@ class CheckedProgram:
         self._passed: set[tuple[int | None, tuple[int, ...], tuple[bool, ...]]] = set()
         self._check_pairs()
         if len({step.form for step in program.steps}) < len(program.steps):
-            raise self._invalid("two steps are of one form")
+            raise self._invalid("two steps have the same form")
         self._per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
         for step in self._copying:
             self._check_rows(step)

@@ -69,7 +69,7 @@ class KeptReads:
         """Bind reads into the pages of ``memory``, which is at ``place``."""
         self._memory, self._place = memory, place
         self._kept: dict[tuple[str, int, str], PeerReads] = {}
-        """By program, source rank and peer."""
+        """Reads by program, source rank and peer."""
 
     def of(self, program: Program, src_rank: int, peer: Peer) -> PeerReads:
         """Return the reads from ``src_rank``, whose agent is ``peer``."""

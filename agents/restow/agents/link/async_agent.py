@@ -206,7 +206,7 @@ class AsyncAgent:
 
     @property
     def figures(self) -> AgentFigures:
-        """What is in use now, and what was read so far."""
+        """Memory in use now, and reads so far."""
         gather, scatter = self._executor.staging
         reader = self._reader
         return AgentFigures(

@@ -26,7 +26,7 @@ class AgentSettings:
     staging_bytes: int = 64 << 20
     """Size of the pool for gathering, and of that for scattering. 0 disables both."""
     quarantine_s: float = 6.0
-    """How long a read that failed may take to end by itself."""
+    """Time that a failed read gets to end by itself."""
     read_threads: int = field(default_factory=_read_threads)
     """Threads for a large read between processes of a host; by default two, or one per core."""
     try_metadata: bool = True

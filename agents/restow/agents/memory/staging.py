@@ -56,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """How much of a pool is in use, and how many tasks wait for room."""
+    """The use of a pool, and the number of tasks that wait for room."""
 
     size_bytes: int = 0
     used_bytes: int = 0

@@ -20,12 +20,12 @@ _TITLE = re.compile(r"\| (?P<own>\S+ self )?.*cfg#\d+")
 
 
 class TransportName(NamedTuple):
-    """How UCX reads a peer, as it logs it."""
+    """The way in which UCX reads a peer, from its log."""
 
     transport: str
-    """Its transport and device, as ``cma/memory`` or ``rc_mlx5/mlx5_0:1``."""
+    """Transport and device, as ``cma/memory`` or ``rc_mlx5/mlx5_0:1``."""
     method: str
-    """Its method, as ``zero-copy`` or ``software emulation``."""
+    """Method, as ``zero-copy`` or ``software emulation``."""
 
 
 def find_transport(read: OneRead, metadata: bytes) -> TransportName:

@@ -91,7 +91,7 @@ class HostRanges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostMemory:
-    """How a process of the same host is read. Raises `OrderInvalidError`."""
+    """Access to the memory of a process on this host. Raises `OrderInvalidError`."""
 
     pid: int
     """The pid in the process's own namespace."""

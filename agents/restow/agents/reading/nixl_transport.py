@@ -63,7 +63,7 @@ _FAILURES = (
 
 
 class NixlTransport:
-    """One NIXL agent over UCX, as a `Transport` that takes every read."""
+    """A NIXL agent over UCX, as a `Transport` that takes every read."""
 
     kind = NIXL
 

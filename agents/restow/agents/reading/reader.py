@@ -76,7 +76,7 @@ class Reader:
         """Trials whose end no read has seen yet."""
         self._passed: dict[str, Known] = {}
         self._lane: Lane | None = Lane(open_transports())
-        """None after the last lane was retired."""
+        """The lane of new reads; None after the last lane was retired."""
         self._retired: list[Lane] = []
         """Lanes that wait for their last reads."""
         self.lanes_given_up = 0

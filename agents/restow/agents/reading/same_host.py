@@ -183,7 +183,7 @@ class SameHost:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="restow-copy")
         self._spreading = Spreading()
         self._peers: dict[str, HostPeer | None] = {}
-        """None for a peer that can't be read in this way."""
+        """Peers by name; None for a peer that can't be read in this way."""
 
     def prepare(self, peer: str, known: Known) -> None:
         """Look for the peer's mark, once."""

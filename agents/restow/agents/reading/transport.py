@@ -35,12 +35,12 @@ class Flight:
 
 
 class Known(NamedTuple):
-    """What a peer shows of itself."""
+    """The data with which a peer can be read."""
 
     metadata: bytes
     """The peer's NIXL metadata."""
     host_memory: HostMemory | None = None
-    """How processes of its own host read it; None if it shows nothing."""
+    """Access for processes of the peer's host; None if it grants none."""
 
 
 class Transport(Protocol):

@@ -17,7 +17,7 @@ from restow.broker.errors import ChainFormError, ChainInvalidError, RestowError
 from restow.broker.logs import get_logger
 
 HOLD_MS = 60_000
-"""How long a publication is held; the requester is waiting for it."""
+"""Time for which a publication is held, while the requester waits for it."""
 
 
 class Giving:

@@ -63,7 +63,7 @@ ATTENTION_AT_10_000 = Recomputing(1.0, 1e-4)
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """How a store is run.
+    """The options of a store.
 
     ``block_tokens`` None means the smallest block of the layout from which the store is made.
     ``disk`` is a folder, in which states take up to ``disk_bytes``. With None, evicted states are
@@ -81,7 +81,7 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """What a store has now, and what it has done since its start."""
+    """A store's present content, and counts since its start."""
 
     states: int
     """States in memory."""

@@ -101,7 +101,7 @@ class Store:
 
     @property
     def figures(self) -> StoreFigures:
-        """What the store has now, and what it has done."""
+        """The store's present content, and counts of its work."""
         holdings, asking, giving, shelf = self._holdings, self._asking, self._giving, self._shelf
         return StoreFigures(
             states=holdings.states,
@@ -122,7 +122,7 @@ class Store:
 
     @property
     def agent_figures(self) -> AgentFigures:
-        """What the store's agent has in use, and has read."""
+        """Memory in use and reads so far, of the store's agent."""
         return self._agent.figures
 
     def holds(self, prefix: Prefix) -> bool:

@@ -181,7 +181,10 @@ ALL_TOKENS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class HashForm:
-    """How tokens are hashed. Engines find each other's prefixes if all three fields are equal."""
+    """The way in which tokens are hashed.
+
+    Engines find each other's prefixes only if all three fields are equal.
+    """
 
     algorithm: str
     """Name of the algorithm, including all other inputs of the hashes, such as a seed."""
@@ -215,7 +218,7 @@ class PrefixChain:
     """The name of a prompt: a hash after each quantum of tokens."""
 
     form: HashForm
-    """How tokens are hashed."""
+    """The form of the hashes."""
     hashes: tuple[bytes, ...]
     """The hashes, all of one size."""
     below_tokens: int = 0
@@ -252,7 +255,7 @@ class Prefix:
     """The name of the state after exactly ``position_tokens``: the hashes of these tokens."""
 
     form: HashForm
-    """How tokens are hashed."""
+    """The form of the hashes."""
     position_tokens: int
     """Tokens in the prefix."""
     hashes: tuple[bytes, ...]
@@ -288,7 +291,7 @@ class Offer:
     content: bytes
     """Content that the publication must name."""
     within_ms: int
-    """How long the offer stands, from the time at which the broker sent it."""
+    """Validity of the offer, from the time at which the broker sent it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How a handoff ends for a side, and for D also when its pages are free again."""
+"""The end of a handoff as a future, which for D also tells when its pages are free again."""
 
 from __future__ import annotations
 

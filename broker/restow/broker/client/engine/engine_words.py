@@ -1,4 +1,4 @@
-"""What both kinds of sessions offer an engine: methods that check and build its messages."""
+"""The methods of both kinds of sessions, which check and build an engine's messages."""
 
 from __future__ import annotations
 

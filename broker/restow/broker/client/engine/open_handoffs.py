@@ -112,7 +112,7 @@ DEFAULT_TIMEOUT_S = 30.0
 SILENT = "BROKER_SILENT"
 """Reason of an end that the broker did not tell in time."""
 SILENCE_S = 45.0
-"""How much longer than P's or D's own patience an agent may work on a handoff, with a margin.
+"""Time after P's or D's own patience for which an agent may work on a handoff, with a margin.
 
 The broker counts patience and leases from the time at which it receives them, and a message may be
 under way for as long as it takes to notice two dead connections (`pings.NOTICED_S`, 9 s each).
@@ -123,7 +123,7 @@ MAX_USED = 1 << 16
 """Number of remembered ids of publications that ended or were given up."""
 KNOWN_S = 60.0
 MAX_KNOWN = 1024
-"""How long ends are remembered, and how many.
+"""Time for which ends are remembered, and their number.
 
 The next broker is told of them, because the last one may have died before it told the other side.
 """

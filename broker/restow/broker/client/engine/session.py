@@ -129,7 +129,7 @@ MAY_COME = (BrokerUnreachableError.reason, NotOwnerError.reason, OwnerUnknownErr
 NUMBER_BITS = 48
 """Bits of the random number after which a session numbers its messages."""
 CLOSE_S = 1.0
-"""How long a closing session waits for the ends of its demands."""
+"""Time for which a closing session waits for the ends of its demands."""
 
 
 class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):

@@ -34,7 +34,7 @@ AGENT_FREE_BYTES = 64 << 10
 ENGINE_FREE_BYTES = 1 << 20
 """Bytes of each stream that count for no quota, so that a tenant at its quota can be told."""
 MESSAGE_BYTES = 128
-"""What a message counts beside its size, copies included."""
+"""Bytes that a message counts beside its size, copies included."""
 
 
 class Outbox(Generic[Batch]):

@@ -55,7 +55,7 @@ class BrokerSettings(BaseSettings):
     kubernetes_account: Path | None = None
     """Folder of the service account for the Leases. None: the pod's own."""
     member_lease_s: Seconds = TIMING.lease_s
-    """How long other brokers wait for a silent broker before they take its pools."""
+    """Time after which other brokers take the pools of a silent broker."""
     strategy: Strategy = Strategy.AUTO
     allow_narrowing: bool = False
     costs: dict[str, float] = {}
@@ -70,14 +70,17 @@ class BrokerSettings(BaseSettings):
     early_bytes: Annotated[int, Field(ge=0)] = LIMITS.early_bytes
     require_content: bool = LIMITS.require_content
     engine_idle_s: Seconds = LIMITS.engine_idle_s
-    """How long an engine that is gone is remembered."""
+    """Time for which an engine that is gone is remembered."""
     drain_s: Annotated[float, Field(ge=0, le=600)] = 10.0
-    """How long reads under way may delay the end of the process."""
+    """Time for which reads under way may delay the end of the process."""
     max_live: Count = LIMITS.max_live
     max_ended: Count = LIMITS.max_ended
     max_queue: Count = 100_000
     max_connections: Annotated[int, Field(ge=16)] | None = None
-    """None means 512 with TLS, where each stranger's connection may take 80 KiB, else no limit."""
+    """Limit of connections; None means 512 with TLS, else as many as open files allow.
+
+    With TLS each stranger's connection may take 80 KiB.
+    """
     max_bytes: Count = LIMITS.max_bytes
     tenant_max_live: Count | None = None
     tenant_max_ended: Count | None = None

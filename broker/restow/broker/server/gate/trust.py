@@ -1,4 +1,4 @@
-"""How a broker identifies its callers: TLS, with certificates or tokens."""
+"""Identification of a broker's callers: TLS, with certificates or tokens."""
 
 from __future__ import annotations
 
