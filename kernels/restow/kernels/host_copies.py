@@ -86,10 +86,10 @@ CHUNK_ELEMS = 16 * 1024
 def copy_pieces(table: PieceTable) -> None:
     """Execute the table's rows on host memory."""
     rows = table.lengthen().rows
-    dense, some = contiguous(rows), rows[:, PieceColumn.COUNT] > 0
-    src, dst, count, _, _, code = _columns(rows, dense & some)
+    dense, nonempty = contiguous(rows), rows[:, PieceColumn.COUNT] > 0
+    src, dst, count, _, _, code = _columns(rows, dense & nonempty)
     _copy_runs(src, dst, count * SRC_BYTES[code])
-    strided = _columns(rows, ~dense & some).T
+    strided = _columns(rows, ~dense & nonempty).T
     for same in _groups_of_equal(strided[:, PieceColumn.COUNT :]):
         _copy_strided(strided[same])
 

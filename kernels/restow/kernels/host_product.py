@@ -45,11 +45,11 @@ def repeats(weights: torch.Tensor) -> bool:
     shape = (max(TRIED_ROWS), weights.shape[1])
     prompt = torch.randn(shape, generator=generator).to(weights.dtype)
     last = padded_rows(1)
-    some = slice(len(weights) // 4, len(weights) // 4 + max(len(weights) // 4, 1))
+    quarter = slice(len(weights) // 4, len(weights) // 4 + max(len(weights) // 4, 1))
     for count in TRIED_ROWS:
         whole = torch.nn.functional.linear(prompt[None, :count], weights)[0, -last:]
         few = prompt[count - last : count].clone()
-        for channels in (slice(None), some):
+        for channels in (slice(None), quarter):
             again = torch.nn.functional.linear(few, weights[channels].clone())
             if not torch.equal(again, whole[:, channels]):
                 return False

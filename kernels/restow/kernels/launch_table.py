@@ -43,8 +43,8 @@ class LaunchTable:
     @classmethod
     def of(cls, rows: Int64s, vectors: int | None = None) -> "LaunchTable":
         """Cut the rows of a piece table; without ``vectors``, choose the faster tile size."""
-        some = rows[:, PieceColumn.COUNT] > 0
-        boxes = _boxes(rows.copy() if some.all() else rows[some])
+        nonempty = rows[:, PieceColumn.COUNT] > 0
+        boxes = _boxes(rows.copy() if nonempty.all() else rows[nonempty])
         per_tile = {size: _rows_per_tile(boxes, size) for size in VECTORS}
         per_box = {size: -(-boxes.outer // per) for size, per in per_tile.items()}
         if vectors is None:
@@ -105,12 +105,12 @@ def _boxes(rows: Int64s) -> _Boxes:
     abut = (length > 1) & np.all(gap == rows[:, [PieceColumn.COUNT]] * step, axis=1)
     rows[abut, PieceColumn.COUNT] *= length[abut]
     alone = abut | (length == 1)
-    some = ~alone & dense
+    grouped = ~alone & dense
     strided = ~alone & ~dense
     return _Boxes.joined(
         _peeled(rows[alone & dense]),
         _rows_of_elements(rows[alone & ~dense]),
-        _of_bytes(rows[some], length[some], gap[some]),
+        _of_bytes(rows[grouped], length[grouped], gap[grouped]),
         _Boxes(
             rows[strided, :2],
             length[strided],
@@ -150,9 +150,9 @@ def _peeled(rows: Int64s) -> _Boxes:
 
 
 def _runs(address: Int64s, count: Int64s, unit: Int64s) -> _Boxes:
-    some: Bools = count > 0
-    if not some.all():
-        address, count, unit = address[some], count[some], unit[some]
+    nonempty: Bools = count > 0
+    if not nonempty.all():
+        address, count, unit = address[nonempty], count[nonempty], unit[nonempty]
     shapes = np.repeat(unit, SHAPE_COLUMNS).reshape(-1, SHAPE_COLUMNS)
     shapes[:, 0] = 1
     return _Boxes(address, count, RUN_CODES[unit], shapes)

@@ -67,9 +67,9 @@ def alike_rows(
         joined &= side.joined(rows)
     for pair, index in by_pair(rows[:, Column.GROUP_PAIR], pairs):
         whole = joined[index]
-        for some, join in ((index[whole], True), (index[~whole], False)):
-            if len(some):
-                yield AlikeRows(pair, tuple(sides), join, some[:, None])
+        for chosen, join in ((index[whole], True), (index[~whole], False)):
+            if len(chosen):
+                yield AlikeRows(pair, tuple(sides), join, chosen[:, None])
 
 
 def by_pair(numbers: Int64s, pairs: Sequence[GroupPair]) -> Iterator[tuple[GroupPair, Int64s]]:
@@ -138,13 +138,13 @@ def bind_copies(
         src_pages, dst_pages = src.pages(pair, tokens), dst.pages(pair, tokens)
         if not len(stretches.first):
             continue
-        some = rows.take(alike.index, axis=0)
-        source, target = src.end(some, alike.index), dst.end(some, alike.index)
+        bound = rows.take(alike.index, axis=0)
+        source, target = src.end(bound, alike.index), dst.end(bound, alike.index)
         grids.append(
             Grid(
                 source.lines.addresses(src_pages, stretches),
                 target.lines.addresses(dst_pages, stretches),
-                some[..., Column.COUNT] * one_if_alike(stretches.count),
+                bound[..., Column.COUNT] * one_if_alike(stretches.count),
                 source.step_bytes,
                 target.step_bytes,
                 source.dtype,

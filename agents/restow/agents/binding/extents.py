@@ -116,9 +116,9 @@ def direct_extents(
         stretches = both.stretches(tokens)
         pages = blocks.listed(side.form(both.pair), tokens)
         for alike in both.by_region(rows):
-            some = rows.take(alike.index, axis=0)
-            address = side_end(some, memory, side, side).lines.addresses(pages, stretches)
-            length = some[..., Column.COUNT] * stretches.count[:, None]
+            bound = rows.take(alike.index, axis=0)
+            address = side_end(bound, memory, side, side).lines.addresses(pages, stretches)
+            length = bound[..., Column.COUNT] * stretches.count[:, None]
             found.append(Extents(address.ravel(), length.ravel()))
     return found
 

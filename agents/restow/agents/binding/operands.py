@@ -215,10 +215,10 @@ def in_order(
     begins, _ = row_begins(rows, pairs, tokens)
     begins += address
 
-    def end(some: Int64s, index: Int64s) -> End:
-        dtype = wire_dtypes(some)
+    def end(bound: Int64s, index: Int64s) -> End:
+        dtype = wire_dtypes(bound)
         item = ITEM_BYTES[dtype]
-        return End(Lines(begins[index], _ZERO, some[..., Column.COUNT] * item), item, dtype)
+        return End(Lines(begins[index], _ZERO, bound[..., Column.COUNT] * item), item, dtype)
 
     return BoundOperand(None, end, lambda pair, tokens: PageList(None))
 

@@ -91,7 +91,7 @@ class Pinned:
 
     def pages(self) -> Iterator[tuple[PieceKey, int]]:
         """Yield each piece that is held, with its page; new pages are left out."""
-        pages = (page for some in self.blocks.values() for page in some if page != NULL_BLOCK)
+        pages = (page for ids in self.blocks.values() for page in ids if page != NULL_BLOCK)
         return zip(self.held, pages, strict=True)
 
 
@@ -160,8 +160,8 @@ class Kept:
             return None
         self._states.pin(keys)
         blocks = {
-            group: [NULL_BLOCK if key is None else self._pieces[key].page for key in some]
-            for group, some in listed.items()
+            group: [NULL_BLOCK if key is None else self._pieces[key].page for key in keys_of_group]
+            for group, keys_of_group in listed.items()
         }
         return Pinned(prefix, blocks, keys, prefix.position_tokens)
 
@@ -182,7 +182,7 @@ class Kept:
         pages = {group: iter(self.room.take(group, count)) for group, count in counts.items()}
         new = {key: next(pages[key.group]) for key in wanted}
         self._writing.update((key.group, page) for key, page in new.items())
-        blocks = {group: [self._page(key, new) for key in some] for group, some in listed.items()}
+        blocks = {group: [self._page(key, new) for key in keys] for group, keys in listed.items()}
         return Reserved(Pinned(prefix, blocks, held, held_tokens, new), tuple(moves))
 
     def commit(self, pinned: Pinned, now_s: float) -> None:
@@ -226,8 +226,8 @@ class Kept:
         blocks = prefix.position_tokens // block_tokens
         for group in self.shape.groups:
             if group.block_tokens:
-                some = listed[group.name][:blocks]
-                have = (key is None or key in self._pieces for key in some)
+                keys = listed[group.name][:blocks]
+                have = (key is None or key in self._pieces for key in keys)
                 blocks = next((index for index, held in enumerate(have) if not held), blocks)
         return blocks * block_tokens
 
@@ -280,11 +280,11 @@ class Kept:
 
     def _victim(self, now_s: float) -> StateKey | None:
         """Return the least valuable of some states that are not pinned; None if all are pinned."""
-        some = self._states.order
-        if len(some) > SAMPLE:
-            some = self._random.sample(some, SAMPLE)
+        sample = self._states.order
+        if len(sample) > SAMPLE:
+            sample = self._random.sample(sample, SAMPLE)
         best: tuple[float, StateKey] | None = None
-        for name in some:
+        for name in sample:
             state = self._states.by_key[name]
             if self._pinned(name):
                 continue
@@ -335,7 +335,7 @@ class Kept:
 
 
 def _keys(listed: dict[str, list[PieceKey | None]]) -> Iterator[PieceKey]:
-    for some in listed.values():
-        for key in some:
+    for keys in listed.values():
+        for key in keys:
             if key is not None:
                 yield key

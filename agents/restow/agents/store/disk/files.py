@@ -43,7 +43,7 @@ def write_run(path: Path, pages: Sequence[memoryview]) -> None:
     """Write a new file durably. Raises `OSError`, and leaves no file then."""
     fd = _open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     try:
-        _move(pages, lambda some, offset: os.pwritev(fd, some, offset), 0)
+        _move(pages, lambda batch, offset: os.pwritev(fd, batch, offset), 0)
         os.fdatasync(fd)
     except OSError:
         path.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ def read_pages(path: Path, pages: Sequence[tuple[int, memoryview]]) -> None:
 
 
 def _read(fd: int, pages: Sequence[memoryview], offset_bytes: int) -> None:
-    _move(pages, lambda some, offset: os.preadv(fd, some, offset), offset_bytes)
+    _move(pages, lambda batch, offset: os.preadv(fd, batch, offset), offset_bytes)
 
 
 def _open(path: Path, flags: int) -> int:
@@ -91,19 +91,19 @@ def _move(
 ) -> None:
     left = list(reversed(pages))
     while left:
-        some: list[memoryview] = []
+        batch: list[memoryview] = []
         size = 0
-        while left and len(some) < MAX_PIECES and size + len(left[-1]) <= MAX_CALL_BYTES:
-            some.append(left.pop())
-            size += len(some[-1])
-        if not some:  # a single page that is longer than a call
-            some, size = [left[-1][:MAX_CALL_BYTES]], MAX_CALL_BYTES
+        while left and len(batch) < MAX_PIECES and size + len(left[-1]) <= MAX_CALL_BYTES:
+            batch.append(left.pop())
+            size += len(batch[-1])
+        if not batch:  # a single page that is longer than a call
+            batch, size = [left[-1][:MAX_CALL_BYTES]], MAX_CALL_BYTES
             left[-1] = left[-1][MAX_CALL_BYTES:]
-        moved = call(some, offset_bytes)
+        moved = call(batch, offset_bytes)
         if not moved:
             raise RunLostError("the run's file ends before its last page")
         offset_bytes += moved
-        for page in reversed(some):  # the next call moves the rest
+        for page in reversed(batch):  # the next call moves the rest
             size -= len(page)
             if moved <= size:
                 left.append(page)

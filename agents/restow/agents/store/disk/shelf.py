@@ -162,9 +162,9 @@ class Shelf:
             if found is None:
                 raise RunLostError("a piece of the state is no longer on disk")
             by_run.setdefault(found.run, []).append((found, (key, view)))
-        for run, some in by_run.items():
+        for run, pieces in by_run.items():
             try:
-                self._read_run(run, some)
+                self._read_run(run, pieces)
             except (OSError, RunLostError) as error:
                 why = error.strerror if isinstance(error, OSError) else error.message
                 self._lose(run)
@@ -176,9 +176,9 @@ class Shelf:
         for run in [number for number in self._runs if self._runs.revision(number) == revision]:
             self._lose(run)
 
-    def _read_run(self, run: int, some: Sequence[tuple[Written, Page]]) -> None:
-        read_pages(self._path(run), [(found.offset_bytes, view) for found, (_, view) in some])
-        for found, (key, view) in some:
+    def _read_run(self, run: int, pieces: Sequence[tuple[Written, Page]]) -> None:
+        read_pages(self._path(run), [(found.offset_bytes, view) for found, (_, view) in pieces])
+        for found, (key, view) in pieces:
             if xxhash.xxh3_64_intdigest(view) != found.checksum:
                 raise RunLostError(f"a page of {key.group} differs from what was written")
 

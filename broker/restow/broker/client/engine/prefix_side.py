@@ -226,10 +226,10 @@ async def hand_over(
     """
     taken = 0
     for first in range(0, len(prefixes), AT_ONCE):
-        some = prefixes[first : first + AT_ONCE]
-        for prefix in some:
+        batch = prefixes[first : first + AT_ONCE]
+        for prefix in batch:
             keep(prefix)
-        held = await _await_held(some, engine_id, find)
+        held = await _await_held(batch, engine_id, find)
         if not held:
             return taken
         taken += held
@@ -252,9 +252,9 @@ async def _await_held(
         held = sum(
             any(
                 holder.engine_id != engine_id and holder.tokens == prefix.position_tokens
-                for holder in some
+                for holder in holders
             )
-            for prefix, some in zip(prefixes, found, strict=True)
+            for prefix, holders in zip(prefixes, found, strict=True)
         )
         if held == len(prefixes) or asyncio.get_running_loop().time() > end_s:
             return held
