@@ -1,4 +1,4 @@
-"""What operators are told of several brokers and of the pools that they share out."""
+"""Messages to operators about several brokers and their pools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOBODYS = PoolReport("", 0, None)
 
 
 def membership_of(report: FleetReport) -> pb.Membership:
-    """How a broker stands among others."""
+    """Return a broker's state among the others."""
     told = pb.Membership(
         address=report.address,
         fleet=report.fleet,
@@ -37,7 +37,7 @@ def membership_of(report: FleetReport) -> pb.Membership:
 
 
 def brokers_and_pools(hub: Hub, tenant: str | None) -> pb.ListBrokersResponse:
-    """All brokers, and the pools of one tenant or of all."""
+    """Return all brokers, and the pools of one tenant or of all."""
     told, report = pb.ListBrokersResponse(), hub.standing.report()
     owned = {} if report is None else report.pools
     if report is not None:
@@ -51,14 +51,14 @@ def brokers_and_pools(hub: Hub, tenant: str | None) -> pb.ListBrokersResponse:
         for pool in owned.keys() | hub.directory.members.pools.keys()
         if tenant in (None, pool.tenant)
     ]
-    found.sort(key=lambda one: (not one[1].own, one[0].tenant, astuple(one[0].model)))
-    told.pools.extend(pool_info(hub.directory, *one) for one in found[:MAX_POOLS])
+    found.sort(key=lambda item: (not item[1].own, item[0].tenant, astuple(item[0].model)))
+    told.pools.extend(pool_info(hub.directory, *item) for item in found[:MAX_POOLS])
     told.pools_left_out = max(0, len(found) - MAX_POOLS)
     return told
 
 
 def pool_info(directory: Directory, pool: Pool, known: PoolReport) -> pb.PoolInfo:
-    """One pool, and what is here of it."""
+    """Return a pool, with what this broker has of it."""
     engines = directory.members.pools.get(pool, {}).values()
     model = pool.model
     return pb.PoolInfo(
@@ -73,6 +73,6 @@ def pool_info(directory: Directory, pool: Pool, known: PoolReport) -> pb.PoolInf
         own=known.own,
         leaving=known.leaving,
         engines=len(engines),
-        agents=sum(len(one.agents) for one in engines),
+        agents=sum(len(engine.agents) for engine in engines),
         handoffs_live=len(directory.live_in(pool)),
     )
