@@ -7,8 +7,8 @@ from collections.abc import Iterator, Set
 from datetime import UTC, datetime
 from typing import Any
 
-from restow.broker.cli.views.admin_json import engines_json, handoffs_json
 from restow.broker.client.admin import AdminClient
+from restow.broker.display.documents import engines_json, handoffs_json
 from restow.broker.errors import RestowError
 
 Event = dict[str, Any]

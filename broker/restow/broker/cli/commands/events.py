@@ -29,7 +29,7 @@ def events(
     """What happened, the oldest first: one line each, whole, and one JSON object with -o json."""
     from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.news import News
-    from restow.broker.cli.views.event_lines import event_line
+    from restow.broker.cli.views.tables import event_line
 
     if output.form == "name":
         raise typer.BadParameter("events have no names", param_hint="-o")

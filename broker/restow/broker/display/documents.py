@@ -1,5 +1,6 @@
-"""These functions put what a broker tells operators into the form that scripts rely on.
+"""Turn a broker's answers to operators into documents: what ``--json`` prints.
 
+Scripts rely on this form. Tables, ``restow top`` and the status page are made of it too, by `rows`.
 Null means not known.
 """
 
@@ -10,11 +11,11 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from restow.broker.cli.views.fleet_views import membership_json
 from restow.broker.reasons import advice_for
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
 
+Values = dict[str, Any]
 ENDS = ("DONE", "FAILED", "EXPIRED", "CANCELLED")
 
 
@@ -24,8 +25,21 @@ def _state(number: int) -> str:
     )
 
 
-def _values(message: Message, *names: str) -> dict[str, Any]:
+def _values(message: Message, *names: str) -> Values:
     return {name: getattr(message, name) for name in names}
+
+
+def _or_null(message: Message, *names: str) -> Values:
+    return {name: getattr(message, name) or None for name in names}
+
+
+def _if_set(message: Message, *names: str, digits: int | None = None) -> Values:
+    """Return optional fields, rounded; null: the broker does not know."""
+    set_ = {name: getattr(message, name) if message.HasField(name) else None for name in names}
+    return {
+        name: round(value, digits) if value is not None and digits else value
+        for name, value in set_.items()
+    }
 
 
 def _ended(counts: Iterable[pb.StateCount]) -> dict[str, int]:
@@ -33,7 +47,7 @@ def _ended(counts: Iterable[pb.StateCount]) -> dict[str, int]:
     return {state: ended.get(state, 0) for state in ENDS}
 
 
-def tenants_json(tenants: Iterable[pb.TenantInfo]) -> dict[str, Any]:
+def tenants_json(tenants: Iterable[pb.TenantInfo]) -> Values:
     """Return what ``restow tenants --json`` prints."""
     return {
         "tenants": [
@@ -47,7 +61,7 @@ def tenants_json(tenants: Iterable[pb.TenantInfo]) -> dict[str, Any]:
     }
 
 
-def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
+def status_json(status: pb.GetStatusResponse, address: str) -> Values:
     """Return what ``restow status --json`` prints."""
     return {
         "broker": address,
@@ -57,11 +71,10 @@ def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
         "handoffs_ended": _ended(status.ended),
         **_values(status, "bytes_read", "handoffs_checked", "digest_mismatches"),
         **_values(status, "draining", "requires_content"),
-        "membership": membership_json(status),
     }
 
 
-def traffic_json(status: pb.GetStatusResponse) -> dict[str, Any]:
+def traffic_json(status: pb.GetStatusResponse) -> Values:
     """Return what ended in the last quarter of an hour; of an older broker, nothing."""
     return {
         "step_s": status.step_s,
@@ -70,7 +83,7 @@ def traffic_json(status: pb.GetStatusResponse) -> dict[str, Any]:
             {
                 **_values(one, "tenant", "source_engine", "destination_engine"),
                 **_step_json(one.traffic),
-                "bytes_per_second": _if_set(one, "bytes_per_second"),
+                **_if_set(one, "bytes_per_second"),
             }
             for one in status.pairs
         ],
@@ -78,16 +91,12 @@ def traffic_json(status: pb.GetStatusResponse) -> dict[str, Any]:
     }
 
 
-def _step_json(step: pb.TrafficStep) -> dict[str, Any]:
+def _step_json(step: pb.TrafficStep) -> Values:
     counts = _values(step, "done", "failed", "cancelled", "bytes")
-    return {**counts, "p50_s": _if_set(step, "p50_s"), "p99_s": _if_set(step, "p99_s")}
+    return {**counts, **_if_set(step, "p50_s", "p99_s")}
 
 
-def _if_set(message: Message, name: str) -> Any:
-    return getattr(message, name) if message.HasField(name) else None
-
-
-def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
+def engines_json(engines: Iterable[pb.EngineInfo]) -> Values:
     """Return what ``restow engines --json`` prints."""
     return {
         "engines": [
@@ -105,7 +114,7 @@ def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
     }
 
 
-def agents_json(agents: Iterable[pb.AgentInfo]) -> dict[str, Any]:
+def agents_json(agents: Iterable[pb.AgentInfo]) -> Values:
     """Return what ``restow agents --json`` prints."""
     shown = "engine_id", "rank", "agent_name", "regions", "region_bytes", "staging_bytes", "tenant"
     return {
@@ -115,7 +124,7 @@ def agents_json(agents: Iterable[pb.AgentInfo]) -> dict[str, Any]:
     }
 
 
-def handoffs_json(response: pb.ListHandoffsResponse) -> dict[str, Any]:
+def handoffs_json(response: pb.ListHandoffsResponse) -> Values:
     """Return what ``restow handoffs --json`` prints."""
     return {
         "handoffs": [_info_json(one) for one in response.handoffs],
@@ -123,14 +132,14 @@ def handoffs_json(response: pb.ListHandoffsResponse) -> dict[str, Any]:
     }
 
 
-def leases_json(response: pb.ListHandoffsResponse, limit: int) -> dict[str, Any]:
+def leases_json(response: pb.ListHandoffsResponse, limit: int) -> Values:
     """Return what ``restow leases --json`` prints: those that end first come first."""
     leases = [one for one in map(_info_json, response.handoffs) if one["lease_s"] is not None]
     leases.sort(key=lambda one: one["lease_s"])
     return {"leases": leases[:limit], "left_out": max(0, len(leases) - limit)}
 
 
-def handoff_json(response: pb.GetHandoffResponse) -> dict[str, Any]:
+def handoff_json(response: pb.GetHandoffResponse) -> Values:
     """Return what ``restow handoff ID --json`` prints."""
     reason = response.handoff.reason
     advice = advice_for(reason) if reason else None
@@ -147,7 +156,7 @@ def handoff_json(response: pb.GetHandoffResponse) -> dict[str, Any]:
                 "kind": one.kind,
                 "begin_ms": round(one.begin_ms, 3),
                 "end_ms": round(one.end_ms, 3),
-                **{name: _if_set(one, name) for name in ("rank", "source_rank", "bytes")},
+                **_if_set(one, "rank", "source_rank", "bytes"),
                 "over": one.over,
             }
             for one in response.spans
@@ -163,7 +172,7 @@ COSTS = (
 )
 
 
-def costs_json(response: pb.ListCostsResponse) -> dict[str, Any]:
+def costs_json(response: pb.ListCostsResponse) -> Values:
     """Return what ``restow costs --json`` prints; ``--costs`` of other commands takes ``costs``."""
     return {
         "measured": not response.fixed,
@@ -180,33 +189,83 @@ def costs_json(response: pb.ListCostsResponse) -> dict[str, Any]:
     }
 
 
-def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:
+def _info_json(info: pb.HandoffInfo) -> Values:
+    read = _values(info, "expected_bytes", "reading_ranks", "settled_ranks")
+    asked = _values(info, "prefix_tokens", "offers", "offers_declined")
     return {
-        "handoff_id": info.handoff_id,
-        "number": info.number,
+        **_values(info, "handoff_id", "number"),
         "state": _state(info.state),
-        "source_engine": info.source_engine or None,
-        "destination_engine": info.destination_engine or None,
-        "position_tokens": info.position_tokens or None,
+        **_or_null(info, "source_engine", "destination_engine", "position_tokens"),
         "bytes": info.bytes,
-        "reason": info.reason or None,
-        "detail": info.detail or None,
+        **_or_null(info, "reason", "detail"),
         "age_s": round(info.age_s, 3),
-        "waits_for": info.waits_for or None,
-        "lease_s": round(info.lease_s, 3) if info.HasField("lease_s") else None,
-        "patience_s": round(info.patience_s, 3) if info.HasField("patience_s") else None,
-        "transfer_s": round(info.transfer_s, 6) if info.HasField("transfer_s") else None,
+        **_or_null(info, "waits_for"),
+        **_if_set(info, "lease_s", "patience_s", digits=3),
+        **_if_set(info, "transfer_s", digits=6),
         "strategies": list(info.strategies),
-        "content": info.content,
-        "tenant": info.tenant,
-        "ended_ago_s": round(info.ended_ago_s, 3) if info.HasField("ended_ago_s") else None,
-        "expected_bytes": info.expected_bytes if info.reading_ranks else None,
-        "reading_ranks": info.reading_ranks or None,
-        "settled_ranks": info.settled_ranks if info.reading_ranks else None,
+        **_values(info, "content", "tenant"),
+        **_if_set(info, "ended_ago_s", digits=3),
+        **(read if info.reading_ranks else dict.fromkeys(read)),
         "readers": info.readers or None,
         "delivered": info.delivered,
-        "prefix_tokens": info.prefix_tokens or None,
-        "offers": info.offers if info.prefix_tokens else None,
-        "offers_declined": info.offers_declined if info.prefix_tokens else None,
+        **(asked if info.prefix_tokens else dict.fromkeys(asked)),
         "broker": info.broker or None,
     }
+
+
+def holdings_json(told: pb.ListHoldingsResponse, beginning: str = "") -> Values:
+    """Return what ``restow holdings --json`` prints: of engines whose ids begin so."""
+    return {
+        "engines": [
+            _engine_holdings_json(one)
+            for one in told.engines
+            if one.engine_id.startswith(beginning)
+        ],
+        "tenants": [
+            _values(one, "tenant", "hashes", "bytes", "limit_bytes", "forgotten")
+            for one in told.tenants
+        ],
+    }
+
+
+def _engine_holdings_json(one: pb.EngineHoldings) -> Values:
+    return {
+        **_values(one, "tenant", "engine_id"),
+        "broker": one.broker or None,
+        **_values(one.form, "algorithm", "quantum_tokens", "hash_bytes"),
+        **_values(one, "batches", "offers", "offers_declined"),
+        "groups": [_group_json(group) for group in one.groups],
+    }
+
+
+def _group_json(group: pb.GroupHoldings) -> Values:
+    held = _values(group, "group", "count")
+    return {**held, **_or_null(group, "block_tokens", "window_tokens")}
+
+
+IDENTITY = ("tenant", "model", "revision", "adapter", "quantisation")
+
+
+def models_json(engines: Iterable[Values]) -> list[Values]:
+    """Return each model with the ids of its engines, from what ``restow engines`` has of them."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for one in engines:
+        found.setdefault(tuple(one[name] for name in IDENTITY), []).append(one["engine_id"])
+    return [
+        {**dict(zip(IDENTITY, model, strict=True)), "engines": sorted(ids)}
+        for model, ids in sorted(found.items())
+    ]
+
+
+def mixed_weights(models: Iterable[Values]) -> list[str]:
+    """Return a sentence for each model whose engines have different weights."""
+    by_name: dict[tuple[str, str], list[str]] = {}
+    for one in models:
+        words = [one["revision"] or "no revision", one["adapter"], one["quantisation"]]
+        who = f"{', '.join(one['engines'])} of {' '.join(filter(None, words))}"
+        by_name.setdefault((one["tenant"], one["model"]), []).append(who)
+    return [
+        f"{name}: {'; '.join(who)}: nothing is handed over between these"
+        for (_, name), who in by_name.items()
+        if len(who) > 1
+    ]
