@@ -1,127 +1,113 @@
 """Turn a broker's answers to operators into documents: what ``--json`` prints.
 
 Scripts rely on this form. Tables, ``restow top`` and the status page are made of it too, by `rows`.
-Null means not known.
+Every field of a message stands in its document under its own name, and null means unknown or none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from restow.broker.reasons import advice_for
 from restow.v1 import admin_pb2 as pb
-from restow.v1 import broker_pb2
 
 Values = dict[str, Any]
-ENDS = ("DONE", "FAILED", "EXPIRED", "CANCELLED")
-
-
-def _state(number: int) -> str:
-    return broker_pb2.HandoffState.Name(broker_pb2.HandoffState.ValueType(number)).removeprefix(
-        "HANDOFF_STATE_"
-    )
-
-
-def _values(message: Message, *names: str) -> Values:
-    return {name: getattr(message, name) for name in names}
-
-
-def _or_null(message: Message, *names: str) -> Values:
-    return {name: getattr(message, name) or None for name in names}
-
-
-def _if_set(message: Message, *names: str, digits: int | None = None) -> Values:
-    """Return optional fields, rounded; null: the broker does not know."""
-    set_ = {name: getattr(message, name) if message.HasField(name) else None for name in names}
-    return {
-        name: round(value, digits) if value is not None and digits else value
-        for name, value in set_.items()
+ENDS: Final = ("DONE", "FAILED", "EXPIRED", "CANCELLED")
+NULL_IF_EMPTY: Final = frozenset(
+    {
+        *("source_engine", "destination_engine", "position_tokens", "reason", "detail"),
+        *("waits_for", "readers", "broker", "block_tokens", "window_tokens", "failure"),
     }
+)
+"""Fields without presence whose zero value means that there is none."""
+READING: Final = ("expected_bytes", "reading_ranks", "settled_ranks")
+"""Fields of a handoff that is granted and has not ended; else null."""
+BY_PREFIX: Final = ("prefix_tokens", "offers", "offers_declined")
+"""Fields of a handoff that is asked for by prefix; else null."""
+DIGITS: Final = {
+    **dict.fromkeys(("uptime_s", "age_s", "lease_s", "patience_s", "ended_ago_s"), 3),
+    **dict.fromkeys(("at_ms", "begin_ms", "end_ms"), 3),
+    "transfer_s": 6,
+}
+"""Decimal places to which a field is rounded."""
+STATUS: Final = (
+    *("version", "broker_epoch", "uptime_s", "engines", "agents", "plans", "handoffs_live"),
+    *("handoffs_quarantined", "handoffs_ended", "bytes_read", "handoffs_checked"),
+    *("digest_mismatches", "draining", "requires_content"),
+)
+IDENTITY: Final = ("tenant", "model", "revision", "adapter", "quantisation")
 
 
-def _ended(counts: Iterable[pb.StateCount]) -> dict[str, int]:
-    ended = {_state(one.state): one.count for one in counts}
-    return {state: ended.get(state, 0) for state in ENDS}
+def document(message: Message) -> Values:
+    """Return the fields of a message by name, and those of the messages in it alike.
+
+    >>> document(pb.TrafficStep(done=2, p50_s=0.1))
+    {'done': 2, 'failed': 0, 'cancelled': 0, 'bytes': 0, 'p50_s': 0.1, 'p99_s': None}
+    """
+    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _value(message: Message, field: FieldDescriptor) -> Any:
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        return [document(one) if field.message_type else one for one in value]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    if field.message_type:
+        return document(value)
+    if field.enum_type:
+        return field.enum_type.values_by_number[value].name.removeprefix("HANDOFF_STATE_")
+    if field.name in NULL_IF_EMPTY:
+        return value or None
+    return round(value, DIGITS[field.name]) if field.name in DIGITS else value
+
+
+def _with_ends(told: Values) -> Values:
+    """Replace the counts of states by a count of each state in which handoffs end."""
+    counts = {one["state"]: one["count"] for one in told.pop("ended")}
+    return {**told, "handoffs_ended": {state: counts.get(state, 0) for state in ENDS}}
 
 
 def tenants_json(tenants: Iterable[pb.TenantInfo]) -> Values:
     """Return what ``restow tenants --json`` prints."""
-    return {
-        "tenants": [
-            {
-                **_values(one, "tenant", "engines", "handoffs_live", "handoffs_quarantined"),
-                "handoffs_ended": _ended(one.ended),
-                "bytes_read": one.bytes_read,
-            }
-            for one in tenants
-        ]
-    }
+    return {"tenants": [_with_ends(document(one)) for one in tenants]}
 
 
 def status_json(status: pb.GetStatusResponse, address: str) -> Values:
     """Return what ``restow status --json`` prints."""
-    return {
-        "broker": address,
-        **_values(status, "version", "broker_epoch"),
-        "uptime_s": round(status.uptime_s, 3),
-        **_values(status, "engines", "agents", "plans", "handoffs_live", "handoffs_quarantined"),
-        "handoffs_ended": _ended(status.ended),
-        **_values(status, "bytes_read", "handoffs_checked", "digest_mismatches"),
-        **_values(status, "draining", "requires_content"),
-    }
+    told = _with_ends(document(status))
+    return {"broker": address, **{name: told[name] for name in STATUS}}
 
 
 def traffic_json(status: pb.GetStatusResponse) -> Values:
     """Return what ended in the last quarter of an hour; of an older broker, nothing."""
+    told = document(status)
     return {
-        "step_s": status.step_s,
-        "steps": [_step_json(one) for one in status.steps],
-        "pairs": [
-            {
-                **_values(one, "tenant", "source_engine", "destination_engine"),
-                **_step_json(one.traffic),
-                **_if_set(one, "bytes_per_second"),
-            }
-            for one in status.pairs
-        ],
-        "pairs_left_out": status.pairs_left_out,
+        "step_s": told["step_s"],
+        "steps": told["steps"],
+        "pairs": [{**one.pop("traffic"), **one} for one in told["pairs"]],
+        "pairs_left_out": told["pairs_left_out"],
     }
-
-
-def _step_json(step: pb.TrafficStep) -> Values:
-    counts = _values(step, "done", "failed", "cancelled", "bytes")
-    return {**counts, **_if_set(step, "p50_s", "p99_s")}
 
 
 def engines_json(engines: Iterable[pb.EngineInfo]) -> Values:
     """Return what ``restow engines --json`` prints."""
-    return {
-        "engines": [
-            {
-                **_values(one, "engine_id", "incarnation"),
-                **_values(one, "model", "revision", "adapter", "quantisation", "layout_digest"),
-                **_values(one, "ranks", "agents", "session", "draining", "open", "version"),
-                "replaced": list(one.replaced),
-                "age_s": round(one.age_s, 3),
-                "tenant": one.tenant,
-                "broker": one.broker or None,
-            }
-            for one in engines
-        ]
-    }
+    return {"engines": [document(one) for one in engines]}
 
 
 def agents_json(agents: Iterable[pb.AgentInfo]) -> Values:
     """Return what ``restow agents --json`` prints."""
-    shown = "engine_id", "rank", "agent_name", "regions", "region_bytes", "staging_bytes", "tenant"
-    return {
-        "agents": [
-            {**_values(one, *shown, "version"), "broker": one.broker or None} for one in agents
-        ]
-    }
+    return {"agents": [document(one) for one in agents]}
+
+
+def _info_json(info: pb.HandoffInfo) -> Values:
+    told = document(info)
+    unknown = (() if info.reading_ranks else READING) + (() if info.prefix_tokens else BY_PREFIX)
+    return told | dict.fromkeys(unknown)
 
 
 def handoffs_json(response: pb.ListHandoffsResponse) -> Values:
@@ -147,103 +133,29 @@ def handoff_json(response: pb.GetHandoffResponse) -> Values:
         **_info_json(response.handoff),
         "meaning": advice.meaning if advice else None,
         "next_step": advice.next_step if advice else None,
-        "timeline": [
-            {"at_ms": round(one.at_ms, 3), "event": one.event, "detail": one.detail or None}
-            for one in response.timeline
-        ],
-        "spans": [
-            {
-                "kind": one.kind,
-                "begin_ms": round(one.begin_ms, 3),
-                "end_ms": round(one.end_ms, 3),
-                **_if_set(one, "rank", "source_rank", "bytes"),
-                "over": one.over,
-            }
-            for one in response.spans
-        ],
+        "timeline": [document(one) for one in response.timeline],
+        "spans": [document(one) for one in response.spans],
         "deliveries": [handoff_json(one) for one in response.deliveries],
     }
 
 
-COSTS = (
-    *("seconds_per_descriptor", "read_bytes_per_second", "copy_bytes_per_second"),
-    *("seconds_per_launch", "seconds_per_copy", "seconds_per_element", "seconds_per_stage"),
-    *("seconds_per_weight_byte", "nominal_tokens"),
-)
-
-
 def costs_json(response: pb.ListCostsResponse) -> Values:
     """Return what ``restow costs --json`` prints; ``--costs`` of other commands takes ``costs``."""
-    return {
-        "measured": not response.fixed,
-        "otherwise": _values(response.otherwise, *COSTS),
-        "hosts": [
-            {
-                "source_host": one.source_host,
-                "destination_host": one.destination_host,
-                "costs": _values(one.costs, *COSTS) if one.HasField("costs") else None,
-                "failure": one.failure or None,
-            }
-            for one in response.hosts
-        ],
-    }
+    told = document(response)
+    return {"measured": not told["fixed"], "otherwise": told["otherwise"], "hosts": told["hosts"]}
 
 
-def _info_json(info: pb.HandoffInfo) -> Values:
-    read = _values(info, "expected_bytes", "reading_ranks", "settled_ranks")
-    asked = _values(info, "prefix_tokens", "offers", "offers_declined")
-    return {
-        **_values(info, "handoff_id", "number"),
-        "state": _state(info.state),
-        **_or_null(info, "source_engine", "destination_engine", "position_tokens"),
-        "bytes": info.bytes,
-        **_or_null(info, "reason", "detail"),
-        "age_s": round(info.age_s, 3),
-        **_or_null(info, "waits_for"),
-        **_if_set(info, "lease_s", "patience_s", digits=3),
-        **_if_set(info, "transfer_s", digits=6),
-        "strategies": list(info.strategies),
-        **_values(info, "content", "tenant"),
-        **_if_set(info, "ended_ago_s", digits=3),
-        **(read if info.reading_ranks else dict.fromkeys(read)),
-        "readers": info.readers or None,
-        "delivered": info.delivered,
-        **(asked if info.prefix_tokens else dict.fromkeys(asked)),
-        "broker": info.broker or None,
-    }
-
-
-def holdings_json(told: pb.ListHoldingsResponse, beginning: str = "") -> Values:
+def holdings_json(response: pb.ListHoldingsResponse, beginning: str = "") -> Values:
     """Return what ``restow holdings --json`` prints: of engines whose ids begin so."""
+    told = document(response)
     return {
         "engines": [
-            _engine_holdings_json(one)
-            for one in told.engines
-            if one.engine_id.startswith(beginning)
+            {**one.pop("form"), **one}
+            for one in told["engines"]
+            if one["engine_id"].startswith(beginning)
         ],
-        "tenants": [
-            _values(one, "tenant", "hashes", "bytes", "limit_bytes", "forgotten")
-            for one in told.tenants
-        ],
+        "tenants": told["tenants"],
     }
-
-
-def _engine_holdings_json(one: pb.EngineHoldings) -> Values:
-    return {
-        **_values(one, "tenant", "engine_id"),
-        "broker": one.broker or None,
-        **_values(one.form, "algorithm", "quantum_tokens", "hash_bytes"),
-        **_values(one, "batches", "offers", "offers_declined"),
-        "groups": [_group_json(group) for group in one.groups],
-    }
-
-
-def _group_json(group: pb.GroupHoldings) -> Values:
-    held = _values(group, "group", "count")
-    return {**held, **_or_null(group, "block_tokens", "window_tokens")}
-
-
-IDENTITY = ("tenant", "model", "revision", "adapter", "quantisation")
 
 
 def models_json(engines: Iterable[Values]) -> list[Values]:

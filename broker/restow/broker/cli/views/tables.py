@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,15 +13,8 @@ from rich.text import Text
 
 from restow.broker.cli.views.fleet_views import standing_text
 from restow.broker.cli.views.listing import Cell, colored, console, listing, put
-from restow.broker.display.documents import Values, mixed_weights, models_json
-from restow.broker.display.rows import (
-    Chart,
-    about,
-    charts,
-    destination_text,
-    row,
-    timeline,
-)
+from restow.broker.display.documents import ENDS, Values, mixed_weights, models_json
+from restow.broker.display.rows import COLUMNS, Chart, about, charts, destination_text, timeline
 from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
 
 WIDE = 120
@@ -28,6 +22,7 @@ SHORT = 12
 """Letters of a digest or a revision in a terminal that is not `WIDE`."""
 CHART_WIDTH = 100
 """Columns of a chart where a line has no end."""
+WEIGHTS = ("model", "adapter", "quantisation")
 LABEL = 18
 """Columns before a bar of a chart."""
 LEAST_BAR = 10
@@ -37,6 +32,9 @@ HANDOFFS = ("handoff", "state", "reason", "from", "to", "age", "read", "tokens")
 """Columns of ``restow handoffs``. A terminal that has room shows the detail too."""
 WIDE_HANDOFFS = (*HANDOFFS, "lease", "by", "detail")
 LEASES = ("handoff", "lease", "state", "from", "waits for")
+
+Columns = Mapping[str, str | Callable[[Values], Cell]]
+"""Columns by title, each a field of a document or a function of it."""
 
 
 def show_status(status: Values, wide: bool = False) -> None:
@@ -83,21 +81,19 @@ def _show_one_status(status: Values, wide: bool) -> None:
 
 
 def show_tenants(value: Values, wide: bool = False) -> None:
-    """Print ``restow tenants``: what each has, and how its handoffs ended."""
+    """Print ``restow tenants``: how much each has, and how its handoffs ended."""
     if not value["tenants"]:
         print("No tenant has engines or handoffs.")
         return
-    ends = list(value["tenants"][0]["handoffs_ended"])
-    rows = [
-        [
-            one["tenant"],
-            *(str(one[name]) for name in ("engines", "handoffs_live", "handoffs_quarantined")),
-            *(str(one["handoffs_ended"][state]) for state in ends),
-            size_text(one["bytes_read"]),
-        ]
-        for one in value["tenants"]
-    ]
-    _show(["tenant", "engines", "live", "quarantine", *ends, "read"], rows, wide)
+    columns: Columns = {
+        "tenant": "tenant",
+        "engines": "engines",
+        "live": "handoffs_live",
+        "quarantine": "handoffs_quarantined",
+        **{state: lambda one, state=state: str(one["handoffs_ended"][state]) for state in ENDS},
+        "read": lambda one: size_text(one["bytes_read"]),
+    }
+    _show(value["tenants"], columns, wide)
 
 
 def show_engines(value: Values, wide: bool = False, tenants: bool = False) -> None:
@@ -107,26 +103,16 @@ def show_engines(value: Values, wide: bool = False, tenants: bool = False) -> No
         print("No engine is registered.")
         return
     letters = SHORT if console(wide).width < WIDE else None
-    before = _before(engines, tenants)
-    rows: list[list[Cell]] = []
-    for one in engines:
-        missing = one["agents"] < one["ranks"]
-        session = Text("open") if one["session"] else Text("none", style="yellow")
-        weights = one["model"], one["adapter"], one["quantisation"]
-        rows.append(
-            [
-                *(one[name] for name in before),
-                one["engine_id"],
-                Text(f"{one['agents']} of {one['ranks']}", style="red" if missing else ""),
-                Text("draining", style="yellow") if one["draining"] else session,
-                " ".join(filter(None, weights)),
-                one["revision"][:letters] or Text("none", style="yellow"),
-                one["layout_digest"][:letters],
-                one["incarnation"],
-            ]
-        )
-    columns = [*before, "engine", "agents", "session", "model", "revision", "layout", "incarnation"]
-    _show(columns, rows, wide)
+    columns: Columns = {
+        "engine": "engine_id",
+        "agents": _agents_cell,
+        "session": _session_cell,
+        "model": lambda one: " ".join(filter(None, (one[name] for name in WEIGHTS))),
+        "revision": lambda one: one["revision"][:letters] or Text("none", style="yellow"),
+        "layout": lambda one: one["layout_digest"][:letters],
+        "incarnation": "incarnation",
+    }
+    _show(engines, columns, wide, tenants)
     _warn(
         f"{one['engine_id']}: this life replaced {', '.join(one['replaced'])} "
         f"{duration_text(one['age_s'])} ago: if it still runs, two have one id"
@@ -137,26 +123,32 @@ def show_engines(value: Values, wide: bool = False, tenants: bool = False) -> No
     _warn_of_versions((one["engine_id"], one["version"]) for one in engines)
 
 
+def _agents_cell(engine: Values) -> Cell:
+    missing = engine["agents"] < engine["ranks"]
+    return Text(f"{engine['agents']} of {engine['ranks']}", style="red" if missing else "")
+
+
+def _session_cell(engine: Values) -> Cell:
+    if engine["draining"]:
+        return Text("draining", style="yellow")
+    return Text("open") if engine["session"] else Text("none", style="yellow")
+
+
 def show_agents(value: Values, wide: bool = False, tenants: bool = False) -> None:
     """Print ``restow agents``, with a warning of mixed versions."""
     agents = value["agents"]
     if not agents:
         print("No agent is connected.")
         return
-    before = _before(agents, tenants)
-    rows = [
-        [
-            *(one[name] for name in before),
-            one["engine_id"],
-            str(one["rank"]),
-            size_text(one["region_bytes"]),
-            size_text(one["staging_bytes"]),
-            str(one["regions"]),
-            one["agent_name"],
-        ]
-        for one in agents
-    ]
-    _show([*before, "engine", "rank", "memory", "staging", "regions", "agent"], rows, wide)
+    columns: Columns = {
+        "engine": "engine_id",
+        "rank": "rank",
+        "memory": lambda one: size_text(one["region_bytes"]),
+        "staging": lambda one: size_text(one["staging_bytes"]),
+        "regions": "regions",
+        "agent": "agent_name",
+    }
+    _show(agents, columns, wide, tenants)
     _warn_of_versions((f"{one['engine_id']}.{one['rank']}", one["version"]) for one in agents)
 
 
@@ -181,10 +173,16 @@ def handoffs_table(
     """Return the table of ``restow handoffs``."""
     if not value["handoffs"]:
         return Text("No handoff.")
-    columns = WIDE_HANDOFFS if wide else (*HANDOFFS, *(["detail"] if to.is_terminal else []))
-    columns = (*_before(value["handoffs"], tenants), *columns)
-    rows = [handoff_cells(one, columns) for one in value["handoffs"]]
-    table = listing(columns, rows, to.width, ids="handoff", words="detail", spare=True)
+    titles = WIDE_HANDOFFS if wide else (*HANDOFFS, *(["detail"] if to.is_terminal else []))
+    table = _listing(
+        value["handoffs"],
+        handoff_columns(titles),
+        to.width,
+        tenants,
+        ids="handoff",
+        words="detail",
+        spare=True,
+    )
     return Group(table, *(Text(words, style="dim") for words in _left_out(value)))
 
 
@@ -210,17 +208,16 @@ def show_leases(value: Values, wide: bool = False, tenants: bool = False) -> Non
     if not value["leases"]:
         print("No lease.")
         return
-    columns = (*_before(value["leases"], tenants), *LEASES)
-    rows = [handoff_cells(one, columns) for one in value["leases"]]
-    _show(columns, rows, wide, ids="handoff", words="waits for")
+    columns = handoff_columns(LEASES)
+    _show(value["leases"], columns, wide, tenants, ids="handoff", words="waits for")
     for words in _left_out(value):
         print(words)
 
 
-def handoff_cells(one: Values, titles: Sequence[str]) -> list[Cell]:
-    """Return a handoff in some columns, its state in its color."""
-    texts = zip(titles, row(one, titles), strict=True)
-    return [colored(text) if title == "state" else Text(text) for title, text in texts]
+def handoff_columns(titles: Iterable[str]) -> Columns:
+    """Return some columns of handoffs, with the state in its color."""
+    texts: Columns = {title: COLUMNS[title].text for title in titles}
+    return texts | {"state": lambda one: colored(one["state"])}
 
 
 def show_handoff(value: Values, wide: bool = False) -> None:
@@ -294,21 +291,16 @@ def show_holdings(value: Values, wide: bool = False, tenants: bool = False) -> N
     if not value["engines"]:
         print("No engine tells what it holds.")
     else:
-        before = _before(value["engines"], tenants)
-        rows = [
-            [
-                *(one[name] for name in before),
-                one["engine_id"],
-                group["group"],
-                str(group["count"]),
-                _blocks_text(group),
-                str(one["quantum_tokens"]),
-                one["algorithm"],
-            ]
-            for one in value["engines"]
-            for group in one["groups"]
-        ]
-        _show([*before, "engine", "group", "held", "of", "quantum", "hashes by"], rows, wide)
+        groups = [{**one, **group} for one in value["engines"] for group in one["groups"]]
+        columns: Columns = {
+            "engine": "engine_id",
+            "group": "group",
+            "held": "count",
+            "of": _blocks_text,
+            "quantum": "quantum_tokens",
+            "hashes by": "algorithm",
+        }
+        _show(groups, columns, wide, tenants)
     for one in value["engines"]:
         if one["offers"]:
             whose = f"{one['tenant']} " if tenants else ""
@@ -337,25 +329,21 @@ def show_found(value: Values, wide: bool = False) -> None:
     if not value["holders"]:
         print("Nobody holds any of it.")
         return
-    rows = [
-        [
-            one["engine_id"],
-            str(one["tokens"]),
-            str(one["open"]),
-            "yes" if one["draining"] else "no",
-            one["layout_digest"],
-        ]
-        for one in value["holders"]
-    ]
-    columns = ["engine", "tokens", "open handoffs", "draining", "layout"]
-    _show(columns, rows, wide, ids="layout")
+    columns: Columns = {
+        "engine": "engine_id",
+        "tokens": "tokens",
+        "open handoffs": "open",
+        "draining": lambda one: "yes" if one["draining"] else "no",
+        "layout": "layout_digest",
+    }
+    _show(value["holders"], columns, wide, ids="layout")
 
 
 def show_costs(costs: Values, wide: bool = False) -> None:
     """Print ``restow costs``: a row for each pair of hosts, then the costs of all others."""
     columns = ["from", "to", "a read", "reads at", "a copy", "copies at"]
     columns += ["an element", "a launch", "a stage"]
-    rows = []
+    rows: list[list[Cell]] = []
     for one in costs["hosts"]:
         hosts = [one["source_host"], one["destination_host"]]
         if one["costs"] is None:
@@ -364,7 +352,8 @@ def show_costs(costs: Values, wide: bool = False) -> None:
             rows.append([*hosts, *_prices(one["costs"])])
     others = ["all others" if costs["hosts"] else "all", "-"]
     rows.append([*others, *_prices(costs["otherwise"])])
-    _show(columns, rows, wide)
+    to = console(wide)
+    put(to, listing(columns, rows, to.width))
 
 
 def _prices(costs: dict[str, float]) -> list[str]:
@@ -380,15 +369,21 @@ def _prices(costs: dict[str, float]) -> list[str]:
 
 
 def _show(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Cell]],
-    wide: bool,
-    *,
-    ids: str = "",
-    words: str | None = None,
+    items: Sequence[Values], columns: Columns, wide: bool, tenants: bool = False, **options: Any
 ) -> None:
     to = console(wide)
-    put(to, listing(columns, rows, to.width, ids=ids, words=words))
+    put(to, _listing(items, columns, to.width, tenants, **options))
+
+
+def _listing(
+    items: Sequence[Values], columns: Columns, width: int, tenants: bool, **options: Any
+) -> RenderableType:
+    """Return a listing of items; first the columns that only some listings need to tell rows."""
+    several = any(one.get("broker") for one in items)
+    before = [name for name, shown in (("tenant", tenants), ("broker", several)) if shown]
+    shown: Columns = {**{name: name for name in before}, **columns}
+    rows = [[_cell(one, column) for column in shown.values()] for one in items]
+    return listing(list(shown), rows, width, **options)
 
 
 def _left_out(value: Values) -> list[str]:
@@ -396,7 +391,5 @@ def _left_out(value: Values) -> list[str]:
     return [f"... and {left_out} more: raise --limit"] if left_out else []
 
 
-def _before(rows: Sequence[Values], tenants: bool) -> list[str]:
-    """Return the columns that stand first only where they tell rows apart."""
-    several = any(one["broker"] for one in rows)
-    return [name for name, shown in (("tenant", tenants), ("broker", several)) if shown]
+def _cell(one: Values, column: str | Callable[[Values], Cell]) -> Cell:
+    return str(one[column]) if isinstance(column, str) else column(one)
