@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,8 +10,6 @@ import typer
 from restow.broker.cli.completion import complete_engine, complete_handoff
 from restow.broker.cli.connection import Connection, TenantConnection, connects
 from restow.broker.cli.output import Output
-from restow.broker.cli.watching import looks
-from restow.broker.printable import shown_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -42,7 +39,6 @@ EngineArgument = Annotated[
 MAX_LIMIT = 100_000
 MAX_LISTED = 10_000
 """Handoffs that a broker lists at once; those under way come first."""
-WATCH_S = 1.0
 
 
 @connects
@@ -144,9 +140,6 @@ def handoffs(
     ] = "",
     state: StateOption = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="Show at most this many.")] = 20,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show them again every second, until Ctrl-C.")
-    ] = False,
     *,
     connection: TenantConnection,
     output: Output,
@@ -157,26 +150,11 @@ def handoffs(
     from restow.broker.cli.views import tables
     from restow.broker.display import documents
 
-    if watch and (output.document or output.form == "name"):
-        raise typer.BadParameter("--watch shows tables: see `restow events --follow -o json`")
     with connection.client() as client:
-
-        def look() -> Any:
-            return documents.handoffs_json(client.handoffs(state, limit, beginning))
-
-        value = look()
-        if not watch:
-            show = partial(tables.show_handoffs, tenants=connection.all_tenants)
-            output.answer(value, show, _names("handoffs", "handoff_id"))
-            say_hidden(client, output)
-            return
+        value = documents.handoffs_json(client.handoffs(state, limit, beginning))
+        show = partial(tables.show_handoffs, tenants=connection.all_tenants)
+        output.answer(value, show, _names("handoffs", "handoff_id"))
         say_hidden(client, output)
-        with ExitStack() as screen:
-            for number in looks(WATCH_S):  # Ctrl-C is caught before the first table is shown
-                if not number:
-                    live = tables.live_handoffs(output.form == "wide", connection.all_tenants)
-                    update = screen.enter_context(live)
-                update(shown_values(look() if number else value))
 
 
 @connects

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -167,40 +165,16 @@ def _warn(sentences: Iterable[str]) -> None:
         console(wide=True).print(Text(words, style="yellow"))
 
 
-def handoffs_table(
-    value: Values, to: Console, wide: bool = False, tenants: bool = False
-) -> RenderableType:
-    """Return the table of ``restow handoffs``."""
-    if not value["handoffs"]:
-        return Text("No handoff.")
-    titles = WIDE_HANDOFFS if wide else (*HANDOFFS, *(["detail"] if to.is_terminal else []))
-    table = _listing(
-        value["handoffs"],
-        handoff_columns(titles),
-        to.width,
-        tenants,
-        ids="handoff",
-        words="detail",
-        spare=True,
-    )
-    return Group(table, *(Text(words, style="dim") for words in _left_out(value)))
-
-
 def show_handoffs(value: Values, wide: bool = False, tenants: bool = False) -> None:
     """Print ``restow handoffs``."""
-    to = console(wide)
-    put(to, handoffs_table(value, to, wide, tenants))
-
-
-@contextlib.contextmanager
-def live_handoffs(wide: bool, tenants: bool) -> Iterator[Callable[[Values], None]]:
-    """Yield a function that shows ``restow handoffs --watch``: in place, or below the last ones."""
-    to = console(wide)
-    if not to.is_terminal:
-        yield lambda new: put(to, handoffs_table(new, to, wide, tenants), "")
+    handoffs, to = value["handoffs"], console(wide)
+    if not handoffs:
+        print("No handoff.")
         return
-    with Live(console=to, auto_refresh=False) as live:
-        yield lambda new: live.update(handoffs_table(new, to, wide, tenants), refresh=True)
+    titles = WIDE_HANDOFFS if wide else (*HANDOFFS, *(["detail"] if to.is_terminal else []))
+    columns = handoff_columns(titles)
+    _show(handoffs, columns, wide, tenants, ids="handoff", words="detail", spare=True)
+    _say_left_out(value)
 
 
 def show_leases(value: Values, wide: bool = False, tenants: bool = False) -> None:
@@ -210,8 +184,7 @@ def show_leases(value: Values, wide: bool = False, tenants: bool = False) -> Non
         return
     columns = handoff_columns(LEASES)
     _show(value["leases"], columns, wide, tenants, ids="handoff", words="waits for")
-    for words in _left_out(value):
-        print(words)
+    _say_left_out(value)
 
 
 def handoff_columns(titles: Iterable[str]) -> Columns:
@@ -371,24 +344,18 @@ def _prices(costs: dict[str, float]) -> list[str]:
 def _show(
     items: Sequence[Values], columns: Columns, wide: bool, tenants: bool = False, **options: Any
 ) -> None:
-    to = console(wide)
-    put(to, _listing(items, columns, to.width, tenants, **options))
-
-
-def _listing(
-    items: Sequence[Values], columns: Columns, width: int, tenants: bool, **options: Any
-) -> RenderableType:
-    """Return a listing of items; first the columns that only some listings need to tell rows."""
+    """Print a listing of items; first the columns that only some listings need to tell rows."""
     several = any(one.get("broker") for one in items)
     before = [name for name, shown in (("tenant", tenants), ("broker", several)) if shown]
     shown: Columns = {**{name: name for name in before}, **columns}
     rows = [[_cell(one, column) for column in shown.values()] for one in items]
-    return listing(list(shown), rows, width, **options)
+    to = console(wide)
+    put(to, listing(list(shown), rows, to.width, **options))
 
 
-def _left_out(value: Values) -> list[str]:
-    left_out = value["left_out"]
-    return [f"... and {left_out} more: raise --limit"] if left_out else []
+def _say_left_out(value: Values) -> None:
+    if value["left_out"]:
+        print(f"... and {value['left_out']} more: raise --limit")
 
 
 def _cell(one: Values, column: str | Callable[[Values], Cell]) -> Cell:
