@@ -94,6 +94,7 @@ async def showing(
     Raises:
         ListenError: the address can't be listened on.
         AddressInvalidError: ``listen`` is no HOST:PORT.
+
     """
     registry = CollectorRegistry()
     for one in (FiguresCollector(figures), *others):

@@ -73,7 +73,7 @@ class News:
         return fresh
 
     def _ended(self, brokers: Set[str]) -> tuple[dict[str, Any], float]:
-        """What ended since these answered last, as all tell it; and when they were asked."""
+        """Return what ended since these brokers answered last, and when they were asked."""
         asked_s = time.monotonic()
         within_s = asked_s - min(self._looked_s[at] for at in brokers) + MARGIN_S
         within_s = max(within_s, MARGIN_S)  # of 0 all would be listed

@@ -124,6 +124,7 @@ async def http_server(
     Raises:
         ListenError: the address can't be listened on.
         AddressInvalidError: ``listen`` is no HOST:PORT.
+
     """
     host, port = host_and_port(listen, HTTP_PORT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -90,7 +90,6 @@ def drain(
 
     A broker that was started anew knows nothing of it.
     """
-
     if off and wait:
         raise typer.BadParameter("--off goes on as before: there is nothing to wait for")
     if connection.tenant is not None and engine is None:

@@ -44,7 +44,6 @@ MAX_LISTED = 10_000
 @connects
 def status(*, connection: Connection, output: Output) -> None:
     """Show statistics of each broker that is given, or of your tenant."""
-
     from restow.broker.cli.views import tables
     from restow.broker.cli.views.fleet_views import membership_json
     from restow.broker.display import documents
@@ -104,7 +103,7 @@ def agents(engine: EngineArgument = "", *, connection: TenantConnection, output:
 
 @connects
 def holdings(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
-    """Show the prefixes that engines say they hold, by group, and the memory that this takes."""
+    """Show the prefixes that engines say they hold, by group, and their memory at the broker."""
     from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.views.tables import show_holdings
     from restow.broker.display.documents import holdings_json
@@ -145,7 +144,6 @@ def handoffs(
     output: Output,
 ) -> None:
     """Show handoffs: those under way first, then the newest ends."""
-
     from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.views import tables
     from restow.broker.display import documents

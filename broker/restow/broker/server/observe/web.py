@@ -68,6 +68,7 @@ async def serving(
     Raises:
         ListenError: the address can't be listened on.
         AddressInvalidError: ``listen`` is no HOST:PORT.
+
     """
     host, _ = host_and_port(listen, HTTP_PORT)
     named = frozenset(one.lower() for one in (*hosts, host))
