@@ -136,7 +136,7 @@ async def test_engines_their_agents_and_what_is_under_way(shown: RunningBroker) 
         (end,) = rows(found["ended"])
         expected = {"handoff": "one", "state": "DONE", "from": "p", "to": "d", "by": "slices"}
         assert end | expected == end
-        assert found["ended"]["rows"][0]["amounts"][found["ended"]["titles"].index("read")] > 0
+        assert found["ended"]["rows"][0]["amounts"]["read"] > 0
         (live,) = rows(found["under_way"])
         assert live["handoff"] == "two"
         assert live["waits for"]

@@ -6,10 +6,11 @@ Every field of a message stands in its document under its own name, and null mea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any, Final
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from restow.broker.reasons import advice_for
@@ -48,22 +49,33 @@ def document(message: Message) -> Values:
     >>> document(pb.TrafficStep(done=2, p50_s=0.1))
     {'done': 2, 'failed': 0, 'cancelled': 0, 'bytes': 0, 'p50_s': 0.1, 'p99_s': None}
     """
-    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+    return {name: convert(message, name) for name, convert in _converters(message.DESCRIPTOR)}
 
 
-def _value(message: Message, field: FieldDescriptor) -> Any:
-    value = getattr(message, field.name)
+@cache
+def _converters(message: Descriptor) -> list[tuple[str, Callable[[Message, str], Any]]]:
+    return [(field.name, _converter(field)) for field in message.fields]
+
+
+def _converter(field: FieldDescriptor) -> Callable[[Message, str], Any]:
+    """Return a function that converts a field of a message, by its name."""
+    convert = document if field.message_type else _of_one(field)
     if field.is_repeated:
-        return [document(one) if field.message_type else one for one in value]
-    if field.has_presence and not message.HasField(field.name):
-        return None
-    if field.message_type:
-        return document(value)
+        return lambda message, name: [convert(one) for one in getattr(message, name)]
+    if field.has_presence:
+        return lambda message, name: (
+            convert(getattr(message, name)) if message.HasField(name) else None
+        )
+    return lambda message, name: convert(getattr(message, name))
+
+
+def _of_one(field: FieldDescriptor) -> Callable[[Any], Any]:
     if field.enum_type:
-        return field.enum_type.values_by_number[value].name.removeprefix("HANDOFF_STATE_")
-    if field.name in NULL_IF_EMPTY:
-        return value or None
-    return round(value, DIGITS[field.name]) if field.name in DIGITS else value
+        names = {one.number: one.name for one in field.enum_type.values}
+        return lambda number: names[number].removeprefix("HANDOFF_STATE_")
+    if field.name in DIGITS:
+        return partial(round, ndigits=DIGITS[field.name])
+    return (lambda value: value or None) if field.name in NULL_IF_EMPTY else (lambda value: value)
 
 
 def _with_ends(told: Values) -> Values:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from restow.broker.display.documents import Values
 from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
@@ -22,10 +22,6 @@ class Column(NamedTuple):
 
     text: Callable[[Values], str]
     amount: Callable[[Values], float | None] | None = None
-
-    def key(self, one: Values) -> Any:
-        """Return what a row is sorted by; None: unknown."""
-        return self.text(one) if self.amount is None else self.amount(one)
 
 
 def known(value: float | None, words: Callable[[float], str]) -> str:

@@ -95,8 +95,11 @@ def chosen(look: Look, words: str = "", order: str = "") -> list[Values]:
 
 
 def _key(one: Values, order: str) -> Any:
-    key = COLUMNS[order].key(one)
-    return math.inf if key is None else key if SORTED_BY[order] > 0 else -key
+    column = COLUMNS[order]
+    if column.amount is None:
+        return column.text(one)
+    amount = column.amount(one)
+    return math.inf if amount is None else amount * SORTED_BY[order]
 
 
 def pair_rows(look: Look, words: str = "") -> list[tuple[str, ...]]:

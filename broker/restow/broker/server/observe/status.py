@@ -39,7 +39,7 @@ from restow.broker.display.rows import (
     timeline,
 )
 from restow.broker.draw.bytes_and_seconds import duration_text
-from restow.broker.printable import shown_values
+from restow.broker.printable import shown, shown_values
 from restow.broker.server.base.hub import Hub
 from restow.broker.server.fleet.report import FleetReport
 from restow.broker.server.services.admin_messages import engine_info, handoff_info, whole_story
@@ -106,9 +106,8 @@ class StatusPage:
         ends = self._some(tenant, reversed(ledger.ended.values()))
         told = broker_status(self._hub, tenant)
         add_traffic(told, self._hub, tenant, tenant)
-        status, traffic = status_json(told, ""), shown_values(traffic_json(told))
-        infos = (engine_info(one, now_s) for one in of_tenant)
-        engines = shown_values(engines_json(infos)["engines"])
+        status, traffic = status_json(told, ""), traffic_json(told)
+        engines = engines_json(engine_info(one, now_s) for one in of_tenant)["engines"]
         several = tenant is None and len(ledger.tenants.holdings) > 1
         if several:
             name_tenants(engines, "engine_id")
@@ -127,15 +126,15 @@ class StatusPage:
             "tenants": shown_values(sorted(ledger.tenants.holdings)[: bounds.tenants]),
             "tenant": tenant,
             "figures": figures(status, engines, traffic, held_s),
-            "engines": listed,
+            "engines": shown_values(listed),
             "engines_left_out": len(engines) - len(listed),
             "traffic": _traffic(traffic, now_s),
             "pairs": [
-                {"bytes": one["bytes"], **dict(zip(PAIRS, pair_row(one), strict=True))}
+                {"bytes": one["bytes"], **dict(zip(PAIRS, map(shown, pair_row(one)), strict=True))}
                 for one in traffic["pairs"][: bounds.pairs]
             ],
             "pairs_left_out": len(told.pairs[bounds.pairs :]) + told.pairs_left_out,
-            "lines": _lines(live, several),
+            "lines": shown_values(_lines(live, several)),
             "under_way": self._table(UNDER_WAY, live[: bounds.listed], several, told.handoffs_live),
             "ended": self._table(ENDED, islice(_with_deliveries(ends), bounds.ends), several),
         }
@@ -170,9 +169,11 @@ class StatusPage:
         """Return rows of handoffs: what each opens, its texts, and what they are sorted by."""
         granting, now_s = self._hub.directory.granting, self._hub.now_s()
         infos = [handoff_info(one, granting, now_s) for one in handoffs]
-        told = shown_values(handoffs_json(pb.ListHandoffsResponse(handoffs=infos))["handoffs"])
+        told = handoffs_json(pb.ListHandoffsResponse(handoffs=infos))["handoffs"]
         if several:
             name_tenants(told, "source_engine", "destination_engine")
+        columns = [(title, COLUMNS[title].amount) for title in titles]
+        amounts = [(title, get) for title, get in columns if get is not None]
         return {
             "titles": titles,
             "rows": [
@@ -180,8 +181,8 @@ class StatusPage:
                     # A publication and each of its deliveries have a row, under one id.
                     "key": f"{one['tenant']} {one['handoff_id']} {one['number']}",
                     "tenant": one["tenant"],
-                    "texts": row(one, titles),
-                    "amounts": [COLUMNS[title].key(one) for title in titles],
+                    "texts": list(map(shown, row(one, titles))),
+                    "amounts": {title: get(one) for title, get in amounts},
                 }
                 for one in told
             ],

@@ -1,11 +1,12 @@
 // Tables that are sorted by any column, and whose rows stay the same elements from look to look, so that focus and selection stay.
-const NUMBERS = ["age", "lease", "tokens", "read", "in", "ago"];
-
-function sorted(rows, index, falling) {
-  const compare = (a, b) => (typeof a === "string" && typeof b === "string" ? a.localeCompare(b) : (a ?? -Infinity) - (b ?? -Infinity));
-  const found = [...rows].sort((a, b) => compare(a.amounts[index], b.amounts[index]));
+function sorted(rows, titles, index, falling) {
+  const title = titles[index], amount = (row) => row.amounts[title] ?? -Infinity;
+  const compare = (a, b) => (title in a.amounts ? amount(a) - amount(b) || 0 : a.texts[index].localeCompare(b.texts[index]));
+  const found = [...rows].sort(compare);
   return falling ? found.reverse() : found;
 }
+
+const NUMBERS = ["age", "lease", "tokens", "read", "in", "ago"];
 
 function table(id, titles, rows, none) {
   const made = byId(id);
@@ -17,7 +18,7 @@ function table(id, titles, rows, none) {
   });
   made.tHead.hidden = !rows.length;
   const body = made.tBodies[0], known_ = new Map([...body.rows].map((line) => [line.dataset.key, line]));
-  const wanted = index < 0 ? rows : sorted(rows, index, order.startsWith("-"));
+  const wanted = index < 0 ? rows : sorted(rows, titles, index, order.startsWith("-"));
   const keys = new Set(wanted.map((row) => row.key));
   for (const [key, line] of known_) if (!keys.has(key)) line.remove();
   let next = body.firstChild;
