@@ -7,8 +7,8 @@ from collections.abc import Iterator, Set
 from datetime import UTC, datetime
 from typing import Any
 
-from restow.broker.cli.views.admin_json import engines_json, handoffs_json
 from restow.broker.client.admin import AdminClient
+from restow.broker.display.documents import engines_json, handoffs_json
 from restow.broker.errors import RestowError
 
 Event = dict[str, Any]
@@ -73,7 +73,7 @@ class News:
         return fresh
 
     def _ended(self, brokers: Set[str]) -> tuple[dict[str, Any], float]:
-        """What ended since these answered last, as all tell it; and when they were asked."""
+        """Return what ended since these brokers answered last, and when they were asked."""
         asked_s = time.monotonic()
         within_s = asked_s - min(self._looked_s[at] for at in brokers) + MARGIN_S
         within_s = max(within_s, MARGIN_S)  # of 0 all would be listed

@@ -43,14 +43,15 @@ def release(
 ) -> None:
     """Give a handoff up: D is told that it has no state, and P gets its pages back."""
     from restow.broker.cli.handoff_ids import find_handoff
-    from restow.broker.cli.views import admin_json, admin_tables
+    from restow.broker.cli.views.tables import show_handoff
+    from restow.broker.display.documents import ENDS, handoff_json
 
     with connection.client() as client:
         tenant, whole = find_handoff(connection, client, handoff_id)
     with connection.client_of(tenant) as client:
         before = client.handoff(whole)
-        told = admin_json.handoff_json(before)
-        if told["state"] not in admin_json.ENDS:
+        told = handoff_json(before)
+        if told["state"] not in ENDS:
             sides = [told[side] or "nobody" for side in ("source_engine", "destination_engine")]
             _agreed(
                 f"Handoff {whole} is {told['state']}, from {sides[0]} to {sides[1]}. It will "
@@ -59,8 +60,8 @@ def release(
                 yes,
             )
             client.release(whole)
-        value = admin_json.handoff_json(client.handoff(whole))
-    output.answer(value, admin_tables.show_handoff, lambda one: [one["handoff_id"]])
+        value = handoff_json(client.handoff(whole))
+    output.answer(value, show_handoff, lambda one: [one["handoff_id"]])
 
 
 @connects
@@ -89,7 +90,6 @@ def drain(
 
     A broker that was started anew knows nothing of it.
     """
-
     if off and wait:
         raise typer.BadParameter("--off goes on as before: there is nothing to wait for")
     if connection.tenant is not None and engine is None:

@@ -1,6 +1,6 @@
 // What is looked at stands in the address behind the #, so that a view can be kept and sent on.
 const LOOK_MS = 1000;
-let view = new URLSearchParams(location.hash.slice(1)), before = null, seen = null, paused = false, waiting = null, looking = false, wantsOther = false;
+let view = new URLSearchParams(location.hash.slice(1)), seen = null, paused = false, waiting = null, looking = false, wantsOther = false;
 
 function changed(more) {
   const other = new URLSearchParams(view);
@@ -35,7 +35,7 @@ function tenants(now) {
 function trouble(now) {
   const fleet = now.fleet;
   if (now.draining) return "draining: nothing is granted";
-  if (fleet && fleet.still_s !== null) return `stands still for ${duration(fleet.still_s)}: its lease may have ended`;
+  if (fleet && fleet.still) return `stands still for ${fleet.still}: its lease may have ended`;
   if (fleet && !fleet.let_in) return `not let in by the other brokers' registry: ${fleet.trouble}`;
   return "";
 }
@@ -43,11 +43,12 @@ function trouble(now) {
 function show(now) {
   seen = now;
   const among = now.fleet ? ` at ${now.fleet.address}, one of ${now.fleet.brokers}, with ${now.fleet.pools_owned} pools,` : "";
-  say("about", `broker${among} ${now.version}, epoch ${now.epoch}, up ${duration(now.uptime_s)}`);
+  say("about", `broker${among} ${now.version}, epoch ${now.epoch}, up ${now.uptime}`);
   say("trouble", trouble(now));
   tenants(now);
   charts(now);
   engines(now);
+  figures(now);
   pairs(now, wanted);
   handoffs(now, wanted);
 }
@@ -64,7 +65,6 @@ async function look() {
       if (answer.status === 404 && tenant) throw new Error(`tenant ${tenant} has nothing here`);
       if (!answer.ok) throw new Error((await answer.text()).trim());
       const now = await answer.json();
-      before = figures(now, before);
       show(now);
       await lookAtOne();
     }

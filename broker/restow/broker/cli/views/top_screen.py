@@ -1,40 +1,42 @@
-"""`Top` is the screen of ``restow top``."""
+"""Draw the screen of ``restow top``, and the one of a single handoff above it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from rich.console import Group, RenderableType
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from restow.broker.cli.views.handoff_columns import UNDER_WAY
 from restow.broker.cli.views.listing import colored, shortened
-from restow.broker.cli.views.top.one_handoff import HandoffScreen
-from restow.broker.cli.views.top.tables import (
-    PAIR_COLUMNS,
+from restow.broker.cli.views.tables import handoff_lines
+from restow.broker.cli.views.top_view import (
     SORTED_BY,
     Look,
     chosen,
-    handoff_rows,
     headline,
     pair_rows,
+    trend_lines,
 )
-from restow.broker.cli.views.top.trends import trend_lines
+from restow.broker.display.documents import Values
+from restow.broker.display.rows import PAIRS, UNDER_WAY, Figure, row
 from restow.broker.errors import RestowError
 
 GAP = "   "
 SCROLLBAR, PADDING = 2, 2
-"""Columns that a table takes beside its texts, and beside each of its columns."""
+"""Terminal columns that a table needs beside its cells, and each cell beside its text."""
 NARROW = 120
-"""Below so many columns, what a handoff waits for is left out, and the pairs show less."""
+"""Leave out progress and what a handoff waits for on a screen of fewer columns."""
 
 
 class Top(App[None]):
-    """Shows what goes on in a broker, anew every second."""
+    """Show what goes on in a broker, and look again every second."""
 
     TITLE = "restow top"
     CSS = """
@@ -57,21 +59,20 @@ class Top(App[None]):
         self,
         look: Callable[[], Look],
         every_s: float = 1.0,
-        one: Callable[[str, str], dict[str, Any]] | None = None,
+        one: Callable[[str, str], Values] | None = None,
     ) -> None:
-        """``look`` asks the broker, in a thread of its own; it may raise a `RestowError`.
+        """Show what ``look`` returns; ``one`` returns a handoff by tenant and id, for Enter.
 
-        ``one`` asks it for one handoff, by tenant and id, at Enter.
+        Both ask the broker, in a thread of their own, and may raise a `RestowError`.
         """
         super().__init__()
         self._look, self._every_s, self._one = look, every_s, one
-        self._seen: tuple[Look | None, Look] | None = None
-        """The latest two looks, of which rates are made."""
+        self._seen: Look | None = None
         self._trouble = ""
-        """Why the latest look failed."""
+        """The error of the latest look."""
         self._paused = False
         self._order = ""
-        self._listed: list[dict[str, Any]] = []
+        self._listed: list[Values] = []
         """The handoffs whose rows are shown."""
 
     def compose(self) -> ComposeResult:
@@ -84,20 +85,20 @@ class Top(App[None]):
         yield Footer()
 
     async def on_mount(self) -> None:
-        """Look at once, and then regularly."""
+        """Start to look."""
         wide = self.size.width >= NARROW
         self._handoff_columns = UNDER_WAY if wide else UNDER_WAY[:-2]
         self.query_one("#handoffs", DataTable).add_columns(*self._handoff_columns)
-        self.query_one("#pairs", DataTable).add_columns(*PAIR_COLUMNS)
+        self.query_one("#pairs", DataTable).add_columns(*PAIRS)
         self.query_one("#handoffs", DataTable).focus()
         self.run_worker(self._go_on(), exclusive=True)
 
     def action_pause(self) -> None:
-        """Let the screen stand still, or go on."""
+        """Stop looking, or go on."""
         self._paused = not self._paused
 
     def action_filter(self) -> None:
-        """Have words typed that rows must have."""
+        """Ask for words that rows must have."""
         words = self.query_one("#filter", Input)
         words.add_class("shown")
         words.focus()
@@ -110,7 +111,7 @@ class Top(App[None]):
         self.query_one("#handoffs", DataTable).focus()
 
     def action_sort(self) -> None:
-        """Sort by the next column that is worth it; after the last one, the oldest come first."""
+        """Sort by the next column of `SORTED_BY`, and after the last one by age."""
         orders = ["", *SORTED_BY]
         self._order = orders[(orders.index(self._order) + 1) % len(orders)]
         self._show_again()
@@ -120,7 +121,7 @@ class Top(App[None]):
         self._show_again()
 
     def on_input_submitted(self, _: Input.Submitted) -> None:
-        """Go back to the rows that have the words."""
+        """Return to the table."""
         self.query_one("#handoffs", DataTable).focus()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
@@ -131,7 +132,7 @@ class Top(App[None]):
 
     def _show_again(self) -> None:
         if self._seen is not None:
-            self._show(*self._seen)
+            self._show(self._seen)
 
     async def _go_on(self) -> None:
         while True:
@@ -140,7 +141,7 @@ class Top(App[None]):
             await asyncio.sleep(self._every_s)
 
     async def look(self) -> None:
-        """Ask once, and show it; of a broker that does not answer, what was seen last stays."""
+        """Ask once and show the answer; keep the last one when the broker does not answer."""
         trouble, now = "", None
         try:
             now = await asyncio.to_thread(self._look)
@@ -152,57 +153,98 @@ class Top(App[None]):
         if now is None:
             self._show_figures(Text())
         else:
-            self._seen = (self._seen[1] if self._seen else None), now
-            self._show(*self._seen)
+            self._seen = now
+            self._show(now)
 
     def _show_figures(self, figures: Text) -> None:
         # Of the lowest screen: another one may lie on it.
         shown = Text(self._trouble, style="bold red") if self._trouble else figures
         self.screen_stack[0].query_one("#figures", Static).update(shown)
 
-    def _show(self, before: Look | None, now: Look) -> None:
+    def _show(self, now: Look) -> None:
         base, words = self.screen_stack[0], self._words()
-        self._show_figures(self._figures(before, now))
+        self._show_figures(self._figures(now))
         base.query_one("#trends", Static).update(
             Text("\n".join(trend_lines(now.traffic, self.size.width - 2)))
         )
         self._listed = chosen(now, words, self._order)
-        shown = len(self._handoff_columns)
-        rows = [row[:shown] for row in handoff_rows(self._listed)]
-        others = zip(*([self._handoff_columns[1:]] + [row[1:] for row in rows]), strict=True)
-        room = self.size.width - SCROLLBAR - PADDING * shown
+        titles = self._handoff_columns
+        rows = [row(one, titles) for one in self._listed]
+        others = zip(titles[1:], *(texts[1:] for texts in rows), strict=True)
+        room = self.size.width - SCROLLBAR - PADDING * len(titles)
         room -= sum(max(map(len, column)) for column in others)
-        ids = shortened([row[0] for row in rows], room)
+        ids = shortened([texts[0] for texts in rows], room)
         _fill(
             base.query_one("#handoffs", DataTable),
-            [[name, colored(row[1]), *row[2:]] for name, row in zip(ids, rows, strict=True)],
+            [[name, colored(texts[1]), *texts[2:]] for name, texts in zip(ids, rows, strict=True)],
         )
         _fill(base.query_one("#pairs", DataTable), pair_rows(now, words))
 
     def _words(self) -> str:
         return str(self.screen_stack[0].query_one("#filter", Input).value)
 
-    def _figures(self, before: Look | None, now: Look) -> Text:
+    def _figures(self, now: Look) -> Text:
         figures, left = Text(), self.size.width - 2
-        more = [("sorted", self._order)] if self._order else []
-        for name, value in [*headline(before, now), *more]:
-            # Lines break between figures, and not within.
-            needed = len(GAP) + len(name) + 1 + len(value)
+        more = [Figure("sorted", self._order)] if self._order else []
+        for title, value, bad in [*headline(now), *more]:
+            # A line breaks between two figures only.
+            needed = len(GAP) + len(title) + 1 + len(value)
             if figures:
                 figures.append("\n" if needed > left else GAP)
             left = (self.size.width - 2 if needed > left else left) - needed
-            figures.append(f"{name} ", style="bold")
-            figures.append(value)
+            figures.append(f"{title} ", style="bold")
+            figures.append(value, style="red" if bad else "")
         return figures
 
 
 def _fill(table: DataTable[str | Text], rows: Sequence[Sequence[str | Text]]) -> None:
-    """Fill a table anew, and stay where the reader was."""
-    at, row = table.scroll_y, table.cursor_row
+    """Fill a table again, and keep the reader's place."""
+    at, cursor = table.scroll_y, table.cursor_row
     table.clear()
     for cells in rows:
         # Textual reads markup in cells that are bare text: names may hold some.
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
-    if row and row < len(rows):
-        table.move_cursor(row=row, scroll=False)
+    if cursor and cursor < len(rows):
+        table.move_cursor(row=cursor, scroll=False)
     table.scroll_to(y=at, animate=False)
+
+
+class HandoffScreen(ModalScreen[None]):
+    """Show how a handoff's time was spent and what happened to it; look again every second."""
+
+    CSS = """
+    HandoffScreen > VerticalScroll { background: $surface; border: round $primary; padding: 0 1;
+                                     height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss", "Back"),
+        Binding("q", "dismiss", "Back", show=False),
+    ]
+
+    def __init__(self, one: Callable[[str, str], Values], tenant: str, handoff_id: str) -> None:
+        """Show what ``one`` returns of the handoff."""
+        super().__init__()
+        self._one, self._tenant, self._handoff_id = one, tenant, handoff_id
+        self._text = Static(id="one")
+
+    def compose(self) -> ComposeResult:
+        """Yield the text, which may be longer than the screen."""
+        with VerticalScroll():
+            yield self._text
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        """Start to look."""
+        self.run_worker(self._go_on(), exclusive=True)
+
+    async def _go_on(self) -> None:
+        while True:
+            try:
+                value = await asyncio.to_thread(self._one, self._tenant, self._handoff_id)
+                shown: RenderableType = Group(*handoff_lines(value, self.size.width - 6))
+            except RestowError as error:
+                shown = Text(f"{error.reason}: {error.message}", style="bold red")
+            if not self.is_attached:  # it may have been left meanwhile
+                return
+            self._text.update(shown)
+            await asyncio.sleep(1)

@@ -1,8 +1,12 @@
-"""These functions print layouts and plans as tables."""
+"""Show layouts, plans and readings of a model's config, as tables and as documents."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -10,12 +14,20 @@ from rich.table import Table
 from rich.text import Text
 
 from restow.broker.draw.bytes_and_seconds import rate_text, size_text
-from restow.broker.draw.explain import RankLines, by_way
+from restow.broker.draw.explain import FieldLine, RankLines, by_way
 from restow.broker.draw.picture import Picture
 from restow.broker.layout import Layout, digest
 from restow.broker.layout.difference import Difference, RankSummary, scaled_fields, shared_tokens
-from restow.broker.planner import CostModel, Plan
+from restow.broker.layout.json_form import box_to_json
+from restow.broker.planner import CostModel, Move, Place, Plan
 from restow.broker.planner.compile import Cost
+from restow.broker.printable import shown
+
+if TYPE_CHECKING:
+    from restow.broker.families import Reading, Readings
+
+_MAX_VALUE_LENGTH = 32
+"""Characters of a config's value that are shown."""
 
 
 def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
@@ -47,7 +59,7 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
 
 
 def show_differences(found: Sequence[Difference], left: str, right: str) -> None:
-    """Print in what two layouts differ."""
+    """Print the differences of two layouts."""
     console = Console(highlight=False, markup=False)
     if not found:
         console.print("equal")
@@ -59,9 +71,9 @@ def show_differences(found: Sequence[Difference], left: str, right: str) -> None
 
 
 def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Picture | None) -> None:
-    """Print what every destination rank reads from whom, and what each strategy would cost.
+    """Print the reads of every destination rank, and the cost of each strategy.
 
-    With a ``picture`` also every field, and what the picture says in words.
+    With a ``picture``, print every field too, and the remarks of the picture.
     """
     console = Console(highlight=False, markup=False)
     console.print(
@@ -118,7 +130,7 @@ def _numbers(cost: Cost) -> tuple[str, str, str, str]:
 
 
 def show_costs_used(costs: CostModel) -> None:
-    """Print what times are expected by."""
+    """Print the costs that expected times are computed from."""
     Console(highlight=False, markup=False).print(
         f"\nexpected by these costs: {costs.seconds_per_descriptor * 1e6:.2f} us a read, "
         f"{rate_text(costs.read_bytes_per_second)}; {costs.seconds_per_copy * 1e6:.2f} us "
@@ -155,3 +167,125 @@ def _table(*columns: str) -> Table:
     for name in columns:
         table.add_column(name, overflow="fold")
     return table
+
+
+def plan_json(
+    plan: Plan,
+    ranks: Sequence[RankLines],
+    tokens: int,
+    costs: CostModel,
+    picture: Picture | None,
+) -> dict[str, Any]:
+    """Return a plan as ``--json`` prints it; ``bytes`` count one token of per-token fields.
+
+    ``cold`` are D's draft fields that P does not have: they are zeroed. With a ``picture``, the
+    document has every field too, and the remarks of the picture.
+    """
+    data = {
+        "model": asdict(plan.source.model.identity),
+        "source": digest(plan.source),
+        "destination": digest(plan.destination),
+        "bytes": plan.bytes,
+        "tokens": tokens,
+        "bytes_at_tokens": plan.bytes_at(tokens),
+        "costs": asdict(costs),
+        "moves": [_move_json(move) for move in plan.moves],
+        "cold": sorted(plan.cold),
+        "ranks": [_rank_json(rank, picture is not None) for rank in ranks],
+    }
+    if picture:
+        data["alike"] = [
+            {"layers": panel.layers, "classes": tuple(panel.ways), "remarks": panel.remarks}
+            for panel in picture.panels
+        ]
+    return data
+
+
+def _move_json(move: Move) -> dict[str, Any]:
+    return {
+        "field": move.field,
+        "src_rank": move.src_rank,
+        "dst_rank": move.dst_rank,
+        "box": box_to_json(move.box),
+        "src": _place_json(move.src),
+        "dst": _place_json(move.dst),
+    }
+
+
+def _place_json(place: Place) -> dict[str, Any]:
+    return {
+        "region": place.region,
+        "offset_bytes": place.offset_bytes,
+        "strides_bytes": list(place.strides_bytes),
+        "token_stride_bytes": place.token_stride_bytes,
+        "dtype": place.dtype.label,
+    }
+
+
+def _rank_json(rank: RankLines, with_fields: bool) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "dst_rank": rank.dst_rank,
+        "bytes": rank.bytes,
+        "bytes_at_tokens": rank.bytes_at_tokens,
+        "bytes_from": {str(src): size for src, size in rank.bytes_from.items()},
+        "strategy": rank.strategy,
+        "reads": rank.cost.reads,
+        "launches": rank.cost.launches,
+        "strategies": {
+            name.value: {"refused": cost} if isinstance(cost, str) else _cost_json(cost)
+            for name, cost in rank.cost_by_strategy.items()
+        },
+    }
+    if with_fields:
+        data["fields"] = [_field_json(line) for line in rank.fields]
+    return data
+
+
+def _cost_json(cost: Cost) -> dict[str, float]:
+    return {
+        "bytes": cost.bytes,
+        "reads": cost.reads,
+        "launches": cost.launches,
+        "expected_ms": round(cost.seconds * 1e3, 3),
+    }
+
+
+def _field_json(line: FieldLine) -> dict[str, Any]:
+    return {
+        "class": line.field_class,
+        "fields": list(line.fields),
+        "per_token": line.per_token,
+        "strategy": line.strategy,
+        "bytes": line.bytes,
+        "parts": [
+            {
+                "box": box_to_json(part.box),
+                "src_rank": part.src_rank,
+                "replicas": list(part.replicas),
+                "pieces": part.pieces,
+                "piece_bytes": part.piece_bytes,
+            }
+            for part in line.parts
+        ],
+    }
+
+
+def show_readings(readings: Readings, as_json: bool) -> None:
+    """Print the keys read from a model's config to stderr: value, and file or assumption."""
+    if as_json:
+        sys.stderr.write(json.dumps({"readings": [asdict(one) for one in readings]}) + "\n")
+        return
+    lines = [(shown(one.key), _short(one.value), _origin(one)) for one in readings]
+    keys, values = (max((len(line[i]) for line in lines), default=0) for i in (0, 1))
+    for key, value, origin in lines:
+        sys.stderr.write(f"{key:<{keys}}  {value:<{values}}  {origin}\n")
+
+
+def _short(value: object) -> str:
+    text = shown(value if isinstance(value, str) else json.dumps(value))
+    return text if len(text) <= _MAX_VALUE_LENGTH else text[: _MAX_VALUE_LENGTH - 3] + "..."
+
+
+def _origin(one: Reading) -> str:
+    where = one.file or "assumed"
+    return shown(f"{where}: {one.note}" if one.note else where)
