@@ -1,6 +1,6 @@
 """What a kept state is worth: the one that is worth least is evicted first.
 
-`recomputing_cost` is measured beside `least_recently_used` by ``./run bench --suite store``.
+`recomputing_cost` is measured beside `least_recently_used` by ``./run bench --suite eviction``.
 """
 
 from __future__ import annotations
