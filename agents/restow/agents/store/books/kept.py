@@ -1,6 +1,6 @@
 """The states in a store's memory, and the choice of the next state to evict.
 
-``./run bench --suite store`` measures `recomputing_cost` beside `least_recently_used`.
+``./run bench --suite eviction`` measures `recomputing_cost` beside `least_recently_used`.
 """
 
 from __future__ import annotations

@@ -78,6 +78,11 @@ def _show_one_status(status: Values, wide: bool) -> None:
     put(console(wide), table)
 
 
+def _count_of(state: str) -> Callable[[Values], str]:
+    """Return what reads the number of handoffs that ended in ``state``."""
+    return lambda one: str(one["handoffs_ended"][state])
+
+
 def show_tenants(value: Values, wide: bool = False) -> None:
     """Print ``restow tenants``: how much each has, and how its handoffs ended."""
     if not value["tenants"]:
@@ -88,7 +93,7 @@ def show_tenants(value: Values, wide: bool = False) -> None:
         "engines": "engines",
         "live": "handoffs_live",
         "quarantine": "handoffs_quarantined",
-        **{state: lambda one, state=state: str(one["handoffs_ended"][state]) for state in ENDS},
+        **{state: _count_of(state) for state in ENDS},
         "read": lambda one: size_text(one["bytes_read"]),
     }
     _show(value["tenants"], columns, wide)
@@ -190,7 +195,7 @@ def show_leases(value: Values, wide: bool = False, tenants: bool = False) -> Non
 def handoff_columns(titles: Iterable[str]) -> Columns:
     """Return some columns of handoffs, with the state in its color."""
     texts: Columns = {title: COLUMNS[title].text for title in titles}
-    return texts | {"state": lambda one: colored(one["state"])}
+    return {**texts, "state": lambda one: colored(one["state"])}
 
 
 def show_handoff(value: Values, wide: bool = False) -> None:
