@@ -65,7 +65,7 @@ def test_a_broker_of_the_environment(authority: Authority) -> None:
     }
     outcome = run_restow("serve", env=environment)
     assert outcome.returncode == 1
-    assert outcome.stderr.startswith("error: TRUST_SETTINGS_INVALID: TLS alone keeps nobody out")
+    assert outcome.stderr.startswith("error: TRUST_SETTINGS_INVALID: TLS alone admits everybody")
     outcome = run_restow("serve", env={**environment, "RESTOW_TOKENS": "/nowhere"})
     assert outcome.returncode == 1
     assert "TOKENS_FILE_INVALID: tokens file /nowhere: can't be read" in outcome.stderr

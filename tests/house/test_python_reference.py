@@ -28,7 +28,7 @@ def _generator() -> ModuleType:
 
 REFERENCE = _generator()
 PUBLIC = [one for module in REFERENCE.MODULES for one in REFERENCE.public(module)]
-FIRST_WORDS = re.compile(r"^[A-Z][a-z]")
+FIRST_WORDS = re.compile(r"^[A-Z][a-z ]")
 
 
 def test_the_page_is_that_of_the_docstrings() -> None:

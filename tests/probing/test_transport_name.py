@@ -82,7 +82,7 @@ async def test_a_peer_that_stands_still_is_waited_for_no_longer_than_it_may(
         name, address, metadata = holder.receive()
         holder.freeze()
         one = OneRead(name, address, 1 << 20, HOST, HOST, within_s=1.0)
-        with pytest.raises(ReadFailedError, match="READ_DEADLINE: no byte of agent holder"):
+        with pytest.raises(ReadFailedError, match="READ_DEADLINE: the read from agent holder"):
             await asyncio.to_thread(find_transport, one, metadata)
         holder.thaw()
         found = await asyncio.to_thread(find_transport, one, metadata)

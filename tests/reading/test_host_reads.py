@@ -292,7 +292,7 @@ async def test_another_process_of_the_same_number_is_not_read(scene: Scene) -> N
 
 
 async def test_nobody_can_show_the_memory_of_another_agent(scene: Scene) -> None:
-    with pytest.raises(PeerLostError, match="another's"):
+    with pytest.raises(PeerLostError, match="another agent's memory"):
         HostPeer("somebody", scene.memory, scene.own)
 
 

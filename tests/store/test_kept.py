@@ -263,7 +263,7 @@ def test_a_block_is_named_at_its_end_whatever_lies_between_hashes() -> None:
 
 @pytest.mark.parametrize("quantum_tokens", [3, 8])
 def test_blocks_that_end_between_hashes_are_refused(quantum_tokens: int) -> None:
-    with pytest.raises(ChainFormError, match="does not divide the 4"):
+    with pytest.raises(ChainFormError, match="does not divide the store's blocks of 4"):
         SHAPES["hybrid"].check(prefix_of([1] * 24, 24, quantum_tokens))
 
 

@@ -72,11 +72,11 @@ def test_a_state_that_a_full_disk_has_no_room_for_is_lost_alone(disk: Disk) -> N
 
 def test_a_disk_that_can_not_be_written_when_a_store_starts_is_refused(disk: Disk) -> None:
     disk.fill()
-    with pytest.raises(DiskUnusableError, match="keeps no states: No space left"):
+    with pytest.raises(DiskUnusableError, match="can't keep states: No space left"):
         opened(disk.folder)
     disk.empty()
     disk.make_read_only()
-    with pytest.raises(DiskUnusableError, match="keeps no states: Read-only file system"):
+    with pytest.raises(DiskUnusableError, match="can't keep states: Read-only file system"):
         opened(disk.folder)
 
 

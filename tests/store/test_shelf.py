@@ -240,7 +240,7 @@ def test_another_models_or_versions_states_are_refused(
         read(one, pages(1))  # each state says its own revision
     with monkeypatch.context() as patch:
         patch.setattr(journal, "FORMAT", "restow store 4")
-        with pytest.raises(DiskOtherError, match=r"format \('restow store 3', and not"):
+        with pytest.raises(DiskOtherError, match=r"format \('restow store 3' in place of"):
             opened(tmp_path)
     with opened(tmp_path) as one:
         read(one, pages(1))

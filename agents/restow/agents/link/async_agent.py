@@ -314,7 +314,7 @@ class AsyncAgent:
         self._fences.say_again(anew)
 
     def take(self, order: pb.AgentOrder) -> None:
-        """Carry out an order of the broker. The agent's link calls it."""
+        """Carry out the broker's ``order``. The agent's link calls it."""
         self._desk.take(order)
 
     # -- inside -----------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class SharedMemory:
     """
 
     def __init__(self, name: str, size_bytes: int, mapping: mmap.mmap, owned: bool) -> None:
-        """Take over a ``mapping``; use `create`, which owns its object, or `attach`."""
+        """Take over a ``mapping``, ``owned`` or not; use `create` or `attach` instead."""
         self.name = name
         """Name by which other processes attach it."""
         self.size_bytes = size_bytes

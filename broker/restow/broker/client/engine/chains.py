@@ -101,7 +101,7 @@ class ContentChain:
     def __init__(
         self, *, adapter: str = "", salt: str = "", attachments: Iterable[tuple[int, bytes]] = ()
     ) -> None:
-        """Begin before any token; the parameters are those of `content_of`.
+        """Begin before any token; ``adapter``, ``salt``, ``attachments`` are as in `content_of`.
 
         Raises `RequestError`.
         """

@@ -66,12 +66,12 @@ class HandoffFuture(asyncio.Future[HandoffEnded]):
         self.add_done_callback(_retrieve_error)
 
     def tell(self, ended: HandoffEnded) -> None:
-        """Set the end, unless it is set or nobody waits. The session calls it."""
+        """Set the end to ``ended``, unless it is set or nobody waits. The session calls it."""
         if not self.done():
             self.set_result(ended)
 
     def fail(self, error: Exception) -> None:
-        """Set an error instead of an end. The session calls it."""
+        """Set an ``error`` instead of an end. The session calls it."""
         if not self.done():
             self.set_exception(error)
 
