@@ -232,13 +232,13 @@ def _fleet(report: FleetReport | None) -> Values | None:
     """Return how the broker stands among others; None: it is alone."""
     if report is None:
         return None
-    still = "" if report.lease is None or report.lease.still_s is None else report.lease.still_s
+    still_s = None if report.lease is None else report.lease.still_s
     return {
         "address": report.address,
         "brokers": report.count,
         "pools_owned": report.owned,
         "let_in": report.let_in,
-        "still": still and duration_text(still),
+        "still": "" if still_s is None else duration_text(still_s),
         "trouble": "" if report.trouble is None else report.trouble.message,
     }
 
