@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
 import pytest
 from aiohttp import ClientSession, web
@@ -76,6 +77,19 @@ async def test_a_page_that_fails_is_an_error_in_the_log(caplog: pytest.LogCaptur
         assert await ask(address) == (200, "ok\n")
     assert [one.levelno for one in caplog.records] == [logging.ERROR]
     assert "a fault of ours" in caplog.text
+
+
+async def test_it_ends_whoever_reads_slowly() -> None:
+    def page(_: Query) -> Answer:
+        return Answer(HTTPStatus.OK, "text/plain", bytes(64 << 20))
+
+    async with asyncio.timeout(20):
+        async with serving(pages({"/large": page})) as address:
+            host, port = address.split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    writer.close()
 
 
 async def test_methods_and_paths() -> None:

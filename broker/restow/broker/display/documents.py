@@ -59,7 +59,7 @@ def _converters(message: Descriptor) -> list[tuple[str, Callable[[Message, str],
 
 def _converter(field: FieldDescriptor) -> Callable[[Message, str], Any]:
     """Return a function that converts a field of a message, by its name."""
-    convert = document if field.message_type else _of_one(field)
+    convert: Callable[[Any], Any] = document if field.message_type else _of_one(field)
     if field.is_repeated:
         return lambda message, name: [convert(one) for one in getattr(message, name)]
     if field.has_presence:

@@ -42,7 +42,7 @@ def progress_text(one: Values) -> str:
 def destination_text(one: Values) -> str:
     """Return D, or how many readers of a publication have the state."""
     readers = f"{one['delivered']} of {one['readers']} readers" if one["readers"] else NOTHING
-    return one["destination_engine"] or readers
+    return str(one["destination_engine"] or readers)
 
 
 def _reason_and_detail(one: Values) -> str:

@@ -29,7 +29,9 @@ from restow.broker.errors import ListenError
 MAX_OPEN: Final = 64
 """Connections. The oldest makes room for a new one, so that probes are always let in."""
 IDLE_S: Final = 10.0
-"""Close a connection on which nothing was asked for this long after an answer."""
+"""Close a connection on which nothing is asked for this long."""
+STOP_S: Final = 0.5
+"""How long answers under way may take when the server ends, and again until they are cancelled."""
 
 Query = Mapping[str, str]
 
@@ -167,7 +169,7 @@ async def _serve(
     listening = await asyncio.get_running_loop().create_server(server, sock=held)
     await ends.wait()
     listening.close()
-    await server.shutdown(0)
+    await server.shutdown(STOP_S)
 
 
 class _BoundedServer(web.Server):  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -31,7 +31,7 @@ HANDOFFS = ("handoff", "state", "reason", "from", "to", "age", "read", "tokens")
 WIDE_HANDOFFS = (*HANDOFFS, "lease", "by", "detail")
 LEASES = ("handoff", "lease", "state", "from", "waits for")
 
-Columns = Mapping[str, str | Callable[[Values], Cell]]
+Columns = dict[str, str | Callable[[Values], Cell]]
 """Columns by title, each a field of a document or a function of it."""
 
 
@@ -97,6 +97,10 @@ def show_tenants(value: Values, wide: bool = False) -> None:
         "read": lambda one: size_text(one["bytes_read"]),
     }
     _show(value["tenants"], columns, wide)
+
+
+def _count_of(state: str) -> Callable[[Values], Cell]:
+    return lambda tenant: str(tenant["handoffs_ended"][state])
 
 
 def show_engines(value: Values, wide: bool = False, tenants: bool = False) -> None:
