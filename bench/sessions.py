@@ -22,12 +22,10 @@ from random import Random
 from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 from rows import Row, Yield, compared
-from session_engines import COMPUTED, HELD, MOVED, SOURCES, session_engines
+from session_engines import COMPUTED, HELD, MOVED, SOURCES, served, session_engines
 
-from restow.broker.client import AdminClient
-from restow.broker.router.engines import Engine
-from restow.broker.router.finding import FindSettings
-from restow.broker.router.serve import RouterSettings, running_router
+from restow.broker.client import AdminClient, AsyncAdminClient
+from restow.broker.router.routing import RoutedEngine, Router
 
 SUITE, LEAST_BUSY = "sessions", "least busy"
 CASES = {"two turns": 2, "six turns": 6}
@@ -81,11 +79,14 @@ def run(put: Yield, repeats: int) -> None:
 
 
 async def _play(outcome: Outcome, seed: int, turns: int, finds: bool) -> None:
-    async with _engines() as (broker, prefill, decode), ClientSession() as http:
-        find = FindSettings(FIND_S, broker) if finds else None
-        settings = RouterSettings(prefill, decode, find=find)
+    async with (
+        _engines() as (broker, prefill, decode),
+        ClientSession() as http,
+        AsyncAdminClient(broker) as client,
+    ):
         before = [await _sources(http, side) for side in (prefill, decode)]
-        async with running_router(settings, "127.0.0.1", 0) as router:
+        made = Router(_routed(prefill), _routed(decode), 600.0, client if finds else None, FIND_S)
+        async with served(made.app()) as router:
             if finds:  # of the first calls one makes the connection
                 await _ask(http, router, [1] * 2 * SYSTEM_TOKENS, 1)
                 before = [await _sources(http, side) for side in (prefill, decode)]
@@ -144,11 +145,16 @@ async def _ask(
     return first_s, reply
 
 
+def _routed(engines: Sequence[str]) -> list[RoutedEngine]:
+    """Engines that are named ``ID=URL``."""
+    return [RoutedEngine(url, name) for name, _, url in (one.partition("=") for one in engines)]
+
+
 async def _sources(http: ClientSession, engines: Sequence[str]) -> Counter[str]:
     """Tokens of prompts since the engines' start, by where they came from."""
     found: Counter[str] = Counter()
     for one in engines:
-        async with http.get(Engine.named(one).base + "/metrics") as response:
+        async with http.get(one.partition("=")[2] + "/metrics") as response:
             for family in text_string_to_metric_families(await response.text()):
                 for sample in family.samples:
                     if sample.name == SOURCES:
