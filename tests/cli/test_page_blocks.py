@@ -99,9 +99,6 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "restow serve --listen 0.0.0.0:7350 --advertise": NotRun(
             GOES_ON + "; tests/operators_day has three of them, and tests/etcd such files"
         ),
-        "restow router --find-ms 50": NotRun(
-            GOES_ON + ", and needs engines; tests/router has such a one"
-        ),
         "pip install '.[trace]'": NotRun("needs a collector of traces"),
         "helm install": NotRun("needs Kubernetes"),
         "helm upgrade --install": NotRun("needs Kubernetes; tests/deployment render such values"),
@@ -118,6 +115,10 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
     },
     "docs/peers.md": {
         "python -m venv lmcache": NotRun("installs LMCache beside vLLM, and starts its server")
+    },
+    "docs/router.md": {
+        first: NotRun(GOES_ON + ", and needs engines; tests/router/test_command.py starts one")
+        for first in ("restow router --prefill", "restow router --find-ms 50")
     },
     "docs/runbook.md": {"restow handoffs": Run()},
     "docs/security.md": {

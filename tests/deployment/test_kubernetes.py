@@ -216,7 +216,7 @@ def test_the_router_knows_every_engine_and_is_there_when_its_probes_say_so() -> 
     command = [sys.executable, "-m", "restow.broker.cli.main", *container["command"][1:]]
     with subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert answers(port, process) == 503  # none of the engines is here
+            assert answers(port, process) == 502  # none of the engines is here
         finally:
             process.terminate()
             process.communicate(timeout=30)

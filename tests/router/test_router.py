@@ -4,194 +4,149 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
 
 from agent_harness.waiting import until
-from restow.broker.router.bodies import (
-    MAX_CHOICES,
-    ONE_TOKEN,
-    decode_body,
-    needs_whole_prompt,
-    prefill_body,
-)
+from forked.ports import free_port
+from restow.broker.router.bodies import ONE_TOKEN
+from restow.broker.router.routing import MAX_BODY_BYTES
 from router.fake_engine import (
+    COMPLETIONS,
+    DONE,
     END,
-    EVENTS,
-    FATE,
+    NO_STATE,
+    RESPONSES,
+    TOKEN,
+    Answer,
     FakeEngine,
     breaks,
-    events,
+    computes,
+    fails,
+    fake_engine,
     house,
     never,
     says,
+    streams,
     well,
 )
 
-TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+SOON_S = 20
+EARLY: dict[str, Any] = {"type": "response.created", "response": {"usage": None}}
+"""Said by D at once, before its first token."""
 
 
 @pytest.mark.parametrize("path", ONE_TOKEN)
-async def test_both_are_told_one_handoff_and_d_what_the_client_said(path: str) -> None:
-    asked = {"prompt": "who?", "n": 3, "min_tokens": 4, "max_tokens": 9, "logprobs": 1, "seed": 5}
-    async with house([well], [well]) as one:
-        status, body = await one.ask(asked, path)
-        assert (status, body) == (200, {"base": one.d[0].base, "path": path})
-        (told_p,), (told_d,) = one.p[0].bodies, one.d[0].bodies
-    id_ = told_d.pop("kv_transfer_params")["handoff_id"]
-    assert told_d == asked
-    params = {"do_remote_decode": True, "handoff_id": id_, "choices": 3}
-    rest = {**ONE_TOKEN[path], "stream": False, "kv_transfer_params": params}
-    assert told_p == {"prompt": "who?", "max_tokens": 9, "seed": 5} | rest
-
-
-async def test_an_empty_request_is_handed_over_too() -> None:
-    async with house([well], [well]) as one:
-        assert (await one.ask({}))[0] == 200
+async def test_both_are_asked_at_once_for_one_handoff(path: str) -> None:
+    async with house([never], [well]) as one:
+        for body in ({"prompt": "who?", "seed": 5}, {}):
+            found = await one.ask(body, path)
+            assert found == (200, {"url": one.d[0].url, "path": path})
+            assert one.d[0].bodies[-1].items() >= body.items()
         assert one.d[0].ids == one.p[0].ids
+        assert len(set(one.p[0].ids)) == 2
 
 
-def test_p_is_told_nothing_that_contradicts_one_token() -> None:
-    body = {"prompt": "x", "stream": True, "stream_options": {"include_usage": True}, "echo": True}
-    told = prefill_body("/v1/completions", {**body, "min_tokens": 7, "n": 2.5}, "h")
-    params = {"do_remote_decode": True, "handoff_id": "h"}
-    assert told == {"prompt": "x", "max_tokens": 1, "stream": False, "kv_transfer_params": params}
-
-
-@pytest.mark.parametrize(
-    ("more", "by_p"),
-    [
-        ({}, True),
-        ({"stream": True, "logprobs": False, "n": 1, "min_tokens": 0, "seed": 5}, True),
-        *(({key: 2}, False) for key in ("n", "best_of", "min_tokens", "logprobs", "top_logprobs")),
-        ({"logprobs": 0}, False),
-        ({"logprobs": True}, False),
-    ],
-)
-def test_both_are_asked_alike_for_the_first_token(more: dict[str, Any], by_p: bool) -> None:
-    body = {"prompt": "x", **more}
-    for told in (prefill_body("/v1/completions", body, "h"), decode_body(body, "h")):
-        assert told["kv_transfer_params"].get("sampled_token", False) == by_p
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"prompt_logprobs": 0},
-        {"echo": True, "logprobs": 0},
-        {"use_beam_search": True},
-        {"previous_response_id": "r"},
-        {"background": True},
-        {"n": MAX_CHOICES + 1},
-    ],
-)
-async def test_what_needs_the_whole_prompt_is_d_s_alone(more: dict[str, Any]) -> None:
-    assert not needs_whole_prompt({"echo": True, "logprobs": None, "prompt_logprobs": None})
-    assert not needs_whole_prompt({"n": MAX_CHOICES})
+async def test_a_d_that_needs_the_whole_prompt_is_asked_alone() -> None:
     async with house([well], [well]) as one:
-        assert (await one.ask({"prompt": "x", **more, "kv_transfer_params": {}}))[0] == 200
-        assert one.p[0].bodies == []
-        assert one.d[0].bodies == [{"prompt": "x", **more}]
+        assert (await one.ask({"prompt_logprobs": 0, "kv_transfer_params": {}}))[0] == 200
+        assert (one.p[0].bodies, one.d[0].bodies) == ([], [{"prompt_logprobs": 0}])
 
 
-async def test_headers_go_on_to_both_and_the_request_s_id_comes_back() -> None:
-    sent = {"Authorization": "Bearer k", "traceparent": TRACE, "X-Request-Id": "r1"}
+async def test_few_headers_go_on_and_none_comes_back() -> None:
+    async def bakes(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+        more = {"Set-Cookie": "session=mine", "X-Internal": "1"}
+        return web.json_response({}, headers=more)
+
+    passed = {"authorization": "Bearer k", "traceparent": "00-0af7-b7ad-01", "x-request-id": "r1"}
+    others = {
+        "Cookie": "a=b",
+        "Proxy-Authorization": "x",
+        "X-Secret": "y",
+        "Connection": "X-Secret",
+    }
+    # By name: aiohttp keeps no cookies of an IP address.
+    async with fake_engine(bakes) as d:
+        by_name = d.url.replace("127.0.0.1", "localhost")
+        async with house([bakes], [], more_d=(by_name,)) as one:
+            for _ in range(2):
+                async with one.http.post(
+                    one.url + COMPLETIONS, json={}, headers={**passed, **others}
+                ) as response:
+                    assert response.status == 200
+                    assert not {"Set-Cookie", "X-Internal"} & set(response.headers)
+            for headers in (*one.p[0].headers, *d.headers):
+                assert headers.items() >= passed.items()
+                assert not {"cookie", "proxy-authorization", "x-secret"} & set(headers)
+                assert headers["host"].startswith(("127.0.0.1:", "localhost:"))
+
+
+async def test_models_and_health_are_those_of_a_d() -> None:
+    gone = f"http://127.0.0.1:{free_port()}"
+    async with house([well], [well], more_d=(gone,)) as one:
+        for path in ("/v1/models", "/health"):
+            for _ in range(4):
+                async with one.http.get(one.url + path) as response:
+                    assert await response.json() == {"url": one.d[0].url, "path": path}
+        assert not one.p[0].bodies
+    async with house([well], [], more_d=(gone,)) as one, one.http.get(one.url + "/health") as told:
+        assert (told.status, gone in await told.text()) == (502, True)
+
+
+async def test_what_the_client_does_wrong_is_told_as_json() -> None:
+    deep = b"[" * 100_000
+    cases: list[tuple[str, bytes, dict[str, str], int]] = [
+        *((COMPLETIONS, words, {}, 400) for words in (b"{", b"[]", b"\xff", b"1" * 5000, deep)),
+        (COMPLETIONS, b"{}", {"Content-Type": "text/plain"}, 415),
+        (COMPLETIONS, b" " * (MAX_BODY_BYTES + 1), {}, 413),
+        (COMPLETIONS, zlib.compress(b" " * (1 << 28)), {"Content-Encoding": "deflate"}, 413),
+        ("/v1/nothing", b"{}", {}, 404),
+        ("/v1/models", b"{}", {}, 405),
+        (COMPLETIONS, b"{}", {"Host": "page.example"}, 421),
+    ]
     async with house([well], [well]) as one:
-        url = one.router + "/v1/completions"
-        async with one.http.post(url, json={}, headers=sent) as response:
-            assert response.headers["X-Request-Id"] == "r1"
-        async with one.http.post(url, json={}) as response:
-            made = response.headers["X-Request-Id"]
-        for engine in (one.p[0], one.d[0]):
-            first, second = engine.headers
-            assert {key: first[key.lower()] for key in sent} == sent
-            assert second["x-request-id"] == made
-            assert first["host"] == engine.base.removeprefix("http://")
-
-
-async def test_models_health_and_errors_of_the_router_s_own() -> None:
-    async with house([well], [well]) as one:
-        async with one.http.get(one.router + "/v1/models") as response:
-            assert await response.json() == {"base": one.d[0].base, "path": "/v1/models"}
-        assert (await one.health())[0] == 200
-        one.p[0].healthy = False
-        await one.sees(one.p[0])
-        said = {"prefill": {one.p[0].base: False}, "decode": {one.d[0].base: True}}
-        assert await one.health() == (503, said)
-        for words, status in ((b"{", 400), (b"[]", 400), (b"\xff", 400)):
-            url = one.router + "/v1/completions"
-            async with one.http.post(url, data=words) as response:
+        for path, words, more, status in cases:
+            headers = {"Content-Type": "application/json", **more}
+            async with one.http.post(one.url + path, data=words, headers=headers) as response:
                 error = (await response.json())["error"]
-                assert (response.status, error["code"]) == (status, status)
+                assert (response.status, error["code"]) == (status, status), (words[:20], more)
                 assert error["type"] == "invalid_request_error"
-        for path, status in (("/v1/nothing", 404), ("/v1/models", 405)):
-            found = await one.ask(path=path)
-            assert (found[0], found[1]["error"]["code"]) == (status, status)
+                assert error["message"]
+        assert not one.p[0].bodies
+        for host in ("localhost:1", "[::1]"):
+            assert (await one.ask(Host=host))[0] == 200
+        # As deep as can be read: what can't be written again is the client's fault, too.
+        for depth in range(900, 1000, 3):
+            words = b'{"a":' * depth + b"1" + b"}" * depth
+            headers = {"Content-Type": "application/json"}
+            async with one.http.post(one.url + COMPLETIONS, data=words, headers=headers) as told:
+                assert told.status in (200, 400), await told.text()
 
 
-async def test_a_body_of_some_megabytes_is_taken_and_one_that_is_too_large_is_told() -> None:
-    async with house([well], [well]) as one:
-        assert (await one.ask({"prompt": "x" * (3 << 20)}))[0] == 200
-        found = await one.ask({"prompt": "x" * (4 << 20)})
-        assert (found[0], found[1]["error"]["code"]) == (413, 413)
-
-
-async def test_the_two_sides_do_not_go_in_step() -> None:
+async def test_equals_are_drawn_by_lot_on_each_side() -> None:
     async with house([well, well], [well, well]) as one:
         for _ in range(40):
             assert (await one.ask())[0] == 200
-        pairs = {(p.base, d.base) for p in one.p for d in one.d if set(p.ids) & set(d.ids)}
+        pairs = {(p.url, d.url) for p in one.p for d in one.d if set(p.ids) & set(d.ids)}
         assert len(pairs) == 4
 
 
-async def test_the_one_with_less_under_way_is_asked() -> None:
+async def test_the_engine_with_less_in_flight_is_asked() -> None:
     async with house([well], [never, well]) as one:
         waiting = [asyncio.create_task(one.ask()) for _ in range(2)]
         await until(one.d[0].came.is_set)
         for _ in range(10):
-            await asyncio.wait_for(one.ask(), 10)
+            await asyncio.wait_for(one.ask(), SOON_S)
         assert len(one.d[0].bodies) == 1
         for task in waiting:
             task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
-@pytest.mark.parametrize("failure", [breaks, says(500), says(503)], ids=["gone", "500", "503"])
-async def test_a_p_that_fails_costs_no_request_and_is_left_alone(failure: Any) -> None:
-    async with house([failure, well], [well]) as one:
-        # D of a handoff that has no P waits; its answer is taken for none.
-        waits = one.d[0]
-        waits.answer = with_state_of(one.p[1])
-        for _ in range(12):
-            assert (await asyncio.wait_for(one.ask(), 10))[0] == 200
-        assert len(one.p[0].bodies) == 1
-        assert len(set(waits.ids)) == len(waits.ids), "a used id was used again"
-        assert set(one.p[0].ids).isdisjoint(one.p[1].ids)
-
-
-async def with_state_or_alone(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
-    """A D that computes what it is not to wait for; of handoffs P's first fails, which it knows."""
-    waits = "kv_transfer_params" in engine.bodies[-1] and len(engine.bodies) == 1
-    return await (never if waits else well)(engine, request)
-
-
-async def test_with_all_p_gone_d_computes_by_itself() -> None:
-    """In the request that finds out, and in those after it."""
-    async with house([breaks, says(503)], [with_state_of_none]) as one:
-        for _ in range(4):
-            assert (await asyncio.wait_for(one.ask(), 10))[0] == 200
-        assert [len(p.bodies) for p in one.p] == [1, 1]
-        assert one.d[0].bodies[2:] == [{"prompt": "who?"}] * 4
-
-
-async def with_state_of_none(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
-    """A D that waits for a state which does not come, and else computes."""
-    waits = "kv_transfer_params" in engine.bodies[-1]
-    return await (never if waits else well)(engine, request)
-
-
-def with_state_of(p: FakeEngine) -> Any:
+def with_state_of(p: FakeEngine) -> Answer:
     """A D that answers where that P was asked for the handoff, and else waits."""
 
     async def answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
@@ -202,126 +157,180 @@ def with_state_of(p: FakeEngine) -> Any:
     return answer
 
 
-async def test_a_p_that_was_left_alone_is_asked_again() -> None:
-    async with house([says(500)], [with_state_or_alone], aside_s=0.0) as one:
-        assert (await one.ask())[0] == 200
-        one.p[0].answer = well
-        assert (await one.ask())[0] == 200
-        assert len(one.p[0].bodies) == 2
-
-
-async def test_an_engine_that_is_not_well_is_not_asked() -> None:
-    async with house([well, well], [well]) as one:
-        one.p[0].healthy = False
-
-        await one.sees(one.p[0])
+@pytest.mark.parametrize("failure", ["gone", "500", "error"])
+async def test_a_p_that_fails_costs_no_request_and_comes_last(failure: str) -> None:
+    failing = {"gone": breaks, "500": fails(500), "error": says(NO_STATE)}[failure]
+    async with house([failing, well], [well]) as one:
+        one.d[0].answer = with_state_of(one.p[1])
         for _ in range(12):
-            assert (await one.ask())[0] == 200
-        assert one.p[0].bodies == []
+            assert (await asyncio.wait_for(one.ask(), SOON_S))[0] == 200
+        assert len(one.p[0].bodies) == 1
+        assert len(set(one.d[0].ids)) == len(one.d[0].ids), "each attempt is a handoff of its own"
+        assert set(one.p[0].ids).isdisjoint(one.p[1].ids)
+
+
+async def test_with_all_p_gone_d_computes_by_itself() -> None:
+    async with house([breaks, fails(503)], [computes]) as one:
+        for _ in range(4):
+            assert (await asyncio.wait_for(one.ask(), SOON_S))[0] == 200
+        assert [len(p.bodies) for p in one.p] == [1, 1]
+        assert one.d[0].bodies[2:] == [{"prompt": "who?"}] * 4
+
+
+ABORT = {"choices": [{"text": "", "finish_reason": "abort"}]}
+D_FAILS = {
+    "gone": breaks,
+    "500": fails(500),
+    "aborted": says(ABORT),
+    "empty stream": streams(),
+    "stream without a token": streams(EARLY),
+    "stream of an end": streams(DONE),
+    "stream of an error": streams(EARLY, {"error": {"message": "out of memory"}}, DONE),
+    "aborted stream": streams(ABORT, DONE),
+}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "failure", [breaks, says(500), says(500, FATE)], ids=["gone", "500", "fate"]
-)
-async def test_a_d_that_fails_before_its_first_byte(failure: Any, stream: bool) -> None:
-    """Another one decodes, from a new prefill under a new id."""
-    async with house([well, well], [failure, well]) as one:
-        for _ in range(20):
-            url = one.router + "/v1/completions"
-            async with one.http.post(url, json={"stream": stream}) as response:
-                assert response.status == 200
-                whole = await response.read()
-            assert whole == b"".join((*EVENTS, END)) if stream else b"base" in whole
-            if one.d[0].bodies:
-                break
-        assert one.d[0].bodies
-        assert set(one.d[0].ids).isdisjoint(one.d[1].ids)
-        asked = {id_ for p in one.p for id_ in p.ids}
-        assert set(one.d[1].ids) <= asked <= {*one.d[0].ids, *one.d[1].ids}
+@pytest.mark.parametrize("failure", D_FAILS)
+async def test_another_d_answers_where_one_fails_before_its_first_token(
+    failure: str, stream: bool
+) -> None:
+    async with house([well, well], [D_FAILS[failure], well]) as one:
+        while not one.d[0].bodies:
+            if stream:
+                assert await one.stream() == [TOKEN, END, DONE]
+            else:
+                assert (await one.ask())[0] == 200
+        asked = [body.get("kv_transfer_params") for body in (*one.d[0].bodies, *one.d[1].bodies)]
+        ids = [params["handoff_id"] for params in asked if params]
+        assert len(set(ids)) == len(ids)
 
 
-async def test_a_stream_that_begins_with_an_error_is_none() -> None:
+async def test_a_p_that_gave_no_state_comes_last_and_not_the_d_that_says_so() -> None:
+    async with house([well, well], [well]) as one:
+
+        async def answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+            handoff_id = engine.ids[-1]
+            await until(lambda: any(handoff_id in p.ids for p in one.p))
+            lost = handoff_id in one.p[0].ids
+            return await (says(NO_STATE, 500) if lost else well)(engine, request)
+
+        one.d[0].answer = answer
+        for _ in range(12):
+            assert (await one.ask())[0] == 200
+        assert len(one.p[0].bodies) <= 1
+
+
+async def test_a_d_that_gets_no_state_computes_the_prompt_in_the_end() -> None:
     async def answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
-        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await out.prepare(request)
-        await out.write(b'data: {"error": {"message": "no state", "code": 500}}\n\n')
-        await out.write(END)
-        return out
+        handed = "kv_transfer_params" in engine.bodies[-1]
+        return await (streams(EARLY, NO_STATE, DONE) if handed else well)(engine, request)
 
-    async with house([well], [answer]) as one:
-        status, body = await one.ask({"stream": True})
-        assert (status, body["error"]["message"]) == (502, "no state")
-        assert len(one.d[0].ids) == 1, "nobody else is there to ask"
-        one.d[0].answer = well
-        async with one.http.post(one.router + "/v1/completions", json={"stream": True}) as response:
-            assert await response.read() == b"".join((*EVENTS, END))
-
-
-async def test_a_stream_that_breaks_ends_with_an_error() -> None:
-    async def answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
-        return await events(request, b"")
-
-    async with house([well], [answer]) as one:
-        url = one.router + "/v1/completions"
-        async with one.http.post(url, json={"stream": True}) as response:
-            lines = [line for line in (await response.read()).split(b"\n") if line]
-    assert [line + b"\n\n" for line in lines[:-1]] == EVENTS
-    error = json.loads(lines[-1].removeprefix(b"data: "))["error"]
-    assert (error["type"], error["code"]) == ("engine_failed", 502)
-    assert "ClientPayloadError" in error["message"]
+    async with house([well, well, well], [answer]) as one:
+        assert (await one.ask())[0] == 200
+        assert one.d[0].bodies[2:] == [{"prompt": "who?"}]
+        assert sorted(len(p.bodies) for p in one.p) == [0, 1, 1]
 
 
 async def test_where_nobody_answers_the_client_is_told() -> None:
     async with house([breaks], [breaks, breaks]) as one:
-        status, body = await asyncio.wait_for(one.ask(), 10)
-        assert status == 502
-        assert (body["error"]["type"], body["error"]["code"]) == ("engine_failed", 502)
-        assert any(d.base in body["error"]["message"] for d in one.d)
+        status, body = await asyncio.wait_for(one.ask(), SOON_S)
+        assert (status, body["error"]["code"], body["error"]["type"]) == (502, 502, "engine_failed")
+        assert any(d.url in body["error"]["message"] for d in one.d)
+    async with house([well], [fails(503)]) as one:
+        assert await one.ask() == (503, {"error": {"message": "from 503"}})
 
 
 @pytest.mark.parametrize("refuses", ["p", "d"])
-async def test_what_the_client_did_wrong_is_told_once(refuses: str) -> None:
-    p, d = (says(400), never) if refuses == "p" else (never, says(400))
+@pytest.mark.parametrize("status", [400, 429])
+async def test_what_an_engine_refuses_is_told_once(refuses: str, status: int) -> None:
+    p, d = (fails(status), never) if refuses == "p" else (never, fails(status))
     async with house([p], [d]) as one:
-        assert await one.ask() == (400, {"error": {"message": "from 400"}})
+        assert await one.ask() == (status, {"error": {"message": f"from {status}"}})
         await until((one.d if refuses == "p" else one.p)[0].left.is_set)
         assert [len(engine.bodies) for engine in (*one.p, *one.d)] == [1, 1]
 
 
-async def test_a_d_that_got_no_state_is_not_to_blame_and_the_p_that_gave_none_is() -> None:
-    async with house([never, well], [says(500, FATE)]) as one:
-        one.d[0].answer = with_fate_of(one.p)
-        for _ in range(12):
-            assert (await one.ask())[0] == 200
-        assert len(one.p[0].bodies) <= 1
+async def test_no_redirect_is_followed() -> None:
+    async with fake_engine(well) as third:
+
+        async def sends_on(*_: Any) -> web.StreamResponse:
+            return web.Response(status=307, headers={"Location": third.url + COMPLETIONS})
+
+        async with house([sends_on], [sends_on, computes]) as one:
+            for _ in range(8):
+                status, body = await one.ask(Authorization="Bearer k")
+                assert (status, body["url"]) == (200, one.d[1].url)
+            one.d[1].answer = sends_on
+            assert (await one.ask())[0] == 502
+        assert not third.headers
 
 
-async def test_a_p_whose_publications_are_refused_is_left_alone() -> None:
-    """As those of one that drains are: it answers well, and D gets nothing."""
-    fate = {"message": "no state", "handoff": {"reason": "PUBLICATION_REFUSED", "detail": ""}}
-    async with house([well, well], [well]) as one:
-        one.d[0].answer = with_fate_of(one.p, fate)
-        for _ in range(12):
-            assert (await one.ask())[0] == 200
-        assert len(one.p[0].bodies) <= 1
+async def test_a_stream_begins_with_the_first_token_and_p_may_compute_until_its_end() -> None:
+    go_on, computed = asyncio.Event(), asyncio.Event()
+
+    async def compute(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+        await go_on.wait()
+        computed.set()
+        return await well(engine, request)
+
+    async def rest(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+        await computed.wait()
+        return web.Response()
+
+    event = b"event: response.created\ndata: " + json.dumps(EARLY).encode() + b"\n\n"
+    async with (
+        house([compute], [streams(EARLY, TOKEN, then=rest)]) as one,
+        one.http.post(one.url + RESPONSES, json={"stream": True}) as response,
+    ):
+        assert await response.content.readexactly(len(event)) == event
+        await until(one.p[0].came.is_set)
+        assert not one.p[0].left.is_set()
+        go_on.set()
+        assert b"stone" in await asyncio.wait_for(response.read(), SOON_S)
 
 
-def with_fate_of(ps: list[FakeEngine], fate: dict[str, Any] = FATE) -> Any:
-    """A D that says that no state came, where the first P was asked for it."""
-
-    async def answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
-        handoff_id = engine.ids[-1]
-        await until(lambda: any(handoff_id in p.ids for p in ps))
-        return await (says(500, fate) if handoff_id in ps[0].ids else well)(engine, request)
-
-    return answer
+BREAKS = {
+    "ended too early": streams(TOKEN),
+    "ClientPayloadError": streams(TOKEN, then=breaks),
+    "Timeout": streams(TOKEN, then=never),
+    "no state": streams(TOKEN, NO_STATE, DONE),
+}
 
 
-async def test_a_client_that_leaves_takes_its_requests_with_it() -> None:
-    async with house([never], [never]) as one:
+@pytest.mark.parametrize("words", BREAKS)
+async def test_a_stream_that_breaks_ends_with_an_error(words: str) -> None:
+    async with house([well], [BREAKS[words]], silence_s=1.0) as one:
+        token, error = await asyncio.wait_for(one.stream(), SOON_S)
+        assert token == TOKEN
+        assert words in error["error"]["message"]
+        assert error == NO_STATE or error["error"]["type"] == "engine_failed"
+
+
+@pytest.mark.parametrize("of_p", [None, {"cached_tokens": 3}])
+async def test_the_client_is_told_what_p_had_cached(of_p: Any) -> None:
+    def usage(details: Any) -> dict[str, Any]:
+        return {"choices": [], "usage": {"prompt_tokens": 9, "prompt_tokens_details": details}}
+
+    of_d = usage({"cached_tokens": 8})
+    async with house([says(usage(of_p))], [says(of_d)]) as one:
+        assert await one.ask() == (200, usage(of_p))
+        assert await one.ask({"prompt_logprobs": 0}) == (200, of_d), "D alone knows it itself"
+        one.d[0].answer = streams(TOKEN, of_d, DONE)
+        assert await one.stream() == [TOKEN, usage(of_p), DONE]
+
+
+@pytest.mark.parametrize("answer", ["never", "stream"])
+async def test_a_client_that_leaves_takes_its_requests_with_it(answer: str) -> None:
+    d = never if answer == "never" else streams(TOKEN, then=never)
+    async with house([never], [d]) as one:
+
+        async def ask() -> None:
+            async with http.post(one.url + COMPLETIONS, json={}) as response:
+                await response.read()
+
         async with ClientSession() as http:
-            task = asyncio.create_task(http.post(one.router + "/v1/completions", json={}))
+            task = asyncio.create_task(ask())
             await until(lambda: one.p[0].came.is_set() and one.d[0].came.is_set())
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What P and D are sent of a client's request, and what their answers mean. Pure."""
+"""What P and D are sent of a client's request, and what their answers mean. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ ONE_TOKEN: Final[Mapping[str, Body]] = MappingProxyType(
         "/v1/responses": {"max_output_tokens": 1, "store": False},
     }
 )
-"""By path: how P is told to generate no more than it must."""
+"""The fields, by path, that have P generate one token and no more."""
 MAX_CHOICES: Final = 128
-"""Answers to one prompt for which P keeps its state, a handoff for each."""
-NOT_AT_P: Final = frozenset(
+"""The most answers to one prompt for which P keeps its state; each answer is a handoff."""
+NOT_FOR_P: Final = frozenset(
     {
         *("n", "best_of", "min_tokens", "stream_options", "echo"),
         *("logprobs", "top_logprobs", "prompt_logprobs"),
     }
 )
-"""Fields about an answer that P does not give, and which may contradict its one token."""
-Said = Enum("Said", ["NOTHING", "TOKEN", "END", "FAILED"])
-"""What an event of a stream, or a whole answer, says of an engine's work."""
+"""Fields that describe the answer. P gives none, and they may contradict its one token."""
+CACHED: Final = ("prompt_tokens_details", "input_tokens_details")
+"""The fields of a usage that say how much of the prompt was cached."""
+Progress = Enum("Progress", ["NOTHING", "TOKEN", "END", "FAILED"])
+"""What a whole answer, or an event of a stream, says about an engine's work."""
 
 
 def needs_whole_prompt(body: Body) -> bool:
-    """Return whether D must compute the whole prompt itself, so that no state of P's is of use.
+    """Return whether D must compute the whole prompt itself, because P's state is of no use.
 
-    It must for probabilities of the prompt's tokens, for beams, for answers that it remembers, and
-    for more answers than P keeps its state for.
+    This is so for probabilities of the prompt's tokens, for beam search, for a request that
+    refers to an answer which D remembers, and for more answers than P keeps its state for.
     """
     return bool(
         body.get("prompt_logprobs") is not None
@@ -48,98 +50,106 @@ def needs_whole_prompt(body: Body) -> bool:
 
 
 def prefill_body(path: str, body: Body, handoff_id: str) -> Body:
-    """Return what P is sent: one token, and a state for each answer that D is to give."""
-    params = {"do_remote_decode": True, "handoff_id": handoff_id, **_sampled(body)}
+    """Return what P is sent: generate one token, and hand over a state for each answer of D."""
+    params = {"do_remote_decode": True, "handoff_id": handoff_id, **_first_token(body)}
     if (choices := _choices(body)) > 1:
         params["choices"] = choices
-    kept = {name: value for name, value in body.items() if name not in NOT_AT_P}
+    kept = {name: value for name, value in body.items() if name not in NOT_FOR_P}
     return {**kept, **ONE_TOKEN[path], "stream": False, "kv_transfer_params": params}
 
 
 def decode_body(body: Body, handoff_id: str | None) -> Body:
-    """Return what D is sent: the client's own words; without an id it computes the prompt."""
+    """Return what D is sent: the client's request. Without an id D computes the prompt itself."""
     kept = {name: value for name, value in body.items() if name != "kv_transfer_params"}
     if handoff_id is None:
         return kept
-    params = {"do_remote_prefill": True, "handoff_id": handoff_id, **_sampled(body)}
+    params = {"do_remote_prefill": True, "handoff_id": handoff_id, **_first_token(body)}
     return {**kept, "kv_transfer_params": params}
 
 
-def _sampled(body: Body) -> Body:
+def _first_token(body: Body) -> Body:
     """Ask for P's sample of the first token, unless it depends on fields that P is not sent."""
     asked = (body.get(name) for name in ("logprobs", "top_logprobs"))
-    tells_more = any(one is not None and one is not False for one in asked)  # 0 asks, too
-    if tells_more or body.get("min_tokens") or _choices(body) > 1 or body.get("best_of", 1) != 1:
-        return {}
-    return {"sampled_token": True}
+    wants_logprobs = any(value is not None and value is not False for value in asked)  # 0 does
+    one_answer = _choices(body) == 1 and body.get("best_of", 1) == 1
+    d_samples = wants_logprobs or body.get("min_tokens") or not one_answer
+    return {} if d_samples else {"sampled_token": True}
 
 
 def _choices(body: Body) -> int:
-    """Return how many answers are wanted. D itself refuses an ``n`` that is no number."""
+    """Return how many answers are wanted. D itself refuses an ``n`` that is not a number."""
     return count if isinstance(count := body.get("n"), int) else 1
 
 
-def as_bytes(body: Any) -> bytes:
-    """Return a value as JSON."""
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def event_data(event: bytes) -> Any:
-    """Return the JSON of a stream's event, ``DONE``, or None."""
-    said = next((line[5:] for line in event.splitlines() if line.startswith(b"data:")), b"")
-    return DONE if said.strip() == DONE.encode() else json_of(said)
-
-
-def json_of(said: bytes) -> Any:
-    """Return JSON as a value, and None for what is none."""
+def parse_json(text: bytes) -> Any:
+    """Return the value of a JSON text, or None if the text is not JSON."""
     try:
-        return json.loads(said)
+        return json.loads(text)
     except ValueError:
         return None
 
 
-def meaning(data: Any) -> Said:
-    """Return what an event, or a whole answer, says of an engine's work.
-
-    An engine that is told to end answers 200 with what it has, often nothing: its choices end by
-    "abort", and of ``/v1/responses`` no token is counted.
-    """
-    if not isinstance(data, dict):
-        return Said.END if data == DONE else Said.NOTHING
-    kind = str(data.get("type", ""))
-    if data.get("error") or kind in ("error", "response.failed"):
-        return Said.FAILED
-    if choices := data.get("choices"):
-        reasons = [one.get("finish_reason") for one in choices]
-        if "abort" in reasons or "error" in reasons:
-            return Said.FAILED
-        deltas = [{**(one.get("delta") or {}), "role": one.get("text")} for one in choices]
-        spoken = any(reasons) or any(any(one.values()) for one in deltas)
-        return Said.TOKEN if spoken else Said.NOTHING
-    if kind in ("response.completed", "response.incomplete") or data.get("object") == "response":
-        cut = data.get("response", data).get("status") in ("cancelled", "failed")
-        return Said.FAILED if cut or _usage(data).get("output_tokens") == 0 else Said.END
-    return Said.TOKEN if kind.endswith(".delta") else Said.NOTHING
-
-
-def cached_details(data: Any) -> Body:
-    """Return what an answer's usage says of how much of the prompt was cached, by field."""
-    names = ("prompt_tokens_details", "input_tokens_details")
-    return {name: told for name in names if (told := _usage(data).get(name)) is not None}
-
-
-def with_cached(data: Any, of_p: Body) -> Any:
-    """Correct D's usage: to D all that P computed is cached; P knows what it had before."""
-    _usage(data).update({name: of_p.get(name) for name in cached_details(data)})
-    return data
-
-
-def _usage(data: Any) -> Body:
-    told = data if isinstance(data, dict) else {}
-    return (told.get("response") or told).get("usage") or {}
+def event_data(event: bytes) -> Any:
+    """Return the data of a stream's event: a JSON value, ``DONE``, or None."""
+    data = next((line[5:] for line in event.splitlines() if line.startswith(b"data:")), b"")
+    return DONE if data.strip() == DONE.encode() else parse_json(data)
 
 
 def with_data(event: bytes, data: Any) -> bytes:
-    """Return a stream's event with other data."""
+    """Return an event whose data has been replaced."""
     lines = [line for line in event.splitlines() if not line.startswith(b"data:")]
-    return b"\n".join([*lines, b"data: " + as_bytes(data)])
+    return b"\n".join([*lines, b"data: " + json.dumps(data).encode()])
+
+
+def progress_of(data: Any) -> Progress:
+    """Return what a whole answer, or the data of an event, says about an engine's work.
+
+    An engine that is shut down answers 200 with what it has, which is often nothing: its choices
+    end with "abort", and `/v1/responses` counts no output token.
+    """
+    if not isinstance(data, dict):
+        return Progress.END if data == DONE else Progress.NOTHING
+    kind = str(data.get("type", ""))
+    if data.get("error") or kind in ("error", "response.failed"):
+        return Progress.FAILED
+    if choices := data.get("choices"):
+        if any(one.get("finish_reason") in ("abort", "error") for one in choices):
+            return Progress.FAILED
+        return Progress.TOKEN if any(map(_has_token, choices)) else Progress.NOTHING
+    if kind in ("response.completed", "response.incomplete") or data.get("object") == "response":
+        cut = data.get("response", data).get("status") in ("cancelled", "failed")
+        lost = cut or usage_of(data).get("output_tokens") == 0
+        return Progress.FAILED if lost else Progress.END
+    return Progress.TOKEN if kind.endswith(".delta") else Progress.NOTHING
+
+
+def _has_token(choice: Body) -> bool:
+    """Return whether a choice carries a text, anything else but a role, or its end."""
+    delta = {**(choice.get("delta") or {}), "role": None}
+    return bool(choice.get("finish_reason") or choice.get("text") or any(delta.values()))
+
+
+def usage_of(data: Any) -> Body:
+    """Return the usage of a whole answer or an event; empty if there is none."""
+    answer = data if isinstance(data, dict) else {}
+    return (answer.get("response") or answer).get("usage") or {}
+
+
+def correct_usage(of_d: Body, of_p: Body) -> None:
+    """Put into D's usage what P had cached of the prompt: to D, all that P computed is cached."""
+    of_d.update({name: of_p.get(name) for name in CACHED if of_d.get(name) is not None})
+
+
+def error_body(code: int, message: str, kind: str = "invalid_request_error") -> Body:
+    """Return an error in the form of OpenAI's API."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def error_of(data: Any) -> Any:
+    """Return the error that an engine answered, or None."""
+    return data.get("error") if isinstance(data, dict) else None
+
+
+def handoff_failed(data: Any) -> bool:
+    """Return whether D answered that no state came: then P is to blame."""
+    return isinstance(error := error_of(data), dict) and bool(error.get("handoff"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 from typing import Annotated
 
 import typer
@@ -10,8 +10,10 @@ import typer
 from restow.broker.addresses import host_and_port
 from restow.broker.cli.connection import Connection, connects
 from restow.broker.cli.settings.options import LogFormatOption
+from restow.broker.errors import ExtraMissingError
 
 ROUTER_PORT = 8000
+ENGINE = re.compile(r"(?:([^=]+)=)?(https?://[^\s@]+)")
 
 
 @connects
@@ -29,90 +31,75 @@ def router(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen.")
     ] = f"127.0.0.1:{ROUTER_PORT}",
-    aside_s: Annotated[
-        float, typer.Option(min=0.0, help="Seconds for which an engine that failed is left alone.")
-    ] = 5.0,
-    max_body_mb: Annotated[
-        int, typer.Option(min=1, help="The largest request that is taken, in MiB.")
-    ] = 4,
-    max_connections: Annotated[
-        int, typer.Option(min=1, help="How many clients' connections may be open at once.")
-    ] = 1000,
-    connect_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that connecting to an engine may take.")
-    ] = 3.0,
-    answer_s: Annotated[
-        float,
-        typer.Option(
-            min=0.1,
-            help="Seconds that an engine may take to a stream's first token, or to all of an "
-            "answer that is not streamed.",
-        ),
-    ] = 600.0,
     silence_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that a stream may be silent after that.")
-    ] = 30.0,
-    client_s: Annotated[
         float,
-        typer.Option(
-            min=0.1,
-            help="Seconds that a client may be idle, and take for headers, for a body, and to "
-            "read a piece of its answer.",
-        ),
-    ] = 30.0,
+        typer.Option(min=0.1, help="Give an engine up that sends nothing for so many seconds."),
+    ] = 600.0,
     find_ms: Annotated[
         int,
         typer.Option(
             min=0,
             max=1000,
-            help="Ask the broker who holds most of each prompt, and wait for so long: for its "
-            "token ids, and for the broker. For engines that are named by their ids. 0: do not.",
+            help="Ask the broker who holds most of each prompt. Wait so long for the prompt's "
+            "token ids, and as long for the broker. Each prefill engine needs its ID. 0: do not "
+            "ask.",
         ),
     ] = 0,
-    busy_tokens: Annotated[
-        int,
-        typer.Option(min=0, help="How many tokens held outweigh one request more under way."),
-    ] = 1000,
     log_format: LogFormatOption = "console",
 ) -> None:
     """Send each prompt to a prefill and a decode engine, under a handoff id of its own.
 
     Serves /v1/completions, /v1/chat/completions, /v1/responses, /v1/models and /health until
-    SIGTERM or SIGINT. Keys and traces in headers go on to the engines. Asks no broker, unless
-    --find-ms says so. It is for trying things; docs/vllm.md names routers for production.
+    SIGTERM or SIGINT. Use it to try things; docs/router.md names routers for production.
     """
-    from restow.broker.router.engines import Engine, is_url
-    from restow.broker.router.finding import FindSettings
-    from restow.broker.router.serve import RouterSettings, serve_router
+    try:
+        from aiohttp import web
 
-    host, port = host_and_port(listen, ROUTER_PORT)
-    engines = [Engine.named(words) for words in (*prefill, *decode)]
-    for one in engines:
-        if not is_url(one.base):
-            raise typer.BadParameter(
-                f"{one.base} is no http:// or https:// URL", param_hint="[ID=]URL"
-            )
-    if find_ms and not any(one.engine_id for one in engines):
-        raise typer.BadParameter(
-            "no engine is named by its id (ID=URL), so that none could be found",
-            param_hint="--find-ms",
-        )
+        from restow.broker.router.routing import RoutedEngine, Router
+    except ModuleNotFoundError as error:
+        raise ExtraMissingError(
+            f"the router needs module {error.name}, which is not installed: "
+            f"pip install 'restow[router]'",
+            module=error.name,
+        ) from None
+    from restow.broker.client import AsyncAdminClient
     from restow.broker.stderr import logging_to_stderr
 
-    find = FindSettings(find_ms / 1000, connection.broker, connection.credentials())
-    settings = RouterSettings(
-        prefill,
-        decode,
-        aside_s,
-        connect_s=connect_s,
-        answer_s=answer_s,
-        silence_s=silence_s,
-        client_s=client_s,
-        max_connections=max_connections,
-        max_body_bytes=max_body_mb << 20,
-        max_bodies_bytes=max(128, max_body_mb) << 20,
-        find=find if find_ms else None,
-        busy_tokens=busy_tokens,
-    )
+    host, port = host_and_port(listen, ROUTER_PORT)
+    p = [RoutedEngine(*_address(words)) for words in prefill]
+    d = [RoutedEngine(*_address(words)) for words in decode]
+    if find_ms and not all(engine.engine_id for engine in p):
+        raise typer.BadParameter(
+            "each prefill engine needs its id (ID=URL) to be found", param_hint="--find-ms"
+        )
+
+    async def app() -> web.Application:
+        if not find_ms:
+            return Router(p, d, silence_s).app()
+        client = AsyncAdminClient(connection.broker, credentials=connection.credentials())
+        served = Router(p, d, silence_s, client, find_ms / 1000).app()
+        served.on_cleanup.append(lambda _: client.close())
+        return served
+
     with logging_to_stderr(log_format == "json"):
-        asyncio.run(serve_router(settings, host, port))
+        web.run_app(
+            app(),
+            host=host,
+            port=port,
+            handler_cancellation=True,
+            access_log=None,
+            print=lambda text: print(text, flush=True),
+        )
+
+
+def _address(words: str) -> tuple[str, str]:
+    """Return the URL and the id of an engine that is named ``URL`` or ``ID=URL``.
+
+    >>> _address("p1=http://h:8100/"), _address("http://h/?a=b")
+    (('http://h:8100', 'p1'), ('http://h/?a=b', ''))
+    """
+    if (match := ENGINE.fullmatch(words)) is None:
+        raise typer.BadParameter(
+            f"{words} is not an http:// or https:// URL without a user", param_hint="[ID=]URL"
+        )
+    return match[2].rstrip("/"), match[1] or ""

@@ -1,0 +1,332 @@
+"""The router's server: P computes a prompt and D answers it, asked at once under one handoff id."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import random
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+from aiohttp import web
+
+from restow.broker.client import AsyncAdminClient, PrefixHolder, chain_of
+from restow.broker.errors import RestowError
+from restow.broker.logs import get_logger
+from restow.broker.router import bodies
+from restow.broker.router.bodies import DONE, Body, Progress
+
+ATTEMPTS: Final = 3
+"""How often a request is tried. In the last attempt D computes the prompt itself."""
+BUSY_TOKENS: Final = 1000
+"""How many tokens that an engine holds outweigh one more request in flight there."""
+REST_S: Final = 5.0
+"""How long a P that failed is not asked, and a D only if there is no other."""
+CONNECT_S: Final = 3.0
+USAGE_S: Final = 5.0
+"""How long the end of D's answer waits for P's, which says what P had cached."""
+MAX_BODY_BYTES: Final = 16 << 20
+PASSED_ON: Final = ("Authorization", "traceparent", "tracestate", "X-Request-Id")
+"""The client's headers that engines are sent. No header of an engine is passed to the client."""
+OWN_HOST: Final = re.compile(r"(localhost|[0-9.]+|\[[0-9a-fA-F:.]+\])(:[0-9]+)?")
+EVENT_END: Final = re.compile(rb"\r?\n\r?\n")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Held = Mapping[str, PrefixHolder]
+"""What engines hold of a prompt, by engine id."""
+
+
+@dataclass(slots=True, eq=False)
+class RoutedEngine:
+    """An engine that requests are sent to."""
+
+    url: str
+    engine_id: str = ""
+    """Its id at the broker; empty: not known."""
+    in_flight: int = 0
+    rests_until_s: float = 0.0
+
+    @property
+    def rests(self) -> bool:
+        """Whether the engine failed a short time ago."""
+        return time.monotonic() < self.rests_until_s
+
+
+class AnswerError(RestowError, status="UNAVAILABLE", reason="NOT_ANSWERED"):
+    """A request without an answer. Where an ``engine`` is to blame, another one may answer."""
+
+    def __init__(
+        self, code: int, message: str, engine: RoutedEngine | None = None, answer: Any = None
+    ) -> None:
+        """Tell the client the error in the engine's ``answer``, if there is one."""
+        super().__init__(f"{engine.url}: {message}" if engine else message)
+        self.code, self.engine = code, engine
+        kind = "engine_failed" if engine else "invalid_request_error"
+        own = bodies.error_body(code, self.message, kind)
+        self.body = {"error": error} if (error := bodies.error_of(answer)) else own
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
+    """A whole answer, or an event of a stream."""
+
+    data: Any
+    event: bytes = b""
+
+
+Parts = AsyncGenerator[AnswerPart, None]
+Prefill = Sequence[asyncio.Future[AnswerPart]]
+"""P's answer, if P was asked."""
+
+
+def choose(engines: Sequence[RoutedEngine], held: Held) -> RoutedEngine:
+    """Return the engine that holds most of a prompt, less `BUSY_TOKENS` for each of its requests.
+
+    Engines that rest or drain come last. Equals are drawn by lot.
+    """
+
+    def rank(engine: RoutedEngine) -> tuple[bool, int, int, float]:
+        holder = held.get(engine.engine_id)
+        away = engine.rests or bool(holder and holder.draining)
+        # The broker knows of other routers' requests.
+        busy = max(engine.in_flight, holder.open if holder else 0)
+        worth = (holder.tokens if holder else 0) - busy * BUSY_TOKENS
+        return away, -worth, busy, random.random()  # noqa: S311
+
+    return min(engines, key=rank)
+
+
+class Router:
+    """Answers clients by asking engines. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        prefill: Sequence[RoutedEngine],
+        decode: Sequence[RoutedEngine],
+        silence_s: float = 600.0,
+        broker: AsyncAdminClient | None = None,
+        find_s: float = 0.0,
+    ) -> None:
+        """Give up an engine that sends nothing for ``silence_s``.
+
+        Ask the ``broker`` who holds each prompt, and wait ``find_s`` for its token ids and again
+        for the broker.
+        """
+        self._prefill, self._decode = prefill, decode
+        self._broker, self._find_s = broker, find_s
+        self._log = get_logger("restow.router")
+        self._http = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(None, sock_connect=CONNECT_S, sock_read=silence_s),
+            # Shorter than engines keep a connection (vLLM: 5 s), or a request may meet its end.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    def app(self) -> web.Application:
+        """Return what aiohttp is to serve."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[web.middleware(_guard)])
+        for path in ("/v1/models", "/health"):
+            app.router.add_get(path, self.answer)
+        for path in bodies.ONE_TOKEN:
+            app.router.add_post(path, self.answer)
+        app.on_cleanup.append(lambda _: self._http.close())
+        return app
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer a client. Raises `AnswerError`.
+
+        When engines fail before the client has heard anything, others are tried.
+        """
+        body = await _body_of(request) if request.method == "POST" else None
+        held = await self._holders(request, body) if body and self._broker else {}
+        hands_over = body is not None and not bodies.needs_whole_prompt(body)
+        attempts_left = ATTEMPTS
+        while True:
+            attempts_left -= 1
+            p: RoutedEngine | None = choose(self._prefill, held)
+            if not hands_over or not attempts_left or (p and p.rests):
+                p = None
+            try:
+                return await self._attempt(request, body, p, choose(self._decode, held))
+            except AnswerError as error:
+                if error.engine is None or not attempts_left:
+                    raise
+                # Where no state came, D has done its part.
+                failed = p if p and bodies.handoff_failed(error.body) else error.engine
+                failed.rests_until_s = time.monotonic() + REST_S
+                self._log.warning("an engine failed", engine=failed.url, detail=error.message)
+
+    async def _attempt(
+        self, request: web.Request, body: Body | None, p: RoutedEngine | None, d: RoutedEngine
+    ) -> web.StreamResponse:
+        """Ask P and D at once, under an id that no other attempt has; without ``p`` D alone.
+
+        P may compute until D's answer has ended. Raises `AnswerError` until D has said a token.
+        """
+        handoff_id = str(uuid.uuid4())
+        to_d = None if body is None else bodies.decode_body(body, handoff_id if p else None)
+        answers = [self._parts(request, d, to_d)]
+        if p and body is not None:
+            to_p = bodies.prefill_body(request.path, body, handoff_id)
+            answers.append(self._parts(request, p, to_p))
+        first, *prefill = [asyncio.ensure_future(anext(one)) for one in answers]
+        for engine in filter(None, (d, p)):
+            engine.in_flight += 1
+        try:
+            await asyncio.wait([first, *prefill], return_when=asyncio.FIRST_COMPLETED)
+            if not first.done():
+                prefill[0].result()
+            return await self._give(request, await first, answers[0], prefill)
+        finally:
+            for engine in filter(None, (d, p)):
+                engine.in_flight -= 1
+            for task in (first, *prefill):
+                task.cancel()
+            await asyncio.gather(first, *prefill, return_exceptions=True)
+            for one in answers:
+                await one.aclose()
+
+    async def _give(
+        self, request: web.Request, first: AnswerPart, later: Parts, prefill: Prefill
+    ) -> web.StreamResponse:
+        """Give the client D's answer. A stream that breaks later ends with an error."""
+        if not first.event:
+            return web.json_response((await _corrected(first, prefill)).data)
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await out.prepare(request)
+        part: AnswerPart | None = first
+        try:
+            while part:
+                await out.write((await _corrected(part, prefill)).event + b"\n\n")
+                part = await anext(later, None)
+        except AnswerError as error:
+            self._log.warning("a stream broke", detail=error.message)
+            await out.write(b"data: " + json.dumps(error.body).encode() + b"\n\n")
+        return out
+
+    async def _parts(self, request: web.Request, engine: RoutedEngine, body: Body | None) -> Parts:
+        """Yield a whole answer, or a stream's events once the first token is among them.
+
+        Raises `AnswerError`.
+        """
+        waiting, begun, ended = list[AnswerPart](), False, False
+        try:
+            async with self._ask(request, engine, request.path, body) as response:
+                if response.status != 200 or response.content_type != "text/event-stream":
+                    yield AnswerPart(_checked(engine, response.status, await response.read()))
+                    return
+                async for event in _events(response.content):
+                    data = bodies.event_data(event)
+                    progress = bodies.progress_of(data)
+                    if progress is Progress.FAILED:
+                        raise AnswerError(502, "its stream broke off", engine, data)
+                    ended |= progress is Progress.END
+                    begun |= progress is Progress.TOKEN or (ended and data != DONE)
+                    waiting.append(AnswerPart(data, event))
+                    while begun and waiting:
+                        yield waiting.pop(0)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise AnswerError(502, f"{type(error).__name__}: {error}", engine) from None
+        if not (begun and ended):
+            raise AnswerError(502, "its stream ended too early", engine)
+
+    def _ask(self, request: web.Request, engine: RoutedEngine, path: str, body: Body | None) -> Any:
+        """Send an engine a request of the client's, with the headers that may be passed on."""
+        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+        return self._http.request(
+            request.method, engine.url + path, json=body, headers=headers, allow_redirects=False
+        )
+
+    async def _holders(self, request: web.Request, body: Body) -> Held:
+        """Return who holds how much of a prompt; nobody if the broker does not say it in time."""
+        p, salt = choose(self._prefill, {}), body.get("cache_salt") or ""
+        try:
+            async with asyncio.timeout(self._find_s):
+                token_ids = await self._token_ids(request, p, body)
+                # In a thread: hashing a very long prompt takes tens of milliseconds.
+                chain = await asyncio.to_thread(chain_of, token_ids, salt=salt)
+            if not chain.hashes or not self._broker:
+                return {}
+            async with asyncio.timeout(self._find_s):
+                [found] = await self._broker.find([chain], engine_id=p.engine_id, limit=100)
+        except (RestowError, aiohttp.ClientError, ValueError, TimeoutError) as error:
+            self._log.warning("not known who holds the prompt", detail=repr(error)[:500])
+            return {}
+        return {one.engine_id: one for one in found}
+
+    async def _token_ids(self, request: web.Request, p: RoutedEngine, body: Body) -> list[Any]:
+        """Return a prompt's token ids, which P tells of a text or a chat."""
+        is_chat = request.path == "/v1/chat/completions"
+        prompt: Any = body.get("messages" if is_chat else "prompt")
+        if is_chat or isinstance(prompt, str):
+            async with self._ask(request, p, "/tokenize", bodies.decode_body(body, None)) as reply:
+                said = bodies.parse_json(await reply.read())
+            prompt = said.get("tokens") if isinstance(said, dict) else None
+        return prompt if isinstance(prompt, list) else []
+
+
+async def _body_of(request: web.Request) -> Body:
+    """Return a request's body. Raises `AnswerError`."""
+    if request.content_type != "application/json":  # no web page of another site may send that
+        raise AnswerError(415, "the body must be application/json")
+    try:
+        body = json.loads(await request.read())
+    except (ValueError, RecursionError) as error:
+        raise AnswerError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise AnswerError(400, "the body is not a JSON object")
+    return body
+
+
+def _checked(engine: RoutedEngine, status: int, raw: bytes) -> Any:
+    """Return a whole answer. Raises `AnswerError`, which blames no engine for a client's fault."""
+    data = bodies.parse_json(raw)
+    if 400 <= status < 500:
+        raise AnswerError(status, raw[:500].decode(errors="replace"), answer=data)
+    if status != 200:
+        raise AnswerError(status if status >= 500 else 502, f"HTTP {status}", engine, data)
+    if bodies.progress_of(data) is Progress.FAILED:
+        raise AnswerError(502, "it gave up its answer", engine, data)
+    return data
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield a stream's events, without the empty lines between them."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *events, rest = EVENT_END.split(rest + chunk)
+        for event in filter(None, events):
+            yield event
+
+
+async def _corrected(part: AnswerPart, prefill: Prefill) -> AnswerPart:
+    """Put into D's usage what P says of its cache. A D that computed the prompt knows it itself."""
+    usage = bodies.usage_of(part.data)
+    if not usage or not prefill:
+        return part
+    done, _ = await asyncio.wait(prefill, timeout=USAGE_S)
+    of_p = [bodies.usage_of(one.result().data) for one in done if not one.exception()]
+    bodies.correct_usage(usage, of_p[0] if of_p else {})
+    return AnswerPart(part.data, part.event and bodies.with_data(part.event, part.data))
+
+
+async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Tell every error as JSON, and refuse a request that a web page may have forged."""
+    try:
+        here, *_ = request.get_extra_info("sockname", ["127.0.0.1"])
+        if ipaddress.ip_address(here).is_loopback and not OWN_HOST.fullmatch(request.host):
+            # Whoever owns a name may have it lead here (DNS rebinding).
+            raise AnswerError(421, "over loopback, Host must be localhost or an IP address")
+        return await handler(request)
+    except AnswerError as error:
+        code, body = error.code, error.body
+    except RecursionError:
+        code, body = 400, bodies.error_body(400, "the body is nested too deeply")
+    except web.HTTPException as error:
+        code, body = error.status, bodies.error_body(error.status, error.text or error.reason)
+    return web.json_response(body, status=code)
