@@ -3,25 +3,27 @@
 from restow.broker.families.build import build_layout
 from restow.broker.families.hf.config import model_from_hf_config
 from restow.broker.families.hf.readings import Reading, Readings
-from restow.broker.families.parts import Mixer
 from restow.broker.families.recurrent import (
     GdnSpec,
     KdaSpec,
     LinearAttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
+    Mixer,
     RecurrentSpec,
     ShortConvSpec,
 )
-from restow.broker.families.scales import NO_SCALES, ScaleKind, Scales
 from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder, MatrixOrder
 from restow.broker.families.specs import (
+    NO_SCALES,
     AttentionSpec,
     BlockScaledMlaSpec,
     IndexerSpec,
     LayerSpec,
     MlaSpec,
     ModelSpec,
+    ScaleKind,
+    Scales,
 )
 
 __all__ = [

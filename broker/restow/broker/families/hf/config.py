@@ -19,8 +19,7 @@ from restow.broker.families.hf.nested import text_part
 from restow.broker.families.hf.quantization import Quantisation, quantisation_of
 from restow.broker.families.hf.readings import Readings
 from restow.broker.families.hf.types import Types
-from restow.broker.families.scales import Scales
-from restow.broker.families.specs import LayerSpec, ModelSpec
+from restow.broker.families.specs import LayerSpec, ModelSpec, Scales
 from restow.broker.layout import DType
 from restow.broker.layout.limits import MAX_WORD_LENGTH
 from restow.broker.words import member

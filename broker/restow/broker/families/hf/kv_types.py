@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.hf.quantization import Quantisation
 from restow.broker.families.hf.readings import Reading, Readings
-from restow.broker.families.scales import NO_SCALES, QUANTISED, ScaleKind, Scales
+from restow.broker.families.specs import NO_SCALES, QUANTISED, ScaleKind, Scales
 from restow.broker.layout import DType
 
 _NAME_THEM = (

@@ -9,8 +9,7 @@ from restow.broker.families.hf.keys import Keys
 from restow.broker.families.hf.latent_models import latent, latent_dims
 from restow.broker.families.hf.layers import Layers, ModelTable
 from restow.broker.families.hf.types import Types
-from restow.broker.families.scales import ScaleKind
-from restow.broker.families.specs import BlockScaledMlaSpec, IndexerSpec, LatentSpec
+from restow.broker.families.specs import BlockScaledMlaSpec, IndexerSpec, LatentSpec, ScaleKind
 from restow.broker.layout import DType
 
 _PAGE_TOKENS = 64

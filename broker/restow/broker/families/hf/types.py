@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from restow.broker.families.hf.keys import Keys
 from restow.broker.families.hf.kv_types import KvTypes
-from restow.broker.families.parts import Mixer
-from restow.broker.families.scales import Scales
-from restow.broker.families.specs import AttentionSpec, MlaSpec
+from restow.broker.families.recurrent import Mixer
+from restow.broker.families.specs import AttentionSpec, MlaSpec, Scales
 from restow.broker.layout import DType
 
 
