@@ -18,14 +18,8 @@ import pytest
 import restow
 from restow.broker.core.limits import Limits
 from restow.broker.errors import RestowError, WordUnknownError
-from restow.broker.families import (
-    ConvLayout,
-    EngineSettings,
-    KvOrder,
-    ModelSpec,
-    build_layout,
-    model_from_hf_config,
-)
+from restow.broker.families import ConvLayout, EngineSettings, KvOrder, ModelSpec, build_layout
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy, compile_programs, make_plan
 from restow.broker.server.hub import Hub
@@ -39,7 +33,7 @@ INTERNAL = {
     "restow.broker.core.events.Failure",
     "restow.broker.doctor.finding.Finding",
     "restow.broker.families.hf.kv_types.KvTypes",
-    "restow.broker.families.hf.types.Types",
+    "restow.broker.families.hf.kv_types.Types",
     "restow.broker.families.recurrent.StatePart",
     "restow.broker.families.recurrent.Recurrence",
     "restow.broker.draw.page_map.Cell",

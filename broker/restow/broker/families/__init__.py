@@ -1,8 +1,6 @@
-"""Families: from a model's numbers and an engine's settings to a layout."""
+"""Build layouts from a model's numbers and an engine's settings."""
 
 from restow.broker.families.build import build_layout
-from restow.broker.families.hf.config import model_from_hf_config
-from restow.broker.families.hf.readings import Reading, Readings
 from restow.broker.families.recurrent import (
     GdnSpec,
     KdaSpec,
@@ -44,12 +42,9 @@ __all__ = [
     "Mixer",
     "MlaSpec",
     "ModelSpec",
-    "Reading",
-    "Readings",
     "RecurrentSpec",
     "ScaleKind",
     "Scales",
     "ShortConvSpec",
     "build_layout",
-    "model_from_hf_config",
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from restow.broker.printable import shown
 
 if TYPE_CHECKING:
-    from restow.broker.families import Reading, Readings
+    from restow.broker.families.hf import Reading, Readings
 
 _MAX_VALUE_LENGTH = 32
 
