@@ -1,10 +1,10 @@
-"""Conversations through `restow router`: with Find, beside the same without it, in turns.
+"""The tokens that conversations through `restow router` save when it asks who holds a prompt.
 
-Users begin with one of a few system prompts, and each turn's prompt is all that was said before it
-and a new question. What P's computed and what was moved to D's is taken from the engines' own
-counts. Of engines that run elsewhere name SESSIONS_PREFILL and SESSIONS_DECODE
-(`p0=http://...`, with commas between) and RESTOW_BROKER; then the time to the first token is shown
-too. Else a small set is started that computes nothing (`session_engines`).
+Users begin with one of a few system prompts; the prompt of each turn is everything said before and
+a new question. The engines' own counters say what P computed and what was moved to D. Without
+further settings the engines only count (`counting_engines`). Name SESSIONS_PREFILL and
+SESSIONS_DECODE (`p0=http://...`, separated by commas) and RESTOW_BROKER to measure engines that run
+elsewhere; then the time to the first token is measured too.
 """
 
 from __future__ import annotations
@@ -21,76 +21,96 @@ from random import Random
 
 from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
-from rows import Row, Yield, compared
-from session_engines import COMPUTED, HELD, MOVED, SOURCES, served, session_engines
 
+from bench.report import Put, Row, compared
+from bench.store.counting_engines import (
+    COMPUTED,
+    HELD,
+    MOVED,
+    SOURCES,
+    counting_engines,
+    served,
+)
 from restow.broker.client import AdminClient, AsyncAdminClient
 from restow.broker.router.routing import RoutedEngine, Router
 
-SUITE, LEAST_BUSY = "sessions", "least busy"
+SUITE, LEAST_BUSY = "router-sessions", "least busy"
 CASES = {"two turns": 2, "six turns": 6}
-USERS, SYSTEM_PROMPTS, AT_ONCE = 24, 4, 4
-SYSTEM_TOKENS = int(os.environ.get("SESSIONS_TOKENS", "1024"))
-"""Of a system prompt; a question has a quarter of it on average, and a reply a sixteenth."""
 VOCABULARY = int(os.environ.get("SESSIONS_VOCABULARY", "1000"))
 ENGINES, ROOM = 3, 24
-"""Of the small set: how many on each side, and for how many system prompts each has room."""
-FIND_S = 1.0
-"""So long that what is counted does not depend on how busy the machine is."""
+"""Counting engines on each side, and the system prompts for which each has room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is said: a question has a quarter of ``system_tokens`` on average, a reply 1/16.
+
+    The router waits ``find_s`` for the broker: long enough that the counts do not depend on how
+    busy the machine is. ``at_once`` turns are under way at the same time.
+    """
+
+    users: int = 24
+    system_prompts: int = 4
+    system_tokens: int = 1024
+    at_once: int = 4
+    find_s: float = 1.0
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a case: tokens of prompts by where they came from, and seconds."""
+    """Tokens of prompts by their source, and seconds to the first token after turn 1."""
 
     prefill: Counter[str] = field(default_factory=Counter)
     decode: Counter[str] = field(default_factory=Counter)
     first_s: list[float] = field(default_factory=list)
-    """To the first token of each turn but the first."""
 
     @property
     def found(self) -> float:
-        """The share of all prompts that P's held."""
+        """Return the share of prompt tokens that P held."""
         return self.prefill[HELD] / max(self.prefill.total(), 1)
 
 
-def run(put: Yield, repeats: int) -> None:
-    """Each case with texts of its own, so that nothing is found of those before it."""
+def run(put: Put, repeats: int) -> None:
+    """Measure each case with texts of its own, so that no case finds those of another."""
+    sizes = Sizes(system_tokens=int(os.environ.get("SESSIONS_TOKENS", Sizes().system_tokens)))
     for number, (case, turns) in enumerate(CASES.items()):
         finding, without = Outcome(), Outcome()
         for repeat in range(max(repeats // 3, 1)):
             seed = 2 * (repeat * len(CASES) + number)
             for other, (outcome, finds) in enumerate(((without, False), (finding, True))):
-                asyncio.run(_play(outcome, seed + other, turns, finds))
-        words = f"{USERS} users, {case}"
+                asyncio.run(play(outcome, sizes, seed + other, turns, finds))
+        words = f"{sizes.users} users, {case}"
         note = f"held by P: {finding.found:.0%} of prompts, without Find {without.found:.0%}"
         for what, ours, theirs, more in (
             ("tokens computed at P", finding.prefill, without.prefill, note),
             ("tokens moved to D", finding.decode, without.decode, ""),
         ):
             source = COMPUTED if ours is finding.prefill else MOVED
-            counts = f"{ours[source]} of {ours.total()}, without Find {theirs[source]}"
-            ratio = theirs[source] / max(ours[source], 1)
-            note = f"{counts}; {more}" if more else counts
-            put(Row(SUITE, f"{words}, {what}", 0, 0.0, LEAST_BUSY, 0.0, ratio, note=note))
+            values = (max(ours[source], 1), LEAST_BUSY, theirs[source])
+            ratio = theirs[source] / values[0]
+            note = f"of {ours.total()}; {more}" if more else f"of {ours.total()}"
+            case_words = f"{words}, {what}"
+            put(Row(SUITE, case_words, 0, *values, ratio, note=note, unit="tokens"))
         if all(_named()):
             case = f"{words}, to the first token after turn 1"
             put(compared(SUITE, case, finding.first_s, LEAST_BUSY, without.first_s))
 
 
-async def _play(outcome: Outcome, seed: int, turns: int, finds: bool) -> None:
+async def play(outcome: Outcome, sizes: Sizes, seed: int, turns: int, finds: bool) -> None:
+    """Play all conversations through a router, with or without Find, and count in ``outcome``."""
     async with (
-        _engines() as (broker, prefill, decode),
+        _engines(sizes) as (broker, prefill, decode),
         ClientSession() as http,
         AsyncAdminClient(broker) as client,
     ):
         before = [await _sources(http, side) for side in (prefill, decode)]
-        made = Router(_routed(prefill), _routed(decode), 600.0, client if finds else None, FIND_S)
+        found_by = client if finds else None
+        made = Router(_routed(prefill), _routed(decode), 600.0, found_by, sizes.find_s)
         async with served(made.app()) as router:
-            if finds:  # of the first calls one makes the connection
-                await _ask(http, router, [1] * 2 * SYSTEM_TOKENS, 1)
+            if finds:  # the first call makes the connection
+                await _ask(http, router, [1] * 2 * sizes.system_tokens, 1)
                 before = [await _sources(http, side) for side in (prefill, decode)]
-            await _converse(http, router, Random(seed), turns, outcome)  # noqa: S311
+            await _converse(http, router, sizes, Random(seed), turns, outcome)  # noqa: S311
         for counted, side, was in zip(
             (outcome.prefill, outcome.decode), (prefill, decode), before, strict=True
         ):
@@ -98,28 +118,28 @@ async def _play(outcome: Outcome, seed: int, turns: int, finds: bool) -> None:
 
 
 async def _converse(
-    http: ClientSession, router: str, random: Random, turns: int, outcome: Outcome
+    http: ClientSession, router: str, sizes: Sizes, random: Random, turns: int, outcome: Outcome
 ) -> None:
-    """All users take a turn, some at once and in any order, and then the next."""
+    """Have all users take a turn, several at once in random order, and then the next turn."""
 
     def text(tokens: int) -> list[int]:
         return [random.randrange(3, VOCABULARY) for _ in range(tokens)]
 
-    systems = [text(SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
-    said = [list(systems[user % SYSTEM_PROMPTS]) for user in range(USERS)]
-    some = asyncio.Semaphore(AT_ONCE)
+    systems = [text(sizes.system_tokens) for _ in range(sizes.system_prompts)]
+    said = [list(systems[user % sizes.system_prompts]) for user in range(sizes.users)]
+    at_once = asyncio.Semaphore(sizes.at_once)
 
     async def take_turn(user: int, question: Sequence[int], later: bool) -> None:
-        async with some:
+        async with at_once:
             said[user] += question
-            first_s, reply = await _ask(http, router, said[user], max(SYSTEM_TOKENS // 16, 1))
+            first_s, reply = await _ask(http, router, said[user], max(sizes.system_tokens // 16, 1))
             said[user] += reply
             if later:
                 outcome.first_s.append(first_s)
 
     for turn in range(turns):
-        users = random.sample(range(USERS), USERS)
-        questions = [text(random.randrange(1, SYSTEM_TOKENS // 2)) for _ in users]
+        users = random.sample(range(sizes.users), sizes.users)
+        questions = [text(random.randrange(1, sizes.system_tokens // 2)) for _ in users]
         turned = zip(users, questions, strict=True)
         await asyncio.gather(*(take_turn(user, words, turn > 0) for user, words in turned))
 
@@ -127,7 +147,7 @@ async def _converse(
 async def _ask(
     http: ClientSession, router: str, prompt: Sequence[int], tokens: int
 ) -> tuple[float, list[int]]:
-    """Seconds to the first token, and the reply."""
+    """Return the seconds to the first token, and the reply."""
     body = {"prompt": list(prompt), "max_tokens": tokens, "stream": True}
     more = {"return_token_ids": True, "ignore_eos": True, "temperature": 0.0}
     began_s, first_s, reply = time.perf_counter(), 0.0, list[int]()
@@ -146,12 +166,12 @@ async def _ask(
 
 
 def _routed(engines: Sequence[str]) -> list[RoutedEngine]:
-    """Engines that are named ``ID=URL``."""
+    """Return engines that are named ``ID=URL``."""
     return [RoutedEngine(url, name) for name, _, url in (one.partition("=") for one in engines)]
 
 
 async def _sources(http: ClientSession, engines: Sequence[str]) -> Counter[str]:
-    """Tokens of prompts since the engines' start, by where they came from."""
+    """Return the tokens of prompts since the engines' start, by their source."""
     found: Counter[str] = Counter()
     for one in engines:
         async with http.get(one.partition("=")[2] + "/metrics") as response:
@@ -163,11 +183,11 @@ async def _sources(http: ClientSession, engines: Sequence[str]) -> Counter[str]:
 
 
 @asynccontextmanager
-async def _engines() -> AsyncIterator[tuple[str, list[str], list[str]]]:
-    """Those that are named, or a small set: the broker, all P, all D."""
+async def _engines(sizes: Sizes) -> AsyncIterator[tuple[str, list[str], list[str]]]:
+    """Yield the broker, all P and all D: those that are named, or counting engines."""
     named = _named()
     if not all(named):
-        async with session_engines(ENGINES, ROOM * SYSTEM_TOKENS) as made:
+        async with counting_engines(ENGINES, ROOM * sizes.system_tokens) as made:
             yield made
         return
     with AdminClient() as client:

@@ -18,8 +18,8 @@ from restow.broker.families import (
     ScaleKind,
     Scales,
     build_layout,
-    model_from_hf_config,
 )
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType, digest
 from restow.broker.layout.json_form import layout_from_json
 

@@ -12,7 +12,8 @@ from restow.agents.demo.experiment import Outcome
 from restow.agents.demo.options import DemoOptions
 from restow.agents.demo.report import routes
 from restow.agents.engines.recall.model import checkpoint_folder
-from restow.broker.families import ConvLayout, EngineSettings, build_layout, model_from_hf_config
+from restow.broker.families import ConvLayout, EngineSettings, build_layout
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.planner import Strategy
 
 COLUMN = {Strategy.SLICES: 3, Strategy.WHOLE: 4, Strategy.PACK: 5}

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,16 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from restow.broker.errors import LayoutFormError, UnknownModelError
-from restow.broker.families import AttentionSpec, EngineSettings, build_layout, model_from_hf_config
-from restow.broker.families.hf.attention import MODELS, NESTED
+from restow.broker.families import AttentionSpec, EngineSettings, build_layout
+from restow.broker.families.hf import model_from_hf_config
+from restow.broker.families.hf.attention import MODELS
+from restow.broker.families.hf.config import WHOLES
 from restow.broker.layout import DType, Span
 from restow.broker.layout.check_whole import check_layout
 from restow.broker.planner.program.pairs import GroupPair, PageForm
 
 ROOT = Path(__file__).parents[2]
+NESTED = {name: whole for name, whole in WHOLES.items() if whole.text in MODELS}
 ANSWERS = json.loads((ROOT / "tests/families/attention_of_vllm.json").read_text())
 """Lists of a config and its layers ``[numbers, heads, key, value, seen, dtype]``."""
 
@@ -83,26 +85,6 @@ def test_blocks_of_nemotron_nas_have_queries_in_groups_of_their_own_size() -> No
     assert model.depth == 3
 
 
-OTHER_CLASSES = {"internlm3", "iquestcoder", "mimo_v2_flash", "step3p5"}
-"""vLLM 0.32 has classes of its own for these, or none."""
-
-
-@pytest.mark.parametrize(
-    "model_type", sorted({*MODELS, *NESTED} & {*CONFIG_MAPPING} - OTHER_CLASSES)
-)
-def test_as_many_layers_as_the_configuration_class_has(model_type: str) -> None:
-    # Heads of these do not share the hidden size evenly, so that a config has to say their own.
-    text: dict[str, Any] = (
-        {"head_dim": 128} if re.match(r"glm4v?_moe|qwen3_omni", model_type) else {}
-    )
-    if model_type in NESTED:
-        inner = CONFIG_MAPPING[model_type]().get_text_config().model_type
-        text = {"text_config": {"model_type": inner, **text}}
-    config = CONFIG_MAPPING[model_type](**deepcopy(text)).get_text_config()
-    model = model_from_hf_config({"model_type": model_type, **text})
-    assert model.depth == config.num_hidden_layers
-
-
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -112,9 +94,10 @@ LLAMA = {
     "sliding_window": 16,
 }
 FIXED = {name for name, whole in NESTED.items() if whole.fixed}
+ALONE = {name for name, whole in NESTED.items() if whole.alone}
 
 
-@pytest.mark.parametrize("model_type", sorted({*NESTED} - FIXED - {"step3p7"}))
+@pytest.mark.parametrize("model_type", sorted({*NESTED} - FIXED - ALONE))
 def test_a_text_part_is_read_as_if_it_stood_alone(model_type: str) -> None:
     whole = model_from_hf_config({"model_type": model_type, "text_config": LLAMA})
     assert whole.layers == model_from_hf_config(LLAMA).layers
@@ -159,7 +142,14 @@ def test_older_configs_have_the_text_beside_the_rest() -> None:
 MIMO = {"model_type": "mimo_v2_flash", "num_hidden_layers": 2, "hybrid_layer_pattern": [0, 1]}
 SHARED = {"model_type": "gemma3n_text", "num_hidden_layers": 4}
 NAS = {"model_type": "nemotron-nas", "num_hidden_layers": 1, "num_attention_heads": 8}
-STEP = {"model_type": "step3p5", "num_hidden_layers": 1, "layer_types": ["full_attention"]}
+STEP = {
+    "model_type": "step3p5",
+    "num_hidden_layers": 1,
+    "layer_types": ["full_attention"],
+    "num_attention_heads": 4,
+    "num_attention_groups": 2,
+    "head_dim": 16,
+}
 
 
 @pytest.mark.parametrize(

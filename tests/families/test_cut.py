@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from restow.broker.errors import LayoutFormError, TpSizeError
 from restow.broker.families import EngineSettings, Mamba2Spec, ModelSpec, build_layout
-from restow.broker.families.cut import rank_slice, rank_span
+from restow.broker.families.settings import rank_slice, rank_span
 from restow.broker.layout import DType, Span
 
 SPEC = Mamba2Spec(0, 8, 2, 4, 2, 4, DType.BFLOAT16, DType.FLOAT32)

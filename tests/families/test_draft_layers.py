@@ -7,14 +7,8 @@ from typing import Any
 import pytest
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families import (
-    AttentionSpec,
-    EngineSettings,
-    LayerSpec,
-    MlaSpec,
-    build_layout,
-    model_from_hf_config,
-)
+from restow.broker.families import AttentionSpec, EngineSettings, LayerSpec, MlaSpec, build_layout
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType, check_layout
 from restow.broker.planner import make_plan
 

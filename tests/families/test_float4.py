@@ -20,8 +20,8 @@ from restow.broker.families import (
     ScaleKind,
     Scales,
     build_layout,
-    model_from_hf_config,
 )
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType, Layout, check_layout
 from restow.broker.planner import make_plan
 

@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from restow.broker.errors import LayoutFormError, RestowError, TpSizeError
-from restow.broker.families import (
-    EngineSettings,
-    Readings,
-    build_layout,
-    model_from_hf_config,
-)
-from restow.broker.families.hf.models import MODELS, WHOLES
+from restow.broker.families import EngineSettings, build_layout
+from restow.broker.families.hf import Readings, model_from_hf_config
+from restow.broker.families.hf.config import MODELS, WHOLES
 from restow.broker.layout import check_layout
 
 SIZED = {"num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4}
@@ -42,11 +38,15 @@ NEEDED: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "mimo_v2": MIMO,
     "mimo_v2_flash": MIMO,
-    "minimax_m1": {"attn_type_list": [0, 1], "num_hidden_layers": 2},
-    "minimax_text_01": {"attn_type_list": [0, 1], "num_hidden_layers": 2},
+    "minimax_m1": {**SIZED, "attn_type_list": [0, 1], "num_key_value_heads": 2},
+    "minimax_text_01": {**SIZED, "attn_type_list": [0, 1], "num_key_value_heads": 2},
     "nemotron-nas": {
         **SIZED,
         "block_configs": [{"attention": {"n_heads_in_group": 2}}, {"attention": {"no_op": True}}],
+    },
+    "step3p5": {
+        **{**SIZED, "num_attention_groups": 2},
+        "layer_types": ["full_attention", "sliding_attention"],
     },
     "nemotron_h": {"hybrid_override_pattern": "M-*E"},
     "pangu_ultra_moe": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
@@ -196,7 +196,13 @@ def _names(error: RestowError, key: str) -> bool:
         ({"model_type": "mamba", "d_model": 2560, "n_layer": 64}, "n_layer: 64.*older|d_model"),
         # More layers than any model has.
         ({"model_type": "deepseek_v3", "num_hidden_layers": 10**9}, "of at most 4096"),
-        ({"model_type": "deepseek_v3", "num_hidden_layers": None}, "num_hidden_layers: null"),
+        (
+            {
+                **{"model_type": "sarvam_mla", "num_hidden_layers": None},
+                **{"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+            },
+            "num_hidden_layers: null",
+        ),
     ],
 )
 def test_a_config_that_lies(config: dict[str, Any], key: str) -> None:
@@ -207,7 +213,12 @@ def test_a_config_that_lies(config: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "tp", "message"),
     [
-        ("nemotron_h", {"num_key_value_heads": 3}, 2, "3 heads"),
+        (
+            "lfm2",
+            {"num_attention_heads": 12, "num_key_value_heads": 3, "hidden_size": 768},
+            2,
+            "3 ",
+        ),
         ("gemma3_text", {"num_attention_heads": 12, "num_key_value_heads": 6, **FEW}, 4, "6 heads"),
         ("qwen3_next", {"linear_num_key_heads": 6, "linear_num_value_heads": 12}, 4, "6 "),
         ("mamba2", {"n_groups": 3, "num_heads": 96, "hidden_size": 3072}, 2, "3 groups"),

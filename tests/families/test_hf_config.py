@@ -17,8 +17,8 @@ from restow.broker.families import (
     Mamba2Spec,
     ModelSpec,
     build_layout,
-    model_from_hf_config,
 )
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType, check_layout
 
 NEMOTRON = {"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*ME"}
@@ -77,7 +77,6 @@ def expected_kinds(config: Any) -> dict[int, set[str]]:
             "num_key_value_heads": 2,
             "head_dim": 64,
         },
-        {},
     ],
 )
 def test_nemotron_h(changes: dict[str, Any], tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,96 +16,17 @@ from restow.broker.families import (
     KdaSpec,
     LayerSpec,
     LinearAttentionSpec,
-    Mamba1Spec,
     MlaSpec,
-    ShortConvSpec,
-    model_from_hf_config,
 )
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 
 
-def _gdn(config: Any, state: DType = BF16) -> GdnSpec:
-    return GdnSpec(
-        0,
-        config.linear_num_key_heads,
-        config.linear_num_value_heads,
-        config.linear_key_head_dim,
-        config.linear_value_head_dim,
-        config.linear_conv_kernel_dim,
-        BF16,
-        state,
-    )
-
-
-def _gqa(config: Any) -> AttentionSpec:
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return AttentionSpec(0, config.num_key_value_heads, dim, BF16)
-
-
-def _linear(config: Any) -> LinearAttentionSpec:
-    dim = config.head_dim or config.hidden_size // config.num_attention_heads
-    return LinearAttentionSpec(0, config.num_attention_heads, dim, BF16)
-
-
-CASES: dict[str, tuple[str, list[dict[str, Any]], Callable[[Any], LayerSpec]]] = {
-    # class, changes to its defaults, what a layer that does not attend keeps
-    "qwen3_5_text": (
-        "Qwen3_5TextConfig",
-        [{}, {"num_hidden_layers": 7, "linear_num_key_heads": 4, "head_dim": 32}],
-        _gdn,
-    ),
-    "qwen3_5_moe_text": (
-        "Qwen3_5MoeTextConfig",
-        [{}, {"num_hidden_layers": 5, "linear_value_head_dim": 64}],
-        _gdn,
-    ),
-    "olmo_hybrid": (
-        "OlmoHybridConfig",
-        [{}, {"num_hidden_layers": 3, "hidden_size": 256, "num_attention_heads": 4}],
-        _gdn,
-    ),
-    "lfm2_moe": (
-        "Lfm2MoeConfig",
-        [{"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}],
-        lambda c: ShortConvSpec(0, c.hidden_size, c.conv_L_cache, BF16),
-    ),
-    "falcon_mamba": (
-        "FalconMambaConfig",
-        [{}, {"hidden_size": 64, "expand": 3, "state_size": 8}],
-        lambda c: Mamba1Spec(0, c.intermediate_size, c.state_size, c.conv_kernel, BF16, BF16),
-    ),
-    "minimax": (
-        "MiniMaxConfig",
-        [{}, {"num_hidden_layers": 3, "head_dim": 96}],
-        _linear,
-    ),
-}
-RUNS = [(name, changes) for name, (_, all_changes, _) in CASES.items() for changes in all_changes]
-
-
 def _plain(layer: LayerSpec) -> LayerSpec:
-    """A layer without its place in the model, and without what it reads."""
-    if isinstance(layer, Mamba1Spec):
-        layer = replace(layer, mixer=None)
+    """A layer without its place in the model."""
     return replace(layer, layer=0)
-
-
-@pytest.mark.parametrize(("model_type", "changes"), RUNS)
-def test_what_each_layer_keeps(model_type: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    name, _, recurrent = CASES[model_type]
-    config = getattr(transformers, name)(**changes)
-    config.save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text())
-    wanted = [
-        _gqa(config) if kind == "full_attention" else recurrent(config)
-        for kind in config.layer_types
-    ]
-    for given in (saved, {**changes, "model_type": model_type}):
-        model = model_from_hf_config(given)
-        assert [_plain(layer) for layer in model.layers] == wanted
-        assert model.depth == config.num_hidden_layers
 
 
 @pytest.mark.parametrize(
@@ -217,7 +135,7 @@ def test_zamba2_has_the_layers_of_its_class_where_none_are_listed() -> None:
             {**CONFIGS["Ling-3.0-flash"], "layer_types": ["full_attention"] * 42},
             "layer_types are not those of layer_group_size 4",
         ),
-        ({"model_type": "minimax_text_01"}, "attn_type_list"),
+        ({"model_type": "minimax_text_01", "num_hidden_layers": 2}, "attn_type_list"),
         (
             {"model_type": "minimax_text_01", "num_hidden_layers": 3, "attn_type_list": [0, 1]},
             "attn_type_list",

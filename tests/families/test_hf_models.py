@@ -18,13 +18,14 @@ from restow.broker.families import (
     IndexerSpec,
     KdaSpec,
     LayerSpec,
+    LinearAttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
     MlaSpec,
     ModelSpec,
     ShortConvSpec,
-    model_from_hf_config,
 )
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType
 
 BF16 = DType.BFLOAT16
@@ -39,6 +40,31 @@ def _by_heads(config: Any) -> int:
     return int(config.hidden_size // config.num_attention_heads)
 
 
+def _own_or_share(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or _by_heads(config))
+
+
+def _gdn(config: Any) -> GdnSpec:
+    return GdnSpec(
+        0,
+        config.linear_num_key_heads,
+        config.linear_num_value_heads,
+        config.linear_key_head_dim,
+        config.linear_value_head_dim,
+        config.linear_conv_kernel_dim,
+        BF16,
+        BF16,
+    )
+
+
+def _mamba1(config: Any) -> Mamba1Spec:
+    sizes = config.intermediate_size, config.state_size, config.conv_kernel
+    return Mamba1Spec(0, *sizes, BF16, BF16)
+
+
+GDN: Expected = {"linear_attention": _gdn, "full_attention": _gqa(_own_or_share)}
+
+
 def _mla(config: Any) -> LayerSpec:
     return MlaSpec(0, config.kv_lora_rank + config.qk_rope_head_dim, BF16)
 
@@ -48,7 +74,7 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], Expected]] = {
     "mamba": (
         "MambaConfig",
         [{}, {"hidden_size": 64, "expand": 3, "state_size": 8, "num_hidden_layers": 2}],
-        {"": lambda c: Mamba1Spec(0, c.intermediate_size, c.state_size, c.conv_kernel, BF16, BF16)},
+        {"": _mamba1},
     ),
     "mamba2": (
         "Mamba2Config",
@@ -77,19 +103,7 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], Expected]] = {
     "qwen3_next": (
         "Qwen3NextConfig",
         [{}, {"num_hidden_layers": 6, "linear_num_key_heads": 4, "linear_key_head_dim": 8}],
-        {
-            "linear_attention": lambda c: GdnSpec(
-                0,
-                c.linear_num_key_heads,
-                c.linear_num_value_heads,
-                c.linear_key_head_dim,
-                c.linear_value_head_dim,
-                c.linear_conv_kernel_dim,
-                BF16,
-                BF16,
-            ),
-            "full_attention": _gqa(lambda c: int(c.head_dim)),
-        },
+        GDN,
     ),
     "kimi_linear": (
         "KimiLinearConfig",
@@ -146,6 +160,44 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], Expected]] = {
             ("mistral4", "Mistral4Config"),
         )
     },
+    "qwen3_5_text": (
+        "Qwen3_5TextConfig",
+        [{}, {"num_hidden_layers": 7, "linear_num_key_heads": 4, "head_dim": 32}],
+        GDN,
+    ),
+    "qwen3_5_moe_text": (
+        "Qwen3_5MoeTextConfig",
+        [{}, {"num_hidden_layers": 5, "linear_value_head_dim": 64}],
+        GDN,
+    ),
+    "olmo_hybrid": (
+        "OlmoHybridConfig",
+        [{}, {"num_hidden_layers": 3, "hidden_size": 256, "num_attention_heads": 4}],
+        GDN,
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        [{"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}],
+        {
+            "conv": lambda c: ShortConvSpec(0, c.hidden_size, c.conv_L_cache, BF16),
+            "full_attention": _gqa(_by_heads),
+        },
+    ),
+    "falcon_mamba": (
+        "FalconMambaConfig",
+        [{}, {"hidden_size": 64, "expand": 3, "state_size": 8}],
+        {"": _mamba1},
+    ),
+    "minimax": (
+        "MiniMaxConfig",
+        [{}, {"num_hidden_layers": 3, "head_dim": 96}],
+        {
+            "linear_attention": lambda c: LinearAttentionSpec(
+                0, c.num_attention_heads, _own_or_share(c), BF16
+            ),
+            "full_attention": _gqa(_own_or_share),
+        },
+    ),
     "minicpm3": (
         "MiniCPM3Config",
         [{"num_hidden_layers": 3}],
@@ -236,8 +288,8 @@ def test_zamba2_attends_over_twice_the_hidden_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "key"),
     [
-        ({"model_type": "zamba2", "num_hidden_layers": 53}, "layers_block_type"),
-        ({"model_type": "deepseek_v3"}, "num_hidden_layers"),
+        ({"model_type": "zamba2", "num_hidden_layers": 53}, "layer_types"),
+        ({"model_type": "bailing_moe"}, "num_attention_heads"),
         ({"model_type": "lfm2", "full_attn_idxs": "all"}, "full_attn_idxs"),
         ({"model_type": "kimi_linear", "linear_attn_config": {"kda_layers": [1.5]}}, "kda_layers"),
         ({"model_type": "jamba", "attn_layer_period": 0}, "attn_layer_period"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from restow.broker.errors import LayoutFormError, UnknownModelError
-from restow.broker.families import model_from_hf_config
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType
 
 TEXT = {"model_type": "qwen3_next", "num_hidden_layers": 4}

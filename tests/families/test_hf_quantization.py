@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families import (
-    AttentionSpec,
-    MlaSpec,
-    ScaleKind,
-    Scales,
-    model_from_hf_config,
-)
+from restow.broker.families import AttentionSpec, MlaSpec, ScaleKind, Scales
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType
 from vllm_harness.config_cases import CASES, Case
 

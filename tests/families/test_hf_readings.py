@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from restow.broker.families import Readings, ScaleKind, Scales, model_from_hf_config
+from restow.broker.families import ScaleKind, Scales
+from restow.broker.families.hf import Readings, model_from_hf_config
 from restow.broker.layout import DType
 from vllm_harness.config_cases import EMBEDDED, MODELOPT, SCHEME
 

@@ -17,8 +17,8 @@ from restow.broker.families import (
     ScaleKind,
     Scales,
     build_layout,
-    model_from_hf_config,
 )
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType, check_layout
 from vllm_harness.latent_configs import CONFIGS, MISTRAL_LARGE_3_PARAMS
 
@@ -173,7 +173,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no rotary part": ({**CONFIGS["Kimi-K2"], "qk_rope_head_dim": 0}, "qk_rope_head_dim: 0"),
     "rotary part of nothing": ({**SPARSE, "qk_rope_head_dim": None}, "qk_rope_head_dim: null"),
-    "no layers": ({"model_type": "kimi_k2"}, "'num_hidden_layers' is missing"),
+    "no layers": (
+        {"model_type": "sarvam_mla", "kv_lora_rank": 512, "qk_rope_head_dim": 64},
+        "'num_hidden_layers' is missing",
+    ),
     "no text": (
         {"model_type": "kimi_k25", "vision_config": {}},
         "no part of .*: none of text_config",
@@ -198,7 +201,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "short types": (
         {**CONFIGS["GLM-5"], "indexer_types": ["full"]},
-        "indexer_types lists 1 layers, num_hidden_layers says 8",
+        r"indexer_types: \['full'\] is not a list of 8 layers",
     ),
     "words": ({**CONFIGS["HY-V4"], "indexer_types": ["own"] * 6}, "indexer_types: .'own'"),
     "short kinds": ({**CONFIGS["HY-V4"], "layer_types": ["sparse"]}, "layer_types: .* of 6 layers"),

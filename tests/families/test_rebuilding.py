@@ -16,8 +16,8 @@ from restow.broker.families import (
     Mixer,
     ModelSpec,
     build_layout,
-    model_from_hf_config,
 )
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType, Span, check_layout
 
 NEMOTRON = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from restow.broker.errors import StageError
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
-from restow.broker.families.stages import stage_layers
+from restow.broker.families.build import stage_layers
 from restow.broker.layout import DType, check_layout
 
 

@@ -18,14 +18,8 @@ import pytest
 import restow
 from restow.broker.core.common.limits import Limits
 from restow.broker.errors import RestowError, WordUnknownError
-from restow.broker.families import (
-    ConvLayout,
-    EngineSettings,
-    KvOrder,
-    ModelSpec,
-    build_layout,
-    model_from_hf_config,
-)
+from restow.broker.families import ConvLayout, EngineSettings, KvOrder, ModelSpec, build_layout
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy, compile_programs, make_plan
 from restow.broker.server.base.hub import Hub
@@ -39,9 +33,9 @@ INTERNAL = {
     "restow.broker.core.common.events.Failure",
     "restow.broker.doctor.local.Finding",
     "restow.broker.families.hf.kv_types.KvTypes",
-    "restow.broker.families.hf.types.Types",
-    "restow.broker.families.parts.StatePart",
-    "restow.broker.families.parts.Recurrence",
+    "restow.broker.families.hf.kv_types.Types",
+    "restow.broker.families.recurrent.StatePart",
+    "restow.broker.families.recurrent.Recurrence",
     "restow.broker.draw.page_map.Cell",
     "restow.broker.draw.page_map.Footprint",
     "restow.broker.draw.piece_counts.PieceCount",

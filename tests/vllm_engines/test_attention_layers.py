@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from restow.broker.errors import TpSizeError
-from restow.broker.families import AttentionSpec, EngineSettings, model_from_hf_config
+from restow.broker.families import AttentionSpec, EngineSettings
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.families.pages import layer_pages
 
 ROOT = Path(__file__).parents[2]

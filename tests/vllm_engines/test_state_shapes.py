@@ -14,7 +14,8 @@ import pytest
 
 from families.hybrid_configs import CONFIGS
 from restow.broker.errors import TpSizeError
-from restow.broker.families import LinearAttentionSpec, RecurrentSpec, model_from_hf_config
+from restow.broker.families import LinearAttentionSpec, RecurrentSpec
+from restow.broker.families.hf import model_from_hf_config
 from vllm_harness.engine import ENVIRONMENT, HERE
 
 pytestmark = pytest.mark.timeout(600)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from restow.broker.families import ModelSpec, ScaleKind, Scales, model_from_hf_config
-from restow.broker.families.hf.readings import Readings
+from restow.broker.families import ModelSpec, ScaleKind, Scales
+from restow.broker.families.hf import Readings, model_from_hf_config
 
 SCHEME = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
 TEXT: dict[str, Any] = {

@@ -36,8 +36,8 @@ from restow.broker.families import (
     ModelSpec,
     RecurrentSpec,
     build_layout,
-    model_from_hf_config,
 )
+from restow.broker.families.hf import model_from_hf_config
 
 TORCH = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 KINDS = {

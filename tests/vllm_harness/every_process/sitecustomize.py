@@ -33,6 +33,6 @@ def _forking(method: str | None = None) -> multiprocessing.context.BaseContext:
 setattr(multiprocessing, "get_context", _forking)  # noqa: B010 - its type is of overloads
 
 if os.environ.get("NO_FAMILIES_IN_TESTS"):
-    from restow.broker.families.hf.models import MODELS
+    from restow.broker.families.hf.config import MODELS
 
     MODELS.clear()

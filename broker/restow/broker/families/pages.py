@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 
-from restow.broker.errors import LayoutFormError
-from restow.broker.families.context import check_context, with_tokens
-from restow.broker.families.cut import rank_span
-from restow.broker.families.parts import StatePart
-from restow.broker.families.rebuilding import input_shards, state_align_bytes, weights
-from restow.broker.families.recurrent import MATRICES, RecurrentSpec
-from restow.broker.families.scales import BLOCK_DIM, PACKED, SCALE_DTYPE, SIXTEENTH_DTYPE
-from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder, MatrixOrder
-from restow.broker.families.specs import AttentionSpec, IndexerSpec, LatentSpec, LayerSpec
+from restow.broker.errors import LayoutFormError, TpSizeError
+from restow.broker.families.recurrent import MATRICES, RecurrentSpec, StatePart, input_name
+from restow.broker.families.settings import (
+    ConvLayout,
+    EngineSettings,
+    KvOrder,
+    MatrixOrder,
+    rank_span,
+)
+from restow.broker.families.specs import (
+    BLOCK_DIM,
+    PACKED,
+    SCALE_DTYPE,
+    SIXTEENTH_DTYPE,
+    AttentionSpec,
+    IndexerSpec,
+    LatentSpec,
+    LayerSpec,
+)
 from restow.broker.layout import Box, DType, Projection, Region, Scratch, Shard, Span
 from restow.broker.layout.span import aligned, packed_strides, volume
 
@@ -23,7 +35,7 @@ STATE_GROUP = "state"
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The regions of a layer, and what lies in a page of each."""
+    """The regions of a layer, and the contents of a page of each."""
 
     regions: tuple[Region, ...]
     shards: tuple[Shard, ...]
@@ -33,7 +45,7 @@ class Pages:
 
 
 def layer_pages(layer: LayerSpec, settings: EngineSettings, stage_rank: int) -> Pages:
-    """What a rank of a layer's stage holds of it. Raises `TpSizeError` and `LayoutFormError`."""
+    """Return the pages of a layer on a rank. Raises `TpSizeError` and `LayoutFormError`."""
     check_context(layer, settings)
     tp_rank = stage_rank % settings.tp
     if isinstance(layer, AttentionSpec):
@@ -49,12 +61,12 @@ def layer_pages(layer: LayerSpec, settings: EngineSettings, stage_rank: int) -> 
 
 
 def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:
-    """Keys and values of the rank's heads, side by side or in regions of their own.
+    """Return keys and values of the rank's heads, side by side or in regions of their own.
 
-    ``[head][token]`` (HND) or ``[token][head]``; of HDN each head has its keys as ``[dim][token]``,
-    then its values as ``[token][dim]``. A scale of a token and head lies behind its elements:
-    ``[K | k_scale | V | v_scale]``, each float32 (vLLM `v1/attention/backends/triton_attn.py`,
-    `_ensure_scale_caches`).
+    They are ``[head][token]`` (HND) or ``[token][head]`` (NHD); with HDN each head has its keys as
+    ``[dim][token]``, then its values as ``[token][dim]``. The scale of a token and head follows its
+    elements: ``[K | k_scale | V | v_scale]``, each float32 (vLLM
+    `v1/attention/backends/triton_attn.py`, `_ensure_scale_caches`).
     """
     heads = rank_span(layer.kv_heads, settings.tp, tp_rank, "head")
     order, tokens, item = settings.kv_order, settings.page_tokens, layer.dtype.itemsize_bytes
@@ -106,10 +118,10 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
 
 
 def _packed(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:
-    """Keys and values in float4: ``[K | k_scale | V | v_scale]``, each of all heads and tokens.
+    """Return float4 pages: ``[K | k_scale | V | v_scale]``, each of all heads and tokens.
 
-    (vLLM `_nvfp4_kv_views` and `nvfp4_split_data_scale`.) On GPUs of compute capability 10 its
-    scales are interleaved over four tokens, which no strides say: this is not of those.
+    This is the layout of vLLM's `_nvfp4_kv_views` and `nvfp4_split_data_scale`, except on GPUs of
+    compute capability 10, where scales are interleaved over four tokens, which strides can't say.
     """
     heads, tokens = rank_span(layer.kv_heads, settings.tp, tp_rank, "head"), settings.page_tokens
     if settings.kv_order is KvOrder.HDN or not settings.kv_packed:
@@ -143,14 +155,15 @@ def _packed(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pag
 
 
 def _group(layer: AttentionSpec) -> str:
-    """Engines free the pages that a window has left behind: its lists are not those of others."""
+    """Return the layer's group: engines free pages behind a window, so it has its own list."""
     return f"window.{layer.window_tokens}" if layer.window_tokens else ATTENTION_GROUP
 
 
 def _parts(layer: LatentSpec | IndexerSpec, settings: EngineSettings) -> Pages:
-    """The parts of a token side by side; of an indexer each part of all tokens, then the next.
+    """Return pages that are the same on every rank: latents, or an indexer's keys.
 
-    The same on every rank: nothing of them is cut.
+    The parts of a latent lie side by side, token by token; an indexer has each part of all tokens,
+    then the next part.
     """
     tokens, parts = settings.page_tokens, layer.parts()
     ends = list(
@@ -193,9 +206,9 @@ def _token_region(name: str, group: str, page_bytes: int, settings: EngineSettin
 
 
 def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> Pages:
-    """The conv windows, their channels in the order of the parts, then the states, then padding.
+    """Return a page of conv windows, their channels in the order of the parts, then the states.
 
-    A window's rows for speculative tokens follow its live ones.
+    A window's rows for speculative tokens follow its live rows; padding follows the states.
     """
     form = layer.recurrence()
     prefix = f"layers.{layer.layer}"
@@ -255,9 +268,114 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
 def _state_strides(
     part: StatePart, box: Box, dtype: DType, settings: EngineSettings
 ) -> tuple[int, ...]:
-    """Return the strides of a state without gaps; of a matrix a head, in the engine's order."""
+    """Return the strides of a state without gaps, with matrices in the engine's order."""
     strides = packed_strides(box, dtype.itemsize_bytes)
     if part.axes != MATRICES or settings.matrix_order is MatrixOrder.VK:
         return strides
     head, _, item = strides
     return head, item, item * box[1].size
+
+
+def check_context(layer: LayerSpec, settings: EngineSettings) -> None:
+    """Refuse layers for which vLLM has no context parallelism.
+
+    These are the rules of `KVCacheCoordinator` and `ModelConfig`. Raises `LayoutFormError` and
+    `TpSizeError`.
+    """
+    window = isinstance(layer, AttentionSpec) and layer.window_tokens
+    if settings.pcp > 1 and (window or isinstance(layer, RecurrentSpec)):
+        raise LayoutFormError(
+            f"pcp is {settings.pcp}: prefill context parallelism is for attention to all tokens, "
+            f"and layer {layer.layer} has a {'window' if window else 'recurrent state'}"
+        )
+    if settings.dcp == 1 or isinstance(layer, RecurrentSpec):
+        return
+    if window:
+        raise LayoutFormError(
+            f"dcp is {settings.dcp}: layer {layer.layer} has a window, whose tokens no engine "
+            f"shares out"
+        )
+    if isinstance(layer, AttentionSpec) and settings.dcp > settings.tp // layer.kv_heads:
+        raise TpSizeError(
+            f"dcp is {settings.dcp}: ranks share out the tokens of a head that they would all "
+            f"hold, and of {layer.kv_heads} heads over TP {settings.tp} each is on "
+            f"{settings.tp // layer.kv_heads or 1}",
+            axis="token",
+            ranks=settings.tp,
+        )
+
+
+def with_tokens(
+    regions: Sequence[Region], settings: EngineSettings, stage_rank: int
+) -> tuple[Region, ...]:
+    """Return the regions of keys and values with the part of the tokens that the rank keeps."""
+    return tuple(
+        replace(
+            region,
+            context_parts=settings.dcp,
+            context_part=settings.context_part(stage_rank),
+            interleave_tokens=settings.interleave_tokens,
+        )
+        for region in regions
+    )
+
+
+INPUT_ALIGN_BYTES = 16
+
+
+def input_shards(
+    layer: RecurrentSpec, settings: EngineSettings, region: str, end: int
+) -> tuple[tuple[Shard, ...], int]:
+    """Return the layer's inputs, which follow the states that end at ``end``, and their own end.
+
+    Every rank keeps them whole, since every rank reads them.
+    """
+    form = layer.recurrence()
+    mixer = form.read
+    if not settings.mixer_inputs or mixer is None:
+        return (), end
+    start = aligned(end, INPUT_ALIGN_BYTES)
+    item = mixer.dtype.itemsize_bytes
+    box = (Span(0, form.taps), Span(0, mixer.hidden))
+    strides = (mixer.hidden * item, item)
+    shard = Shard(input_name(layer.layer), box, mixer.dtype, region, start, strides)
+    return (shard,), start + form.taps * strides[0]
+
+
+def state_align_bytes(settings: EngineSettings) -> int:
+    """Return the alignment of state pages, so that the next page's inputs are aligned too."""
+    if not settings.mixer_inputs:
+        return settings.page_align_bytes
+    return lcm(settings.page_align_bytes, INPUT_ALIGN_BYTES)
+
+
+def weights(
+    layer: RecurrentSpec, settings: EngineSettings, tp_rank: int
+) -> tuple[tuple[Region, ...], tuple[Projection, ...]]:
+    """Return the rows of the in-projection that make a rank's windows: ``[x | B | C][hidden]``.
+
+    Their order is that of vLLM's weights, where other rows lie before and behind them.
+    """
+    form = layer.recurrence()
+    mixer = form.read
+    if not settings.projections or mixer is None:
+        return (), ()
+    name = f"layers.{layer.layer}.in_proj"
+    item = mixer.dtype.itemsize_bytes
+    row_bytes = mixer.hidden * item
+    offered, end = [], 0
+    for part in form.conv:
+        box = part.box(settings.tp, tp_rank)
+        offered.append(
+            Projection(
+                f"layers.{layer.layer}.{part.name}",
+                (*box, Span(0, form.taps)),
+                input_name(layer.layer),
+                mixer.dtype,
+                name,
+                end,
+                (*packed_strides(box, row_bytes), item),
+            )
+        )
+        end += volume(box) * row_bytes
+    return (Region(name, "", end, None),), tuple(offered)

@@ -1,4 +1,4 @@
-"""The recurrent families: what each keeps, before any tensor parallelism.
+"""Recurrent layers: the parts of each family's state, and which part of it a rank holds.
 
 Shapes and orders are those of vLLM 0.32 (`mamba_utils.py`).
 """
@@ -7,10 +7,124 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import StrEnum
 
-from restow.broker.families.parts import Mixer, Recurrence, Sharing, StatePart
-from restow.broker.layout import DType, Field
+from restow.broker.families.settings import rank_slice, rank_span
+from restow.broker.layout import Box, DType, Field, Kind, Span
 from restow.broker.words import Worded
+
+
+def input_name(layer: int) -> str:
+    """Return the name of a layer's kept inputs."""
+    return f"layers.{layer}.mixer_input"
+
+
+class Sharing(StrEnum):
+    """How tensor-parallel ranks divide a part."""
+
+    CUT = "cut"
+    """Each rank has its slice."""
+    SHARED = "shared"
+    """As CUT, but where ranks outnumber units, ranks share a unit."""
+    WHOLE = "whole"
+    """Every rank holds all of it (vLLM `tp_replicated`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """One field of a layer: ``shape`` over ``axes``, of which the first is cut.
+
+    That axis consists of ``units`` equal pieces, called ``unit`` (a head, a group); no rank holds
+    a fraction of a piece.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    unit: str
+    units: int
+    sharing: Sharing = Sharing.CUT
+
+    def box(self, tp: int, rank: int) -> Box:
+        """Return the box that ``rank`` of ``tp`` holds. Raises `TpSizeError`."""
+        return (self._span(tp, rank), *(Span(0, size) for size in self.shape[1:]))
+
+    def _span(self, tp: int, rank: int) -> Span:
+        if self.sharing is Sharing.WHOLE:
+            return Span(0, self.shape[0])
+        choose = rank_slice if self.sharing is Sharing.CUT else rank_span
+        units = choose(self.units, tp, rank, self.unit)
+        size = self.shape[0] // self.units
+        return Span(units.start * size, units.stop * size)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixer(Worded):
+    """The input of a recurrent layer, from whose in-projection its conv windows can be rebuilt.
+
+    Inputs are vectors of ``hidden`` elements; the product is computed in ``dtype``. ``obstacle``
+    says why a window is not that product alone; empty: it is.
+    """
+
+    hidden: int
+    dtype: DType
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """The state of a recurrent layer: conv windows of ``taps`` rows, then recurrent states.
+
+    ``kind`` names the region. Rows for speculative tokens follow the windows where the family
+    ``speculates`` (vLLM `mamba_utils.py`).
+    """
+
+    kind: str
+    taps: int
+    conv: tuple[StatePart, ...]
+    conv_dtype: DType
+    states: tuple[StatePart, ...]
+    state_dtype: DType
+    speculates: bool = True
+    mixer: Mixer | None = None
+
+    @property
+    def obstacle(self) -> str:
+        """Why the windows can't be rebuilt from the layer's inputs; empty if they can."""
+        if not self.conv:
+            return "it has no conv windows"
+        if self.mixer is None:
+            return f"the in-projection of {self.kind} layers is not described"
+        if not self.conv_dtype.castable or not self.mixer.dtype.castable:
+            return f"{self.mixer.dtype.label} can't be multiplied into {self.conv_dtype.label}"
+        return self.mixer.obstacle
+
+    @property
+    def read(self) -> Mixer | None:
+        """The inputs from which the windows can be rebuilt; None if they can't."""
+        return None if self.obstacle else self.mixer
+
+    def inputs(self, layer: int) -> tuple[Field, ...]:
+        """Return the layer's last inputs as fields, if its windows can be rebuilt from them."""
+        if self.read is None:
+            return ()
+        shape = (self.taps, self.read.hidden)
+        return (Field(input_name(layer), Kind.SNAPSHOT, ("tap", "hidden"), shape),)
+
+    def fields(self, layer: int) -> tuple[Field, ...]:
+        """Return every part as a field of the model; windows have an axis ``tap``."""
+        windows = [(part, ("tap",), (self.taps,)) for part in self.conv]
+        states = [(part, (), ()) for part in self.states]
+        return tuple(
+            Field(
+                f"layers.{layer}.{part.name}",
+                Kind.SNAPSHOT,
+                (*part.axes, *axis),
+                (*part.shape, *size),
+            )
+            for part, axis, size in (*windows, *states)
+        )
+
 
 _HEADS = ("head", "dim")
 MATRICES = ("head", "dim", "key_dim")
@@ -18,16 +132,16 @@ MATRICES = ("head", "dim", "key_dim")
 
 @dataclass(frozen=True, slots=True)
 class RecurrentSpec(Worded, ABC):
-    """A layer with recurrent state: each family says what it keeps."""
+    """A layer with recurrent state."""
 
     layer: int
 
     @abstractmethod
     def recurrence(self) -> Recurrence:
-        """What the layer keeps, and how ranks part it."""
+        """Return the layer's state, and how ranks divide it."""
 
     def fields(self) -> tuple[Field, ...]:
-        """Its conv windows and its states as fields of the model."""
+        """Return conv windows and states as fields of the model."""
         return self.recurrence().fields(self.layer)
 
 
@@ -43,7 +157,7 @@ class Mamba1Spec(RecurrentSpec):
     mixer: Mixer | None = None
 
     def recurrence(self) -> Recurrence:
-        """Any channel may be cut from its neighbours; no rows for speculative tokens."""
+        """Return window and state, cut by channels, without rows for speculative tokens."""
         size = self.channels
         return Recurrence(
             "mamba",
@@ -75,7 +189,7 @@ class Mamba2Spec(RecurrentSpec):
     mixer: Mixer | None = None
 
     def recurrence(self) -> Recurrence:
-        """Ranks share groups when they are more."""
+        """Return windows and state, cut by heads; ranks share groups where they outnumber them."""
         heads, unit = self.heads, "Mamba head"
         sizes = (heads, self.head_dim, self.state)
         shared = ("group", "state"), (self.groups, self.state), "group", self.groups, Sharing.SHARED
@@ -110,7 +224,7 @@ class GdnSpec(RecurrentSpec):
     state_dtype: DType
 
     def recurrence(self) -> Recurrence:
-        """Key heads and value heads are cut alike: neither is ever shared."""
+        """Return windows and matrices; ranks cut key heads and value heads, and share neither."""
         keys, values = (self.key_heads, self.key_dim), (self.value_heads, self.value_dim)
         matrices = (*values, self.key_dim)
         return Recurrence(
@@ -129,7 +243,7 @@ class GdnSpec(RecurrentSpec):
 
 @dataclass(frozen=True, slots=True)
 class KdaSpec(RecurrentSpec):
-    """Kimi delta attention (Kimi-Linear): as GDN, with square matrices."""
+    """Kimi delta attention (Kimi-Linear): like GDN, with square matrices."""
 
     heads: int
     dim: int
@@ -138,7 +252,7 @@ class KdaSpec(RecurrentSpec):
     state_dtype: DType
 
     def recurrence(self) -> Recurrence:
-        """All heads are cut alike."""
+        """Return windows and matrices, cut by heads."""
         shape, unit = (self.heads, self.dim), "KDA head"
         return Recurrence(
             "kda",
@@ -152,9 +266,9 @@ class KdaSpec(RecurrentSpec):
 
 @dataclass(frozen=True, slots=True)
 class ShortConvSpec(RecurrentSpec):
-    """A short convolution (LFM2): a window and nothing else.
+    """A short convolution (LFM2): a conv window and no other state.
 
-    ``replicated``: every rank holds all channels.
+    If ``replicated``, every rank holds all channels.
     """
 
     channels: int
@@ -163,7 +277,7 @@ class ShortConvSpec(RecurrentSpec):
     replicated: bool = False
 
     def recurrence(self) -> Recurrence:
-        """One window; no rows for speculative tokens."""
+        """Return the window, without rows for speculative tokens."""
         sharing = Sharing.WHOLE if self.replicated else Sharing.CUT
         channels = self.channels
         return Recurrence(
@@ -186,7 +300,7 @@ class LinearAttentionSpec(RecurrentSpec):
     state_dtype: DType
 
     def recurrence(self) -> Recurrence:
-        """One state."""
+        """Return the matrices, cut by heads."""
         shape = (self.heads, self.dim, self.dim)
         part = StatePart("state", MATRICES, shape, "linear attention head", self.heads)
         return Recurrence("linear", 0, (), self.state_dtype, (part,), self.state_dtype)

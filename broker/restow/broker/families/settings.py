@@ -1,11 +1,12 @@
-"""How an engine lays a model's state out."""
+"""An engine's settings, and which heads and channels each of its tensor-parallel ranks holds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from restow.broker.errors import LayoutFormError
+from restow.broker.errors import LayoutFormError, TpSizeError
+from restow.broker.layout import Span
 from restow.broker.layout.values import MAX_PAGE_BYTES, MAX_RANKS
 from restow.broker.words import Worded
 
@@ -27,14 +28,15 @@ class KvOrder(StrEnum):
     NHD = "NHD"
     """Token, head, then K and V side by side."""
     HDN = "HDN"
-    """Head, then its keys with tokens innermost, then its values token by token (vLLM on the CPU).
+    """Head, then its keys with tokens innermost, then its values token by token.
 
-    vLLM 0.32 `csrc/cpu`, attention of the kinds vec and vec16: seen by writing tokens there.
+    This is the order of vLLM 0.32 on the CPU (`csrc/cpu`, attention kinds vec and vec16), as found
+    by writing tokens there.
     """
 
 
 class MatrixOrder(StrEnum):
-    """Order of the two axes of a head's matrix: delta nets, KDA and linear attention."""
+    """Order of the two axes of a head's matrix (delta nets, KDA, linear attention)."""
 
     VK = "VK"
     """A row of keys for each value (vLLM 0.32)."""
@@ -44,19 +46,20 @@ class MatrixOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings(Worded):
-    """The settings of one engine that its layout follows from.
+    """The settings of one engine that determine its layout.
 
-    ``conv_rows_extra`` are rows for speculative tokens behind the live window; ``page_align_bytes``
-    rounds every page up, so that padding follows the last field. Without ``kv_packed`` keys and
-    values have regions of their own. ``layers_per_stage`` empty: as vLLM cuts. With
-    ``mixer_inputs`` the engine keeps what its recurrent layers read behind their states; with
-    ``projections`` it offers the in-projection weights that such inputs can be multiplied with.
-    ``pcp`` times as many ranks share prefills, and ``dcp`` of all ranks of a stage share out the
-    tokens of attention without windows, ``interleave_tokens`` at a time (vLLM's prefill and decode
-    context parallel sizes): ``page_tokens`` are then those of one rank's page.
-    ``null_block`` is the id that lists have where a request has no block; None: no id is. With
-    ``cross_layer_blocks`` a block has the pages of all layers of its group, side by side; with
-    ``whole_blocks`` the engine keeps full blocks for other prompts that begin alike.
+    ``conv_rows_extra`` counts the rows for speculative tokens behind the live window.
+    ``page_align_bytes`` rounds every page up, so that padding follows the last field. Without
+    ``kv_packed``, keys and values have regions of their own. If ``layers_per_stage`` is empty,
+    stages are cut as vLLM cuts them. With ``mixer_inputs`` the engine keeps the inputs of its
+    recurrent layers behind their states; with ``projections`` it offers the in-projection weights
+    to multiply these inputs with. ``pcp`` and ``dcp`` are vLLM's prefill and decode context
+    parallel sizes: ``pcp`` times as many ranks share prefills, and ``dcp`` of a stage's ranks
+    share the tokens of attention without windows, ``interleave_tokens`` at a time; ``page_tokens``
+    then counts the tokens of one rank's page. ``null_block`` is the id in block lists where a
+    request has no block; None: there is no null block. With ``cross_layer_blocks`` a block
+    holds the pages of all layers of its group, side by side. With ``whole_blocks`` the engine keeps
+    full blocks for other prompts with the same beginning.
     """
 
     tp: int = 1
@@ -81,19 +84,19 @@ class EngineSettings(Worded):
 
     @property
     def stage_ranks(self) -> int:
-        """How many ranks a pipeline stage has."""
+        """Number of ranks in a pipeline stage."""
         return self.tp * self.pcp
 
     def context_part(self, stage_rank: int) -> int:
-        """Which part of the tokens a stage's rank holds, of ``dcp``.
+        """Return which of the ``dcp`` parts of the tokens a rank of a stage holds.
 
-        Ranks of one place in TP come first (vLLM `initialize_model_parallel`).
+        Ranks with the same tensor-parallel rank come first (vLLM `initialize_model_parallel`).
         """
         pcp_rank, tp_rank = divmod(stage_rank, self.tp)
         return (tp_rank * self.pcp + pcp_rank) % self.dcp
 
     def check(self) -> None:
-        """Raise `LayoutFormError` that names a setting outside of its bounds."""
+        """Raise `LayoutFormError`, naming the setting, if one is out of bounds."""
         for name, value, least in (
             ("tp", self.tp, 1),
             ("pp", self.pp, 1),
@@ -128,3 +131,38 @@ class EngineSettings(Worded):
 
 
 _RANKS = ("tp", "pp", "pcp", "dcp", "tp * pcp * pp")
+
+
+def rank_span(count: int, tp: int, rank: int, what: str) -> Span:
+    """Return the heads or groups of ``rank``: its slice, or the one that it shares with others.
+
+    If ``tp`` divides ``count``, each rank has a slice. If ``count`` divides ``tp``, ranks share
+    heads: rank r has head ``r // (tp / count)``. (vLLM PR #55091 does so for groups; its
+    ``rank * heads // tp`` for heads gives the same.) Otherwise raises `TpSizeError`.
+
+    >>> rank_span(8, 4, 1, "head"), rank_span(2, 4, 1, "head")
+    (Span(2, 4), Span(0, 1))
+    """
+    if count % tp == 0:
+        return rank_slice(count, tp, rank, what)
+    if tp % count == 0:
+        index = rank // (tp // count)
+        return Span(index, index + 1)
+    raise TpSizeError(
+        f"{count} {what}s can be neither cut nor replicated over TP {tp}: "
+        f"one must divide the other",
+        axis=what,
+        ranks=tp,
+    )
+
+
+def rank_slice(count: int, tp: int, rank: int, what: str) -> Span:
+    """Return a rank's slice of an axis. Raises `TpSizeError` unless ``tp`` divides ``count``."""
+    if count % tp:
+        raise TpSizeError(
+            f"{count} {what}s can't be cut over TP {tp}: it does not divide them",
+            axis=what,
+            ranks=tp,
+        )
+    size = count // tp
+    return Span(rank * size, (rank + 1) * size)

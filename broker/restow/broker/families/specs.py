@@ -1,30 +1,102 @@
-"""What a model's state consists of, layer by layer, before any parallelism."""
+"""Attention layers, the scales of their KV cache, and the model that all layers make up."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families.parts import Recurrence
-from restow.broker.families.recurrent import RecurrentSpec
-from restow.broker.families.scales import (
-    BLOCK_DIM,
-    NO_SCALES,
-    SCALE_DTYPE,
-    ScaleKind,
-    Scales,
-)
+from restow.broker.families.recurrent import Recurrence, RecurrentSpec
 from restow.broker.layout import DType, Field, Kind, Model
 from restow.broker.words import Worded
+
+PACKED = DType.FLOAT4_E2M1FN_X2
+QUANTISED = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT8, PACKED)
+"""Types to which elements of a KV cache are rounded after division by a scale."""
+SCALE_DTYPE = DType.FLOAT32
+SIXTEENTH_DTYPE = DType.FLOAT8_E4M3FN
+BLOCK_DIM = 16
+"""Elements of a head that share a float4 scale."""
+
+
+class ScaleKind(StrEnum):
+    """Where the scales of a KV cache are."""
+
+    NONE = "none"
+    """Elements are the values, as if every scale were 1.0."""
+    STATIC = "static"
+    """From the checkpoint, or calibrated once. They are not state: both engines must have the same
+    (vLLM `fp8`, `fp8_e4m3`, `fp8_e5m2`: `layer._k_scale` and `_v_scale`)."""
+    PER_TOKEN_HEAD = "per-token-head"  # noqa: S105
+    """A float32 for each token and head, in the cache and moved with it (vLLM
+    `fp8_per_token_head`, `int8_per_token_head`)."""
+    PER_BLOCK = "per-block"
+    """A float32 for each token and block of its latent, in the cache and moved with it (vLLM
+    `fp8_ds_mla`)."""
+    PER_16 = "per-16"
+    """A float8_e4m3fn for each token, head and 16 elements, in the cache and moved with it, and a
+    static one for all, which must be equal on both engines (vLLM `nvfp4`)."""
+
+
+NAMED = (ScaleKind.STATIC, ScaleKind.PER_16)
+"""Kinds with a static part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scales(Worded):
+    """The scales of a layer's KV cache.
+
+    ``fingerprint`` identifies static scales: a text that is equal on two engines exactly when
+    their scales are, such as a checkpoint's revision.
+    """
+
+    kind: ScaleKind = ScaleKind.NONE
+    fingerprint: str = ""
+
+    @property
+    def per_token(self) -> bool:
+        """Whether the cache has a scale for each token and head."""
+        return self.kind is ScaleKind.PER_TOKEN_HEAD
+
+    @property
+    def words(self) -> str:
+        """The description of the scales in a `Field`."""
+        if self.kind is ScaleKind.STATIC:
+            return f"static {self.fingerprint}"
+        if self.kind is ScaleKind.PER_16:
+            return f"per token, head and 16 elements, static {self.fingerprint}"
+        return "per token and head" if self.per_token else ""
+
+    def check(self, dtype: DType) -> None:
+        """Raise `LayoutFormError` for a type without scales, or a missing fingerprint."""
+        if (self.kind in NAMED) != bool(self.fingerprint):
+            raise LayoutFormError(
+                f"scales of kind {self.kind} with fingerprint {self.fingerprint!r}: static scales "
+                f"need one that P and D share, as those per 16 elements do, and no others have one"
+            )
+        if (self.kind is ScaleKind.PER_16) != (dtype is PACKED):
+            raise LayoutFormError(
+                f"KV of type {dtype.label} with scales of kind {self.kind}: {PACKED.label} has "
+                f"scales {ScaleKind.PER_16}, and no other type has those"
+            )
+        if self.kind is not ScaleKind.NONE and dtype not in QUANTISED:
+            known = ", ".join(one.label for one in QUANTISED)
+            raise LayoutFormError(
+                f"KV of type {dtype.label} has no scales, but {self.kind} ones are given: "
+                f"give it a type of {known}, or leave them out"
+            )
+
+
+NO_SCALES = Scales()
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec(Worded):
     """Grouped-query attention: keys and values of ``kv_heads`` heads, one entry a token.
 
-    With ``window_tokens`` the next token sees only so many before it (sliding window); 0: all.
-    ``scales`` are for float8, int8 and float4 (of which pairs are counted). ``value_dim``
-    is for values of another width than keys; 0: of the same.
+    With a sliding window the next token sees only ``window_tokens`` tokens before it; 0: all.
+    ``scales`` are for float8, int8 and float4 (stored as pairs of elements). ``value_dim`` is the
+    width of values where it differs from that of keys; 0: the same.
     """
 
     layer: int
@@ -58,9 +130,9 @@ class AttentionSpec(Worded):
         return self.scales.kind is ScaleKind.PER_16
 
     def fields(self) -> tuple[Field, ...]:
-        """``k`` and ``v``, each ``[head, dim]`` a token; scales in the cache are ``[head]``.
+        """Return ``k`` and ``v``, each ``[head, dim]`` a token; scales in the cache are ``[head]``.
 
-        Where bytes hold two elements each they are ``[head, pair]``, with scales ``[head, block]``.
+        Float4 elements are ``[head, pair]``, with scales ``[head, block]``.
         """
         fields = []
         for part, dim in self.dims.items():
@@ -107,19 +179,19 @@ class MlaSpec(Worded):
             )
 
     def parts(self) -> tuple[tuple[Field, DType], ...]:
-        """``latent`` with its type."""
+        """Return ``latent`` with its type."""
         name, shape = f"layers.{self.layer}.latent", (self.latent_dim,)
         field = Field(name, Kind.PER_TOKEN, ("dim",), shape, scales=self.scales.words)
         return ((field, self.dtype),)
 
     def fields(self) -> tuple[Field, ...]:
-        """``latent``."""
+        """Return ``latent``."""
         return tuple(field for field, _ in self.parts())
 
 
 @dataclass(frozen=True, slots=True)
 class BlockScaledMlaSpec(Worded):
-    """Latents in float8 with a scale for every block of elements, the rotary part as it is.
+    """Latents in float8 with a scale for every block of elements, and a rotary part in bfloat16.
 
     vLLM `fp8_ds_mla`: 512 float8_e4m3, 4 float32, 64 bfloat16 in a row of 656 bytes
     (`v1/attention/backends/mla/flashmla_sparse.py`).
@@ -140,7 +212,7 @@ class BlockScaledMlaSpec(Worded):
             )
 
     def parts(self) -> tuple[tuple[Field, DType], ...]:
-        """``latent``, ``latent_scale`` and ``rope`` with their types, as they lie in a row."""
+        """Return ``latent``, ``latent_scale`` and ``rope`` with their types, in row order."""
         prefix, words = f"layers.{self.layer}", f"per token and {self.block_dim} elements"
         blocks = (self.latent_dim // self.block_dim,)
         latent = Field(
@@ -151,7 +223,7 @@ class BlockScaledMlaSpec(Worded):
         return (latent, DType.FLOAT8_E4M3FN), (scale, SCALE_DTYPE), (rope, self.rope_dtype)
 
     def fields(self) -> tuple[Field, ...]:
-        """``latent``, ``latent_scale`` and ``rope``."""
+        """Return ``latent``, ``latent_scale`` and ``rope``."""
         return tuple(field for field, _ in self.parts())
 
 
@@ -161,7 +233,7 @@ class IndexerSpec(Worded):
 
     Every ``block_dim`` elements have a scale. In a page the scales of all tokens lie behind the
     elements of all tokens, so it matters where a page ends: ``page_tokens`` is the only number of
-    tokens that the engine makes pages of; 0: any. (vLLM `DeepseekV32IndexerCache`; pages are those
+    tokens that a page can have; 0: any. (vLLM `DeepseekV32IndexerCache`; pages are those
     of its kernels, `DeepseekV32IndexerBackend.get_supported_kernel_block_sizes`.)
     """
 
@@ -180,7 +252,7 @@ class IndexerSpec(Worded):
             )
 
     def parts(self) -> tuple[tuple[Field, DType], ...]:
-        """``index_k`` and ``index_k_scale`` with their types, one behind the other in a page."""
+        """Return ``index_k`` and ``index_k_scale`` with their types, in page order."""
         name, words = f"layers.{self.layer}.index_k", f"per token and {self.block_dim} elements"
         blocks = (self.key_dim // self.block_dim,)
         key = Field(name, Kind.PER_TOKEN, ("dim",), (self.key_dim,), scales=words)
@@ -188,7 +260,7 @@ class IndexerSpec(Worded):
         return (key, DType.FLOAT8_E4M3FN), (scale, SCALE_DTYPE)
 
     def fields(self) -> tuple[Field, ...]:
-        """``index_k`` and ``index_k_scale``."""
+        """Return ``index_k`` and ``index_k_scale``."""
         return tuple(field for field, _ in self.parts())
 
 
@@ -198,13 +270,14 @@ LayerSpec = AttentionSpec | LatentSpec | IndexerSpec | RecurrentSpec
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model: its name and those of its layers that have state.
+    """A model: its name and its layers with state.
 
-    ``layer_count`` counts the other layers too, which pipeline stages are cut by; 0: the last
-    layer with state is the last of all. ``revision``, ``adapter`` and ``quantisation`` are as of
-    `ModelIdentity`. Where layers have several attentions each, these are numbered on,
-    ``numbers_per_layer`` in a layer: no stage parts them. ``draft_layers`` are those of the draft
-    model that ``draft`` names (see `Field`), numbered behind all others; the last stage runs them.
+    ``layer_count`` counts layers without state too, since pipeline stages are cut by it; 0: the
+    last layer with state is the last layer. ``revision``, ``adapter`` and ``quantisation`` have
+    the meaning of `ModelIdentity`. Where a layer has several attentions, each has a number of its
+    own, ``numbers_per_layer`` of them a layer, and no stage separates them. ``draft_layers`` belong
+    to the draft model named ``draft`` (see `Field`); their numbers follow all others, and the last
+    stage runs them.
     """
 
     name: str
@@ -219,23 +292,23 @@ class ModelSpec:
 
     @property
     def depth(self) -> int:
-        """How many layers it has."""
+        """Number of layers."""
         last = max((layer.layer for layer in self.layers), default=-1)
         return self.layer_count or 1 + last // self.numbers_per_layer
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has recurrent state, so that the N-1 rule holds."""
+        """Whether the model has recurrent state, so that the N-1 rule holds."""
         return any(isinstance(layer, RecurrentSpec) for layer in self.layers)
 
     @property
     def page_tokens(self) -> int:
-        """The only number of tokens that pages can have; 0: any."""
+        """The only number of tokens that a page can have; 0: any."""
         indexers = (layer for layer in self.layers if isinstance(layer, IndexerSpec))
         return max((one.page_tokens for one in indexers), default=0)
 
     def model(self, with_inputs: bool = False) -> Model:
-        """The fields, in the order of the layers, and what recurrent layers read if asked for."""
+        """Return the model's fields, on request with the inputs of its recurrent layers."""
         fields = tuple(f for layer in self.layers for f in layer.fields())
         drafted = (f for layer in self.draft_layers for f in layer.fields())
         fields += tuple(replace(f, draft=self.draft) for f in drafted)
@@ -245,14 +318,14 @@ class ModelSpec:
         return Model(self.name, fields, inputs, *identity)
 
     def check_rebuilding(self, wanted: bool) -> None:
-        """Raise `LayoutFormError` if it is ``wanted`` and no conv window can be rebuilt."""
+        """Raise `LayoutFormError` if rebuilding is ``wanted`` and no conv window can be rebuilt."""
         found = [one for _, one in self._recurrences()]
         if wanted and all(one.obstacle for one in found):
             why = found[0].obstacle if found else "no layer is recurrent"
             raise LayoutFormError(f"model {self.name!r}: no conv state can be rebuilt: {why}")
 
     def check_drafts(self) -> None:
-        """Raise `LayoutFormError` for layers of a draft without its name, or a name without any."""
+        """Raise `LayoutFormError` for draft layers without a name, or a name alone."""
         if bool(self.draft_layers) != bool(self.draft):
             raise LayoutFormError(
                 f"model {self.name!r}: {len(self.draft_layers)} layers of a draft called "

@@ -38,7 +38,8 @@ from restow.agents.engines.transformers.state_io import (
 from restow.agents.engines.transformers.stored_types import AS_COMPUTED, StoredTypes, round_cache
 from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, content_of
 from restow.broker.errors import LayoutFormError, RequestError, RestowError
-from restow.broker.families import EngineSettings, build_layout, model_from_hf_config
+from restow.broker.families import EngineSettings, build_layout
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType, Layout
 
 State = Mapping[str, Tensor]

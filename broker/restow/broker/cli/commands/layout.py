@@ -184,8 +184,9 @@ def from_config(
 ) -> None:
     """Write the layout of a model with a Hugging Face config.json as JSON.
 
-    Which value was taken from which key of which file, and what was assumed, is said on stderr:
-    with --json as JSON.
+    Prints on stderr, with --json as JSON, which value was taken from which key of which file, and
+    what was assumed. Keys that the config leaves out have the defaults of transformers, if that is
+    installed (restow[engine]); without it a missing key is refused by its name.
     """
     from dataclasses import replace
 
@@ -202,10 +203,9 @@ def from_config(
         EngineSettings,
         KvOrder,
         MatrixOrder,
-        Readings,
         build_layout,
-        model_from_hf_config,
     )
+    from restow.broker.families.hf import Readings, model_from_hf_config
     from restow.broker.layout import DType, check_layout
     from restow.broker.layout.json_form import layout_to_json
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from restow.broker.families import EngineSettings, ModelSpec, Reading, Readings, ScaleKind, Scales
+from restow.broker.families import EngineSettings, ModelSpec, ScaleKind, Scales
+from restow.broker.families.hf import Reading, Readings
 
 
 def default_page_tokens(model: ModelSpec, readings: Readings) -> int:

@@ -24,7 +24,7 @@ from restow.broker.planner.compile import Cost
 from restow.broker.printable import shown
 
 if TYPE_CHECKING:
-    from restow.broker.families import Reading, Readings
+    from restow.broker.families.hf import Reading, Readings
 
 _MAX_VALUE_LENGTH = 32
 """Characters of a config's value that are shown."""

@@ -78,11 +78,6 @@ def _show_one_status(status: Values, wide: bool) -> None:
     put(console(wide), table)
 
 
-def _count_of(state: str) -> Callable[[Values], str]:
-    """Return what reads the number of handoffs that ended in ``state``."""
-    return lambda one: str(one["handoffs_ended"][state])
-
-
 def show_tenants(value: Values, wide: bool = False) -> None:
     """Print ``restow tenants``: how much each has, and how its handoffs ended."""
     if not value["tenants"]:

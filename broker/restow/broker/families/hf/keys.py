@@ -1,37 +1,36 @@
-"""`Keys` reads a config's keys with their defaults."""
+"""Read the keys of a config.json, with the defaults of the model type's configuration class.
+
+A config may leave keys out. `Keys` then asks transformers' configuration class of the model type,
+if transformers is installed (the ``engine`` extra); without it a key that is needed must be in the
+file. The classes are imported when the first key is missing: transformers imports torch with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families.hf.readings import CONFIG, Reading, Readings
 from restow.broker.layout import DType
 
+CONFIG = "config.json"
+QUANT_CONFIG = "hf_quant_config.json"
+"""ModelOpt's file beside config.json."""
 FLOATS = "float32, bfloat16 or float16"
-"""The types that models compute with, and keep their states in."""
+"""Types in which models compute and keep their recurrent states."""
 
 _KINDS = {
-    "M": "recurrent",
-    "mamba": "recurrent",
-    "linear_attention": "recurrent",
-    "conv": "recurrent",
-    "*": "attention",
-    "attention": "attention",
-    "full_attention": "attention",
+    **dict.fromkeys(("M", "mamba", "linear_attention", "conv"), "recurrent"),
+    **dict.fromkeys(("*", "attention", "full_attention"), "attention"),
     "sliding_attention": "sliding",
-    "-": "none",
-    "mlp": "none",
-    "E": "none",
-    "moe": "none",
+    **dict.fromkeys(("-", "mlp", "E", "moe"), "none"),
     "hybrid": "both",
 }
-"""What a layer's name, or its letter in a pattern, says about its state."""
+"""The state of a layer by its name, or by its letter in a pattern."""
 
 MAX_LAYERS = 4096
-"""A config that says more of them than this lies."""
+"""No model has more layers."""
 MAX_NUMBER = 2**31 - 1
 _LAYER_COUNT = "num_hidden_layers"
 _OLDER_NAMES = {
@@ -39,70 +38,173 @@ _OLDER_NAMES = {
     "hidden_size": ("d_model", "n_embd"),
     "num_attention_heads": ("n_head", "n_heads"),
 }
-"""Names that a family's first checkpoints had, from before transformers had the family."""
+"""Names in a family's first checkpoints, from before transformers had the family."""
+_LISTS = ("layers_block_type", "layer_types")
 _DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-_DEFAULT = "the default of the model's configuration class"
+
+_SAME_CLASS = {"dots_ocr": "qwen2", "kimi_k2": "deepseek_v3", "step3p7_text": "step3p5"}
+"""Model types whose configuration class is that of another type."""
+_VLLM_CLASSES: dict[str, dict[str, int]] = {
+    "bailing_hybrid": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    "chatglm": {_LAYER_COUNT: 28, "hidden_size": 4096, "num_attention_heads": 32},
+    "internlm3": {},
+    "iquestcoder": {},
+    "mimo_v2_flash": {},
+    "step3_text": {
+        _LAYER_COUNT: 61,
+        "hidden_size": 7168,
+        "num_attention_heads": 64,
+        "head_dim": 256,
+    },
+    "step3p5": {},
+}
+"""Defaults of types that vLLM 0.32 reads with a class of its own; {}: the file must say all."""
+_LEAST_TRANSFORMERS = (5, 19)
+"""From this version on the defaults are attributes of the classes."""
+_CLASS_DEFAULT = "the default of the model's configuration class"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The value of a key and the file that says it; without a file the value was assumed.
+
+    ``note`` says why it was assumed, or what was made of the value where that differs.
+    """
+
+    key: str
+    value: object
+    file: str = ""
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Readings:
+    """The readings of a config, in the order in which keys were first read."""
+
+    _by_key: dict[str, Reading] = field(default_factory=dict)
+
+    def add(self, reading: Reading) -> None:
+        """Keep a reading; what a file says replaces what was assumed."""
+        known = self._by_key.get(reading.key)
+        if known is None or (reading.file and (reading.note or not known.file)):
+            self._by_key[reading.key] = reading
+
+    def __iter__(self) -> Iterator[Reading]:
+        """Iterate over the readings."""
+        return iter(self._by_key.values())
+
+
+def configuration_class(model_type: str) -> Any:
+    """Return transformers' configuration class of a model type, or None if there is none.
+
+    Raises `ImportError` if transformers is not installed, or too old.
+    """
+    import transformers
+
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if version < _LEAST_TRANSFORMERS:
+        raise ImportError(f"transformers {transformers.__version__} is too old")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    name = _SAME_CLASS.get(model_type, model_type)
+    # The mapping imports a class in __getitem__ alone.
+    found = CONFIG_MAPPING[name] if name in CONFIG_MAPPING else None  # noqa: SIM401
+    # An engine in this process may have registered classes of its own.
+    own = found is not None and found.__module__.startswith("transformers.models.")
+    return found if own else None
+
+
+def _class_list(found: Any, **numbers: object) -> Any:
+    """Return the layer types that a configuration class makes of numbers; None if it makes none."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        made = None if found is None else found(**numbers)
+    except StrictDataclassError:  # its list has another number of layers
+        return None
+    return next((names for key in _LISTS if (names := getattr(made, key, None))), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Reads a config's keys with their defaults; a null is as good as nothing.
+    """The keys of a config, or of a part of it; a null counts as missing.
 
-    ``path`` stands before the keys of a part of the config, and ``origins`` has the file's own
-    words for some keys. What is read and what is assumed is said to ``readings``. Every method
-    raises `LayoutFormError` that names the key at fault.
+    ``path`` precedes the keys of a part, and ``origins`` maps keys to their names in the file.
+    ``model_type`` names the configuration class that has the defaults; empty: there is none. Values
+    read and values assumed are added to ``readings``. Every method raises `LayoutFormError`, naming
+    the key at fault.
     """
 
     config: Mapping[str, Any]
     path: str = ""
     readings: Readings = field(default_factory=Readings, compare=False)
     origins: Mapping[str, str] = field(default_factory=dict)
+    model_type: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what is no object."""
+        """Refuse a config that is no object."""
         if not isinstance(self.config, Mapping):
             what = f"expected an object, got {type(self.config).__name__}"
             raise LayoutFormError(f"config: {self.path and self.path[:-1] + ': '}{what}")
 
     def put(self, key: str, value: object, origin: str = "") -> Keys:
-        """Return the keys with another value; what is said of it is said of ``origin``."""
+        """Return the keys with another value, which the file has under the name ``origin``."""
         origins = {**self.origins, key: origin or key}
         return replace(self, config={**self.config, key: value}, origins=origins)
 
+    def renamed(self, names: Mapping[str, str]) -> Keys:
+        """Return the keys under their usual names; ``names`` maps these to the file's names."""
+        keys = self
+        for name, other in names.items():
+            if not keys.has(name) and other in keys.config:
+                keys = keys.put(name, keys.config[other], other)
+        return keys
+
     def name(self, key: str) -> str:
-        """Return what the key is called in the file, with its path."""
+        """Return the name of the key in the file, with its path."""
         return self.path + self.origins.get(key, key)
 
     def has(self, key: str) -> bool:
-        """Return whether the key is there and not null."""
+        """Return whether the file has the key, and not as null."""
         return self.config.get(key) is not None
 
     def part(self, key: str) -> Keys:
-        """Return the keys of an object inside; none where it is not there."""
+        """Return the keys of an object inside; a missing object is empty."""
         value = self.config.get(key)
         if value is not None and not isinstance(value, Mapping):
             raise self.wrong(key, value, "an object")
         return Keys(value or {}, f"{self.path}{key}.", self.readings)
 
     def text(self, key: str) -> str:
-        """Return a word that must be there."""
+        """Return a name that must be in the file."""
         value = self.config.get(key)
         if not isinstance(value, str) or not value:
             raise self.wrong(key, value, "a name")
         self.took(key)
         return value
 
-    def number(self, key: str | tuple[str, ...], default: int | None = None, least: int = 1) -> int:
-        """Return an integer from ``least`` on; without a default it must be there.
+    def number(
+        self,
+        key: str | tuple[str, ...],
+        default: int | None = None,
+        least: int = 1,
+        derived: int | None = None,
+    ) -> int:
+        """Return an integer from ``least`` on; of several names of one key the first that is there.
 
-        Of several keys, which are names of one thing, the first one that is there counts.
+        If the file leaves it out, return ``default``, or without one the default of the
+        configuration class. ``derived`` is the value where the class leaves it open, and of a null.
         """
         names = (key,) if isinstance(key, str) else key
         name = next((one for one in names if self.has(one)), names[0])
         value = self.config.get(name)
         if value is None:
             self._check_older_names(name)
-            value = default
+            if default is not None:
+                value = default
+            elif name not in self.config or derived is None:
+                value = self.class_default(name)
+            value = derived if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise self.wrong(name, value, f"an integer from {least} on")
         most = MAX_LAYERS if name == _LAYER_COUNT else MAX_NUMBER
@@ -111,8 +213,29 @@ class Keys:
         self.took(name) if self.has(name) else self.assumed(name, value)
         return value
 
+    def class_default(self, key: str) -> Any:
+        """Return the default of a key in the configuration class; None if that has none."""
+        if self.model_type in _VLLM_CLASSES:
+            return _VLLM_CLASSES[self.model_type].get(key)
+        found = self._class(key)
+        names = {} if found is None else found.attribute_map
+        value = getattr(found, names.get(key, key), None)
+        return None if isinstance(value, property) else value
+
+    def _class(self, key: str) -> Any:
+        if not self.model_type or self.model_type in _VLLM_CLASSES:
+            return None
+        try:
+            return configuration_class(self.model_type)
+        except ImportError:
+            raise LayoutFormError(
+                f"config: {self.name(key)!r} is missing: add it, or install restow[engine], whose "
+                f"transformers has the defaults of model_type {self.model_type!r}",
+                key=self.name(key),
+            ) from None
+
     def dtype(self, key: str, default: DType, unless_named: DType | None = None) -> DType:
-        """Return a dtype; ``default`` for "auto" and for nothing, unless the family has its own."""
+        """Return a dtype: ``default`` for "auto", and ``unless_named`` or it for a null."""
         value = self.config.get(key)
         if value is None:
             if unless_named is not None:
@@ -129,28 +252,45 @@ class Keys:
             raise self.wrong(key, value, FLOATS)
         return dtype
 
+    def layer_kinds(self, count: int | None = None, **numbers: object) -> list[str]:
+        """Return the kinds of ``count`` layers: as the file lists them, or else its class.
+
+        ``numbers`` are those by which the class makes its list; they must have been checked.
+        """
+        count = self.number(_LAYER_COUNT) if count is None else count
+        listed = self.listed_kinds(count)
+        if listed is not None:
+            return listed
+        key = "layer_types"
+        names = _class_list(self._class(key), num_hidden_layers=count, **numbers)
+        if names is None:
+            raise self.wrong(key, None, "a list of layer types")
+        self.assumed(key, names)
+        return self.as_many(key, self._known_kinds(key, names), count)
+
+    def listed_kinds(self, count: int) -> list[str] | None:
+        """Return the kinds of ``count`` layers if the file lists them, else None."""
+        key = next((k for k in _LISTS if self.has(k)), None)
+        return None if key is None else self.as_many(key, self.kinds(key), count)
+
     def kinds(self, key: str) -> list[str]:
         """Return the kinds of all layers, from a list of names or a pattern of letters."""
         names = self.config[key]
         if not isinstance(names, list | tuple | str):
             raise self.wrong(key, names, "a list of layer types")
+        self.took(key)
+        return self._known_kinds(key, names)
+
+    def _known_kinds(self, key: str, names: Any) -> list[str]:
         for index, name in enumerate(names):
             if not isinstance(name, str) or name not in _KINDS:
                 known = ", ".join(_KINDS)
                 said = f"[{index}]: layer type {name!r:.60} is unknown; known are {known}"
                 raise self.fault(key, said)
-        self.took(key)
         return [_KINDS[name] for name in names]
 
-    def listed_kinds(self, default_count: int = 32) -> list[str] | None:
-        """Return the kinds of all layers where the config lists them; None where it does not."""
-        key = next((k for k in ("layers_block_type", "layer_types") if self.has(k)), None)
-        if key is None:
-            return None
-        return self.as_many(key, self.kinds(key), self.number(_LAYER_COUNT, default_count))
-
     def as_many(self, key: str, kinds: list[str], count: int) -> list[str]:
-        """Return the kinds of ``count`` layers, which a list says; layers of drafts may follow."""
+        """Return the kinds of ``count`` layers from a list that draft layers may follow."""
         drafts = next((k for k in _DRAFT_LAYERS if self.has(k)), None)
         if drafts and len(kinds) == count + self.number(drafts, least=0):
             kinds = kinds[:count]
@@ -158,83 +298,80 @@ class Keys:
             raise self.fault(key, f" lists {len(kinds)} layers, {_LAYER_COUNT} says {count}")
         return kinds
 
-    def indices(self, key: str, within: range | None = None) -> list[int]:
-        """Return a list of layer numbers, each at most once; empty where there is none."""
+    def sequence(self, key: str, count: int, allowed: tuple[object, ...] = ()) -> list[Any]:
+        """Return a list with an entry for each of ``count`` layers, if given of allowed values."""
+        listed = self.config.get(key)
+        if (
+            not isinstance(listed, list | tuple)
+            or len(listed) != count
+            or (
+                allowed and any(type(i) is not type(allowed[0]) or i not in allowed for i in listed)
+            )
+        ):
+            values = f", each {' or '.join(map(str, allowed))}" if allowed else ""
+            raise self.wrong(key, listed, f"a list of {count} layers ({_LAYER_COUNT}){values}")
+        self.took(key)
+        return list(listed)
+
+    def indices(self, key: str, within: range) -> list[int]:
+        """Return a list of different layer numbers; empty if it is missing."""
         listed = self.config.get(key)
         if listed is None:
             return []
         if not isinstance(listed, list | tuple) or not all(type(i) is int for i in listed):
             raise self.wrong(key, listed, "a list of layer numbers")
-        wrong_ones = [i for i in listed if within is not None and i not in within]
-        if within is not None and wrong_ones:
+        wrong_ones = [i for i in listed if i not in within]
+        if wrong_ones:
             raise self.wrong(key, wrong_ones, f"from {within.start} to {within.stop - 1}")
         if len(set(listed)) != len(listed):
             raise self.wrong(key, listed, "a list of different layers")
         self.took(key)
         return list(listed)
 
-    def kv_heads(self, default: int | None) -> int:
-        """Return how many heads have keys; without grouped queries each has its own."""
-        key = "num_key_value_heads"
-        if not self.has(key) and (default is None or key in self.config):
-            return self.number("num_attention_heads", 32)
-        count, heads = self.number(key, default), self.config.get("num_attention_heads")
-        if isinstance(heads, int) and heads % count:
-            raise self.wrong(key, count, f"a divisor of num_attention_heads, {heads!r:.20}")
+    def kv_heads(self) -> int:
+        """Return the number of heads with keys; a null means all heads."""
+        key, all_heads = "num_key_value_heads", "num_attention_heads"
+        if self.has(key) and all_heads not in self.config:
+            return self.number(key)
+        heads = self.number(all_heads)
+        count = self.number(key, derived=heads)
+        if heads % count:
+            raise self.wrong(key, count, f"a divisor of {all_heads}, {heads}")
         return count
 
-    def head_dim(self, hidden: int = 4096, heads: int = 32) -> int:
-        """Return an attention head's share of the hidden size, unless it has a size of its own.
-
-        ``hidden`` and ``heads`` are defaults.
-        """
+    def head_dim(self) -> int:
+        """Return the size of an attention head: its own, or its share of the hidden size."""
         if self.has("head_dim"):
             return self.number("head_dim")
-        hidden = self.number("hidden_size", hidden)
-        return self.share("num_attention_heads", heads, hidden, "hidden_size")
+        return self.share("num_attention_heads", self.number("hidden_size"), "hidden_size")
 
-    def share(self, key: str, default: int, whole: int, what: str) -> int:
-        """Return the share of ``whole`` that each of so many, as ``key`` says, has of it."""
-        count = self.number(key, default)
+    def share(self, key: str, whole: int, what: str) -> int:
+        """Return the share of ``whole`` that falls to each of the number that ``key`` says."""
+        count = self.number(key)
         if whole % count:
             raise self.wrong(key, count, f"a divisor of {what}, {whole}")
         return whole // count
 
-    def mamba_head_dim(self, channels: int, heads: int) -> int:
-        """Return ``mamba_d_head``, which "auto" leaves to the number of channels."""
-        if channels % heads:
-            said = f" {heads} does not divide the {channels} channels"
-            raise self.fault("mamba_n_heads", said)
-        if self.config.get("mamba_d_head", "auto") in ("auto", None):
-            return channels // heads
-        size = self.number("mamba_d_head")
-        if size * heads != channels:
-            said = f" {size} for mamba_n_heads {heads} are not the {channels} channels"
-            raise self.fault("mamba_d_head", said)
-        return size
-
     def took(self, key: str, note: str = "") -> None:
-        """Say that the value of the key was taken."""
+        """Note that the file's value of the key was taken."""
         self.readings.add(Reading(self.name(key), self.config.get(key), CONFIG, note))
 
-    def assumed(self, key: str, value: object, note: str = _DEFAULT) -> None:
-        """Say that a value was assumed, for the config has none."""
+    def assumed(self, key: str, value: object, note: str = _CLASS_DEFAULT) -> None:
+        """Note that a value was assumed, since the file has none."""
         self.readings.add(Reading(self.name(key), value, "", note))
 
     def leave_out_drafts(self) -> None:
-        """Say that layers of drafts (MTP) are left out, if there are some."""
+        """Note that draft layers (MTP) are left out, if there are some."""
         for key in _DRAFT_LAYERS:
             if self.has(key) and self.number(key, least=0):
-                self.took(
-                    key, "left out: layers of drafts that no engine runs (else: --draft-layers)"
-                )
+                self.took(key, "left out: draft layers run only on request (else: --draft-layers)")
 
     def fault(self, key: str, said: str) -> LayoutFormError:
-        """Return what to raise about a key, of which ``said`` tells more than its value."""
+        """Return the error about a key; ``said`` follows its name."""
         return LayoutFormError(f"config: {self.name(key)}{said}", key=self.name(key))
 
     def wrong(self, key: str, value: object, wanted: str) -> LayoutFormError:
-        """Return what to raise about a key."""
+        """Return the error about a key that is missing, or whose value is not what is wanted."""
         if value is None and key in self.config:
             return self.fault(key, f": null is not {wanted}")
         if value is None:
@@ -243,7 +380,7 @@ class Keys:
         return self.fault(key, f": {value!r:.60} is not {wanted}")
 
     def _check_older_names(self, key: str) -> None:
-        """Refuse a config that has the number under a name which this model type's has not."""
+        """Refuse a config that has the number under a name which this model type does not have."""
         for old in _OLDER_NAMES.get(key, ()):
             if self.has(old):
                 raise self.fault(

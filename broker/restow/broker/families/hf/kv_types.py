@@ -1,16 +1,45 @@
-"""`KvTypes` finds type and scales of keys and values, by what was asked and what is declared."""
+"""The types of a model's states, and what a quantised checkpoint says of its KV cache.
+
+`Quantisation` is what a checkpoint declares and where; `KvTypes` finds the type and the scales of
+keys and values from it and from what was asked for, as vLLM 0.32 does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families.hf.quantization import Quantisation
-from restow.broker.families.hf.readings import Reading, Readings
-from restow.broker.families.scales import NO_SCALES, QUANTISED, ScaleKind, Scales
+from restow.broker.families.hf.keys import CONFIG, QUANT_CONFIG, Keys, Reading, Readings
+from restow.broker.families.recurrent import Mixer
+from restow.broker.families.specs import (
+    NO_SCALES,
+    QUANTISED,
+    AttentionSpec,
+    MlaSpec,
+    ScaleKind,
+    Scales,
+)
 from restow.broker.layout import DType
 
+KNOWN = (
+    *("auto_awq", "auto_gptq", "awq", "awq_marlin", "compressed-tensors", "deepseek_v4_fp8"),
+    *("experts_int8", "fbgemm_fp8", "fp8", "fp_quant", "gpt_oss_mxfp4", "gptq", "gptq_marlin"),
+    *("humming", "inc", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"),
+    *("moe_wna16", "mxfp4", "mxfp8", "quark", "torchao"),
+    # Names that its `override_quantization_method` takes for one of these.
+    *("auto-round", "intel/auto-round"),
+)
+"""Methods of checkpoints that vLLM 0.32 has (`layers/quantization/__init__.py`)."""
+_MODELOPT_ALGOS = {
+    "FP8": "modelopt",
+    "FP8_PER_CHANNEL_PER_TOKEN": "modelopt",
+    "FP8_PB_WO": "modelopt",
+    "NVFP4": "modelopt_fp4",
+}
+"""Algorithms in ModelOpt's own files, with vLLM's names
+(`ModelArchConfigConvertorBase._normalize_quantization_config`)."""
 _NAME_THEM = (
     "name the static scales by what is equal on P and D exactly when they are, such as the "
     "checkpoint's revision (--revision TEXT, or --kv-scales static --kv-scales-fingerprint TEXT)"
@@ -21,12 +50,85 @@ _FP8 = "static float8, the one that a family describes"
 
 
 @dataclass(frozen=True, slots=True)
+class Quantisation:
+    """A checkpoint's declaration of how it is quantised; empty if it is not.
+
+    ``place`` is the key of the declaration in ``file``. ``whole`` is False if only the text part
+    declares it.
+    """
+
+    config: Mapping[str, Any]
+    place: str = ""
+    file: str = ""
+    whole: bool = True
+
+    @property
+    def method(self) -> str:
+        """The method by its name in vLLM; empty if none is named. Raises `LayoutFormError`."""
+        inner, producer = self.config.get("quantization"), self.config.get("producer")
+        made = isinstance(producer, Mapping) and producer.get("name") == "modelopt"
+        if isinstance(inner, Mapping) and (made or "modelopt_quant_config" in inner):
+            algo = inner.get("quant_algo")
+            if algo is not None and str(algo).upper() not in _MODELOPT_ALGOS:
+                known = ", ".join(_MODELOPT_ALGOS)
+                raise self.unknown("quantization.quant_algo", algo, f"one of {known}")
+            if algo is not None:
+                return _MODELOPT_ALGOS[str(algo).upper()]
+        method = self.config.get("quant_method")
+        if method is None or method == "":
+            return ""
+        name = str(method).lower().replace("compressed_tensors", "compressed-tensors")
+        if name not in KNOWN:
+            raise self.unknown("quant_method", method, f"one of {', '.join(KNOWN)}")
+        return name
+
+    def key(self, name: str) -> str:
+        """Return the full name of a key inside."""
+        return f"{self.place}.{name}" if self.place else name
+
+    def took(self, readings: Readings, name: str, value: object, note: str = "") -> None:
+        """Note that a value inside was read."""
+        readings.add(Reading(self.key(name), value, self.file, note))
+
+    def unknown(self, name: str, value: object, wanted: str) -> LayoutFormError:
+        """Return the error about a value that does not determine the type of KV."""
+        where = "config" if self.file == CONFIG else self.file
+        key = self.key(name)
+        return LayoutFormError(
+            f"{where}: {key}: {value!r:.120} is not {wanted}: name the type of KV (--kv-dtype)",
+            key=key,
+        )
+
+
+def quantisation_of(
+    whole: Keys, text: Keys, quant_config: Mapping[str, Any] | None
+) -> Quantisation:
+    """Return the declaration in the first place where vLLM 0.32 looks (`get_quant_config`).
+
+    ``quant_config`` is ModelOpt's file beside the config: it counts where the config itself has no
+    ``quantization_config`` (`transformers_utils/config.py`, `get_config`). Raises `LayoutFormError`
+    for a declaration that is no object.
+    """
+    if whole.has("quantization_config"):
+        config = whole.part("quantization_config").config
+        return Quantisation(config, "quantization_config", CONFIG)
+    if quant_config is not None:
+        if not isinstance(quant_config, Mapping):
+            raise LayoutFormError(f"{QUANT_CONFIG} holds no JSON object", key=QUANT_CONFIG)
+        return Quantisation(quant_config, "", QUANT_CONFIG)
+    if text.has("quantization_config"):
+        config = text.part("quantization_config").config
+        return Quantisation(config, f"{text.path}quantization_config", CONFIG, whole=False)
+    return Quantisation(whole.part("compression_config").config, "compression_config", CONFIG)
+
+
+@dataclass(frozen=True, slots=True)
 class KvTypes:
     """Finds the type and the scales of keys and values, as vLLM 0.32 would choose them.
 
-    Without ``asked`` the checkpoint's own type holds, else the ``model``'s. Which static scales
-    there are no config says: the checkpoint's ``revision`` stands for those that it declares, and
-    `LayoutFormError` says where ``scales`` would have to be guessed.
+    The type is ``asked``, or else what the checkpoint declares, or else the ``model``'s. No config
+    holds static scales: the checkpoint's ``revision`` identifies those that it declares, and where
+    ``scales`` would have to be guessed `LayoutFormError` is raised.
     """
 
     model: DType
@@ -36,19 +138,12 @@ class KvTypes:
     readings: Readings
     revision: str = ""
 
-    def attention(self) -> tuple[DType, Scales]:
-        """Return those of keys and values of heads. Raises `LayoutFormError`."""
-        return self._chosen(latents=False)
+    def chosen(self, latents: bool = False) -> tuple[DType, Scales]:
+        """Return type and scales of the KV of heads, or of latents. Raises `LayoutFormError`.
 
-    def latents(self) -> tuple[DType, Scales]:
-        """Return those of latents (MLA). Raises `LayoutFormError`.
-
-        vLLM takes no heed there of what compressed-tensors declares (`mla_attention.py` against
+        For latents (MLA) vLLM ignores what compressed-tensors declares (`mla_attention.py` against
         `attention.py`).
         """
-        return self._chosen(latents=True)
-
-    def _chosen(self, latents: bool) -> tuple[DType, Scales]:
         declared = self._declared(latents)
         dtype, scales = self.asked or declared or self.model, self.scales
         if dtype not in QUANTISED:
@@ -66,7 +161,7 @@ class KvTypes:
         return dtype, scales
 
     def _default(self, dtype: DType, declared: DType | None) -> Scales:
-        """Return no scales where there can be none. Raises `LayoutFormError`."""
+        """Return the scales where none were asked for. Raises `LayoutFormError` for a guess."""
         place = self.found.place or self.found.file
         if dtype is DType.INT8 or not self.found.config:
             return NO_SCALES
@@ -88,9 +183,9 @@ class KvTypes:
         )
 
     def _declared(self, latents: bool) -> DType | None:
-        """Return the type that the checkpoint declares where vLLM heeds it; None where not.
+        """Return the type that the checkpoint declares and vLLM heeds; None if there is none.
 
-        Where it can't be told, and none was asked for: `LayoutFormError`.
+        Raises `LayoutFormError` if that can't be told and no type was asked for.
         """
         try:
             method = self.found.method
@@ -105,7 +200,10 @@ class KvTypes:
         return None
 
     def _by_modelopt(self) -> DType | None:
-        """As `get_kv_cache_quant_algo_string` (`utils/torch_utils.py`), of the model as a whole."""
+        """Return ModelOpt's type, as `get_kv_cache_quant_algo_string` of `utils/torch_utils.py`.
+
+        Only a declaration for the whole model counts.
+        """
         if not self.found.whole:
             self._leave_aside()
             return None
@@ -120,7 +218,7 @@ class KvTypes:
         return self._float8(name, scheme, fits)
 
     def _by_compressed_tensors(self, latents: bool) -> DType | None:
-        """As `CompressedTensorsKVCacheMethod.validate_kv_cache_scheme` and `Attention`."""
+        """Return the type as `CompressedTensorsKVCacheMethod.validate_kv_cache_scheme` does."""
         scheme = self.found.config.get("kv_cache_scheme")
         if scheme is None or latents:
             self._leave_aside()
@@ -139,9 +237,9 @@ class KvTypes:
         return DType.FLOAT8_E4M3FN
 
     def _leave_aside(self, heeded: bool = False) -> None:
-        """Say what is declared and not heeded. Raises `LayoutFormError` where others may heed it.
+        """Note declarations that vLLM does not heed.
 
-        That is so where nothing says by which method the checkpoint was quantised.
+        Raises `LayoutFormError` if it may heed them, since no method is named beside them.
         """
         for name, scheme in self._said():
             if heeded:
@@ -151,10 +249,55 @@ class KvTypes:
             self.found.took(self.readings, name, scheme, _LEFT_ASIDE)
 
     def _said(self) -> Iterator[tuple[str, object]]:
-        """Yield key and value of what is declared, in the order in which it counts."""
+        """Yield key and value of each declaration, in the order in which they count."""
         inner = self.found.config.get("quantization")
         for key in _DECLARING:
             if isinstance(inner, Mapping) and inner.get(key):
                 yield f"quantization.{key}", inner[key]
             if self.found.config.get(key):
                 yield key, self.found.config[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The types of a model's states; ``ssm`` None leaves that of recurrent states to the family.
+
+    Those of keys and values are found when a layer has some.
+    """
+
+    keys_and_values: KvTypes
+    conv: DType
+    ssm: DType | None
+    weights: DType
+
+    @property
+    def kv(self) -> DType:
+        """The type of keys and values of heads."""
+        return self.keys_and_values.chosen()[0]
+
+    @property
+    def scales(self) -> Scales:
+        """The scales of keys and values of heads."""
+        return self.keys_and_values.chosen()[1]
+
+    def attention(self, kv_heads: int, head_dim: int) -> AttentionSpec:
+        """Return a layer with keys and values of heads."""
+        return AttentionSpec(0, kv_heads, head_dim, self.kv, scales=self.scales)
+
+    def latent(self, latent_dim: int) -> MlaSpec:
+        """Return a layer with one latent vector a token."""
+        return MlaSpec(0, latent_dim, *self.keys_and_values.chosen(latents=True))
+
+    def mixer(self, keys: Keys, bias_key: str, obstacle: str = "") -> Mixer:
+        """Return a recurrent layer's input; ``obstacle`` says why windows can't be rebuilt."""
+        found = self.keys_and_values.found
+        if not obstacle and keys.config.get(bias_key):
+            # Taps before the prompt are zero, and the product of zeros with a bias is not.
+            obstacle = f"the in-projection has a bias ({bias_key})"
+        if not obstacle and found.config:
+            obstacle = f"the in-projection is quantized ({found.place or found.file})"
+        return Mixer(keys.number("hidden_size"), self.weights, obstacle)
+
+    def state(self, keys: Keys, key: str = "", unless_named: DType | None = None) -> DType:
+        """Return the type of recurrent states; vLLM's "auto" is that of the conv states."""
+        return self.ssm or keys.dtype(key, self.conv, unless_named)

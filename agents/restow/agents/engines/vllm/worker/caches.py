@@ -29,7 +29,8 @@ from restow.agents.engines.vllm.worker.kv_order import kv_order
 from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, dtype_of
 from restow.broker.errors import UnknownModelError
-from restow.broker.families import KvOrder, ModelSpec, model_from_hf_config
+from restow.broker.families import KvOrder, ModelSpec
+from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType
 
 UNQUANTISED = DType.BFLOAT16
