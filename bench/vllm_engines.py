@@ -26,11 +26,11 @@ from rows import Row, Yield, compared
 from simulated import small_layout
 from vllm_ways import Found, Measured, Way
 
-from restow.agents.engines.common.groups import Group
+from restow.agents.engines.common.blocks import Group
+from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.recall.model import checkpoint_folder
 from restow.agents.engines.recall.task import Prompt, make_prompts
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
-from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BlockingSession
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
