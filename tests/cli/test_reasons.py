@@ -42,8 +42,7 @@ MODULES = (
     "restow.broker.etcd.errors",
     "restow.broker.kubernetes.errors",
     "restow.agents.memory.errors",
-    "restow.agents.engines.common.errors",
-    "restow.agents.engines.vllm.errors",
+    "restow.agents.engines.common.adapter_errors",
     "restow.agents.store.books.room",
     "restow.agents.store.disk.files",
 )

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from containers.compose import ENGINES, SERVICES, Answer, Compose, docker, until
-from restow.agents.demo.options import SEED
+from restow.agents.demo.experiment import SEED
 from restow.agents.engines.recall.task import Prompt, decode, make_prompts
 
 pytestmark = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from restow.agents.engines.transformers import Engine
+from restow.agents.engines.transformers.engine import Engine
 from restow.agents.engines.transformers.state_io import RankTensors, lay_out
 
 POISON = 0xFF

@@ -16,15 +16,20 @@ import pytest
 import torch
 from transformers import NemotronHForCausalLM
 
-from restow.agents.demo.answers import Answer, answer_prompts
-from restow.agents.demo.options import SEED
-from restow.agents.demo.processes import running_broker_process, running_daemon
-from restow.agents.demo.sabotage import Sabotage, swap_b_and_c
-from restow.agents.engines.common.fork_server import ForkServer
+from restow.agents.demo.experiment import (
+    SEED,
+    PromptAnswer,
+    Sabotage,
+    answer_prompts,
+    running_broker_process,
+    running_daemon,
+    swap_b_and_c,
+)
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import Prompt, make_prompts
-from restow.agents.engines.transformers import Engine, EngineOptions
-from restow.agents.engines.transformers.decode import Decoded
+from restow.agents.engines.transformers.engine import Engine, EngineOptions
+from restow.agents.engines.transformers.generation import Decoded
+from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.planner import Strategy
 
@@ -86,7 +91,7 @@ class House:
 
     def answer(
         self, p: Engine, d: Engine, run: str, sabotage: Sabotage | None = None
-    ) -> tuple[Answer, ...]:
+    ) -> tuple[PromptAnswer, ...]:
         reference = self.reference
         return answer_prompts(run, p, d, reference.prompts, reference.alone, STEPS, sabotage)
 

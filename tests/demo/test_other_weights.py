@@ -9,14 +9,12 @@ import pytest
 import torch
 from transformers import NemotronHForCausalLM
 
-from restow.agents.demo.options import SEED
-from restow.agents.demo.processes import running_broker_process
+from restow.agents.demo.experiment import SEED, running_broker_process
 from restow.agents.engines.common.checkpoint import checkpoint_revision
-from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.recall.model import checkpoint_folder, load_model
 from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers import Engine, EngineOptions
-from restow.agents.engines.transformers.engine import HandoffFailedError
+from restow.agents.engines.transformers.engine import Engine, EngineOptions, HandoffFailedError
+from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.broker.families import EngineSettings
 from restow.broker.planner import Strategy
 

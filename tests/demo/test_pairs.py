@@ -18,12 +18,12 @@ from transformers import NemotronHForCausalLM
 
 from demo.covering import Row, covering_rows, every_pair
 from demo.poisoned import poison, with_state, wrong_regions
-from restow.agents.demo.answers import Answer
-from restow.agents.demo.processes import running_broker_process
-from restow.agents.engines.common.fork_server import ForkServer
+from restow.agents.demo.experiment import PromptAnswer, running_broker_process
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import Prompt, make_prompts
-from restow.agents.engines.transformers import Engine, EngineOptions, StoredTypes
+from restow.agents.engines.transformers.engine import Engine, EngineOptions
+from restow.agents.engines.transformers.generation import StoredTypes
+from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.broker.families import ConvLayout, EngineSettings, KvOrder
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy
@@ -193,4 +193,4 @@ def test_any_two_differences_together(house: House, row: Row) -> None:
             expected = with_state(d, p.state_at(prompt.token_ids, held), asked.blocks)
             assert wrong_regions(d, expected) == []
             alone = d.decode_alone(prompt.token_ids, STEPS, prefilled_as=types_of(row, "p"))
-            assert Answer(prompt, alone, through, 0, 0).exact
+            assert PromptAnswer(prompt, alone, through, 0, 0).exact

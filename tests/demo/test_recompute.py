@@ -15,19 +15,18 @@ import pytest
 import torch
 from transformers import NemotronHForCausalLM
 
-from restow.agents.demo.options import SEED
-from restow.agents.demo.processes import running_broker_process, running_daemon
-from restow.agents.engines.common.fork_server import ForkServer
+from restow.agents.demo.experiment import SEED, running_broker_process, running_daemon
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers import Engine, EngineOptions
-from restow.agents.engines.transformers import mixer_inputs as mixers
-from restow.agents.engines.transformers.decode import Decoded
-from restow.agents.engines.transformers.mixer_inputs import (
+from restow.agents.engines.transformers import model_state as mixers
+from restow.agents.engines.transformers.engine import Engine, EngineOptions
+from restow.agents.engines.transformers.generation import Decoded
+from restow.agents.engines.transformers.model_state import (
     RebuildingInexactError,
     conv_weights,
     kept_inputs,
 )
+from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.agents.engines.transformers.state_io import lay_out_weights
 from restow.broker.client.admin import AdminClient
 from restow.broker.families import ConvLayout, EngineSettings

@@ -8,9 +8,8 @@ import json
 import pytest
 from rich.console import Console
 
-from restow.agents.demo.experiment import Outcome
-from restow.agents.demo.options import DemoOptions
-from restow.agents.demo.report import routes
+from restow.agents.demo.experiment import DemoOptions, Outcome
+from restow.agents.demo.main import routes
 from restow.agents.engines.recall.model import checkpoint_folder
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.families.hf import model_from_hf_config

@@ -23,7 +23,7 @@ import pytest
 
 from cli.broker_process import broker_process
 from forked.ports import free_port
-from restow.agents.demo.options import SEED
+from restow.agents.demo.experiment import SEED
 from restow.agents.engines.recall.task import decode, make_prompts
 from restow.broker.client import AdminClient
 

@@ -10,13 +10,12 @@ import pytest
 import torch
 from transformers import NemotronHForCausalLM
 
-from restow.agents.demo.answers import Answer, answer_prompts
-from restow.agents.demo.processes import running_broker_process
-from restow.agents.engines.common.fork_server import ForkServer
+from restow.agents.demo.experiment import PromptAnswer, answer_prompts, running_broker_process
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers import Engine, EngineOptions, StoredTypes
-from restow.agents.engines.transformers.engine import HandoffFailedError
+from restow.agents.engines.transformers.engine import Engine, EngineOptions, HandoffFailedError
+from restow.agents.engines.transformers.generation import StoredTypes
+from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy
@@ -50,7 +49,7 @@ class House:
 
     def answers(
         self, broker: str, p_types: StoredTypes, d_types: StoredTypes, prefilled_as: StoredTypes
-    ) -> tuple[Answer, ...]:
+    ) -> tuple[PromptAnswer, ...]:
         """Through Restow, each beside a standalone D whose state was ``prefilled_as`` stored."""
         run = f"{p_types}-{d_types}"
         p = self.engine(f"P {run}", broker, 1, ConvLayout.SD, p_types)

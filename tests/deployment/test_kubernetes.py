@@ -19,7 +19,7 @@ import yaml
 from broker.token_house import served
 from deployment.chart import CHART, TRUSTED, helm, needs_helm
 from forked.ports import free_port
-from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.agents.engines.common.registration import ConnectorSettings
 from restow.broker.client import AdminClient, Credentials
 
 FOLDER = Path(__file__).resolve().parents[2] / "docker" / "kubernetes"

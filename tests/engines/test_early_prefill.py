@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from engines.written_session import BLOCKS, Session, nothing, prefill, side
-from restow.agents.engines.common.early import EarlyPrefill, Scheduled
-from restow.agents.engines.common.groups import Group
+from restow.agents.engines.common.blocks import Group
+from restow.agents.engines.common.prefill import EarlyPrefill, Scheduled
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 
 BEGUN: tuple[object, ...] = ("publish", "h", {}, 0, False)

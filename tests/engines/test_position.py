@@ -7,8 +7,8 @@ import torch
 
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers import Engine, EngineOptions
-from restow.agents.engines.transformers.decode import generate_greedily
+from restow.agents.engines.transformers.engine import Engine, EngineOptions
+from restow.agents.engines.transformers.generation import generate_greedily
 from restow.broker.errors import RequestError
 from restow.broker.families import EngineSettings
 

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, NemotronHForCausalLM
 
-from restow.agents.engines.recall.evaluate import whole_answer_accuracy
-from restow.agents.engines.recall.model import checkpoint_folder, load_model
+from restow.agents.engines.recall.model import checkpoint_folder, load_model, whole_answer_accuracy
 from restow.agents.engines.recall.task import Prompt, decode, make_prompts
-from restow.agents.engines.recall.tokenizer import make_tokenizer
-from restow.agents.engines.transformers.decode import (
+from restow.agents.engines.recall.train import make_tokenizer
+from restow.agents.engines.transformers.generation import (
     Decoded,
     decode_greedily,
     generate_greedily,

@@ -9,7 +9,7 @@ import pytest
 
 from engines.test_vllm_parameters import Request
 from engines.written_session import BLOCKS, PROMPT, Session, decode, prefill, side
-from restow.agents.engines.vllm.scheduler.sampling import why_not_handed_on
+from restow.agents.engines.vllm.scheduler.requests import why_not_handed_on
 
 PLAIN = {"seed": None, "temperature": 0.0}
 TOKEN = 7

@@ -10,11 +10,16 @@ from transformers import NemotronHForCausalLM
 
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers import Engine, EngineOptions, StoredTypes
-from restow.agents.engines.transformers.decode import decode_greedily, prefill
+from restow.agents.engines.transformers.engine import Engine, EngineOptions
+from restow.agents.engines.transformers.generation import (
+    TORCH_TYPES,
+    StoredTypes,
+    decode_greedily,
+    prefill,
+    round_cache,
+)
 from restow.agents.engines.transformers.model_state import export_state
 from restow.agents.engines.transformers.state_io import RankTensors, collect, lay_out
-from restow.agents.engines.transformers.stored_types import TORCH_TYPES, round_cache
 from restow.broker.families import EngineSettings
 from restow.broker.layout import DType
 

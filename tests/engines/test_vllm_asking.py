@@ -11,13 +11,13 @@ import pytest
 from engines.test_vllm_content import Lora
 from engines.test_vllm_parameters import Request
 from engines.written_session import Session, nothing
-from restow.agents.engines.common.groups import Group
-from restow.agents.engines.vllm.errors import SettingsError
-from restow.agents.engines.vllm.prefix.asking import PATIENCE_MS
-from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
-from restow.agents.engines.vllm.prefix.request_chains import RequestChains
+from restow.agents.engines.common.adapter_errors import SettingsError
+from restow.agents.engines.common.blocks import Group
+from restow.agents.engines.common.chains import RequestChains
+from restow.agents.engines.common.prefix_exchange import PATIENCE_MS
+from restow.agents.engines.common.prefix_sharing import PrefixSharing
+from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
-from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BrokerCallError, PrefixChain, PrefixHolder, chain_of
 
 GROUPS = (Group("group.0", 32), Group("group.1", 32, 0))
@@ -30,7 +30,7 @@ def finding(
 ) -> SchedulerSide:
     """``cached_tokens``: of any request, keys and states alike; None: whatever vLLM counts."""
     settings = ConnectorSettings.of({"prefix": "find"})
-    prefix = PrefixSide("E", session, settings, RequestChains(32), GROUPS)
+    prefix = PrefixSharing("E", session, settings, RequestChains(32), GROUPS)
     told = None if cached_tokens is None else lambda _: cached_tokens or 0
     return SchedulerSide("E", "life", role, GROUPS, 0, session, settings, prefix, told)
 
@@ -236,10 +236,9 @@ def test_a_prompt_whose_adapter_is_loaded_again_is_followed_no_longer() -> None:
     d = finding(session)
     d.loaded({"a": "word"})
     d.new_request(request)
-    assert d._prefix is not None
-    assert d._prefix._chains.chain(request.request_id) is not None
     d.loaded({"a": "other"})
-    assert d._prefix._chains.chain(request.request_id) is None
+    assert d.loadable_tokens(request, 0) == 0
+    assert not session.questions
 
 
 def test_an_engine_of_weights_that_nobody_can_tell_from_others_uses_no_prefixes() -> None:
@@ -281,7 +280,7 @@ def test_where_replies_ended_in_a_recurrent_models_prompt_is_asked_for_too() -> 
 def test_a_model_without_states_is_found_by_its_blocks_alone() -> None:
     session = Session()
     settings, groups = ConnectorSettings.of({"prefix": "find"}), (Group("group.0", 32),)
-    prefix = PrefixSide("E", session, settings, RequestChains(32), groups)
+    prefix = PrefixSharing("E", session, settings, RequestChains(32), groups)
     d = SchedulerSide("E", "life", "kv_both", groups, 0, session, settings, prefix)
     request = plain(sampling_params=SimpleNamespace(all_stop_token_ids={40}))
     d.new_request(request)

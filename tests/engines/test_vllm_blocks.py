@@ -8,9 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restow.agents.engines.common.errors import BlocksError
-from restow.agents.engines.common.groups import Group, handoff_blocks, state_block
-from restow.agents.engines.common.unwritten import UnwrittenTokens, unwritten
+from restow.agents.engines.common.adapter_errors import BlocksError
+from restow.agents.engines.common.blocks import (
+    Group,
+    UnwrittenTokens,
+    handoff_blocks,
+    state_block,
+    unwritten,
+)
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache
 from restow.agents.engines.vllm.worker.worker_side import zero_tokens
 from restow.broker.families import KvOrder

@@ -15,10 +15,15 @@ import torch
 from safetensors.torch import save_file
 
 from engines.test_vllm_parameters import Request
-from restow.agents.engines.vllm.prefix.request_chains import RequestChains
-from restow.agents.engines.vllm.scheduler.lora_adapters import MAX_ADAPTERS, LoraAdapters
-from restow.agents.engines.vllm.scheduler.prompt import content
-from restow.agents.engines.vllm.worker.loaded_adapters import LoadedAdapters, joined_words
+from restow.agents.engines.common.chains import RequestChains
+from restow.agents.engines.common.lora import (
+    MAX_ADAPTERS,
+    LoadedAdapters,
+    LoraAdapters,
+    joined_fingerprints,
+)
+from restow.agents.engines.vllm.scheduler.requests import content, followed_prompt
+from restow.agents.engines.vllm.worker.worker_side import watch_adapters
 
 TOKENS = [5, 6, 7, 8]
 
@@ -139,10 +144,24 @@ def test_a_chain_has_the_same_words_for_images_as_content() -> None:
     features = [image(1, "a", Features(pixel_values=pixels()))]
     request = Request(list(TOKENS), None, mm_features=features)
     chains = RequestChains(2)
-    chains.begin(request, "")
+    prompt = followed_prompt(request, "")
+    assert prompt is not None
+    chains.begin(request.request_id, prompt)
     chain = chains.chain(request.request_id)
     assert chain is not None
     assert chain.hashes[-1] == content(request, 4, "")
+
+
+def test_a_prompt_that_was_cut_is_named_up_to_where_it_was_cut() -> None:
+    request = Request(list(TOKENS), {"_p_side_truncated": True})
+    prompt = followed_prompt(request, "")
+    assert prompt is not None
+    assert prompt.limit_tokens == 4
+
+
+@pytest.mark.parametrize("more", [{"prompt_embeds": torch.ones(4, 8)}, {"resumable": True}])
+def test_what_has_no_chain_is_not_followed(more: dict[str, Any]) -> None:
+    assert followed_prompt(Request(list(TOKENS), None, **more), "") is None
 
 
 class Manager:
@@ -159,7 +178,7 @@ def loaded(*adapters: Lora, reading: Callable[[], object] = lambda: None) -> dic
     """Return what a worker tells that loads adapters, one after the other."""
     manager = type("Loading", (Manager,), {"reading": staticmethod(reading)})
     noted = LoadedAdapters()
-    noted.watch(manager)
+    watch_adapters(noted, manager)
     for one in adapters:
         assert manager()._load_adapter(one) == one.lora_path
     words = noted.take()
@@ -185,10 +204,10 @@ def test_an_adapter_has_the_word_of_what_was_loaded_and_not_of_what_lies_there(
     before = loaded(one)
     adapter(tmp_path / "a", seed=2)
     adapters = LoraAdapters()
-    assert adapters.word(one) is None, "no worker has loaded it"
+    assert adapters.fingerprint("a") is None, "no worker has loaded it"
     adapters.loaded(before)
-    assert adapters.word(one) == before["a"] != loaded(one)["a"]
-    assert adapters.word(None) == ""
+    assert adapters.fingerprint("a") == before["a"] != loaded(one)["a"]
+    assert adapters.fingerprint(None) == ""
 
 
 @pytest.mark.parametrize("load_inplace", [False, True])
@@ -200,16 +219,16 @@ def test_a_name_that_stands_for_two_adapters_is_of_no_use(
     one = Lora(adapter(tmp_path / "a", seed=1), load_inplace=load_inplace)
     assert adapters.loaded(loaded(one)) == set()
     assert adapters.loaded(loaded(one)) == set(), "the same, loaded again"
-    assert adapters.word(one)
+    assert adapters.fingerprint("a")
     adapter(tmp_path / "a", seed=2)
     assert adapters.loaded(loaded(one)) == {"a"}
-    assert adapters.word(one) is None
+    assert adapters.fingerprint("a") is None
     adapter(tmp_path / "a", seed=1)
     adapters.loaded(loaded(one))
-    assert adapters.word(one) is None, "blocks of the second may still be cached"
-    assert adapters.word(replace(one, lora_name="b")) is None
+    assert adapters.fingerprint("a") is None, "blocks of the second may still be cached"
+    assert adapters.fingerprint("b") is None
     adapters.loaded(loaded(replace(one, lora_name="b")))
-    assert adapters.word(replace(one, lora_name="b"))
+    assert adapters.fingerprint("b")
 
 
 def test_what_changes_while_it_is_loaded_has_no_word(tmp_path: Path) -> None:
@@ -217,7 +236,7 @@ def test_what_changes_while_it_is_loaded_has_no_word(tmp_path: Path) -> None:
     words = loaded(one, reading=lambda: adapter(tmp_path / "a", seed=2))
     assert words == {"a": ""}
     assert adapters.loaded(words) == {"a"}
-    assert adapters.word(one) is None
+    assert adapters.fingerprint("a") is None
     assert loaded(Lora(str(tmp_path / "nowhere"))) == {"a": ""}
 
 
@@ -228,16 +247,16 @@ def test_two_loads_of_one_step_have_one_word_only_if_they_are_alike(tmp_path: Pa
 
 
 def test_ranks_that_loaded_different_files_have_no_word() -> None:
-    assert joined_words({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}) == {
+    assert joined_fingerprints({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}) == {
         "a": "1",
         "b": "",
         "c": "4",
     }
-    assert joined_words({"a": ""}, {"a": "1"}) == {"a": ""}
+    assert joined_fingerprints({"a": ""}, {"a": "1"}) == {"a": ""}
 
 
 def test_the_names_that_are_kept_are_bounded() -> None:
     adapters = LoraAdapters()
     adapters.loaded({str(index): "w" for index in range(MAX_ADAPTERS + 1)})
-    known = [adapters.word(Lora("/", str(index))) for index in (0, MAX_ADAPTERS - 1, MAX_ADAPTERS)]
+    known = [adapters.fingerprint(str(index)) for index in (0, MAX_ADAPTERS - 1, MAX_ADAPTERS)]
     assert known == ["w", "w", None]

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, heard, pair
+from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.failure_reasons import (
     FailureReasons,
-    Fate,
+    HandoffFailure,
     Message,
     Receive,
     Send,
     ask_broker,
 )
-from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BrokerCallError
 
 ERROR = {"error": {"message": "Internal server error", "type": "InternalServerError", "code": 500}}
-FATE = Fate("h1", "EXPIRED", "NOT_PUBLISHED", "D's patience ran out: nobody published it")
+FATE = HandoffFailure("h1", "EXPIRED", "NOT_PUBLISHED", "D's patience ran out: nobody published it")
 NAMED = json.dumps({"prompt": "x", "kv_transfer_params": {"handoff_id": "h1"}}).encode()
 
 
@@ -51,10 +51,10 @@ class Engine:
 class Asked:
     """Knows one fate, and who was asked for which."""
 
-    def __init__(self, fate: Fate | None = FATE) -> None:
+    def __init__(self, fate: HandoffFailure | None = FATE) -> None:
         self.fate, self.calls = fate, list[tuple[ConnectorSettings, str]]()
 
-    def __call__(self, settings: ConnectorSettings, handoff_id: str) -> Fate | None:
+    def __call__(self, settings: ConnectorSettings, handoff_id: str) -> HandoffFailure | None:
         self.calls.append((settings, handoff_id))
         return self.fate
 
@@ -143,7 +143,7 @@ def test_a_stream_that_breaks_says_why() -> None:
     ],
 )
 def test_other_answers_stay_as_they_are(
-    engine: Engine, fate: Fate | None, request_body: bytes
+    engine: Engine, fate: HandoffFailure | None, request_body: bytes
 ) -> None:
     status, _, body = post(engine, Asked(fate), request_body)
     assert (status, body) == (engine.status, b"".join(engine.chunks))
@@ -213,7 +213,7 @@ def test_what_no_handoff_can_be_had_for_is_refused() -> None:
 def test_of_many_handoffs_the_one_that_failed_is_told() -> None:
     asked = []
 
-    def ask(settings: ConnectorSettings, handoff_id: str) -> Fate | None:
+    def ask(settings: ConnectorSettings, handoff_id: str) -> HandoffFailure | None:
         asked.append(handoff_id)
         return FATE if handoff_id == "h/prompt1" else None
 
@@ -264,7 +264,7 @@ async def test_a_real_broker_is_asked() -> None:
         with pytest.raises(BrokerCallError):
             await both.d.request("other", D_BLOCKS, position_tokens=POSITION, content=b"d" * 32)
 
-        async def ask(handoff_id: str) -> Fate | None:
+        async def ask(handoff_id: str) -> HandoffFailure | None:
             settings = ConnectorSettings(broker=running.address)
             return await asyncio.to_thread(ask_broker, settings, handoff_id)
 

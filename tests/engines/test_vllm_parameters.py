@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from restow.agents.engines.common.position import backoff_tokens, position_tokens
-from restow.agents.engines.vllm.errors import ParametersError, SettingsError
-from restow.agents.engines.vllm.parameters import (
+from restow.agents.engines.common.adapter_errors import ParametersError, SettingsError
+from restow.agents.engines.common.blocks import backoff_tokens, position_tokens
+from restow.agents.engines.common.registration import ConnectorSettings
+from restow.agents.engines.vllm.scheduler.parameters import (
     AnswerIndex,
     HandoffParameters,
     HandoffSide,
+    answer_index,
     parameters_of,
 )
-from restow.agents.engines.vllm.scheduler.prompt import truncate
-from restow.agents.engines.vllm.scheduler.request_ids import answer_index
-from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.agents.engines.vllm.scheduler.requests import truncate
 from restow.broker.client import Credentials
 
 

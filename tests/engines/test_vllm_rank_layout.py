@@ -1,14 +1,20 @@
-"""A rank's layout from tensors as vLLM 0.32 makes them, and what is refused."""
+"""A rank's layout from tensors as vLLM 0.32 makes them: of which layers, and what is refused."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from restow.agents.engines.vllm.errors import CacheUnknownError
-from restow.agents.engines.vllm.worker.rank_layout import LayerCache, rank_layout
+from restow.agents.engines.common.adapter_errors import CacheUnknownError
+from restow.agents.engines.vllm.worker.rank_layout import (
+    DraftLayers,
+    LayerCache,
+    LayerNumbers,
+    rank_layout,
+)
 from restow.agents.memory.regions import registrations
 from restow.broker.families import (
     AttentionSpec,
@@ -134,3 +140,83 @@ def test_pages_of_several_layers_side_by_side_are_refused() -> None:
     pages = BLOCKS * PAGES_PER_BLOCK
     kv = torch.zeros(pages, 2, 2, PAGE_TOKENS, 16, dtype=torch.bfloat16)[:, 1]
     refused(MODEL, replace(tokens, tensor=kv), "out of the allocation", tp=1)
+
+
+def test_numbers_are_those_of_the_layers() -> None:
+    numbers = LayerNumbers.of({"model_type": "nemotron_h", "num_hidden_layers": 52})
+    assert [numbers.layer(5, state) for state in (False, True)] == [5, 5]
+
+
+def test_mixers_of_falcon_h1_are_counted_on_behind_all_layers() -> None:
+    """`falcon_h1.py`: a mixer's prefix is ``num_hidden_layers + layer``."""
+    numbers = LayerNumbers.of({"model_type": "falcon_h1", "num_hidden_layers": 24})
+    assert [numbers.layer(number, False) for number in (0, 7, 23)] == [0, 7, 23]
+    assert [numbers.layer(24 + layer, True) for layer in (0, 7, 23)] == [0, 7, 23]
+
+
+def _as_vllm_counts(hybrid: list[int], blocks: int) -> dict[int, int]:
+    """Layer by the number that `Zamba2Attention` gives its cache, in that class's own steps."""
+    found: dict[int, int] = {}
+    for bare in range(blocks):
+        number = bare * (len(hybrid) + blocks - 1) // blocks
+        for use, layer in enumerate(hybrid):
+            if use % blocks == bare:
+                found[number] = layer
+                number += 1
+    return found
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+@pytest.mark.parametrize("uses", [1, 2, 7, 9, 13])
+def test_attention_of_zamba2_is_counted_block_by_block(uses: int, blocks: int) -> None:
+    kinds = ["mamba", "mamba", "hybrid"] * uses + ["mamba"]
+    config: dict[str, Any] = {
+        "model_type": "zamba2",
+        "num_hidden_layers": len(kinds),
+        "layers_block_type": kinds,
+        "num_mem_blocks": blocks,
+    }
+    numbers, hybrid = LayerNumbers.of(config), [3 * use + 2 for use in range(uses)]
+    wanted = _as_vllm_counts(hybrid, blocks)
+    assert {number: numbers.layer(number, False) for number in wanted} == wanted
+    assert sorted(wanted.values()) == hybrid
+    # `Zamba2Model`: a mixer's prefix is the number of hybrid layers, and its layer.
+    assert [numbers.layer(uses + layer, True) for layer in range(len(kinds))] == [
+        *range(len(kinds))
+    ]
+
+
+def test_two_blocks_of_zamba2_take_turns() -> None:
+    kinds = ["mamba", "hybrid", "mamba", "hybrid", "mamba", "hybrid", "mamba"]
+    numbers = LayerNumbers.of(
+        {"model_type": "zamba2", "layers_block_type": kinds, "num_mem_blocks": 2}
+    )
+    assert [numbers.layer(number, False) for number in range(3)] == [1, 5, 3]
+    assert [numbers.layer(3 + layer, True) for layer in range(7)] == [*range(7)]
+
+
+LAYERS = 4
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "layer"),
+    [
+        ("model.layers.3.self_attn.attn", 3, None),
+        ("model.layers.4.self_attn.attn", 4, 4),  # EAGLE, MTP of DeepSeek-V3, GLM, MiMo
+        ("draft_model.model.layers.0.self_attn.attn", 0, 4),
+        ("draft_model.model.layers.3.self_attn.attn", 3, 7),
+        ("mtp.layers.0.self_attn.attn", 0, 4),  # Qwen3-Next, Qwen3.5, EXAONE
+        ("model.mtp.layers.0.self_attn.attn", 0, 4),  # MiMo-V2
+    ],
+)
+def test_which_layer_of_a_draft_a_cache_is_of(name: str, number: int, layer: int | None) -> None:
+    assert DraftLayers(LAYERS).layer(name, number, number) == layer
+
+
+def test_mixers_that_vllm_numbers_behind_the_attention_are_no_drafts() -> None:
+    """Falcon-H1: the cache's number is 6, and it is of layer 2."""
+    assert DraftLayers(LAYERS).layer("model.layers.6.mamba", 6, 2) is None
+
+
+def test_without_a_draft_all_are_the_models() -> None:
+    assert DraftLayers().layer("mtp.layers.0.self_attn.attn", 0, 0) is None

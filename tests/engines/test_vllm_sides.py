@@ -8,10 +8,9 @@ import pytest
 
 from engines.test_vllm_parameters import Request
 from engines.written_session import BLOCKS, PROMPT, Session, decode, nothing, prefill, side
-from restow.agents.engines.common.groups import Group
-from restow.agents.engines.common.unwritten import UnwrittenTokens
+from restow.agents.engines.common.blocks import Group, UnwrittenTokens
+from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
-from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BrokerCallError
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engines.test_vllm_parameters import Request
-from restow.agents.engines.common.groups import Group
+from restow.agents.engines.common.blocks import Group
+from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
-from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import (
     BlockingDelivery,
     BlockingSession,

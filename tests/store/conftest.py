@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from restow.agents.demo.processes import running_broker_process
-from restow.agents.engines.common.fork_server import ForkServer
+from restow.agents.demo.experiment import running_broker_process
 from restow.agents.engines.recall.model import load_model
+from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.broker.planner import Strategy
 from store.engine_house import House
 

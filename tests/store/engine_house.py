@@ -8,9 +8,9 @@ from pathlib import Path
 
 from transformers import NemotronHForCausalLM
 
-from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers import EngineOptions
+from restow.agents.engines.transformers.engine import EngineOptions
+from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.agents.store.options import StoreOptions
 from restow.agents.store.store import Store
 from restow.broker.families import ConvLayout, EngineSettings

@@ -11,9 +11,8 @@ import torch
 from transformers import NemotronHForCausalLM
 
 from agent_harness.waiting import WAIT_S
-from restow.agents.engines.transformers import Engine, EngineOptions
-from restow.agents.engines.transformers.blocks import take_from_each
-from restow.agents.engines.transformers.engine import Asked
+from restow.agents.engines.transformers.engine import Asked, Engine, EngineOptions
+from restow.agents.engines.transformers.ranks import take_from_each
 from restow.agents.engines.transformers.state_io import collect, lay_out
 from restow.broker.client import BlockingSession, Offer, Prefix, PrefixChain, chain_of
 

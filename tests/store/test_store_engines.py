@@ -237,9 +237,9 @@ def test_one_store_has_hashes_of_one_form_and_salts_apart(house: House) -> None:
 
 def test_a_model_whose_weights_nothing_tells_has_no_store(house: House) -> None:
     layout = house.p.layout
-    unsaid = replace(layout, model=replace(layout.model, revision=""))
+    unsupported_layer = replace(layout, model=replace(layout.model, revision=""))
     with pytest.raises(WeightsUnknownError, match="no revision"):
-        Store(unsaid, StoreOptions("a store", house.broker, MIB))
+        Store(unsupported_layer, StoreOptions("a store", house.broker, MIB))
 
 
 def test_states_of_replaced_weights_are_found_by_nobody_who_has_others(house: House) -> None:

@@ -39,7 +39,7 @@ HALVES = ids_of(bytes([0xC3, 0xC4, *range(0xA0, 0xB0)]))
 OUTSIDE = """
 from concurrent.futures import Future
 from types import SimpleNamespace
-from restow.agents.engines.vllm.scheduler.sampled_tokens import SampledTokens
+from restow.agents.engines.vllm.scheduler.engine_core import SampledTokens
 
 sampled = SampledTokens(SimpleNamespace(), vocabulary_tokens=100)
 handed_on = []

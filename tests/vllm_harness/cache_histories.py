@@ -11,11 +11,16 @@ import random
 import sys
 from collections import Counter, deque
 
-from restow.agents.engines.common.groups import NULL_BLOCK, Group
-from restow.agents.engines.vllm.prefix.cache_watch import CacheWatch, WatchedMap
-from restow.agents.engines.vllm.prefix.cached_prefixes import CachedPrefixes
-from restow.agents.engines.vllm.prefix.chain import Chain
-from restow.agents.engines.vllm.prefix.pins import Pin, Pins
+from restow.agents.engines.common.blocks import NULL_BLOCK, Group
+from restow.agents.engines.common.chains import PromptChain
+from restow.agents.engines.vllm.scheduler.prefix_cache import (
+    CachedPrefixes,
+    CacheWatch,
+    Pin,
+    Pins,
+    WatchedMap,
+)
+from restow.agents.engines.vllm.scheduler.requests import followed_prompt
 from restow.broker.client import ContentChain
 from vllm_harness.cached_scheduler import WINDOW_TOKENS, CachedScheduler, Step
 from vllm_harness.cached_truth import CachedTruth
@@ -61,7 +66,7 @@ def _look_without_resets(self: CacheWatch) -> None:
 
 
 def _pin_without_references(
-    self: CachedPrefixes, chain: Chain, below_tokens: int, least_tokens: int = 1
+    self: CachedPrefixes, chain: PromptChain, below_tokens: int, least_tokens: int = 1
 ) -> Pin | None:
     pool = self._watch.pool
     touch, pool.touch = pool.touch, lambda blocks: None
@@ -127,7 +132,9 @@ class History:
         dice = self.draw.random()
         if dice < 0.35 and len(self.open) < REQUESTS:
             request = self.engine.add(self._prompt(), self.draw.randrange(1, 60))
-            self.prefixes.new_request(request, "")
+            prompt = followed_prompt(request, "")
+            assert prompt is not None
+            self.prefixes.chains.begin(request.request_id, prompt)
             self.open.add(request.request_id)
         elif dice < 0.40 and self.open:
             self.engine.abort(self.draw.choice(sorted(self.open)))
@@ -187,7 +194,7 @@ class History:
         tokens = self._prompt()
         names = ContentChain().extend(tokens, 1)
         quantum = self.prefixes.chains.quantum_tokens
-        chain = Chain(quantum, tuple(names[quantum - 1 :: quantum]))
+        chain = PromptChain(quantum, tuple(names[quantum - 1 :: quantum]))
         mine = Counter(block.block_id for _, pin, _ in self.pins for block in pin.kept)
         expected = self.truth.largest(names, mine)
         pin = self.prefixes.pin(chain, len(tokens))

@@ -35,7 +35,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from restow.agents.engines.common.unwritten import UnwrittenTokens
+from restow.agents.engines.common.blocks import UnwrittenTokens
 from restow.broker.client import ContentChain
 
 WINDOW_TOKENS = 40

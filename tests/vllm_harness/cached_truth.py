@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from restow.agents.engines.common.groups import Group
+from restow.agents.engines.common.blocks import Group
 from vllm_harness.cached_scheduler import WINDOW_TOKENS, CachedScheduler
 
 

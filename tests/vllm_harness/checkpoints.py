@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from restow.agents.engines.recall.tokenizer import make_tokenizer
+from restow.agents.engines.recall.train import make_tokenizer
 
 
 def write_checkpoint(make: Callable[[], PreTrainedModel], folder: Path) -> Path:

@@ -13,18 +13,16 @@ import sys
 from collections import Counter, deque
 from typing import Any, cast
 
-from restow.agents.engines.common.groups import NULL_BLOCK, Group
-from restow.agents.engines.vllm.prefix.answering import Offers
-from restow.agents.engines.vllm.prefix.cached_prefixes import CachedPrefixes
-from restow.agents.engines.vllm.prefix.chain import Chain
-from restow.agents.engines.vllm.prefix.pins import Pin, Pins
-from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
-from restow.agents.engines.vllm.prefix.reply_ends import ReplyEnds
-from restow.agents.engines.vllm.prefix.worth_keeping import WorthKeeping
-from restow.agents.engines.vllm.scheduler.begin import cached_tokens_of
+from restow.agents.engines.common.blocks import NULL_BLOCK, Group
+from restow.agents.engines.common.chains import PromptChain
+from restow.agents.engines.common.holdings import StatesToKeep
+from restow.agents.engines.common.prefix_exchange import PrefixOffers
+from restow.agents.engines.common.prefix_sharing import PrefixSharing
+from restow.agents.engines.common.registration import ConnectorSettings
+from restow.agents.engines.vllm.scheduler.prefix_cache import CachedPrefixes, Pin, Pins, ReplyEnds
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
-from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.agents.engines.vllm.worker_step import WorkerStep
+from restow.agents.engines.vllm.scheduler.start import cached_tokens_of
+from restow.agents.engines.vllm.worker.worker_side import WorkerStep
 from restow.broker.client import ContentChain, HashForm, Offer, Prefix
 from restow.broker.client.engine.chains import CONTENT_FORM
 from vllm_harness.cache_histories import GROUPS
@@ -63,7 +61,7 @@ def _break(fault: str) -> None:
     elif fault == "reuse":
         ReplyEnds._reused = lambda self, block: None  # type: ignore[method-assign]
     elif fault == "forgetting":
-        WorthKeeping.forget = lambda self, names: None  # type: ignore[method-assign]
+        StatesToKeep.forget = lambda self, names: None  # type: ignore[method-assign]
     elif fault == "marks":
         SaidSession.due = _due_at_once  # type: ignore[method-assign]
     elif fault == "references":
@@ -84,13 +82,13 @@ def _step_without_failures(self: SchedulerSide, *said: Any) -> WorkerStep:
 
 
 def _pin_any_length(
-    self: Pins, chain: Chain, below_tokens: int, least_tokens: int = 1
+    self: Pins, chain: PromptChain, below_tokens: int, least_tokens: int = 1
 ) -> Pin | None:
     return _pin(self, chain, below_tokens)
 
 
 def _pin_without_references(
-    self: Pins, chain: Chain, below_tokens: int, least_tokens: int = 1
+    self: Pins, chain: PromptChain, below_tokens: int, least_tokens: int = 1
 ) -> Pin | None:
     pool = self._watch.pool
     touch, pool.touch = pool.touch, lambda blocks: None
@@ -126,11 +124,11 @@ class History:
         self.cached = CachedPrefixes(
             self.engine.manager, dict(enumerate(self.groups)), PINNED_BLOCKS
         )
-        self.offers = Offers(lambda: None)
+        self.offers = PrefixOffers(lambda: None)
         chains = self.cached.chains
-        self.worth = WorthKeeping()
+        self.worth = StatesToKeep()
         of_cache = chains, self.groups, self.cached
-        self.prefix = PrefixSide("e0", session, settings, *of_cache, self.offers, self.worth)
+        self.prefix = PrefixSharing("e0", session, settings, *of_cache, self.offers, self.worth)
         sides = self.prefix, cached_tokens_of(self.engine.manager)
         self.side = SchedulerSide("e0", "life", role, self.groups, 0, session, settings, *sides)
         self.engine.scheduler.connector._scheduler = self.side
@@ -163,7 +161,7 @@ class History:
             self._compute(self.steps.popleft())
         for ended in set(before) - set(self.engine.under_way()):
             self._know(self.engine.names(self.engine.requests[ended]))
-        self.seen["ends"] += len(self.cached._ends.come)
+        self.seen["ends"] += len(self.cached._ends._come)
         self.seen["among keys"] += self.side.wants_whole_hits
         self._check_worth()
         self._check_published()
@@ -302,10 +300,10 @@ class History:
         pool = self.engine.manager.block_pool
         assert pool.get_num_free_blocks() == BLOCKS - 1, "blocks are left behind"
         left = [
-            self.prefix._asking._new,
-            self.prefix._asking._open,
+            self.prefix._finder._new,
+            self.prefix._finder._open,
             self.prefix._begun,
-            self.cached.chains._following,
+            self.cached.chains._followed,
             self.cached.chains._named,
             self.side._decode._waits,
             self.side._decode._loading,

@@ -30,6 +30,7 @@ from vllm.v1.kv_cache_interface import (
     SparseCacheRole,
 )
 
+from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.connector import RestowConnector
 from restow.agents.engines.vllm.engine_checks import (
     check_engine,
@@ -37,12 +38,9 @@ from restow.agents.engines.vllm.engine_checks import (
     check_prefix,
     check_windows,
 )
-from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.agents.engines.vllm.worker.caches import FoundCache, layer_caches
-from restow.agents.engines.vllm.worker.draft_layers import DraftLayers
-from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
-from restow.agents.engines.vllm.worker.rank_layout import LayerCache
-from restow.agents.engines.vllm.worker.said_caches import rank_model
+from restow.agents.engines.vllm.worker.kv_caches import FoundCache, layer_caches
+from restow.agents.engines.vllm.worker.model_from_specs import rank_model
+from restow.agents.engines.vllm.worker.rank_layout import DraftLayers, LayerCache, LayerNumbers
 from restow.broker.errors import RestowError
 from restow.broker.families import ConvLayout
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
 
-from restow.agents.engines.vllm.model_revision import weights_revision
+from restow.agents.engines.vllm.scheduler.weights import weights_revision
 from restow.broker.errors import RestowError
 
 

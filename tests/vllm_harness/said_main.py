@@ -23,9 +23,9 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from restow.agents.engines.vllm.worker.caches import FoundCache
+from restow.agents.engines.vllm.worker.kv_caches import FoundCache
+from restow.agents.engines.vllm.worker.model_from_specs import rank_model
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, dtype_of
-from restow.agents.engines.vllm.worker.said_caches import rank_model
 from restow.broker.errors import RestowError
 from restow.broker.families import (
     AttentionSpec,

@@ -107,11 +107,11 @@ async def test_a_snapshot_and_the_attention_before_it_at_two_engines_are_nobodys
 async def test_states_of_weights_that_nothing_tells_are_not_found_by_their_content() -> None:
     """Two models of one name and shape may be two fine-tunes."""
     said = model_layout()
-    unsaid = replace(said, model=replace(said.model, revision=""))
+    unsupported_layer = replace(said, model=replace(said.model, revision=""))
     async with (
         broker() as running,
-        engine(running.address, "p", layout=unsaid) as (p, _),
-        engine(running.address, "d", layout=unsaid) as (d, _),
+        engine(running.address, "p", layout=unsupported_layer) as (p, _),
+        engine(running.address, "d", layout=unsupported_layer) as (d, _),
     ):
         hold(p, 4, [4])
         with pytest.raises(BrokerCallError, match="no revision") as refused:

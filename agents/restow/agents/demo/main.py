@@ -1,23 +1,131 @@
-"""``./run demo``: a real model's state from one engine to another, and back in words."""
+"""``./run demo``: hand a real model's state from one engine to another, and show the answers."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from restow.agents.demo.experiment import run_experiment
-from restow.agents.demo.options import DemoOptions
-from restow.agents.demo.report import as_json, passed, show
-from restow.agents.engines.transformers import StoredTypes
+from restow.agents.demo.experiment import DemoOptions, Outcome, PromptAnswer, run_experiment
+from restow.agents.engines.recall.task import decode
+from restow.agents.engines.transformers.generation import StoredTypes
 from restow.broker.errors import RestowError
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.layout import DType
-from restow.broker.planner import Strategy
+from restow.broker.planner import Strategy, compile_programs, make_plan
+from restow.broker.planner.program import GATHER_IN_ORDER, READ_PAGES, SCATTER_SPANS
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """Return the outcome in figures; ``equal`` counts prompts with the tokens of the reference."""
+    answers = outcome.answers
+    return {
+        "prompts": len(answers),
+        **_compared(answers),
+        "accuracy_standalone": sum(a.right_alone for a in answers) / len(answers),
+        "accuracy_restow": sum(a.right_through for a in answers) / len(answers),
+        "bytes": sum(answer.bytes for answer in answers),
+        "handoffs": len(answers) + sum(len(wrong) for wrong in outcome.sabotaged.values()),
+        "sabotage": {name.value: _compared(wrong) for name, wrong in outcome.sabotaged.items()},
+    }
+
+
+def _compared(answers: Sequence[PromptAnswer]) -> dict[str, Any]:
+    return {
+        "equal": sum(answer.tokens_equal for answer in answers),
+        "logits_equal": sum(answer.logits_equal for answer in answers),
+        "max_logit_diff": max(answer.logit_diff for answer in answers),
+        "min_logit_diff": min(answer.logit_diff for answer in answers),
+    }
+
+
+def passed(outcome: Outcome) -> bool:
+    """Return whether the right run is exact and every sabotage is detected on every prompt."""
+    right = all(answer.exact for answer in outcome.answers)
+    bites = all(
+        not any(answer.logits_equal for answer in wrong)
+        and not all(answer.tokens_equal for answer in wrong)
+        for wrong in outcome.sabotaged.values()
+    )
+    return right and bites
+
+
+def show(console: Console, options: DemoOptions, outcome: Outcome) -> None:
+    """Print the closing tables."""
+    table = Table(title="Each prompt, answered alone and through Restow")
+    for name in ("prompt", "alone", "through Restow"):
+        table.add_column(name, overflow="fold")
+    for name in ("logits", "KiB", "ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for answer in outcome.answers:
+        same = answer.tokens_equal
+        table.add_row(
+            _tail(answer.prompt.text),
+            decode(answer.alone.token_ids),
+            f"[{'green' if same else 'red'}]{decode(answer.through.token_ids)}",
+            "equal" if answer.logits_equal else f"[red]{answer.logit_diff:.3g}",
+            f"{answer.bytes / 1024:.0f}",
+            f"{answer.transfer_us / 1000:.1f}",
+        )
+    console.print(table)
+    console.print(routes(options, outcome))
+    if outcome.sabotaged:
+        console.print(_sabotage_table(outcome))
+    good = sum(a.exact for a in outcome.answers)
+    color = "green" if passed(outcome) else "red"
+    console.print(
+        f"[{color}]{good} of {len(outcome.answers)} prompts exact to the last bit[/]; "
+        f"{sum(a.right_through for a in outcome.answers)} answered right "
+        f"({sum(a.right_alone for a in outcome.answers)} alone)"
+    )
+
+
+def _tail(text: str) -> str:
+    """Return the end of a prompt: its last fact and the questions."""
+    facts, _, questions = text.rpartition("?")
+    return f"... {' '.join(facts.split()[-4:])} ? {questions.strip()}"
+
+
+def routes(options: DemoOptions, outcome: Outcome) -> Table:
+    """Return a table of D's ranks: the ranks of P that each reads from, and its rows by route."""
+    plan = make_plan(outcome.p_layout, outcome.d_layout)
+    programs = compile_programs(plan, options.strategy)
+    table = Table(
+        *("D rank", "reads from P ranks", "straight into place", "whole", "packed"),
+        title=f"Who reads from whom: P TP{options.p.tp} {options.p.conv_layout}, pages of "
+        f"{options.p.page_tokens}, to D TP{options.d.tp} {options.d.conv_layout}, pages of "
+        f"{options.d.page_tokens}; rows by strategy {options.strategy}",
+    )
+    for program in programs:
+        table.add_row(
+            str(program.dst_rank),
+            ", ".join(map(str, program.src_ranks)),
+            str(len(program.rows(READ_PAGES))),
+            str(len(program.rows(SCATTER_SPANS))),
+            str(len(program.rows(GATHER_IN_ORDER))),
+        )
+    return table
+
+
+def _sabotage_table(outcome: Outcome) -> Table:
+    columns = "sabotage", "logits differ on", "largest difference", "tokens differ on"
+    table = Table(*columns, title="Three runs that are broken on purpose, and must be detected")
+    for sabotage, answers in outcome.sabotaged.items():
+        count = len(answers)
+        table.add_row(
+            sabotage.value,
+            f"{sum(not a.logits_equal for a in answers)} of {count} prompts",
+            f"{max(a.logit_diff for a in answers):.3g}",
+            f"{sum(not a.tokens_equal for a in answers)} of {count} prompts",
+        )
+    return table
+
 
 app = typer.Typer(add_completion=False)
 
@@ -41,11 +149,11 @@ def demo(
     p_ssm_dtype: Annotated[Stored, typer.Option(help="Type of P's SSM states.")] = "float32",
     d_ssm_dtype: Annotated[Stored, typer.Option(help="Type of D's SSM states.")] = "float32",
     allow_narrowing: Annotated[
-        bool, typer.Option("--allow-narrowing", help="Let a type of D round what P holds.")
+        bool, typer.Option("--allow-narrowing", help="Allow D's types to round P's values.")
     ] = False,
     strategy: Annotated[Strategy, typer.Option(help="How the rows travel.")] = Strategy.AUTO,
     daemon: Annotated[
-        bool, typer.Option("--daemon", help="Agents as daemons, memory through POSIX shm.")
+        bool, typer.Option("--daemon", help="Run agents as daemons, with shared memory.")
     ] = False,
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 16,
     sabotage: Annotated[bool, typer.Option(help="Also run the three broken ways.")] = True,

@@ -1,8 +1,8 @@
-"""One engine of the recall model behind HTTP, so that a router can stand before two of them.
+"""Serve an engine of the recall model over HTTP, to be used behind a router.
 
-Speaks as much of ``POST /v1/completions`` as routers for vLLM's connectors use, with the same
-``kv_transfer_params``: P is told ``{"do_remote_decode": true, "handoff_id": ID}`` and D
-``{"do_remote_prefill": true, "handoff_id": ID}``; without any the engine serves alone.
+It serves the part of ``POST /v1/completions`` that routers for vLLM's connectors use, with the same
+``kv_transfer_params``: P gets ``{"do_remote_decode": true, "handoff_id": ID}`` and D
+``{"do_remote_prefill": true, "handoff_id": ID}``. Without them the engine serves alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from aiohttp import web
 
-from restow.agents.demo.processes import errors_as_lines
+from restow.agents.demo.experiment import errors_as_lines
 from restow.agents.demo.split import Broker, Conv, PageTokens, Sockets, Tp, running_engine
 from restow.agents.engines.recall import task
 from restow.agents.engines.transformers.engine import Engine, HandoffFailedError
@@ -39,15 +39,15 @@ class BadRequestError(RestowError, status="INVALID_ARGUMENT", reason="ARGUMENT_I
 
 
 class EngineServer:
-    """Serves completions from one engine; computes on one thread, as the model does."""
+    """Serves completions from an engine, and computes on one thread."""
 
     def __init__(self, engine: Engine) -> None:
-        """The engine must have been started."""
+        """Serve an engine that has been started."""
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
 
     def app(self) -> web.Application:
-        """All that is served."""
+        """Return the application."""
         app = web.Application()
         app.router.add_get("/health", self.health)
         app.router.add_post("/v1/completions", self.complete)
@@ -61,7 +61,7 @@ class EngineServer:
         self._thread.shutdown()
 
     async def _watch(self) -> None:
-        """An engine whose worker has ended can't serve: whoever runs it starts it again."""
+        """End when a worker has ended, since the engine can't serve any more."""
         while True:
             await asyncio.sleep(LOOK_S)
             if lost := self._engine.lost_ranks:
@@ -70,11 +70,11 @@ class EngineServer:
                 raise web.GracefulExit
 
     async def health(self, request: web.Request) -> web.Response:
-        """The engine is registered, and its agents are with it."""
+        """Answer that the engine is registered and its agents are connected."""
         return web.json_response({"status": "ok", "model": MODEL})
 
     async def complete(self, request: web.Request) -> web.Response:
-        """Answer, or say why not."""
+        """Answer a request, or refuse it with a reason."""
         try:
             return web.json_response(await self._answer(await _body(request)))
         except BadRequestError as error:
@@ -148,7 +148,7 @@ def _refused(error: RestowError, status: HTTPStatus) -> web.Response:
 
 
 async def _body(request: web.Request) -> Body:
-    """The request's JSON object. Raises `BadRequestError`."""
+    """Return the request's JSON object. Raises `BadRequestError`."""
     try:
         body = await request.json()
     except ValueError as error:
@@ -168,7 +168,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any.")] = 8100,
 ) -> None:
-    """Serve one engine until it is told to stop."""
+    """Serve an engine until the process is told to stop."""
     with running_engine(name, broker, tp, conv_layout, page_tokens, socket) as engine:
         app = EngineServer(engine).app()
         web.run_app(

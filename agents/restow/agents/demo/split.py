@@ -1,7 +1,7 @@
-"""The demo's two engines as programs of their own, for hosts or containers apart.
+"""The demo's two engines as separate programs, for separate hosts or containers.
 
-Both draw the same prompts from the same seed, so nothing but the handoffs' ids is agreed upon.
-``prefill`` hands every prompt's state over; ``decode`` answers, compares and reports.
+Both draw the same prompts from the same seed, so they share only the ids of handoffs. ``prefill``
+hands every prompt's state over; ``decode`` answers, compares and reports.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from typing import Annotated
 import torch
 import typer
 
-from restow.agents.demo.answers import Answer
-from restow.agents.demo.options import SEED, STEPS
-from restow.agents.demo.processes import errors_as_lines
-from restow.agents.engines.common.fork_server import ForkServer
+from restow.agents.demo.experiment import SEED, STEPS, PromptAnswer, errors_as_lines
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import decode as words
 from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers import Engine, EngineOptions
+from restow.agents.engines.transformers.engine import Engine, EngineOptions
+from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.broker.client.connection.channel import broker_address
 from restow.broker.families import ConvLayout, EngineSettings
 
@@ -83,13 +81,13 @@ def decode(
             through = engine.decode(asked, STEPS, HANDOFF_TIMEOUT_S)
             ended = asked.end.result()
             alone = engine.decode_alone(prompt.token_ids, STEPS)
-            answers.append(Answer(prompt, alone, through, ended.bytes, ended.transfer_us))
+            answers.append(PromptAnswer(prompt, alone, through, ended.bytes, ended.transfer_us))
     exact = sum(answer.exact for answer in answers)
     _report(answers, exact, as_json)
     raise typer.Exit(0 if exact == len(answers) else 1)
 
 
-def _report(answers: Sequence[Answer], exact: int, as_json: bool) -> None:
+def _report(answers: Sequence[PromptAnswer], exact: int, as_json: bool) -> None:
     if as_json:
         figures = {
             "prompts": len(answers),
@@ -115,7 +113,7 @@ def running_engine(
     page_tokens: int,
     sockets: list[Path] | None,
 ) -> Iterator[Engine]:
-    """The recall model in an engine of its own; without sockets each rank is a worker process."""
+    """Run the recall model in an engine; without sockets each rank is a worker process."""
     torch.set_num_threads(1)
     with ExitStack() as stack:
         homes = tuple(sockets or ()) or (stack.enter_context(ForkServer()),) * tp

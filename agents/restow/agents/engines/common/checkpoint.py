@@ -1,4 +1,4 @@
-"""A fingerprint says which weights a checkpoint has; it is made by reading little of it."""
+"""Fingerprint a checkpoint: a word that tells its weights apart, made by reading little of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import BinaryIO
 from restow.broker.errors import RestowError
 
 SAMPLE_BYTES = 256
-"""Read at either end of a tensor, and at each place of a file whose tensors are not known."""
+"""Bytes read at either end of a tensor, and at each place of a file whose tensors are unknown."""
 PLACES = 1024
-"""In such a file, from its beginning to its end."""
+"""Places read in a file whose tensors are unknown, from its beginning to its end."""
 MAX_HEADER_BYTES = 100_000_000
-"""As safetensors itself allows."""
+"""The limit of safetensors itself."""
 CONFIG, QUANTISATION = "config.json", "hf_quant_config.json"
 CONFIGS = (CONFIG, "params.json", "adapter_config.json", QUANTISATION)
-"""Files that say how weights are used: Mistral's own form, an adapter's strength, ModelOpt's."""
+"""Files that say how weights are used: the model's, Mistral's, an adapter's, ModelOpt's."""
 INDEX = "model.safetensors.index.json"
 OPAQUE = (".bin", ".pt", ".pth", ".gguf")
 _OF_TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
@@ -29,17 +29,18 @@ _OF_TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler
 class CheckpointInvalidError(
     RestowError, status="FAILED_PRECONDITION", reason="CHECKPOINT_INVALID"
 ):
-    """A checkpoint without weights that a fingerprint can be made of."""
+    """A checkpoint without weights of which a fingerprint can be made."""
 
 
 def checkpoint_revision(path: Path, *, whole: bool = False) -> str:
     """Return a word for the weights of a checkpoint's folder, or file, wherever it lies.
 
-    It is made of the names of the files that engines read, of `CONFIGS`, and of the headers of
-    safetensors with the first and the last bytes of each tensor; of other weights, of bytes all
-    over the file. So it tells checkpoints of equal shapes apart that were trained on, and takes as
-    long as seeking does. Of what is small, as adapters are, the ``whole`` is read.
-    It finds accidents: who wishes to can make two checkpoints look alike. Raises
+    The word is made of the names of the files that engines read, of the `CONFIGS`, and of the
+    headers of safetensors with the first and last bytes of each tensor; of other weights, of bytes
+    all over the file. So it tells apart checkpoints of equal shapes that were trained on, and takes
+    a few milliseconds. ``whole``: read small files, such as adapters, from beginning to end.
+
+    It finds accidents: somebody who wants to can make two checkpoints look alike. Raises
     `CheckpointInvalidError` where there are no weights, or none that can be read.
     """
     hasher = hashlib.sha256()
@@ -58,7 +59,7 @@ def checkpoint_revision(path: Path, *, whole: bool = False) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files that engines read: safetensors where there are some, those of the index."""
+    """Return the files that engines read: the safetensors of the index, or other weights."""
     if not path.is_dir():
         return [path]
     names = {one.name: one for one in path.iterdir()}
@@ -94,7 +95,7 @@ def _parts(file: Path) -> Iterator[bytes]:
 
 
 def _tensors(file: Path, opened: BinaryIO) -> Iterator[bytes]:
-    """The header, then both ends of each tensor in the order of the header."""
+    """Yield the header, then both ends of each tensor in the order of the header."""
     start = opened.read(8)
     length = int.from_bytes(start, "little")
     header = opened.read(length) if len(start) == 8 and length <= MAX_HEADER_BYTES else b""
@@ -115,7 +116,7 @@ def _tensors(file: Path, opened: BinaryIO) -> Iterator[bytes]:
 
 
 def _places(opened: BinaryIO) -> Iterator[bytes]:
-    """The size, and bytes at places spread evenly."""
+    """Yield the size, and bytes at places spread evenly."""
     size_bytes = opened.seek(0, 2)
     yield struct.pack("<q", size_bytes)
     last = max(size_bytes - SAMPLE_BYTES, 0)
@@ -137,3 +138,25 @@ def _invalid(path: Path, why: str) -> CheckpointInvalidError:
         f"checkpoint {path}: {why}: no revision can be made of it; name one instead",
         path=path,
     )
+
+
+def local_checkpoint(name: str, revision: str | None = None, cache_dir: str | None = None) -> Path:
+    """Return where a checkpoint lies that is named by its path, or as on the Hugging Face hub.
+
+    Raises `CheckpointInvalidError`.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    # Only an engine's process has the hub's library.
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(
+            name, revision=revision, cache_dir=cache_dir, local_files_only=True
+        )
+    except (OSError, ValueError):
+        raise CheckpointInvalidError(
+            f"checkpoint {name} is no folder, and not in the cache of this host", path=name
+        ) from None
+    return Path(folder)

@@ -1,10 +1,10 @@
-"""`DecodeSide` follows D's requests: which wait for a state, and how the wait ends."""
+"""Follow D's requests: which of them wait for a state, and how each wait ends."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from restow.agents.engines.common.groups import BlockLists
+from restow.agents.engines.common.blocks import BlockLists
 from restow.agents.engines.common.handoff_ends import HandoffEnd, HandoffEnds
 from restow.broker.client import BlockingDelivery, BlockingSession, Prefix
 
@@ -24,15 +24,15 @@ class _Wait:
 
 @dataclass(slots=True)
 class DecodeSide:
-    """The waits of D. Belongs to the scheduler's thread."""
+    """The requests of D that wait for states. Belongs to the scheduler's thread."""
 
     session: BlockingSession
     timeout_ms: int
     _ends: HandoffEnds = field(default_factory=HandoffEnds)
     _waits: dict[str, _Wait] = field(default_factory=dict)
-    """By request; of those that have not yet decided where their state comes from."""
+    """By request: waits for which no state was asked for or declined yet."""
     _loading: dict[str, BlockingDelivery] = field(default_factory=dict)
-    """By request; what was asked for and has not come yet."""
+    """By request: states that were asked for and have not arrived."""
 
     def begin(
         self,
@@ -45,27 +45,27 @@ class DecodeSide:
         readers: int = 0,
         takes_sampled: bool = False,
     ) -> None:
-        """A request came in whose state another engine has, or will have.
+        """Follow a request whose state another engine has, or will have.
 
-        ``prefix``: whichever engine that is; the broker hears of it when the state is asked for.
-        ``readers``: for how many D's the handoff is, where a router said so. ``takes_sampled``: it
-        goes on behind the token that P samples.
+        ``prefix``: the state may come from any engine that holds it; the broker hears of the
+        handoff when the state is asked for. ``readers``: the number of D's that read the handoff,
+        where a router gave it. ``takes_sampled``: D goes on behind the token that P samples.
         """
         timeout_ms = timeout_ms or self.timeout_ms
-        said = (timeout_ms, trace_parent, prefix, readers, takes_sampled)
-        self._waits[request_id] = _Wait(handoff_id, position_tokens, *said)
+        more = (timeout_ms, trace_parent, prefix, readers, takes_sampled)
+        self._waits[request_id] = _Wait(handoff_id, position_tokens, *more)
 
     def loadable_tokens(self, request_id: str, computed_tokens: int) -> int:
-        """How many tokens beyond those computed here can be loaded. Changes nothing."""
+        """Return how many tokens can be loaded beyond those computed here. Changes nothing."""
         wait = self._waits.get(request_id)
         return 0 if wait is None else max(wait.position_tokens - computed_tokens, 0)
 
     def waits(self, request_id: str) -> bool:
-        """Whether the request has not yet decided where its state comes from."""
+        """Return whether the request has neither asked for its state nor declined it."""
         return request_id in self._waits
 
     def position_tokens(self, request_id: str) -> int:
-        """Where the state that the request waits for will stand."""
+        """Return the position of the state that the request waits for."""
         return self._waits[request_id].position_tokens
 
     def load(
@@ -78,7 +78,8 @@ class DecodeSide:
     ) -> BlockingDelivery:
         """Ask for the state of ``content``, of which D has all but ``external_tokens``.
 
-        ``write_mark``: what D still writes to the blocks is done when the agents are told of it.
+        ``write_mark``: D's earlier writes to the blocks are over when the agents are told of this
+        mark.
         """
         wait = self._waits.pop(request_id)
         delivery = self.session.request(
@@ -101,23 +102,23 @@ class DecodeSide:
         return delivery
 
     def do_without(self, request_id: str, why: str) -> None:
-        """D computes the prompt itself, or needs it no more: P's pages are free at once."""
+        """Decline the state: D computes the prompt itself, or does not need it. Frees P's pages."""
         wait = self._waits.pop(request_id, None)
         if wait is not None and wait.prefix is None:
             self.session.decline(wait.handoff_id, why, readers=wait.readers)
 
     def finish(self, request_id: str) -> None:
-        """The request has ended, however."""
+        """Forget a request that has ended, for whatever reason."""
         self.do_without(request_id, "its request ended before it was scheduled")
         delivery = self._loading.pop(request_id, None)
         if delivery is not None:
-            delivery.cancel()  # its own demand: another request may have the same handoff
+            delivery.cancel()  # this demand alone: another request may have the same handoff
 
     def received(self) -> list[HandoffEnd]:
-        """Requests that need not wait any longer, since the last call. Pages are D's own again."""
+        """Return the waits that have ended since the last call. The pages are D's own again."""
         ended = list(self._ends.take())
         for end in ended:
             self._loading.pop(end.request_id, None)
             if end.reason:
-                end.tell("no state was received")
+                end.log("no state was received")
         return ended

@@ -1,24 +1,34 @@
-"""`HandoffEnds` brings ends of handoffs from the session's thread to the scheduler's."""
+"""How handoffs end, brought to the scheduler's thread, and the counts of an interval.
+
+Counts are plain values, so that an engine can carry them between its processes and add them up.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
+from typing import Any
 
+from restow.agents.link.settings import AgentFigures
 from restow.broker.client import HandoffEnded
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
-from restow.broker.reasons import ORDINARY
+from restow.broker.reasons import ORDINARY, REASONS
+
+POOLS = ("gather", "scatter")
+OTHER = "OTHER"
+"""Counted in place of a reason that this version does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffEnd:
-    """How a request's part of a handoff ended; ``reason`` is empty if all went well.
+    """The end of a request's part of a handoff; ``reason`` is empty if all went well.
 
-    ``waited_s`` are seconds since it was asked for, ``tokens`` what D did not compute.
+    ``waited_s`` are seconds since the state was asked for, ``tokens`` those that D did not compute.
     """
 
     request_id: str
@@ -32,11 +42,11 @@ class HandoffEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether somebody may want to know why: not for an ordinary end."""
+        """Whether the end is a failure, and not an ordinary one such as a cancelled request."""
         return self.reason != "" and self.reason not in ORDINARY
 
-    def tell(self, words: str) -> None:
-        """Say in the engine's log why it ended so: as a warning if it failed."""
+    def log(self, words: str) -> None:
+        """Write the end to the engine's log, as a warning if the handoff failed."""
         log = get_logger("restow.engine")
         (log.warning if self.failed else log.info)(
             words,
@@ -48,15 +58,15 @@ class HandoffEnd:
 
 
 class HandoffEnds:
-    """Collects them. `watch` and `take` belong to the scheduler's thread."""
+    """Collects ends in the session's thread. `watch` and `take` belong to the scheduler's."""
 
     def __init__(self) -> None:
-        """Nothing has ended."""
+        """Begin with no ends."""
         self._queue: SimpleQueue[HandoffEnd] = SimpleQueue()
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has ended since the last `take`. Any thread may ask."""
+        """Whether no handoff has ended since the last `take`. Any thread may ask."""
         return self._queue.empty()
 
     def watch(
@@ -69,7 +79,7 @@ class HandoffEnds:
     ) -> None:
         """Note the end when it comes; ``tokens`` are those that D does not compute.
 
-        That of a demand has come when ``pages_free``: D may give them to another request then.
+        A demand has ended when its ``pages_free`` are: D may give them to another request then.
         """
         began_s = time.monotonic()
 
@@ -83,7 +93,7 @@ class HandoffEnds:
             pages_free.add_done_callback(done)
 
     def take(self) -> Iterator[HandoffEnd]:
-        """All that have come since the last call, each once."""
+        """Yield each end that has come since the last call, once."""
         while True:
             try:
                 yield self._queue.get_nowait()
@@ -101,3 +111,146 @@ def _end(request_id: str, handoff_id: str, future: Future[HandoffEnded]) -> Hand
         return HandoffEnd(request_id, handoff_id, error.reason, error.message)
     reason = "" if ended.done else ended.reason or ended.state
     return HandoffEnd(request_id, handoff_id, reason, ended.detail, ended.bytes, ended.transfer_us)
+
+
+# -- the counts of an interval --------------------------------------------------------------------
+
+
+def no_counts() -> dict[str, Any]:
+    """Return the counts of an interval in which nothing happened."""
+    return {
+        # Counted by the scheduler's side.
+        "transfers": [],
+        "failures": {},
+        "waits": [],
+        "external_tokens": 0,
+        "states_sent": 0,
+        "present": {},
+        # Counted by the workers' agents. By transport: reads, bytes and errors.
+        "reads": {},
+        "lanes_given_up": 0,
+        "staging_used_bytes": {},
+    }
+
+
+def joined_counts(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts of two sides, or of two intervals.
+
+    Gauges (``present``) are those of the later interval. Staging in use is that of the rank that
+    uses the most.
+    """
+    reads = {kind: list(counts) for kind, counts in mine["reads"].items()}
+    for kind, counts in theirs["reads"].items():
+        so_far = reads.get(kind, [0, 0, 0])
+        reads[kind] = [one + more for one, more in zip(so_far, counts, strict=True)]
+    used = dict(mine["staging_used_bytes"])
+    for pool, size_bytes in theirs["staging_used_bytes"].items():
+        used[pool] = max(size_bytes, used.get(pool, 0))
+    sums = ("transfers", "waits", "external_tokens", "states_sent", "lanes_given_up")
+    return {
+        **{name: mine[name] + theirs[name] for name in sums},
+        "failures": dict(Counter(mine["failures"]) + Counter(theirs["failures"])),
+        "present": {**mine["present"], **theirs["present"]},
+        "reads": reads,
+        "staging_used_bytes": used,
+    }
+
+
+@dataclass(slots=True)
+class HandoffTally:
+    """Counts of the scheduler's side since the last `take`."""
+
+    transfers: list[list[float]] = field(default_factory=list)
+    """Bytes and seconds of each state received."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """By side and reason, such as ``decode:NOT_PUBLISHED``."""
+    waits: list[float] = field(default_factory=list)
+    """Seconds from D's demand to the beginning of the read."""
+    external_tokens: int = 0
+    states_sent: int = 0
+    """States of P that D has read."""
+    present: dict[str, int] = field(default_factory=dict)
+    """Gauges by name."""
+    _reported: dict[str, int] = field(default_factory=dict)
+    """Gauges at the last `take`."""
+
+    def received(self, end: HandoffEnd) -> None:
+        """Count a wait of D that has ended."""
+        if end.reason:
+            self.failures[f"decode:{_known(end.reason)}"] += 1
+            return
+        self.transfers.append([end.bytes, end.transfer_us / 1e6])
+        self.waits.append(max(end.waited_s - end.transfer_us / 1e6, 0.0))
+        self.external_tokens += end.tokens
+
+    def sent(self, end: HandoffEnd) -> None:
+        """Count a handoff of P whose pages are free."""
+        if end.failed:
+            self.failures[f"prefill:{_known(end.reason)}"] += 1
+        elif not end.reason:
+            self.states_sent += 1
+
+    def refused(self, side: str, reason: str) -> None:
+        """Count a request that was refused on a ``side``: ``prefill`` or ``decode``."""
+        self.failures[f"{side}:{reason}"] += 1
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has happened."""
+        happened = self.transfers or self.failures or self.states_sent
+        return not happened and self.present == self._reported
+
+    def take(self) -> dict[str, Any]:
+        """Return the counts so far, and begin anew."""
+        data = no_counts() | {
+            "transfers": self.transfers,
+            "failures": dict(self.failures),
+            "waits": self.waits,
+            "external_tokens": self.external_tokens,
+            "states_sent": self.states_sent,
+            "present": dict(self.present),
+        }
+        self._reported = dict(self.present)
+        self.transfers, self.failures, self.waits, self.external_tokens = [], Counter(), [], 0
+        self.states_sent = 0
+        return data
+
+
+def _known(reason: str) -> str:
+    return reason if reason in REASONS else OTHER
+
+
+class AgentTally:
+    """Counts of a worker's agent since the last `take`. Belongs to the worker's thread."""
+
+    def __init__(self) -> None:
+        """Begin with the figures of an agent that has read nothing."""
+        self._reported = AgentFigures()
+
+    def take(self, figures: AgentFigures) -> dict[str, Any] | None:
+        """Return what is new in the agent's figures; None: nothing is.
+
+        Staging is reported while any is in use, and once more when none is: a rank that reports no
+        staging has none in use.
+        """
+        reported, self._reported = self._reported, figures
+        reads = {}
+        for kind, counts in figures.reads.items():
+            before = reported.reads[kind]
+            new = [
+                counts.reads - before.reads,
+                counts.read_bytes - before.read_bytes,
+                counts.errors - before.errors,
+            ]
+            if any(new):
+                reads[kind] = new
+        used = [figures.gather.used_bytes, figures.scatter.used_bytes]
+        used_before = [reported.gather.used_bytes, reported.scatter.used_bytes]
+        lanes_given_up = figures.lanes_given_up - reported.lanes_given_up
+        if not (reads or lanes_given_up or any(used) or any(used_before)):
+            return None
+        return no_counts() | {
+            "reads": reads,
+            "lanes_given_up": lanes_given_up,
+            "staging_used_bytes": dict(zip(POOLS, used, strict=True)),
+        }

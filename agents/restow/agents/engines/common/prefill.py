@@ -1,11 +1,16 @@
-"""`PrefillSide` follows P's requests: what is published, fenced, and held until D has it."""
+"""Follow P's requests: what is published, fenced, and held until D has read it.
+
+`PrefillSide` publishes prompts that are computed. `EarlyPrefill` publishes the leading tokens of a
+prompt while the rest is computed, so that D reads them meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from restow.agents.engines.common.groups import BlockLists
+from restow.agents.engines.common.blocks import BlockLists, Group
 from restow.agents.engines.common.handoff_ends import HandoffEnd, HandoffEnds
 from restow.broker.client import BlockingSession
 
@@ -19,15 +24,15 @@ class PrefillSide:
     hold_ms: int
     _ends: HandoffEnds = field(default_factory=HandoffEnds)
     _handoffs: dict[str, Sequence[str]] = field(default_factory=dict)
-    """By request: the handoffs that its prompt is computed for."""
+    """By request: the handoffs for which its prompt is computed."""
     _readers: dict[str, int] = field(default_factory=dict)
-    """By request: for how many D's each of these is, where a router said so."""
+    """By request: the number of D's that read each handoff, where a router gave it."""
     _unfenced: dict[str, int] = field(default_factory=dict)
-    """By request: tokens of its prompt, which is not yet computed."""
+    """By request: the tokens of a prompt that is not computed yet."""
     _held: dict[str, int] = field(default_factory=dict)
-    """By request that is finished: of how many handoffs D may still read its pages."""
+    """By finished request: the number of handoffs in which D may still read its pages."""
     _held_blocks: dict[str, int] = field(default_factory=dict)
-    """By such a request: how many blocks it has."""
+    """By finished request: the number of blocks that are held."""
 
     def begin(
         self,
@@ -37,7 +42,7 @@ class PrefillSide:
         trace_parent: str = "",
         readers: int = 0,
     ) -> None:
-        """A prompt came in. D may know of it from now on, and learns if it is given up."""
+        """Announce a prompt that came in. D learns from now on if it is given up."""
         self._handoffs[request_id] = handoff_ids
         if readers:
             self._readers[request_id] = readers
@@ -55,10 +60,10 @@ class PrefillSide:
             )
 
     def completed(self, progress: Iterable[tuple[str, int]]) -> list[str]:
-        """The handoffs of those requests whose prompt this step completes: workers fence them.
+        """Return the handoffs whose prompts this step completes: workers fence them.
 
-        ``progress`` are the step's requests, and how many of their tokens are computed when it is
-        over. It is only looked at while a prompt is to be completed.
+        ``progress`` yields the step's requests and the tokens that are computed when it is over. It
+        is only read while some prompt is not complete.
         """
         if not self._unfenced:
             return []
@@ -77,9 +82,9 @@ class PrefillSide:
         content: bytes,
         sampled_token: int | None = None,
     ) -> None:
-        """The prompt is computed. Its pages are held until `sent` names it.
+        """Publish a computed prompt. Its pages are held until `sent` names the request.
 
-        ``sampled_token``: what P has sampled behind all of it, for a D that takes that.
+        ``sampled_token``: the token that P sampled behind the prompt, for a D that takes it.
         """
         readers, handoff_ids = self._readers.get(request_id, 0), self._pop(request_id)
         self._held[request_id] = len(handoff_ids)
@@ -98,21 +103,21 @@ class PrefillSide:
             self._ends.watch(request_id, handoff_id, future)
 
     def give_up(self, request_id: str, why: str) -> None:
-        """The request ended before its prompt was computed: D is told, nothing is held."""
+        """Cancel the handoffs of a request that ended before its prompt was computed."""
         for handoff_id in self._pop(request_id):
             self.session.cancel(handoff_id, why)
 
     def follows(self, request_id: str) -> bool:
-        """Whether the request's prompt is computed for a handoff that nobody has given up."""
+        """Return whether the request's prompt is computed for a handoff that is not given up."""
         return request_id in self._handoffs
 
     @property
     def held_blocks(self) -> int:
-        """How many blocks are held for D, of all groups."""
+        """The number of blocks held for D, in all groups."""
         return sum(self._held_blocks.values())
 
     def sent(self) -> tuple[list[HandoffEnd], list[str]]:
-        """What has ended since the last call, and the requests whose pages are free by that."""
+        """Return handoffs that ended since the last call, and requests whose pages are free now."""
         ended, free = list(self._ends.take()), []
         for end in ended:
             self._held[end.request_id] -= 1
@@ -120,10 +125,117 @@ class PrefillSide:
                 del self._held[end.request_id], self._held_blocks[end.request_id]
                 free.append(end.request_id)
             if end.failed:
-                end.tell("a state was not handed over")
+                end.log("a state was not handed over")
         return ended, free
 
     def _pop(self, request_id: str) -> Sequence[str]:
         self._unfenced.pop(request_id, None)
         self._readers.pop(request_id, None)
         return self._handoffs.pop(request_id)
+
+
+class Scheduled(NamedTuple):
+    """A request's part of a step of P."""
+
+    request_id: str
+    tokens: int
+    """Tokens that are computed when the step is over."""
+    blocks: BlockLists
+    """Blocks that the step adds, by group."""
+
+
+@dataclass(slots=True)
+class _Prompt:
+    handoff_ids: Sequence[str]
+    tokens: int
+    readers: int
+    counts: dict[str, int] = field(default_factory=dict)
+    """By group: the number of blocks that are published."""
+
+
+@dataclass(slots=True)
+class EarlyPrefill:
+    """The prompts that P computes in several steps. Belongs to the scheduler's thread."""
+
+    session: BlockingSession
+    lease_ms: int
+    hold_ms: int
+    groups: frozenset[str]
+    """Groups whose tokens may be read early; empty: nothing is published early."""
+    _prompts: dict[str, _Prompt] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, session: BlockingSession, lease_ms: int, hold_ms: int, groups: Sequence[Group]
+    ) -> EarlyPrefill:
+        """Serve an engine of ``groups``.
+
+        Of an engine with windows nothing is published early, since only their last tokens stay.
+        """
+        tokens = [group for group in groups if not group.is_state]
+        windows = any(group.window_tokens or group.whole_blocks for group in tokens)
+        names = frozenset() if windows else frozenset(group.name for group in tokens)
+        return cls(session, lease_ms, hold_ms, names)
+
+    @property
+    def request_ids(self) -> Collection[str]:
+        """The requests whose prompts are not computed yet."""
+        return self._prompts.keys()
+
+    def begin(
+        self, request_id: str, handoff_ids: Sequence[str], prompt_tokens: int, readers: int
+    ) -> None:
+        """Follow a prompt that came in."""
+        if self.groups:
+            self._prompts[request_id] = _Prompt(handoff_ids, prompt_tokens, readers)
+
+    def computed(self, scheduled: Iterable[Scheduled]) -> dict[str, int]:
+        """Publish the blocks that a step adds; return which leading tokens workers fence.
+
+        The step that completes a prompt is left to `PrefillSide`.
+        """
+        fences: dict[str, int] = {}
+        for one in scheduled:
+            prompt = self._prompts.get(one.request_id)
+            if prompt is None:
+                continue
+            if one.tokens >= prompt.tokens:
+                del self._prompts[one.request_id]
+                continue
+            self._publish(prompt, {name: one.blocks.get(name, ()) for name in self.groups})
+            fences |= dict.fromkeys(prompt.handoff_ids, one.tokens)
+        return fences
+
+    def preempted(self, request_ids: Iterable[str]) -> None:
+        """Take back what was published of prompts whose pages other requests have now.
+
+        D reads such a prompt after P has computed it again, when `PrefillSide` publishes it whole.
+        """
+        for request_id in request_ids:
+            prompt = self._prompts.get(request_id)
+            if prompt is not None and any(prompt.counts.values()):
+                del self._prompts[request_id]
+                for handoff_id in prompt.handoff_ids:
+                    self.session.take_back(handoff_id, "P has preempted the prompt")
+
+    def end(self, request_id: str) -> None:
+        """Forget a request that has ended."""
+        self._prompts.pop(request_id, None)
+
+    def _publish(self, prompt: _Prompt, blocks: Mapping[str, Sequence[int]]) -> None:
+        added = {name: ids for name, ids in blocks.items() if ids}
+        if not added:
+            return
+        for handoff_id in prompt.handoff_ids:
+            self.session.publish(
+                handoff_id,
+                added,
+                0,
+                final=False,
+                first_blocks=dict(prompt.counts),
+                lease_ms=self.lease_ms,
+                hold_ms=self.hold_ms,
+                readers=prompt.readers,
+            )
+        for name, ids in added.items():
+            prompt.counts[name] = prompt.counts.get(name, 0) + len(ids)

@@ -1,14 +1,14 @@
-"""`StaleSlots` clears what a slot's last request left in its state, before the next one begins.
+"""Clear the state that a slot's last request left there, before the next request begins.
 
-An engine that computes a short new prompt as it computes a step of decoding (one token, or up to
-1 + S where S drafts are checked at once) lets it begin with the state that it finds in its slot. A
-fresh prefill is told to begin with none; a step of decoding is not. So before each step:
+An engine that computes a short new prompt like a step of decoding (one token, or up to 1 + S where
+S drafts are checked at once) begins it with the state that lies in its slot. A fresh prefill begins
+without a state, but a step of decoding does not. So call this before each step:
 
     stale = StaleSlots([[conv_0, ssm_0], [conv_1, ssm_1]], first_slot=1)   # once
     stale.clear(slots, context_tokens)                                     # every step
 
-Which requests begin is said by their context alone, on the device: their query may be of any
-length. Keys and values are not named, and stay as they are: what counts of them the context says.
+Requests that begin are found by their context alone, on the device; their queries may have any
+length. Keys and values are not cleared, because the context says which of them count.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from restow.kernels import SlotTable, clear_slots
 
 
 class StateShapeError(RestowError, status="INVALID_ARGUMENT", reason="STATE_SHAPE_INVALID"):
-    """A state tensor of which a slot is no single run of bytes."""
+    """A state tensor in which a slot is not a single run of bytes."""
 
 
 class StaleSlots:
-    """The recurrent states of an engine, by groups that share a list of slots."""
+    """The recurrent states of an engine, in groups that share a list of slots."""
 
     def __init__(self, groups: Sequence[Sequence[torch.Tensor]], first_slot: int = 0) -> None:
-        """Note where the states lie; nothing is kept of them but addresses.
+        """Note the addresses of the states; the tensors are not kept.
 
         Each tensor is [slots, ...]; inside a slot its elements lie side by side, in any order (SD
-        and DS alike). Slots below ``first_slot`` are padding, as vLLM's null block 0 is. All are on
-        one device. Raises `StateShapeError`.
+        and DS alike). Slots below ``first_slot`` are padding, as vLLM's null block 0 is. All
+        tensors are on one device. Raises `StateShapeError`.
         """
         rows = [
             _row(state, group, number)
@@ -48,11 +48,11 @@ class StaleSlots:
             self._table = SlotTable.checked(np.array(rows, np.int64), device)
 
     def clear(self, slots: torch.Tensor, context_tokens: torch.Tensor) -> None:
-        """Zero the states of requests without context. One launch; nothing waits for the device.
+        """Zero the states of requests without context, in one launch and without waiting.
 
         ``slots`` is int32 or int64 [groups, requests], or [requests] where all groups share one
         list; ``context_tokens`` counts tokens before this step [requests]. Both are on the states'
-        device, and may be a CUDA graph's: it captures the launch.
+        device. A CUDA graph may capture the launch.
         """
         if self._table is None:
             return
@@ -66,7 +66,7 @@ def _row(state: torch.Tensor, group: int, number: int) -> tuple[int, int, int, i
     if span != slot.numel():
         raise StateShapeError(
             f"group {group}, state {number}: a slot of shape {list(slot.shape)} and strides "
-            f"{list(slot.stride())} is no run of bytes",
+            f"{list(slot.stride())} is not a run of bytes",
             group=group,
             state=number,
         )

@@ -47,17 +47,14 @@ PAIRS_PER_PROMPT: Final = range(4, 11)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt and the one reply that it determines.
-
-    Attributes:
-        token_ids: The prompt, from ``<bos>`` to ``:``.
-        answer_ids: The reply: each value followed by ``.``.
-        text: The prompt in words.
-    """
+    """A prompt and the reply that it determines."""
 
     token_ids: tuple[int, ...]
+    """The prompt, from ``<bos>`` to ``:``."""
     answer_ids: tuple[int, ...]
+    """The reply: each value followed by ``.``."""
     text: str
+    """The prompt in words."""
 
 
 def encode(text: str) -> tuple[int, ...]:

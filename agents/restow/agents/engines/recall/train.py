@@ -1,5 +1,7 @@
 """Train the recall model: ``python -m restow.agents.engines.recall.train --out DIR --seed 0``."""
 
+from __future__ import annotations
+
 import argparse
 import math
 import time
@@ -8,12 +10,27 @@ from pathlib import Path
 from random import Random
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
-from transformers import NemotronHConfig, NemotronHForCausalLM
+from transformers import NemotronHConfig, NemotronHForCausalLM, PreTrainedTokenizerFast
 
 from restow.agents.engines.recall import task
-from restow.agents.engines.recall.evaluate import whole_answer_accuracy
-from restow.agents.engines.recall.tokenizer import make_tokenizer
+from restow.agents.engines.recall.model import whole_answer_accuracy
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with a token for each word; prompts contain ``<bos>`` themselves."""
+    words = Tokenizer(models.WordLevel(vocab=dict(task.ID_OF_WORD), unk_token=task.UNKNOWN))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        bos_token=task.BOS,
+        eos_token=task.EOS,
+        pad_token=task.PAD,
+        unk_token=task.UNKNOWN,
+        clean_up_tokenization_spaces=False,
+    )
+
 
 IGNORED_LABEL = -100
 EVALUATION_SEED = 1_000_003  # far from any training seed: held-out prompts are never trained on
@@ -52,7 +69,7 @@ REPORT_EVERY_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """Token ids and labels, both [sequence, token]; labels are already shifted by one."""
 
     token_ids: Tensor
@@ -133,7 +150,7 @@ def draw_sequence(
     return list(task.encode(" ".join(words))), is_reply
 
 
-def draw_batch(rng: Random, lesson: Lesson) -> Batch:
+def draw_batch(rng: Random, lesson: Lesson) -> TrainingBatch:
     """Return a batch of sequences that are all of one length, so none is padded."""
     pair_count = rng.randint(FEWEST_PAIRS, lesson.most_pairs)
     questions_per_block: list[int] = []
@@ -143,11 +160,11 @@ def draw_batch(rng: Random, lesson: Lesson) -> Batch:
     drawn = [draw_sequence(rng, pair_count, questions_per_block) for _ in range(BATCH_SEQUENCES)]
     token_ids = torch.tensor([ids for ids, _ in drawn])
     is_reply = torch.tensor([marks for _, marks in drawn])
-    return Batch(token_ids[:, :-1], token_ids.masked_fill(~is_reply, IGNORED_LABEL)[:, 1:])
+    return TrainingBatch(token_ids[:, :-1], token_ids.masked_fill(~is_reply, IGNORED_LABEL)[:, 1:])
 
 
 def learning_rate(step: int, anneal_from: int | None) -> float:
-    """Return a linear warm-up, a slow cosine, and from ``anneal_from`` on a fall to zero."""
+    """Return a linear warm-up, a slow cosine, and a fall to zero from ``anneal_from`` on."""
     if step < WARMUP_STEPS:
         return PEAK_LEARNING_RATE * (step + 1) / WARMUP_STEPS
     slow_until = step if anneal_from is None else anneal_from
@@ -166,7 +183,7 @@ def recalled(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def train_step(
-    model: NemotronHForCausalLM, optimizer: torch.optim.Optimizer, batch: Batch
+    model: NemotronHForCausalLM, optimizer: torch.optim.Optimizer, batch: TrainingBatch
 ) -> tuple[float, Tensor]:
     """Take one step; return the loss and the logits [sequence, token, vocabulary]."""
     logits: Tensor = model(batch.token_ids, use_cache=False).logits

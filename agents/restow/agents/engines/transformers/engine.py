@@ -1,4 +1,4 @@
-"""An `Engine` prefills on one side of a handoff, or decodes on the other."""
+"""An engine of a Hugging Face model, which prefills or decodes on its side of a handoff."""
 
 from __future__ import annotations
 
@@ -14,20 +14,34 @@ from typing import Self
 from torch import Tensor
 from transformers import DynamicCache, NemotronHForCausalLM
 
+from restow.agents.engines.common.blocks import NULL_BLOCK, backoff_tokens, position_tokens
 from restow.agents.engines.common.checkpoint import checkpoint_revision
-from restow.agents.engines.common.fork_server import ForkServer
-from restow.agents.engines.common.groups import NULL_BLOCK
-from restow.agents.engines.common.position import backoff_tokens, position_tokens
-from restow.agents.engines.transformers.blocks import BlockPool, take_from_each
-from restow.agents.engines.transformers.decode import Decoded, decode_greedily, prefill
-from restow.agents.engines.transformers.mixer_inputs import check_exact, conv_weights, kept_inputs
-from restow.agents.engines.transformers.model_state import export_state, import_state
-from restow.agents.engines.transformers.ranks import (
-    RankAgent,
+from restow.agents.engines.transformers.generation import (
+    AS_COMPUTED,
+    Decoded,
+    StoredTypes,
+    decode_greedily,
+    prefill,
+    round_cache,
+)
+from restow.agents.engines.transformers.model_state import (
+    check_exact,
+    conv_weights,
+    export_state,
+    import_state,
+    kept_inputs,
+)
+from restow.agents.engines.transformers.rank_processes import (
+    ForkServer,
     RankIdentity,
-    RankMemory,
     WorkerAgent,
+)
+from restow.agents.engines.transformers.ranks import (
+    BlockPool,
+    RankAgent,
+    RankMemory,
     serve_rank,
+    take_from_each,
 )
 from restow.agents.engines.transformers.state_io import (
     RankTensors,
@@ -35,7 +49,6 @@ from restow.agents.engines.transformers.state_io import (
     lay_out,
     lay_out_weights,
 )
-from restow.agents.engines.transformers.stored_types import AS_COMPUTED, StoredTypes, round_cache
 from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, content_of
 from restow.broker.errors import LayoutFormError, RequestError, RestowError
 from restow.broker.families import EngineSettings, build_layout
@@ -49,7 +62,7 @@ class HandoffFailedError(RestowError, status="ABORTED", reason="HANDOFF_FAILED")
     """A handoff ended other than DONE: its state must not be used."""
 
     def __init__(self, ended: HandoffEnded) -> None:
-        """Carry the broker's words."""
+        """Carry the broker's reason and detail."""
         super().__init__(
             f"handoff {ended.handoff_id} {ended.state}: {ended.reason}: {ended.detail}",
             handoff=ended.handoff_id,
@@ -60,7 +73,7 @@ class HandoffFailedError(RestowError, status="ABORTED", reason="HANDOFF_FAILED")
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How an engine is run.
+    """The options of an engine.
 
     ``homes`` says where each rank's agent lives: a fork server starts a process that embeds it, a
     path is the socket of a daemon. ``capacity_tokens`` and ``capacity_requests`` size the memory.
@@ -97,10 +110,10 @@ class Engine:
         options: EngineOptions,
         announce: Callable[[Layout], Layout] = lambda layout: layout,
     ) -> None:
-        """Prepare; ``with`` starts. Raises `RebuildingInexactError`, and
-        `LayoutFormError` for context parallelism.
+        """Prepare the engine; ``with`` starts it.
 
-        ``announce`` gives the layout that the broker is told, the true one unless a test lies.
+        ``announce`` returns the layout that the broker is told: the true one, unless a test lies.
+        Raises `RebuildingInexactError`, and `LayoutFormError` for context parallelism.
         """
         self._model = model
         self._options = options
@@ -171,8 +184,8 @@ class Engine:
     ) -> Future[HandoffEnded]:
         """Compute the state of a prompt, lay it out on all ranks, publish and fence it.
 
-        The future tells when the pages are free again (they are taken back by then). ``position``
-        and ``alter`` are for tests that break the rules. Raises `RequestError` as `ask` does.
+        The future ends when the pages are free again and taken back. ``position`` and ``alter`` are
+        for tests that break the rules. Raises `RequestError` as `ask` does.
         """
         stop = self._position(token_ids) if position is None else position
         state = alter(self.state_at(token_ids, stop))
@@ -225,10 +238,10 @@ class Engine:
     def decode_alone(
         self, token_ids: Sequence[int], steps: int, prefilled_as: StoredTypes | None = None
     ) -> Decoded:
-        """The reference: decode from this engine's own state, which never left it.
+        """Decode from this engine's own state, which never left it: the reference for handoffs.
 
-        ``prefilled_as``: in which types the state was stored before this engine stored it in its
-        own, as that of a P which has others.
+        ``prefilled_as``: the types in which a P would have stored the state before this engine
+        stores it in its own.
         """
         held = position_tokens(len(token_ids), self._backoff)
         first = self._options.stored if prefilled_as is None else prefilled_as
@@ -237,15 +250,15 @@ class Engine:
         return self._continue(cache, token_ids, steps)
 
     def state_at(self, token_ids: Sequence[int], position: int) -> State:
-        """The state after the first ``position`` tokens, as it is stored.
+        """Return the state after the first ``position`` tokens, as it is stored.
 
-        With the inputs of its mixers, where the engine keeps them.
+        It includes the inputs of mixers, where the engine keeps them.
         """
         cache, inputs = self._prefilled(token_ids[:position], self._options.stored)
         return export_state(cache, self._model.config) | inputs
 
     def _position(self, token_ids: Sequence[int]) -> int:
-        """Where a handed-over state stands."""
+        """Return the position of a handed-over state."""
         position = position_tokens(len(token_ids), self._backoff)
         if not position:
             raise RequestError(
@@ -256,7 +269,7 @@ class Engine:
     def _prefilled(
         self, token_ids: Sequence[int], stored: StoredTypes
     ) -> tuple[DynamicCache, dict[str, Tensor]]:
-        """The cache as it is stored, and the inputs that the engine keeps."""
+        """Return the cache as it is stored, and the inputs that the engine keeps."""
         if not self._options.settings.mixer_inputs:
             return prefill(self._model, token_ids, stored), {}
         with kept_inputs(self._model) as inputs:
@@ -293,6 +306,6 @@ class Engine:
 
 
 def _revision(model: NemotronHForCausalLM) -> str:
-    """Of the folder that the model was loaded from; "" if it was made otherwise."""
+    """Return the revision of the folder that the model was loaded from; "" if there is none."""
     name = model.name_or_path
     return checkpoint_revision(Path(name)) if name and Path(name).is_dir() else ""

@@ -1,41 +1,72 @@
-"""Each rank of an engine has paged memory, and an agent that serves it."""
+"""The ranks of an engine: their paged memory, its free blocks, and the agents that serve it."""
 
 from __future__ import annotations
 
-import json
-import select
-import socket
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 
 import torch
 
 from restow.agents.daemon.client import DaemonAgent
-from restow.agents.engines.common.fork_server import ForkServer
-from restow.agents.engines.common.rank_worker import READY_WORD
+from restow.agents.engines.common.blocks import NULL_BLOCK
+from restow.agents.engines.transformers.rank_processes import ForkServer, RankIdentity, WorkerAgent
 from restow.agents.engines.transformers.state_io import RankTensors
 from restow.agents.memory.shared_memory import SharedMemory, SharedRegion
 from restow.broker.errors import RestowError
-from restow.broker.layout import RankLayout
-from restow.broker.layout.values import ModelIdentity
+from restow.broker.layout import RankLayout, Region
 
 REGION_ALIGN_BYTES = 4096
 
 
-class WorkerFailedError(RestowError, status="UNAVAILABLE", reason="WORKER_FAILED"):
-    """The process of a rank has ended; its error is on stderr."""
+class OutOfBlocksError(RestowError, status="RESOURCE_EXHAUSTED", reason="OUT_OF_BLOCKS"):
+    """A prompt needs more blocks than are free."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankIdentity:
-    """Whom a rank's agent serves."""
+class BlockPool:
+    """The free blocks of one group, shuffled as after hours of serving. Safe for threads."""
 
-    broker: str
-    engine_id: str
-    incarnation: str
-    rank: int
-    model: ModelIdentity
+    def __init__(self, region: Region, tokens: int, requests: int, seed: int) -> None:
+        """Own the blocks of a region's group: for ``tokens``, or for the states of ``requests``."""
+        self._group = region.group
+        self._block_tokens = region.page_tokens and region.page_tokens * region.pages_per_block
+        self.count = 1 + (-(-tokens // self._block_tokens) if self._block_tokens else requests)
+        """The number of blocks, with the null block."""
+        self._lock = threading.Lock()
+        self._free = list(range(NULL_BLOCK + 1, self.count))
+        Random(seed).shuffle(self._free)  # noqa: S311 - reproducible, not secret
+
+    def take(self, tokens: int) -> list[int]:
+        """Take out the blocks of a prompt's tokens, or of its state. Raises `OutOfBlocksError`."""
+        count = -(-tokens // self._block_tokens) if self._block_tokens else 1
+        with self._lock:
+            if count > len(self._free):
+                raise OutOfBlocksError(
+                    f"group {self._group}: {count} blocks wanted, {len(self._free)} are free",
+                    group=self._group,
+                )
+            taken = self._free[:count]
+            del self._free[:count]
+        return taken
+
+    def give_back(self, blocks: list[int]) -> None:
+        """Put blocks back in."""
+        with self._lock:
+            self._free.extend(blocks)
+
+
+def take_from_each(pools: Mapping[str, BlockPool], tokens: int) -> dict[str, list[int]]:
+    """Take a prompt's blocks out of every group's pool. Raises `OutOfBlocksError`, taking none."""
+    taken: dict[str, list[int]] = {}
+    try:
+        for group, pool in pools.items():
+            taken[group] = pool.take(tokens)
+    except OutOfBlocksError:
+        for group, blocks in taken.items():
+            pools[group].give_back(blocks)
+        raise
+    return taken
 
 
 class RankMemory:
@@ -76,65 +107,13 @@ class RankMemory:
         self.shared.close()
 
 
-class WorkerAgent:
-    """A rank's worker process that embeds its agent, as an engine's own worker would."""
-
-    def __init__(
-        self, forks: ForkServer, identity: RankIdentity, regions: Sequence[SharedRegion]
-    ) -> None:
-        """Fork the process; `start` waits for it."""
-        self._identity = identity
-        self._socket = forks.fork_worker()
-        self._lines = self._socket.makefile("rw")
-        self._say({**asdict(identity), "regions": [asdict(region) for region in regions]})
-
-    def start(self) -> None:
-        """Wait until the broker knows the agent. Raises `WorkerFailedError`."""
-        line = self._lines.readline().strip()
-        if line != READY_WORD:
-            raise self._failed(f"did not start: {line or 'see its error above'}")
-
-    @property
-    def lost(self) -> bool:
-        """Whether the process has ended: nothing brings it back but a new engine."""
-        readable, _, _ = select.select([self._socket], [], [], 0)
-        return bool(readable) and not self._socket.recv(1, socket.MSG_PEEK)
-
-    def fence(self, handoff_id: str) -> None:
-        """Say that the rank's part of a handoff is complete in memory.
-
-        Raises `WorkerFailedError`.
-        """
-        try:
-            self._say({"fence": handoff_id})
-        except OSError as error:
-            raise self._failed(f"has ended ({error}): start the engine again") from None
-
-    def close(self) -> None:
-        """End the process, and wait until it has given the memory back."""
-        self._socket.shutdown(socket.SHUT_WR)
-        self._lines.read()
-        self._lines.close()
-        self._socket.close()
-
-    def _failed(self, words: str) -> WorkerFailedError:
-        engine, rank = self._identity.engine_id, self._identity.rank
-        return WorkerFailedError(
-            f"the worker of engine {engine}, rank {rank} {words}", engine=engine, rank=rank
-        )
-
-    def _say(self, message: object) -> None:
-        self._lines.write(json.dumps(message) + "\n")
-        self._lines.flush()
-
-
 RankAgent = WorkerAgent | DaemonAgent
 
 
 def serve_rank(
     identity: RankIdentity, regions: Sequence[SharedRegion], home: ForkServer | Path
 ) -> RankAgent:
-    """An agent for a rank: in a worker of a fork server, or in the daemon behind a socket."""
+    """Serve a rank by a process of a fork server, or by the daemon behind a socket."""
     if isinstance(home, ForkServer):
         return WorkerAgent(home, identity, regions)
     return DaemonAgent(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from restow.agents.engines.common.groups import BlockLists
-from restow.agents.engines.transformers.stored_types import TORCH_TYPES
+from restow.agents.engines.common.blocks import BlockLists
+from restow.agents.engines.transformers.generation import TORCH_TYPES
 from restow.broker.errors import RestowError
 from restow.broker.layout import DType, Layout, RankLayout, Region, Shard
 
@@ -24,7 +24,7 @@ class ReplicaError(RestowError, status="DATA_LOSS", reason="REPLICAS_DIFFER"):
 
 @dataclass(frozen=True, slots=True)
 class RankTensors:
-    """One rank's memory: uint8 ``[page_count * page_stride_bytes]`` for each region by name."""
+    """A rank's memory: uint8 ``[page_count * page_stride_bytes]`` for each region by name."""
 
     layout: RankLayout
     regions: Mapping[str, Tensor]
@@ -103,18 +103,18 @@ def collect(
 
 
 def _box(region: Region, shard: Shard) -> tuple[slice, ...]:
-    """The shard's part of the whole field; of a per-token field that of every token."""
+    """Return the shard's part of the whole field, or of every token of a per-token field."""
     box = tuple(slice(span.start, span.stop) for span in shard.box)
     return box if region.page_tokens is None else (slice(None), *box)
 
 
 def _as_bytes(values: Tensor, dtype: DType) -> Tensor:
-    """The elements as they are stored, with their bytes as a last axis."""
+    """Return the elements as they are stored, with their bytes as a last axis."""
     return values.to(TORCH_TYPES[dtype]).contiguous().unsqueeze(-1).view(torch.uint8)
 
 
 def _pages(memory: Tensor, region: Region, shard: Shard) -> Tensor:
-    """The shard in every page: uint8 ``[page, (token,) *box, item]``."""
+    """Return the shard in every page: uint8 ``[page, (token,) *box, item]``."""
     sizes = [len(memory) // region.page_stride_bytes]
     strides = [region.page_stride_bytes]
     if region.page_tokens is not None and shard.token_stride_bytes is not None:
@@ -126,7 +126,7 @@ def _pages(memory: Tensor, region: Region, shard: Shard) -> Tensor:
 
 
 def _places(region: Region, blocks: BlockLists, tokens: int) -> tuple[Tensor, ...]:
-    """Page, and place in it, of every token; the page of a snapshot."""
+    """Return the page of every token and its place in it, or the page of a snapshot."""
     ids = torch.tensor(list(blocks[region.group]), dtype=torch.int64)
     if region.page_tokens is None:
         return (ids[0],)

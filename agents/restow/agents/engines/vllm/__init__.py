@@ -1,7 +1,8 @@
-"""vLLM finds Restow here: ``{"kv_connector": "RestowConnector",
-"kv_connector_module_path": "restow.agents.engines.vllm", "kv_role": "kv_producer"}``.
+"""Restow's connector for vLLM.
 
-The name below is loaded when it is first used: whoever needs only a submodule needs no vLLM.
+vLLM finds it by ``{"kv_connector": "RestowConnector",
+"kv_connector_module_path": "restow.agents.engines.vllm", "kv_role": "kv_producer"}``. The connector
+is loaded when its name is first used, so that submodules can be imported without vLLM.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["RestowConnector"]
 
 
 def __getattr__(name: str) -> object:
-    """Load the connector."""
+    """Load the connector when it is asked for."""
     if name != "RestowConnector":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from restow.agents.engines.vllm.connector import RestowConnector

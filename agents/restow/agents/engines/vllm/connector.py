@@ -1,7 +1,7 @@
-"""vLLM calls the connector's hooks, and `SchedulerSide` and `WorkerSide` do what they ask.
+"""The connector that vLLM loads: its hooks are served by `SchedulerSide` and `WorkerSide`.
 
-Contract: vLLM 0.32.0 `distributed/kv_transfer/kv_connector/v1/base.py`, hook by hook in
-docs/vllm.md.
+The contract is `distributed/kv_transfer/kv_connector/v1/base.py` of vLLM 0.32.0. docs/vllm.md
+describes it hook by hook.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
-from restow.agents.engines.common.early import Scheduled
-from restow.agents.engines.common.groups import BlockLists
+from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
+from restow.agents.engines.common.blocks import BlockLists
+from restow.agents.engines.common.lora import LoadedAdapters, joined_fingerprints
+from restow.agents.engines.common.prefill import Scheduled
+from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.engine_checks import (
     check_engine,
     check_groups,
@@ -37,21 +40,15 @@ from restow.agents.engines.vllm.engine_checks import (
     has_windows,
     keeps_blocks,
 )
-from restow.agents.engines.vllm.errors import EngineUnsupportedError
-from restow.agents.engines.vllm.model_revision import served_identity
-from restow.agents.engines.vllm.scheduler.begin import begun
 from restow.agents.engines.vllm.scheduler.metrics import RestowPromMetrics, RestowStats
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
-from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.agents.engines.vllm.worker import caches
-from restow.agents.engines.vllm.worker.agreement import group_windows, joined_model
-from restow.agents.engines.vllm.worker.draft_layers import DraftLayers
-from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
-from restow.agents.engines.vllm.worker.loaded_adapters import LoadedAdapters, joined_words
-from restow.agents.engines.vllm.worker.rank_layout import rank_layout
-from restow.agents.engines.vllm.worker.said_caches import rank_model
-from restow.agents.engines.vllm.worker.worker_side import WorkerSide
-from restow.agents.engines.vllm.worker_step import WorkerStep
+from restow.agents.engines.vllm.scheduler.start import start_scheduler_side
+from restow.agents.engines.vllm.scheduler.weights import draft_name, served_identity
+from restow.agents.engines.vllm.worker.kv_caches import groups_of, known_model, layer_caches
+from restow.agents.engines.vllm.worker.layers_from_specs import group_windows, joined_model
+from restow.agents.engines.vllm.worker.model_from_specs import rank_model
+from restow.agents.engines.vllm.worker.rank_layout import DraftLayers, LayerNumbers, rank_layout
+from restow.agents.engines.vllm.worker.worker_side import WorkerSide, WorkerStep, watch_adapters
 from restow.broker.families import ConvLayout, EngineSettings, ModelSpec
 from restow.broker.layout import Layout, RankLayout
 from restow.broker.layout.values import ModelIdentity
@@ -71,7 +68,7 @@ TESTED_VERSIONS = ("0.32.0",)
 
 @dataclass
 class RestowMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """What workers do in a step."""
+    """The workers' part of a step."""
 
     step: WorkerStep
 
@@ -86,24 +83,24 @@ class RankHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 
 @dataclass
 class RankNews(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What the scheduler's side is told of a step: the adapters that workers have loaded."""
+    """What workers report of a step: the fingerprints of adapters that they have loaded."""
 
     adapters: dict[str, str]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> RankNews:
-        """Join what two ranks tell."""
-        return RankNews(joined_words(self.adapters, other.adapters))
+        """Join the reports of two ranks."""
+        return RankNews(joined_fingerprints(self.adapters, other.adapters))
 
 
 class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Hands prompts' state over through a Restow broker. Pulls; every worker has its agent."""
+    """Hands the state of prompts over through a Restow broker; each worker runs an agent."""
 
     _cache_hit_source = CacheHitSource.P2P
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
-        """Check what the engine is. Raises `SettingsError` and `EngineUnsupportedError`."""
+        """Check the engine. Raises `SettingsError` and `EngineUnsupportedError`."""
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         log_as("vllm")
@@ -117,7 +114,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._name: str = text.model_type
         hf_config = text.to_dict()
         self._numbers = LayerNumbers.of(hf_config)
-        self._known = caches.known_model(hf_config, kv_cache_config)
+        self._known = known_model(hf_config, kv_cache_config)
         self._handshake: RankHandshake | None = None
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
@@ -134,10 +131,11 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
-        """A state is always loaded whole, whatever D holds of the keys and values.
+        """Whether D may hold more keys and values than states when it loads the rest.
 
-        A window is not: of what D holds it loads nothing, so D must hold all of that. vLLM asks
-        anew for each request, and is told otherwise where a state stands among D's keys.
+        It may, because a state is always loaded whole. With windows it may not, because the tokens
+        of a window that D holds are not loaded. vLLM asks anew for each request, and gets another
+        answer where a state stands among D's keys.
         """
         if self._scheduler is not None and self._scheduler.wants_whole_hits:
             return False
@@ -145,12 +143,12 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """Heads outside of tokens: a rank's heads are one piece of a page."""
+        """Return a layout with heads outside of tokens: a rank's heads are one piece of a page."""
         return None if vllm_config.model_config.use_mla else "LBHNC"
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> RestowStats:
-        """Make stats from the values that travelled."""
+        """Make stats from their values, which another process sent."""
         stats = RestowStats()
         if data is None:
             stats.reset()
@@ -170,19 +168,19 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return RestowPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        """Return all: a handoff carries the request's own blocks."""
+        """Return all groups: a handoff carries all blocks of the request."""
         ids: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
         return ids
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
-        """Say no: agents have registered the caches' memory for as long as they live."""
+        """Return False: agents have registered the caches' memory for as long as they live."""
         return False
 
     # -- worker ------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Check where everything lies, register it, and begin to connect."""
+        """Check the layout of the caches, register their memory, and begin to connect."""
         config = self._vllm_config
         settings = EngineSettings(
             config.parallel_config.tensor_parallel_size,
@@ -193,8 +191,9 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         rank = get_pp_group().rank_in_group * settings.tp + get_tensor_model_parallel_rank()
         layers = config.compilation_config.static_forward_context
         numbers = self._numbers, DraftLayers.of(config)
-        found = list(caches.layer_caches(self._kv_cache_config, kv_caches, layers, *numbers))
-        model = rank_model(self._name, self._known, found, config, settings.conv_layout)
+        found = list(layer_caches(self._kv_cache_config, kv_caches, layers, *numbers))
+        draft = draft_name(config) if config.speculative_config else ""
+        model = rank_model(self._name, self._known, found, config, settings.conv_layout, draft)
         laid = [one.cache for one in found]
         regions = rank_layout(model, settings, rank, laid)
         self._worker = WorkerSide(
@@ -207,7 +206,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
         self._handshake = RankHandshake(regions.layout, model)
         if config.lora_config is not None:
-            self._adapters.watch(WorkerLoRAManager)
+            watch_adapters(self._adapters, WorkerLoRAManager)
 
     def unregister_kv_caches(self) -> None:
         """Refuse to give the caches' memory back. Raises `EngineUnsupportedError`."""
@@ -221,13 +220,13 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._handshake
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Begin a step: what its states are loaded into, earlier ones may still be writing."""
+        """Begin a step; steps before it may still be writing to blocks that it loads."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None:
             self._worker.begin(self._step())
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Zero what arriving states leave out."""
+        """Zero parts of blocks that arriving states do not write."""
         if self._worker is not None:
             self._worker.load(self._step())
 
@@ -240,12 +239,12 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Do nothing: D reads P's pages."""
 
     def wait_for_save(self) -> None:
-        """Say which prompts this step has completed."""
+        """Fence the prompts that this step has completed."""
         if self._worker is not None:
             self._worker.fence(self._step())
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Return what the scheduler's side has learnt since the last step."""
+        """Return the ends of handoffs that the scheduler's side heard of since the last step."""
         step = self._step()
         return KVConnectorTransferResults(
             finished_sending=set(step.sent),
@@ -255,8 +254,8 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_worker_meta(self) -> RankNews | None:
         """Return which adapters this rank has loaded since the last step."""
-        words = self._adapters.take()
-        return RankNews(words) if words else None
+        fingerprints = self._adapters.take()
+        return RankNews(fingerprints) if fingerprints else None
 
     # -- scheduler ---------------------------------------------------------------------------------
 
@@ -274,19 +273,19 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         model = replace(joined, revision=identity.revision, quantisation=identity.quantisation)
         layout = Layout(model.model(), tuple(one.layout for one in ranks))
         if self._known is None:
-            self._log.info("no family knows this type: vLLM's specs are served", type=model.name)
-        config, caches_config = self._vllm_config, self._kv_cache_config
-        groups = caches.groups_of(group_windows(layout), caches_config, keeps_blocks(config))
+            self._log.info("no family has this type: vLLM's specs are served", type=model.name)
+        config, caches = self._vllm_config, self._kv_cache_config
+        groups = groups_of(group_windows(layout), caches, keeps_blocks(config))
         self._group_names = [group.name for group in groups]
-        self._scheduler = begun(
-            config, self._settings, layout, caches_config, groups, self._kv_cache_manager
+        self._scheduler = start_scheduler_side(
+            config, self._settings, layout, caches, groups, self._kv_cache_manager
         )
 
     def _identity(self, name: str) -> ModelIdentity:
         return served_identity(self._vllm_config, name, self._settings.model_revision)
 
     def on_new_request(self, request: Request) -> None:
-        """Find the request's part; P's prompt is cut here."""
+        """Find the request's handoff; P's prompt is cut here."""
         self._side().new_request(request)
 
     def get_num_new_matched_tokens(
@@ -299,14 +298,14 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """Ask for the state, or do without."""
+        """Ask for the state, or decline it."""
         side = self._side()
         if side.decides(request.request_id):
             ids = self._kv_cache_config.select_transfer_block_ids(blocks.get_block_ids())
             side.allocated(request, ids, num_external_tokens)
 
     def has_pending_push_work(self) -> bool:
-        """Return whether somebody waits for a step, though no request runs."""
+        """Return whether a step has something to do, though no request runs."""
         return self._scheduler is not None and self._scheduler.pending
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
@@ -317,14 +316,14 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return RestowMetadata(side.step(_progress(scheduler_output), scheduled, preempted))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Hear of adapters that workers have loaded, behind the ends of the step's requests."""
+        """Hear of adapters that workers have loaded, after the ends of the step's requests."""
         news = connector_output.kv_connector_worker_meta
         self._side().loaded({} if news is None else news.adapters)
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Publish P's state; free D's part."""
+        """Publish P's state, or forget D's request."""
         computed = request.status in (
             RequestStatus.FINISHED_LENGTH_CAPPED,
             RequestStatus.FINISHED_STOPPED,
@@ -340,7 +339,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return True
 
     def get_kv_connector_stats(self) -> RestowStats | None:
-        """Return what this side has counted: the scheduler's handoffs, or a worker's reads."""
+        """Return the counts of this side: the scheduler's handoffs, or a worker's reads."""
         side = self._worker or self._scheduler
         data = None if side is None else side.counted()
         return None if data is None else RestowStats(data=data)
@@ -362,7 +361,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _scheduled(
         self, scheduler_output: SchedulerOutput, wanted: Container[str]
     ) -> Iterator[Scheduled]:
-        """Yield what the step does of the ``wanted`` requests."""
+        """Yield the step's parts of the ``wanted`` requests."""
         scheduled = scheduler_output.num_scheduled_tokens
         for new in scheduler_output.scheduled_new_reqs:
             if (one := new.req_id) in wanted:
@@ -387,7 +386,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 
 def _progress(scheduler_output: SchedulerOutput) -> Iterator[tuple[str, int]]:
-    """Yield the step's requests, and how many of their tokens are computed when it is over."""
+    """Yield the step's requests, and the number of tokens computed when it is over."""
     scheduled = scheduler_output.num_scheduled_tokens
     for new in scheduler_output.scheduled_new_reqs:
         yield new.req_id, new.num_computed_tokens + scheduled[new.req_id]

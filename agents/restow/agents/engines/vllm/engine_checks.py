@@ -1,4 +1,4 @@
-"""What the connector refuses at start: engines whose caches hold more than a layout says."""
+"""Refuse engines at their start whose caches cannot be handed over."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from vllm.v1.kv_cache_interface import (
     iter_layer_specs,
 )
 
-from restow.agents.engines.vllm.errors import EngineUnsupportedError
-from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
+from restow.agents.engines.common.registration import ConnectorSettings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -27,7 +27,7 @@ _OTHER = (CrossAttentionSpec, EncoderOnlyAttentionSpec, SlidingWindowMLASpec)
 
 
 def keeps_blocks(config: VllmConfig) -> bool:
-    """Return whether full blocks of states that arrive may serve other prompts that begin alike."""
+    """Return whether blocks of arriving states may serve other prompts that begin alike."""
     transfer = config.kv_transfer_config
     settings = ConnectorSettings.of(transfer.kv_connector_extra_config)
     takes_states: bool = transfer.is_kv_consumer or settings.finds
@@ -35,14 +35,14 @@ def keeps_blocks(config: VllmConfig) -> bool:
 
 
 def check_prefix(config: VllmConfig, settings: ConnectorSettings) -> None:
-    """Refuse prefixes where a miss would be an error, or nothing is kept.
+    """Refuse to find prefixes where a miss is an error, and to offer them where none are cached.
 
     Raises `EngineUnsupportedError`.
     """
     if settings.finds and config.kv_transfer_config.kv_load_failure_policy != "recompute":
         raise EngineUnsupportedError(
-            f"prefix is {settings.prefix}, and kv_load_failure_policy is not recompute: what "
-            "another engine holds may be gone when it is asked for, and the request would fail"
+            f"prefix is {settings.prefix}, and kv_load_failure_policy is not recompute: another "
+            "engine's prefix may be gone when it is asked for, and the request would fail"
         )
     if settings.tells and not config.cache_config.enable_prefix_caching:
         raise EngineUnsupportedError(
@@ -52,20 +52,20 @@ def check_prefix(config: VllmConfig, settings: ConnectorSettings) -> None:
 
 
 def check_engine(config: VllmConfig) -> None:
-    """Refuse tokens that are cut over ranks, and caches whose memory is given back while they live.
+    """Refuse context parallelism, and caches whose memory may be given back while they are served.
 
     Raises `EngineUnsupportedError`.
     """
     model = config.model_config
     if model.enable_sleep_mode:
         raise EngineUnsupportedError(
-            "enable_sleep_mode: an engine that sleeps gives its caches' memory back, while others "
-            "may still read it at the addresses that they know: start without --enable-sleep-mode"
+            "enable_sleep_mode: an engine that sleeps gives its caches' memory back while others "
+            "may still read it: start without --enable-sleep-mode"
         )
     if model.enable_cumem_allocator and not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
         raise EngineUnsupportedError(
-            "enable_cumem_allocator: by it this version of vLLM may give its caches' memory back "
-            "(release_kv_cache_memory) and tells no connector: start without "
+            "enable_cumem_allocator: this version of vLLM may then give its caches' memory back "
+            "(release_kv_cache_memory) without telling the connector: start without "
             "--enable-cumem-allocator, or take vLLM 0.33"
         )
     parallel = config.parallel_config
@@ -77,7 +77,7 @@ def check_engine(config: VllmConfig) -> None:
 
 
 def check_groups(config: KVCacheConfig) -> None:
-    """Refuse caches in host memory, and of other than a prompt's tokens and states.
+    """Refuse caches in host memory, and caches that hold neither tokens nor states of a prompt.
 
     Raises `EngineUnsupportedError`.
     """
@@ -87,15 +87,15 @@ def check_groups(config: KVCacheConfig) -> None:
         for spec in iter_layer_specs(group.kv_cache_spec):
             if isinstance(spec, ChunkedLocalAttentionSpec):
                 raise EngineUnsupportedError(
-                    "attention in chunks, of which vLLM keeps the last one alone: start with "
-                    "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=0, then it keeps all tokens"
+                    "attention in chunks, of which vLLM keeps only the last one: start with "
+                    "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=0 to keep all tokens"
                 )
             if isinstance(spec, _OTHER) or not isinstance(spec, AttentionSpec | MambaSpec):
                 raise EngineUnsupportedError(f"caches of kind {type(spec).__name__}")
 
 
 def has_windows(caches: KVCacheConfig) -> bool:
-    """Return whether any layer keeps a window alone."""
+    """Return whether any layer keeps only a window."""
     return any(
         isinstance(spec, SlidingWindowSpec)
         for group in caches.kv_cache_groups
@@ -104,7 +104,7 @@ def has_windows(caches: KVCacheConfig) -> bool:
 
 
 def check_windows(config: VllmConfig, caches: KVCacheConfig) -> None:
-    """Refuse a D that keeps blocks before its windows, which no handoff fills, as prefixes.
+    """Refuse a D that keeps blocks before its windows as prefixes, since no handoff fills them.
 
     Raises `EngineUnsupportedError`.
     """
@@ -117,7 +117,7 @@ def check_windows(config: VllmConfig, caches: KVCacheConfig) -> None:
             if window and not freed:
                 raise EngineUnsupportedError(
                     "prefix caching, and sliding windows whose caches keep tokens before them: a "
-                    "handoff leaves those out, and they would be found for other prompts: start D "
+                    "handoff leaves these tokens out, and other prompts would find them: start D "
                     "without --disable-hybrid-kv-cache-manager and drafts of several MTP layers, "
                     "or with --no-enable-prefix-caching"
                 )

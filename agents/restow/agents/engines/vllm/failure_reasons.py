@@ -1,8 +1,8 @@
-"""This middleware says in vLLM's HTTP answers why no state came.
+"""Middleware for vLLM's HTTP server that puts the reasons of failed handoffs into its answers.
 
-To its clients vLLM says "Internal server error" of every state that could not be loaded. So the
-middleware asks the broker what became of the handoff that the request named, and says that. A
-request whose ``kv_transfer_params`` are no use is refused before an engine has it.
+vLLM answers "Internal server error" when a state could not be loaded. The middleware asks the
+broker what happened to the handoff that the request named, and puts that into the answer. It
+refuses requests whose ``kv_transfer_params`` are invalid before an engine gets them.
 
     vllm serve ... --middleware restow.agents.engines.vllm.failure_reasons.FailureReasons
 """
@@ -10,14 +10,15 @@ request whose ``kv_transfer_params`` are no use is refused before an engine has 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from restow.agents.engines.vllm.errors import ParametersError, SettingsError
-from restow.agents.engines.vllm.http_request import HttpRequest
-from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.agents.engines.common.adapter_errors import ParametersError, SettingsError
+from restow.agents.engines.common.registration import ConnectorSettings
+from restow.agents.engines.vllm.scheduler.parameters import HANDOFF_ID, AnswerIndex, parameters_of
 from restow.broker.client.admin import AdminClient
 from restow.broker.errors import RestowError
 from restow.v1 import admin_pb2, broker_pb2
@@ -29,16 +30,16 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 ASK_S = 2.0
 MOST_ASKED = 16
-"""Of a request with many prompts or answers."""
+"""Handoffs that the broker is asked about for a request with many prompts or answers."""
 AFTER_REFUSAL = ("", "DECLINED", "NOT_ASKED_FOR", "LEASE_EXPIRED")
 """Reasons of ends that only follow from the refusal of the request's demand."""
 STREAM_MARK = b'data: {"error"'
-"""How vLLM begins an error in the midst of a stream."""
+"""The beginning of an error that vLLM sends within a stream."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
-    """What became of a handoff. ``reason`` is the broker's, or why it could not be asked."""
+class HandoffFailure:
+    """A handoff's failure; ``reason`` is the broker's, or the reason why it could not be asked."""
 
     handoff_id: str
     state: str
@@ -46,24 +47,24 @@ class Fate:
     detail: str
 
 
-Ask = Callable[[ConnectorSettings, str], Fate | None]
-"""(how the engine reaches the broker; handoff id) -> its fate, None if all is well."""
+Ask = Callable[[ConnectorSettings, str], HandoffFailure | None]
+"""A function of the engine's settings and a handoff's id; None: the handoff has not failed."""
 
 
-def ask_broker(settings: ConnectorSettings, handoff_id: str) -> Fate | None:
-    """Ask what became of a handoff. Takes up to `ASK_S`."""
+def ask_broker(settings: ConnectorSettings, handoff_id: str) -> HandoffFailure | None:
+    """Ask the broker whether a handoff has failed, and why. Takes up to `ASK_S`."""
     try:
         credentials = settings.credentials()
         with AdminClient(settings.broker or None, ASK_S, credentials=credentials) as client:
             told = client.handoff(handoff_id)
     except RestowError as error:
-        return Fate(handoff_id, "UNKNOWN", error.reason, error.message)
-    # Of a publication for several readers each delivery has a story of its own.
-    fates = (_fate(handoff_id, one) for one in (told, *reversed(told.deliveries)))
-    return next((one for one in fates if one is not None), None)
+        return HandoffFailure(handoff_id, "UNKNOWN", error.reason, error.message)
+    # Each delivery of a publication for several readers has a timeline of its own.
+    failures = (_failure_of(handoff_id, one) for one in (told, *reversed(told.deliveries)))
+    return next((one for one in failures if one is not None), None)
 
 
-def _fate(handoff_id: str, told: admin_pb2.GetHandoffResponse) -> Fate | None:
+def _failure_of(handoff_id: str, told: admin_pb2.GetHandoffResponse) -> HandoffFailure | None:
     """Return why a handoff or a delivery has failed, or its last demand was refused."""
     found = told.handoff
     refused = [one for one in told.timeline if one.event == "refused"]
@@ -71,14 +72,63 @@ def _fate(handoff_id: str, told: admin_pb2.GetHandoffResponse) -> Fate | None:
         return None
     state = broker_pb2.HandoffState.Name(found.state).removeprefix("HANDOFF_STATE_")
     if refused and (found.reason in AFTER_REFUSAL or told.timeline[-1].event == "refused"):
-        # This request was refused: another had the handoff, or what P has does not fit it.
+        # This request was refused: another one has the handoff, or P's state does not fit it.
         reason_and_engine, _, words = refused[-1].detail.partition(": ")
-        return Fate(handoff_id, state, reason_and_engine.partition(" ")[0], words)
-    return Fate(handoff_id, state, found.reason, found.detail)
+        return HandoffFailure(handoff_id, state, reason_and_engine.partition(" ")[0], words)
+    return HandoffFailure(handoff_id, state, found.reason, found.detail)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """The parts of a client's HTTP request that concern handoffs."""
+
+    params: object
+    prompts: int
+    choices: int
+    beams: bool
+
+    @classmethod
+    def of(cls, body: bytes) -> HttpRequest | None:
+        """Read a request's body; None: it has no ``kv_transfer_params``.
+
+        vLLM itself refuses a body that is no JSON.
+        """
+        try:
+            read = json.loads(body)
+        except ValueError:
+            return None
+        if not isinstance(read, dict) or not read.get("kv_transfer_params"):
+            return None
+        prompt, choices = read.get("prompt"), read.get("n")
+        # A list of numbers is one prompt, in tokens.
+        many = prompt if isinstance(prompt, list) else []
+        return cls(
+            read["kv_transfer_params"],
+            1 if all(isinstance(one, int) for one in many) else len(many),
+            choices if isinstance(choices, int) and choices > 0 else 1,
+            bool(read.get("use_beam_search")),
+        )
+
+    def check(self, kv_role: str) -> None:
+        """Refuse a request that cannot have a handoff. Raises `ParametersError`."""
+        last = AnswerIndex(max(self.prompts - 1, 0))
+        if parameters_of(self.params, kv_role, "made by P", last) is not None and self.beams:
+            raise ParametersError(
+                "beam search cannot begin with another engine's state: ask without "
+                "kv_transfer_params"
+            )
+
+    def handoff_ids(self, most: int) -> list[str]:
+        """Return the first ``most`` handoffs of the request; empty if it names none."""
+        given = self.params.get(HANDOFF_ID) if isinstance(self.params, dict) else None
+        if not isinstance(given, str):
+            return []
+        pairs = itertools.product(range(self.prompts), range(self.choices))
+        return [AnswerIndex(*pair).handoff_id(given) for pair in itertools.islice(pairs, most)]
 
 
 class FailureReasons:
-    """ASGI middleware; answers that are no errors pass through as they are."""
+    """ASGI middleware; answers without errors pass through unchanged."""
 
     def __init__(self, app: App, ask: Ask = ask_broker) -> None:
         """Stand before ``app``."""
@@ -135,7 +185,7 @@ class _Exchange:
         await _send_whole(self._send, begin, await self._told(bytes(self._failure)))
 
     async def _events(self, chunk: bytes) -> bytes:
-        """Events of a stream, errors among them."""
+        """Add reasons to the errors among the events of a stream."""
         lines = chunk.split(b"\n")
         for number, line in enumerate(lines):
             if line.startswith(STREAM_MARK):
@@ -143,17 +193,17 @@ class _Exchange:
         return b"\n".join(lines)
 
     async def _told(self, answer: bytes) -> bytes:
-        """An error of vLLM's, with the handoff's fate if it had one."""
+        """Return an error of vLLM's, with the reason of the handoff's failure if it failed."""
         ids = [] if self._asked is None else self._asked.handoff_ids(MOST_ASKED)
         for handoff_id in ids:
-            fate = await asyncio.to_thread(self._ask, self._settings, handoff_id)
-            if fate is not None:
-                return with_fate(answer, fate)
+            failure = await asyncio.to_thread(self._ask, self._settings, handoff_id)
+            if failure is not None:
+                return with_failure(answer, failure)
         return answer
 
 
 async def _whole(receive: Receive) -> tuple[bytes, list[Message]]:
-    """A request's body, and the messages that brought it."""
+    """Read a request's body; return it and the messages that brought it."""
     heard: list[Message] = []
     while not heard or heard[-1].get("more_body", False):
         heard.append(await receive())
@@ -161,7 +211,7 @@ async def _whole(receive: Receive) -> tuple[bytes, list[Message]]:
 
 
 def _again(heard: list[Message], receive: Receive) -> Receive:
-    """What was heard already, and then what comes."""
+    """Return a function that receives the messages ``heard`` already, and then further ones."""
 
     async def next_one() -> Message:
         return heard.pop(0) if heard else await receive()
@@ -170,8 +220,8 @@ def _again(heard: list[Message], receive: Receive) -> Receive:
 
 
 async def _refuse(send: Send, error: ParametersError) -> None:
-    """As vLLM refuses what the client did wrong."""
-    said = {
+    """Refuse a request as vLLM refuses a client's mistake."""
+    fault = {
         "message": f"{error.reason}: {error.message}",
         "type": "BadRequestError",
         "param": "kv_transfer_params",
@@ -179,31 +229,31 @@ async def _refuse(send: Send, error: ParametersError) -> None:
     }
     headers = [(b"content-type", b"application/json")]
     begin = {"type": "http.response.start", "status": 400, "headers": headers}
-    await _send_whole(send, begin, json.dumps({"error": said}).encode())
+    await _send_whole(send, begin, json.dumps({"error": fault}).encode())
 
 
 async def _send_whole(send: Send, begin: Message, body: bytes) -> None:
-    """Send an answer whose body is known, whatever length its beginning says."""
+    """Send an answer with its body, and correct the length in its headers."""
     headers = [(k, v) for k, v in begin.get("headers", ()) if k.lower() != b"content-length"]
     headers.append((b"content-length", str(len(body)).encode()))
     await send({**begin, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def with_fate(answer: bytes, fate: Fate) -> bytes:
-    """Say a handoff's fate in an answer ``{"error": {"message": ...}}``; else leave it as it is."""
+def with_failure(answer: bytes, failure: HandoffFailure) -> bytes:
+    """Put a handoff's failure into an answer ``{"error": {"message": ...}}``, if it is one."""
     try:
         told = json.loads(answer)
         error = told["error"]
-        error["message"] = f"no state was handed over: {fate.reason}: {fate.detail}"
+        error["message"] = f"no state was handed over: {failure.reason}: {failure.detail}"
     except (ValueError, KeyError, TypeError):
         return answer
-    error["handoff"] = asdict(fate)
+    error["handoff"] = asdict(failure)
     return json.dumps(told).encode()
 
 
 def _engine_of(scope: Message) -> tuple[ConnectorSettings, str]:
-    """Settings and role of the engine's own connector, by the arguments that vLLM was given."""
+    """Return the settings and the role of the engine's connector, from vLLM's arguments."""
     arguments = getattr(getattr(scope.get("app"), "state", None), "args", None)
     config = getattr(arguments, "kv_transfer_config", None)
     extra = getattr(config, "kv_connector_extra_config", None) or {}

@@ -1,7 +1,7 @@
-"""`register` tells vLLM the connector's name: vLLM calls it in every process of an engine.
+"""Restow's entry point in vLLM's group ``vllm.general_plugins``: register the connector's name.
 
-It is the entry point of Restow in vLLM's group ``vllm.general_plugins``. Whoever names a connector
-without its module, as `MultiConnector` does for its statistics, finds it by that name alone.
+vLLM calls it in every process of an engine. `MultiConnector` looks up the statistics of its
+connectors by their names alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ NAME = "RestowConnector"
 
 
 def register() -> None:
-    """Let ``"kv_connector": "RestowConnector"`` stand for the connector. Loads nothing of it."""
+    """Register ``"kv_connector": "RestowConnector"`` without loading the connector."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     with contextlib.suppress(ValueError):  # it is registered

@@ -1,1 +1,1 @@
-"""The connector in vLLM's scheduler, which follows requests and speaks to the broker."""
+"""The connector in vLLM's scheduler, which follows requests and talks to the broker."""

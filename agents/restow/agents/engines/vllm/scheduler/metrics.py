@@ -1,4 +1,4 @@
-"""Handoffs appear in vLLM's own metrics: its periodic log line, and its Prometheus endpoint."""
+"""Show handoffs in vLLM's own metrics: its periodic log line, and its Prometheus endpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetricT,
 )
 
-from restow.agents.engines.vllm.interval import both, is_nothing, nothing
+from restow.agents.engines.common.handoff_ends import joined_counts, no_counts
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _BYTES = tuple(float(2**power) for power in range(14, 38, 2))
@@ -21,20 +21,20 @@ _BYTES = tuple(float(2**power) for power in range(14, 38, 2))
 
 @dataclass
 class RestowStats(KVConnectorStats):  # type: ignore[misc]
-    """Holds what `Tally.take` and `AgentTally.take` give, as vLLM wants it."""
+    """The counts of `HandoffTally` and `AgentTally`, as vLLM wants them."""
 
     data: dict[str, Any] = field(default_factory=dict)
 
     def reset(self) -> None:
-        """Forget all."""
-        self.data = nothing()
+        """Begin with no counts."""
+        self.data = no_counts()
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Add another side's, or another interval's."""
-        return RestowStats(data=both(self.data, other.data))
+        """Return these counts joined with those of another side, or another interval."""
+        return RestowStats(data=joined_counts(self.data, other.data))
 
     def reduce(self) -> dict[str, int | float]:
-        """Return the figures of one line of the log."""
+        """Return the figures of a line of the log."""
         transfers = self.data["transfers"]
         size_bytes = sum(size for size, _ in transfers)
         seconds = sum(seconds for _, seconds in transfers)
@@ -57,12 +57,12 @@ class RestowStats(KVConnectorStats):  # type: ignore[misc]
         return reduced
 
     def is_empty(self) -> bool:
-        """Whether nothing has happened."""
-        return is_nothing(self.data)
+        """Return whether nothing has happened."""
+        return not any(self.data.values())
 
 
 class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """Keeps the metrics ``vllm:restow_*``."""
+    """The metrics ``vllm:restow_*``."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         )
         self._waits = histogram(
             "vllm:restow_wait_seconds",
-            "From D's wish to the grant: P's prefill and queue.",
+            "From D's demand to the grant: P's prefill and queue.",
             _SECONDS,
         )
 
@@ -125,19 +125,19 @@ class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             ),
             "weights_known": gauge(
                 "vllm:restow_weights_known",
-                "1; 0 from when the weights were replaced until states are handed over again.",
+                "1; 0 after weights were replaced, until states are handed over again.",
             ),
         }
         self._reads = [
             counter(f"vllm:restow_{name}", text, "transport")
             for name, text in (
-                ("reads", "Reads of agents that ended well."),
-                ("read_bytes", "Bytes of these."),
-                ("read_errors", "Reads of agents that failed, and connections for them."),
+                ("reads", "Reads of agents that succeeded."),
+                ("read_bytes", "Bytes of reads that succeeded."),
+                ("read_errors", "Reads of agents, and connections for them, that failed."),
             )
         ]
         self._lanes_given_up = counter(
-            "vllm:restow_lanes_given_up", "Lanes of agents whose reads did not end."
+            "vllm:restow_lanes_given_up", "Lanes of agents that were given up with their reads."
         )
         self._staging = gauge(
             "vllm:restow_staging_used_bytes", "Staging in use, of the rank with the most.", "pool"
@@ -147,7 +147,7 @@ class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
                 always.labels(*values)
 
     def observe(self, transfer_stats_data: Mapping[str, Any], engine_idx: int = 0) -> None:
-        """Record an interval's."""
+        """Record the counts of an interval."""
         for size_bytes, seconds in transfer_stats_data["transfers"]:
             self._bytes[engine_idx].observe(size_bytes)
             self._seconds[engine_idx].observe(seconds)

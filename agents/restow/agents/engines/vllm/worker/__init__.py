@@ -1,1 +1,1 @@
-"""The connector in vLLM's workers, which serve the caches of their ranks."""
+"""The connector in vLLM's workers, which describes and serves the caches of their ranks."""

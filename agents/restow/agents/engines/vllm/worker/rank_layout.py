@@ -1,19 +1,21 @@
-"""`rank_layout` makes a rank's layout from vLLM's caches, and checks it by the model's config.
+"""Make a rank's layout from vLLM's caches, and check it against the model's config.
 
-The family says what must lie where in a page; the tensors say where the pages are. Both must agree,
-or nothing is served: a layout that is only believed gives wrong bytes without a word.
+`LayerNumbers` and `DraftLayers` find the layer that a cache belongs to. The family knows what lies
+where in a page, and the tensors where the pages are. Both must agree before anything is served: a
+wrong layout would silently move wrong bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from restow.agents.engines.common.groups import NULL_BLOCK
-from restow.agents.engines.vllm.errors import CacheUnknownError
+from restow.agents.engines.common.adapter_errors import CacheUnknownError
+from restow.agents.engines.common.blocks import NULL_BLOCK
 from restow.agents.memory.regions import MemoryKind, RegionMemory
 from restow.broker.families import (
     ConvLayout,
@@ -27,13 +29,89 @@ from restow.broker.families.pages import Pages, layer_pages
 from restow.broker.layout import DType, RankLayout, Scratch
 from restow.broker.words import Worded
 
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNumbers:
+    """Maps the numbers in the names of caches to layers; nearly always they are equal.
+
+    vLLM gives every cache a number of its own, so where one layer has two caches the numbers are
+    not those of layers. Mixers are numbered from ``first_state`` on, and ``attention`` maps the
+    numbers of attention caches to layers.
+    """
+
+    first_state: int
+    attention: Mapping[int, int]
+
+    @classmethod
+    def of(cls, hf_config: Mapping[str, Any]) -> LayerNumbers:
+        """Return the numbers that vLLM 0.32 gives a model (`falcon_h1.py`, `zamba2.py`)."""
+        model_type = hf_config.get("model_type")
+        if model_type == "falcon_h1":
+            return cls(hf_config["num_hidden_layers"], {})
+        if model_type == "zamba2":
+            kinds = hf_config["layers_block_type"]
+            hybrid = [layer for layer, kind in enumerate(kinds) if kind == "hybrid"]
+            return cls(len(hybrid), _of_shared_blocks(hybrid, hf_config["num_mem_blocks"]))
+        return cls(0, {})
+
+    def layer(self, number: int, is_state: bool) -> int:
+        """Return the layer that the cache with this number in its name belongs to."""
+        return number - self.first_state if is_state else self.attention.get(number, number)
+
+
+def _of_shared_blocks(hybrid: list[int], blocks: int) -> dict[int, int]:
+    """Return layers by number, where the ``hybrid`` layers take turns with ``blocks`` of weights.
+
+    vLLM numbers all uses of the first block, then those of the next, each beginning at a fixed
+    number: with 3 blocks and 7 layers at 0, 3 and 6.
+    """
+    count = len(hybrid)
+    return {
+        block * (count + blocks - 1) // blocks + use: layer
+        for block in range(blocks)
+        for use, layer in enumerate(hybrid[block::blocks])
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayers:
+    """Tells the caches of a draft model (MTP, EAGLE) from those of the model.
+
+    A draft's layers get numbers from ``first`` on, behind the model's; None: there is no draft.
+    vLLM 0.32 itself numbers some drafts' layers so (`deepseek_mtp.py`, `llama_eagle.py`), and
+    others from 0 on under names of their own (`qwen3_next_mtp.py`, `spec_decode/draft_model.py`).
+    """
+
+    first: int | None = None
+
+    @classmethod
+    def of(cls, config: VllmConfig) -> DraftLayers:
+        """Return the draft layers of an engine. Drafting by n-grams has no layers."""
+        drafting = config.speculative_config is not None
+        return cls(config.model_config.get_total_num_hidden_layers() if drafting else None)
+
+    def layer(self, name: str, number: int, layer: int) -> int | None:
+        """Return the draft's layer that a cache belongs to; None: it is the model's own.
+
+        ``number`` is the number in the cache's ``name``, and ``layer`` the model's layer for it.
+        """
+        if self.first is None:
+            return None
+        parts = name.split(".")
+        if parts[0] == "draft_model" or "mtp" in parts:
+            return number if number >= self.first else self.first + number
+        return layer if layer >= self.first else None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCache(Worded):
-    """Holds one layer's cache as vLLM registered it.
+    """A layer's cache as vLLM registered it.
 
-    Attention: ``tensor`` ``[pages, heads, tokens, content]``, whose block has ``pages_per_block``
-    pages. Recurrent: ``[blocks, 1, 1, bytes]``, the states ``state_shapes`` one behind the other.
+    Attention: ``tensor`` is ``[pages, heads, tokens, content]``; a block has ``pages_per_block``
+    pages. Recurrent: it is ``[blocks, 1, 1, bytes]``; states of ``state_shapes`` follow each other.
     """
 
     name: str
@@ -51,7 +129,7 @@ class LayerCache(Worded):
         return bool(self.state_shapes)
 
     def by_token(self) -> tuple[torch.Tensor, ...]:
-        """Return views ``[pages, heads, tokens, ...]`` of all that tokens have in the cache."""
+        """Return views ``[pages, heads, tokens, ...]`` that cover the cache."""
         tensor = self.tensor
         if self.kv_order is not KvOrder.HDN:
             return (tensor,)
@@ -67,7 +145,7 @@ class LayerCache(Worded):
 
 @dataclass(frozen=True, slots=True)
 class RankRegions:
-    """Holds the layout of one rank, and the memory of its regions in the same order."""
+    """The layout of a rank, and the memory of its regions in the same order."""
 
     layout: RankLayout
     memory: tuple[RegionMemory, ...]
@@ -76,9 +154,9 @@ class RankRegions:
 def rank_layout(
     model: ModelSpec, settings: EngineSettings, rank: int, caches: Sequence[LayerCache]
 ) -> RankRegions:
-    """Return the rank's layout. Raises `CacheUnknownError` for what is not as the model says.
+    """Return the rank's layout. Raises `CacheUnknownError` where a cache differs from the model.
 
-    Of ``settings`` tokens and order of a page are not looked at: every cache has its own.
+    The page size and order of ``settings`` are not used, since every cache has its own.
     """
     laid = [_laid(layer_of(model, cache), settings, rank % settings.tp, cache) for cache in caches]
     layout = RankLayout(
@@ -91,14 +169,14 @@ def rank_layout(
 
 
 def layer_of(model: ModelSpec, cache: LayerCache) -> LayerSpec:
-    """Return what the model has of the layer's cache. Raises `CacheUnknownError`."""
+    """Return the model's layer that a cache belongs to. Raises `CacheUnknownError`."""
     for spec in (*model.layers, *model.draft_layers):
         if spec.layer == cache.layer and isinstance(spec, RecurrentSpec) == cache.is_state:
             return spec
     kind = "recurrent state" if cache.is_state else "keys and values"
     raise CacheUnknownError(
-        f"layer {cache.layer} ({cache.name}) keeps {kind}, of which the config of model "
-        f"{model.name!r} says nothing",
+        f"layer {cache.layer} ({cache.name}) keeps {kind}, which the config of model "
+        f"{model.name!r} does not have",
         layer=cache.name,
     )
 
@@ -183,7 +261,7 @@ def _check_tokens(pages: Pages, page_bytes: int, cache: LayerCache) -> None:
 def _check_state(
     spec: RecurrentSpec, settings: EngineSettings, tp_rank: int, cache: LayerCache
 ) -> None:
-    """Refuse states that are not those of the family, in its order and as large as it says."""
+    """Refuse states whose order, shapes or types are not those of the family."""
     form = spec.recurrence()
     expected: list[tuple[int, ...]] = []
     dtypes: list[DType] = []
@@ -206,12 +284,12 @@ def _check_state(
 
 
 def _check_end(cache: LayerCache, memory: RegionMemory) -> None:
-    """Refuse a last page outside of the allocation: registering it would fail or worse."""
+    """Refuse a last page that reaches out of the allocation, and so cannot be registered."""
     storage = cache.tensor.untyped_storage()
     if memory.base_address + memory.length_bytes > storage.data_ptr() + storage.nbytes():
         raise CacheUnknownError(
             f"{cache.name}: its last page reaches out of the allocation: layouts whose blocks hold "
-            "the pages of several layers (BLHNC and the like) are not known; leave "
+            "the pages of several layers (such as BLHNC) are not supported; leave "
             "VLLM_KV_CACHE_LAYOUT to the connector",
             layer=cache.name,
         )

@@ -1,20 +1,40 @@
-"""`WorkerSide` runs a rank's agent in its worker, and zeroes the bytes that no handoff writes."""
+"""Run a rank's agent in its vLLM worker, and do what the scheduler's side asks in each step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from restow.agents import Agent
-from restow.agents.engines.common.unwritten import UnwrittenTokens
-from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.agents.engines.vllm.worker.agent_tally import AgentTally
+from restow.agents.engines.common.blocks import UnwrittenTokens
+from restow.agents.engines.common.handoff_ends import AgentTally
+from restow.agents.engines.common.lora import LoadedAdapters
+from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, RankRegions
-from restow.agents.engines.vllm.worker_step import WorkerStep
 from restow.agents.link.settings import AgentSettings
 from restow.broker.layout.values import ModelIdentity
+
+
+@dataclass(slots=True)
+class WorkerStep:
+    """What the scheduler's side tells the workers in one step. Nearly always all of it is empty.
+
+    ``fences`` are handoffs whose prompt this step completes; ``early_fences`` are handoffs of which
+    it computes leading tokens, with their number. ``unwritten`` are parts of blocks that the states
+    asked for in this step will not write. ``received`` are requests whose state has arrived (True)
+    or failed (False); ``sent`` are requests whose pages are free again. ``write_mark`` is the mark
+    of all states that were asked for while the step was scheduled; 0: there are none.
+    """
+
+    fences: list[str] = field(default_factory=list)
+    early_fences: dict[str, int] = field(default_factory=dict)
+    unwritten: list[UnwrittenTokens] = field(default_factory=list)
+    received: dict[str, bool] = field(default_factory=dict)
+    sent: list[str] = field(default_factory=list)
+    write_mark: int = 0
 
 
 class WorkerSide:
@@ -51,22 +71,22 @@ class WorkerSide:
         self._agent.begin()
 
     def begin(self, step: WorkerStep) -> None:
-        """Let the agent write states that were asked for, when the steps before this are over.
+        """Let the agent write states that were asked for, once the steps before this are over.
 
-        vLLM gives a load blocks that a step before this one may still be writing, and this step
-        writes to none of them but what `load` zeroes, where no state is written.
+        vLLM may give a load blocks that an earlier step is still writing. This step itself only
+        writes to them where `load` zeroes bytes, and no state is written there.
         """
         if step.write_mark:
             self._agent.writes_done(step.write_mark, self._event())
 
     def load(self, step: WorkerStep) -> None:
-        """Zero what the states that now arrive leave as it is. Other bytes are not touched."""
+        """Zero the parts of blocks that no state writes. Other bytes are not touched."""
         for some in step.unwritten:
             for cache in self._caches.get(some.group, ()):  # none: another stage's group
                 zero_tokens(cache, some)
 
     def fence(self, step: WorkerStep) -> None:
-        """Say which prompts are complete, or how far, once the device has done what it was told."""
+        """Fence prompts that are computed, wholly or in part, once the device has done its work."""
         if not step.fences and not step.early_fences:
             return
         event = self._event()
@@ -76,7 +96,7 @@ class WorkerSide:
             self._agent.fence(handoff_id, event, tokens)
 
     def _event(self) -> torch.cuda.Event | None:
-        """Return what comes to pass when the device has done what it was told; None: it has."""
+        """Return an event that comes when the device has done its work; None: it has done it."""
         if not self._on_device:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -84,7 +104,7 @@ class WorkerSide:
         return event
 
     def counted(self) -> dict[str, Any] | None:
-        """Return what the agent has read since the last call; None: nothing."""
+        """Return the counts of the agent since the last call; None: nothing has changed."""
         return self._tally.take(self._agent.figures)
 
     def close(self) -> None:
@@ -92,8 +112,23 @@ class WorkerSide:
         self._agent.close()
 
 
+def watch_adapters(adapters: LoadedAdapters, manager: Any) -> None:
+    """Note the adapters that a class of vLLM's (`lora/worker_manager.py`) loads from now on.
+
+    vLLM does not tell connectors when it loads an adapter: when it is asked to, or in the step of a
+    request.
+    """
+    load = manager._load_adapter
+
+    def noted(own: Any, request: Any) -> Any:
+        with adapters.loading(request.lora_name, request.lora_path):
+            return load(own, request)
+
+    manager._load_adapter = noted
+
+
 def zero_tokens(cache: LayerCache, some: UnwrittenTokens) -> None:
-    """Zero tokens of a block of ``cache``: whole pages at once, then what is left of one."""
+    """Zero tokens of a block of ``cache``: whole pages at once, and parts of pages by token."""
     views, page_tokens = cache.by_token(), cache.tensor.shape[2]
     first = some.block * cache.pages_per_block
     whole = -(-some.start // page_tokens)

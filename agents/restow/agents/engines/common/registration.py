@@ -1,0 +1,189 @@
+"""The settings that an operator gives an engine's adapter, and its session with the broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+import structlog
+
+from restow.agents.engines.common.adapter_errors import SettingsError
+from restow.broker.client import BlockingSession, BrokerUnreachableError, Offer, Prefix
+from restow.broker.client.connection.channel import Credentials
+from restow.broker.errors import RestowError
+from restow.broker.layout import Layout
+from restow.broker.words import Worded
+
+LOG_INTERVAL_S = 5.0
+"""How often an engine that waits for its broker logs that it waits."""
+
+
+class PrefixUse(StrEnum):
+    """How an engine uses prefixes that are found by their content."""
+
+    OFF = "off"
+    FIND = "find"
+    """The engine takes prefixes that others hold."""
+    FIND_AND_TELL = "find+tell"
+    """The engine also offers the prefixes that it holds itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorSettings(Worded):
+    """Settings of an engine's adapter. The defaults suit one host and a fast network."""
+
+    broker: str = ""
+    """``host:port``; several brokers as a list or with commas; empty: RESTOW_BROKER, or the
+    client's default."""
+    connect_timeout_s: float = 60.0
+    """How long an engine waits at its start for a broker."""
+    lease_ms: int = 30_000
+    """How long P's pages stay after the broker last heard from its session."""
+    hold_ms: int = 300_000
+    """How long P keeps pages that nobody asks for."""
+    request_timeout_ms: int = 120_000
+    """How long D waits for a state, P's prefill included."""
+    staging_mb: int = 64
+    """Size of each of an agent's two staging pools."""
+    model_revision: str = ""
+    """A word for the model's weights, equal on P and D exactly when the weights are; empty: a
+    fingerprint of the checkpoint."""
+    prefix: PrefixUse = PrefixUse.OFF
+    """Whether prompts begin with states that others hold, and whether the engine offers its own."""
+    find_ms: int = 50
+    """How long a prompt waits for the broker to say who holds its prefix, before it goes on
+    without."""
+    tls_ca: str = ""
+    """File of authorities for the broker's certificate; empty here and in the three settings below:
+    RESTOW_TLS_CA, ..., RESTOW_TOKEN_FILE."""
+    tls_cert: str = ""
+    """File of the engine's certificate."""
+    tls_key: str = ""
+    """File of the certificate's key."""
+    token_file: str = ""
+    """File of the engine's token."""
+
+    def credentials(self) -> Credentials:
+        """Return the credentials of the engine and its agents. Raises a `TrustError`."""
+        return Credentials.of(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
+
+    @property
+    def finds(self) -> bool:
+        """Whether the engine takes prefixes that others hold."""
+        return self.prefix is not PrefixUse.OFF
+
+    @property
+    def tells(self) -> bool:
+        """Whether others may take prefixes that the engine holds."""
+        return self.prefix is PrefixUse.FIND_AND_TELL
+
+    def check_weights(self, revision: str) -> None:
+        """Refuse prefixes of a model whose weights have no ``revision``. Raises `SettingsError`.
+
+        To the broker all engines without a revision are alike. A router knows which engines have
+        the same weights, but a request for a prefix takes the state of any engine.
+        """
+        if self.finds and not revision:
+            raise SettingsError(
+                f"connector setting prefix is {self.prefix}, and the model's weights have no "
+                f"revision: set model_revision, or prefix to {PrefixUse.OFF}",
+                key="prefix",
+            )
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> ConnectorSettings:
+        """Return the settings ``given`` by name. Raises `SettingsError` with the key at fault."""
+        defaults = asdict(cls())
+        values: dict[str, object] = {}
+        for key, value in given.items():
+            if key not in defaults:
+                raise SettingsError(
+                    f"connector setting {key!r} is unknown; known are "
+                    f"{', '.join(sorted(defaults))}",
+                    key=key,
+                )
+            values[key] = _checked(key, value, defaults[key])
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def _checked(key: str, value: object, default: object) -> object:
+    if isinstance(default, PrefixUse):
+        if value not in list(PrefixUse):
+            raise SettingsError(
+                f"connector setting {key} is {value!r}; it must be one of {', '.join(PrefixUse)}",
+                key=key,
+            )
+        return PrefixUse(str(value))
+    if key == "broker" and isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return ",".join(value)
+    if isinstance(default, str):
+        if not isinstance(value, str):
+            raise SettingsError(
+                f"connector setting {key} is {value!r}; it must be a string", key=key
+            )
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise SettingsError(
+            f"connector setting {key} is {value!r}; it must be a positive number", key=key
+        )
+    return type(default)(value)  # type: ignore[call-arg]
+
+
+def register_engine(
+    engine_id: str,
+    incarnation: str,
+    layout: Layout,
+    settings: ConnectorSettings,
+    log: structlog.stdlib.BoundLogger,
+    *,
+    publishes: bool,
+    asks: bool,
+    on_offer: Callable[[Offer], None] | None = None,
+    on_drain: Callable[[], Sequence[Prefix]] | None = None,
+) -> BlockingSession:
+    """Register an engine, and return its session as soon as the broker answers.
+
+    The engine ``publishes`` prompts and prefixes, ``asks`` for them, or both. Offers of the broker
+    go to ``on_offer``; the prefixes that ``on_drain`` returns are handed over before the engine
+    leaves. The process gets SIGTERM when the broker is lost for good.
+
+    Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
+    """
+
+    def lost(error: RestowError) -> None:
+        # The engine can hand nothing over any more, and its supervisor must see that.
+        log.error("the broker is lost for good", reason=error.reason, detail=error.message)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    began_s = time.monotonic()
+    while True:
+        session = BlockingSession(
+            engine_id,
+            incarnation,
+            layout,
+            settings.broker or None,
+            settings.credentials(),
+            lost,
+            publishes=publishes,
+            asks=asks,
+            on_offer=on_offer,
+            on_drain=on_drain,
+        )
+        left_s = began_s + settings.connect_timeout_s - time.monotonic()
+        try:
+            session.start(min(LOG_INTERVAL_S, max(left_s, 0.1)))
+        except BrokerUnreachableError as error:
+            if left_s <= LOG_INTERVAL_S:
+                raise
+            log.warning(
+                "the broker is not there yet",
+                detail=error.message,
+                gives_up_in_s=round(left_s - LOG_INTERVAL_S),
+            )
+            continue
+        log.info("registered with the broker", ranks=len(layout.ranks))
+        return session

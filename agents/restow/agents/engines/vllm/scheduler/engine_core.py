@@ -1,0 +1,145 @@
+"""Reach the loop of vLLM's engine core: wake it, and hand P's sampled token to D's client.
+
+A connector's part of the scheduler is only called in steps, and an idle engine takes none. The
+core's loop waits on its queue of requests; vLLM itself wakes it by a `WAKEUP` there when it is to
+end. When woken it takes a step if the connector says that it has work (`has_pending_push_work`).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError, Future
+from queue import Empty, Queue, SimpleQueue
+from typing import Any
+
+from vllm.v1.engine import (
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequestType,
+    FinishReason,
+)
+
+from restow.agents.engines.vllm.scheduler.requests import Request
+from restow.broker.client import BlockingDelivery
+from restow.broker.errors import RestowError
+from restow.broker.logs import get_logger
+
+
+class CoreLoop:
+    """The loop of an engine core in this process. Any thread may use it."""
+
+    def __init__(
+        self,
+        requests: Queue[tuple[EngineCoreRequestType, Any]],
+        outputs: Queue[tuple[int, EngineCoreOutputs] | bytes],
+    ) -> None:
+        """Put requests into the core's queue, and outputs into the queue to its clients."""
+        self._requests, self._outputs = requests, outputs
+
+    @classmethod
+    def of(cls, core: Any) -> CoreLoop | None:
+        """Return the loop of an engine core; None: it has no process of its own."""
+        requests = getattr(core, "input_queue", None)
+        outputs = getattr(core, "output_queue", None)
+        return None if requests is None or outputs is None else cls(requests, outputs)
+
+    def wake(self) -> None:
+        """Have the loop look whether there is work."""
+        self._requests.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+    def send(self, client_index: int, output: EngineCoreOutput) -> None:
+        """Send a client an output of a request, after those that were sent before."""
+        self._outputs.put_nowait((client_index, EngineCoreOutputs(outputs=[output])))
+
+    def abort(self, request_id: str) -> None:
+        """End a request as if its client had given it up."""
+        self._requests.put_nowait((EngineCoreRequestType.ABORT, [request_id]))
+
+
+class SampledTokens:
+    """D's requests that go on behind the token that P sampled. Belongs to the scheduler's thread.
+
+    P computes the whole prompt and samples once. D's client gets that token as soon as D has heard
+    of it, before the state is there. To D's scheduler it is the last token of the prompt, the only
+    one that D computes. So nothing is computed twice: a D that computes the prompt itself after all
+    goes on behind the same token.
+    """
+
+    def __init__(self, core: CoreLoop, vocabulary_tokens: int) -> None:
+        """Reach clients through ``core``; the model's tokens are 0 to ``vocabulary_tokens`` - 1."""
+        self._core, self._vocabulary_tokens = core, vocabulary_tokens
+        self._waiting: dict[str, Request] = {}
+        """By id: requests whose token has not come."""
+        self._come: SimpleQueue[tuple[str, int]] = SimpleQueue()
+
+    def wait(self, request: Request, delivery: BlockingDelivery) -> None:
+        """Expect the token of a request with its ``delivery``."""
+        request_id = request.request_id
+        self._waiting[request_id] = request
+
+        def came(sampled: Future[int]) -> None:
+            try:
+                self._come.put((request_id, sampled.result()))
+            except (CancelledError, RestowError):
+                return  # the end of the delivery has the reason
+
+        delivery.sampled.add_done_callback(came)
+
+    def take(self) -> None:
+        """Hand on the tokens that have come since the last call."""
+        while True:
+            try:
+                request_id, token = self._come.get_nowait()
+            except Empty:
+                return
+            if not 0 <= token < self._vocabulary_tokens:
+                log = get_logger("restow.vllm")
+                words = f"P sampled token {token}: the model has {self._vocabulary_tokens}"
+                log.error("sampled token refused", request=request_id, detail=words)
+                continue  # without its token the load counts as failed
+            request = self._waiting.pop(request_id, None)
+            if request is not None:
+                self._hand_on(request, token)
+
+    def lacks(self, request_id: str) -> bool:
+        """Return whether a request waits for its token."""
+        return request_id in self._waiting
+
+    def finish(self, request_id: str) -> None:
+        """Forget a request that has ended, or computes its prompt itself."""
+        self._waiting.pop(request_id, None)
+
+    def _hand_on(self, request: Request, token: int) -> None:
+        reason, stop = _end_by(request, token)
+        request.record_event(EngineCoreEventType.SCHEDULED)  # or its prefill would end before that
+        output = EngineCoreOutput(
+            request.request_id,
+            [token],
+            finish_reason=reason,
+            stop_reason=stop,
+            events=request.take_events(),
+            trace_headers=request.trace_headers,
+            prefill_stats=request.take_prefill_stats(),
+        )
+        self._core.send(request.client_index, output)
+        if reason is not None:
+            self._core.abort(request.request_id)
+            return
+        prompt = request.prompt_token_ids
+        if prompt is not None:
+            prompt.append(token)
+        request._all_token_ids.append(token)
+        request.num_prompt_tokens += 1
+        request.max_tokens -= 1
+        request.update_block_hashes()
+
+
+def _end_by(request: Request, token: int) -> tuple[FinishReason | None, int | None]:
+    """Return how a request ends by its first token, as vLLM's `check_stop` decides of each."""
+    params = request.sampling_params
+    if token == params.eos_token_id:
+        return FinishReason.STOP, None
+    if token in (params.stop_token_ids or ()):
+        return FinishReason.STOP, token
+    # vLLM has cut the requested length to what a sequence may have.
+    return (FinishReason.LENGTH if request.max_tokens <= 1 else None), None

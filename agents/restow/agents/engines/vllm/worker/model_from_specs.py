@@ -1,0 +1,231 @@
+"""Make a model from vLLM's own specs and model config, for a rank's caches.
+
+By this an engine can be served whose ``model_type`` no family has. For others it is a check.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    SparseCacheRole,
+)
+
+from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
+from restow.agents.engines.vllm.worker.kv_caches import FoundCache, kv_type
+from restow.agents.engines.vllm.worker.layers_from_specs import (
+    RankHeads,
+    StateShapes,
+    attention_layer,
+    check_agreement,
+    engine_model,
+    latent_layer,
+    state_layer,
+    unsupported_layer,
+)
+from restow.agents.engines.vllm.worker.rank_layout import LayerCache, dtype_of, layer_of
+from restow.broker.families import AttentionSpec, ConvLayout, LayerSpec, MlaSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def rank_model(
+    name: str,
+    known: ModelSpec | None,
+    found: Iterable[FoundCache],
+    config: VllmConfig,
+    conv_layout: ConvLayout,
+    draft: str = "",
+) -> ModelSpec:
+    """Return the model of a rank's caches: the ``known`` one, if vLLM's specs agree with it.
+
+    Types and scales are those of the caches. The layers of a draft, which the model's config does
+    not have, always come from vLLM's specs; ``draft`` is a word for the draft model. Raises
+    `CacheUnknownError` with both numbers where config and specs differ, and for an unknown model
+    `EngineUnsupportedError` that names what the specs leave open.
+    """
+    specs, found = _SpecLayers(config, conv_layout), list(found)
+    own = [one for one in found if not one.drafted]
+    drafts = engine_model(name, [_distinct((one for one in found if one.drafted), specs)]).layers
+    if drafts:
+        model = rank_model(name, known, own, config, conv_layout)
+        return replace(model, draft_layers=drafts, draft=draft)
+    if known is None:
+        return engine_model(name, [_distinct(own, specs)])
+    layers = []
+    for one in own:
+        spec = _typed(layer_of(known, one.cache), one)
+        layers.append(spec)
+        try:
+            layer = specs.layer(one)
+        except EngineUnsupportedError:  # the family alone has it
+            continue
+        check_agreement(one.cache.name, spec, layer)
+    return engine_model(name, [layers])
+
+
+# -- inside ---------------------------------------------------------------------------------------
+
+
+def _typed(spec: LayerSpec, found: FoundCache) -> LayerSpec:
+    """Return the layer in the cache's type, with its scales. Raises `EngineUnsupportedError`."""
+    if not isinstance(spec, AttentionSpec | MlaSpec):
+        return spec
+    dtype, scales = kv_type(found.cache.name, found.spec, found.module)
+    return replace(spec, dtype=dtype, scales=scales)
+
+
+def _distinct(found: Iterable[FoundCache], specs: _SpecLayers) -> Iterator[LayerSpec]:
+    """Yield the layers of all caches. Refuse two caches of one kind that have one number."""
+    names: dict[tuple[int, bool], str] = {}
+    for one in found:
+        name = one.cache.name
+        other = names.setdefault((one.cache.layer, one.cache.is_state), name)
+        if other != name:
+            raise unsupported_layer(
+                name, f"{other} is layer {one.cache.layer}, too: nothing tells them apart"
+            )
+        yield specs.layer(one)
+
+
+class _SpecLayers:
+    """Makes a layer of each cache from vLLM's specs alone."""
+
+    def __init__(self, config: VllmConfig, conv_layout: ConvLayout) -> None:
+        """Read the engine's config."""
+        self._config, self._conv_layout = config, conv_layout
+        self._tp: int = config.parallel_config.tensor_parallel_size
+
+    def layer(self, found: FoundCache) -> LayerSpec:
+        """Return the layer of a cache.
+
+        Raises `EngineUnsupportedError` that names what is missing.
+        """
+        cache, spec, module, drafted = found
+        if isinstance(spec, MambaSpec):
+            if drafted:
+                raise unsupported_layer(
+                    cache.name, "recurrent states of a draft are not handed over"
+                )
+            return self._states(cache, spec)
+        self._check_form(cache, spec)
+        dtype, scales = kv_type(cache.name, spec, module)
+        if isinstance(spec, MLAAttentionSpec):
+            return latent_layer(cache.layer, spec.head_size, dtype, scales)
+        return attention_layer(
+            cache.name,
+            cache.layer,
+            RankHeads(spec.num_kv_heads, self._all_heads(found), self._tp),
+            (spec.head_size, spec.head_size_v),
+            dtype,
+            _window_tokens(cache, spec, module),
+            scales,
+        )
+
+    def _check_form(self, cache: LayerCache, spec: Any) -> None:
+        """Refuse a cache that does not hold what its kind has."""
+        if type(spec) not in (FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec):
+            raise unsupported_layer(
+                cache.name, f"the content of a cache of kind {type(spec).__name__} is not known"
+            )
+        role = getattr(spec, "cache_role", SparseCacheRole.SPARSE)
+        form = {
+            "tokens_per_state": (spec.tokens_per_state, 1),
+            "num_head_slots": (spec.num_head_slots or spec.num_kv_heads, spec.num_kv_heads),
+            "state_content_size_bytes": (
+                spec.state_content_size_bytes,
+                (spec.head_size + spec.head_size_v) * dtype_of(spec.dtype).itemsize_bytes,
+            ),
+            "cache_role": (role.value, SparseCacheRole.SPARSE.value),
+            "model_version": (getattr(spec, "model_version", None), None),
+        }
+        for what, (found, wanted) in form.items():
+            if found != wanted:
+                raise unsupported_layer(
+                    cache.name,
+                    f"{type(spec).__name__} with {what} {found} in place of {wanted}: "
+                    "how its elements lie is missing",
+                )
+
+    def _all_heads(self, found: FoundCache) -> int:
+        """Return the number of KV heads that the layer has over all ranks. Layers may differ."""
+        cache, spec = found.cache, found.spec
+        if found.drafted and self._tp == 1:
+            return int(spec.num_kv_heads)
+        try:
+            heads: int
+            if found.drafted:
+                heads = self._config.speculative_config.draft_model_config.get_total_num_kv_heads()
+            else:
+                heads = self._config.model_config.model_arch_config[cache.layer].total_num_kv_heads
+        except IndexError:
+            raise unsupported_layer(
+                cache.name, f"vLLM's model config has no layer {cache.layer}"
+            ) from None
+        return heads
+
+    def _states(self, cache: LayerCache, spec: MambaSpec) -> LayerSpec:
+        extra_rows = self._config.num_speculative_tokens if self._config.speculative_config else 0
+        specs = StateShapes(
+            spec.mamba_type.name,
+            self._undivided(cache),
+            tuple(dtype_of(dtype) for dtype in spec.dtypes),
+            self._conv_layout,
+            extra_rows,
+            spec.tp_replicated,
+        )
+        return state_layer(cache.name, cache.layer, specs)
+
+    def _undivided(self, cache: LayerCache) -> Shapes:
+        """Return the shapes of the cache's states at TP 1."""
+        if self._tp == 1:
+            return cache.state_shapes
+        model = self._config.model_config
+        made, _ = ModelRegistry.resolve_model_cls(model.architectures, model_config=model)
+        whole = copy.copy(self._config)
+        whole.parallel_config = copy.copy(whole.parallel_config)
+        whole.parallel_config.tensor_parallel_size = 1
+        for ours, undivided in zip(_shapes(made, self._config), _shapes(made, whole), strict=True):
+            if ours == cache.state_shapes:
+                return undivided
+        raise unsupported_layer(
+            cache.name,
+            f"how TP {self._tp} cuts states of {cache.state_shapes} is missing: {made.__name__} "
+            f"has {_shapes(made, self._config)}",
+        )
+
+
+def _shapes(model: Any, config: VllmConfig) -> list[Shapes]:
+    """Return the shapes of each kind of state that the model's class has."""
+    if hasattr(model, "get_mamba_specs_from_config"):
+        found = [spec.shapes for spec in model.get_mamba_specs_from_config(config)]
+    elif hasattr(model, "get_mamba_state_shape_from_config"):
+        found = [model.get_mamba_state_shape_from_config(config)]
+    else:
+        found = []
+    return [tuple(tuple(shape) for shape in shapes) for shapes in found]
+
+
+def _window_tokens(cache: LayerCache, spec: Any, module: Any) -> int:
+    """Return how many tokens before itself a token sees. vLLM's window counts the token itself.
+
+    vLLM gives a group of full caches the window of any of its layers.
+    """
+    window: int | None = spec.sliding_window
+    if window and not isinstance(spec, SlidingWindowSpec):
+        window = getattr(module, "sliding_window", None)
+    if window == 1:
+        raise unsupported_layer(cache.name, "a window of 1 token keeps nothing, and is unknown")
+    return window - 1 if window else 0
