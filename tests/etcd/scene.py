@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable
 
 from agent_harness.waiting import until
 from etcd_harness.cluster import EtcdCluster, client_of
-from restow.broker.etcd.registry import EtcdRegistry
 from restow.broker.layout.values import ModelIdentity, Pool
 from restow.broker.owners.actions import Drain, Lost, Serve
 from restow.broker.owners.claim import chosen
 from restow.broker.owners.events import Drained, Wanted
 from restow.broker.owners.registry import Registry
 from restow.broker.owners.timing import Timing
+from restow.broker.registry.etcd import EtcdRegistry
 from restow.broker.server.fleet.membership import Membership, OfPools
 
 POOLS = tuple(Pool(tenant, ModelIdentity("a model/with 100%", "1")) for tenant in "abcdefgh")

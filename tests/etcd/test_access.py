@@ -15,8 +15,8 @@ import pytest_asyncio
 from broker.certificates import Authority
 from etcd_harness.cluster import EtcdCluster, client_of, running_etcd
 from restow.broker.errors import AddressInvalidError
-from restow.broker.etcd.access import EtcdAccess
-from restow.broker.etcd.errors import (
+from restow.broker.registry.etcd_access import (
+    EtcdAccess,
     EtcdRefusedError,
     EtcdSettingsError,
     EtcdUnreachableError,

@@ -11,8 +11,8 @@ import pytest
 
 from agent_harness.waiting import until
 from etcd_harness.cluster import EtcdCluster
-from restow.broker.etcd.client import EtcdClient
-from restow.broker.etcd.errors import CompactedError, LeaseGoneError
+from restow.broker.registry.etcd_access import CompactedError, LeaseGoneError
+from restow.broker.registry.etcd_client import EtcdClient
 from restow.etcd import rpc_pb2
 
 DELETE = rpc_pb2.Event.DELETE

@@ -14,15 +14,14 @@ from agent_harness.waiting import WAIT_S, until
 from etcd_harness.cluster import EtcdCluster, client_of, running_etcd
 from forked.ports import free_port
 from restow.broker.client.connection.errors import end_task
-from restow.broker.etcd.access import EtcdAccess
-from restow.broker.etcd.asking import Patience
-from restow.broker.etcd.client import EtcdClient
-from restow.broker.etcd.errors import (
+from restow.broker.registry.etcd_access import (
+    EtcdAccess,
     EtcdError,
     EtcdNoLeaderError,
     EtcdTooOldError,
     EtcdUnreachableError,
 )
+from restow.broker.registry.etcd_client import EtcdClient, Patience
 from restow.etcd import rpc_pb2, rpc_pb2_grpc
 
 HASTY = Patience(call_s=2.0, try_s=0.6)

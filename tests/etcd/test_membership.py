@@ -13,13 +13,13 @@ import pytest_asyncio
 from agent_harness.waiting import until
 from etcd.scene import POOLS, WITHIN_S, at_etcd, shared_out
 from etcd_harness.cluster import EtcdCluster, client_of, running_etcd
-from restow.broker.etcd.client import EtcdClient
-from restow.broker.etcd.registry import EtcdRegistry
 from restow.broker.layout.values import ModelIdentity, Pool
 from restow.broker.owners.claim import Claim
 from restow.broker.owners.events import Seen
 from restow.broker.owners.registry import AddressTakenError, LeaseEndedError
 from restow.broker.owners.timing import Timing
+from restow.broker.registry.etcd import EtcdRegistry
+from restow.broker.registry.etcd_client import EtcdClient
 
 LONG = Timing(lease_s=300.0, margin_s=1.0, keep_alive_every_s=1.0)
 """What happens under it happens by word of mouth, and not because a lease has ended."""

@@ -17,8 +17,8 @@ from aiohttp import web
 from broker.certificates import Authority
 from forked.ports import free_port
 from kubernetes_harness.store import Leases, Refused
-from restow.broker.kubernetes.access import KubernetesAccess
 from restow.broker.kubernetes.api import LeasesApi
+from restow.broker.registry.kubernetes_access import KubernetesAccess
 
 NAMESPACE = "serving"
 TOKEN = "a-token"  # noqa: S105 - of a test

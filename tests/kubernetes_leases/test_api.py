@@ -13,16 +13,16 @@ from agent_harness.waiting import until
 from broker.certificates import Authority
 from kubernetes_harness.server import ApiServer, api_of
 from kubernetes_leases.scene import FLEET
-from restow.broker.kubernetes.access import KubernetesAccess
 from restow.broker.kubernetes.api import LeasesApi
-from restow.broker.kubernetes.errors import (
+from restow.broker.kubernetes.registry import KubernetesRegistry
+from restow.broker.owners.events import Seen
+from restow.broker.registry.kubernetes_access import (
+    KubernetesAccess,
     KubernetesError,
     KubernetesRefusedError,
     KubernetesSettingsError,
     KubernetesUnreachableError,
 )
-from restow.broker.kubernetes.registry import KubernetesRegistry
-from restow.broker.owners.events import Seen
 from restow.broker.server.fleet.membership import seconds_awake_or_not
 
 X, Y = "x.example:7350", "y.example:7350"

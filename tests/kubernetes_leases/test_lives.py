@@ -15,12 +15,12 @@ from etcd.scene import POOLS
 from kubernetes_harness.server import ApiServer, api_of
 from kubernetes_leases.scene import FLEET
 from restow.broker.kubernetes.api import LeasesApi
-from restow.broker.kubernetes.errors import KubernetesError, KubernetesUnreachableError
 from restow.broker.kubernetes.leases import member_name, pool_name, pool_object
 from restow.broker.kubernetes.registry import KubernetesRegistry
 from restow.broker.kubernetes.view import LeasesView
 from restow.broker.owners.registry import LeaseEndedError
 from restow.broker.owners.timing import Lease
+from restow.broker.registry.kubernetes_access import KubernetesError, KubernetesUnreachableError
 
 X, Y = "x.example:7350", "y.example:7350"
 POOL = POOLS[0]

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from agent_harness.waiting import until
 from kubernetes_harness.server import NAMESPACE, ApiServer
 from restow.broker.errors import ExtraMissingError
-from restow.broker.kubernetes.errors import KubernetesRefusedError, KubernetesSettingsError
 from restow.broker.kubernetes.leases import member_name
+from restow.broker.registry.kubernetes_access import KubernetesRefusedError, KubernetesSettingsError
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
 

@@ -9,11 +9,11 @@ from random import Random
 from typing import TypeVar
 
 from owners_simulation.registry import Registry
-from restow.broker.etcd.errors import EtcdUnreachableError
 from restow.broker.layout.values import Pool
 from restow.broker.owners.claim import Claim
 from restow.broker.owners.events import Changed, Seen
 from restow.broker.owners.registry import AddressTakenError, Entry, LeaseEndedError
+from restow.broker.registry.etcd_access import EtcdUnreachableError
 from simulation_harness.network import Network
 from simulation_harness.virtual_loop import Process
 

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 from restow.broker.doctor.local import Finding, bad, ok, warn
 from restow.broker.errors import RestowError
-from restow.broker.etcd.access import EtcdAccess
-from restow.broker.etcd.asking import Patience
-from restow.broker.etcd.client import EtcdClient, MemberStatus
-from restow.broker.etcd.registry import PREFIX
+from restow.broker.registry.etcd import PREFIX
+from restow.broker.registry.etcd_access import EtcdAccess
+from restow.broker.registry.etcd_client import EtcdClient, MemberStatus, Patience
 from restow.etcd import rpc_pb2
 
 LEASE_S = 2

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from restow.broker.cli.telling_client import TellingClient
     from restow.broker.client.admin import AdminClient
     from restow.broker.doctor.local import Finding
-    from restow.broker.etcd.access import EtcdAccess
+    from restow.broker.registry.etcd_access import EtcdAccess
 
 ALL = "all"
 COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}

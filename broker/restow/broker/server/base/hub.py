@@ -26,7 +26,7 @@ from restow.broker.server.base.logging import BoundedLog, tell_agent, tell_engin
 from restow.broker.server.base.orders import AgentOutbox, EngineOutbox
 from restow.broker.server.base.planning import Planner, plan_pair
 from restow.broker.server.base.waiting_calls import Expected, WaitingCalls
-from restow.broker.server.fleet.standing import Alone, Standing
+from restow.broker.server.base.standing import Alone, Standing
 from restow.broker.words import member
 
 TICK_S = 0.02
@@ -114,15 +114,12 @@ class Hub:
         if self.directory.granting.draining and not self.directory.granted:
             self._drained.set()
 
-    def all_said(self, pool: Pool) -> bool:
-        """Whether all is on its way that engines and agents of a pool are to be told."""
+    def all_said(self) -> bool:
+        """Return whether all is on its way that engines and agents are to be told."""
         if self._ends_for_p:
             return False
-        for key, engine in self.directory.members.pools.get(pool, {}).items():
-            agents = (self.agents.get(one.key) for one in engine.agents.values())
-            if any(one is not None and one.waiting for one in (self.engines.get(key), *agents)):
-                return False
-        return True
+        streams = (*self.engines.values(), *self.agents.values())
+        return not any(one.waiting for one in streams)
 
     def refuse(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
         """Count what an engine said of a handoff and was refused, and write it into its story."""
@@ -174,7 +171,6 @@ class Hub:
             self.said.tick(now_s)
             if self.standing.is_sure():
                 self.perform(self.directory.tick(now_s))
-                self.standing.tick(now_s)
 
     async def examine(self, source: EngineKey, destination: EngineKey) -> act.TellExamined:
         """Have D's agent read from P's once. Raises `EngineUnknownError`, and as

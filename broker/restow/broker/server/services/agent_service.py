@@ -21,7 +21,7 @@ from restow.broker.rpc.wire_program import PROGRAM_FORM
 from restow.broker.server.base.hub import Hub
 from restow.broker.server.base.logging import tell_agent
 from restow.broker.server.base.orders import AGENT_FREE_BYTES, AgentOutbox, Outbox
-from restow.broker.server.fleet.standing import Stand
+from restow.broker.server.base.standing import Stand
 from restow.broker.server.gate.callers import Context, engine_key, unreached_of
 from restow.broker.server.services.checked_messages import failure_of, version_of
 from restow.broker.server.services.session_words import batches_to_say, hear_stream
@@ -61,7 +61,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         )
         await hub.standing.sure()
         owned()
-        stand = Stand.of(hub.standing, pool_of(engine))
+        stand = Stand.of(hub.standing)
         agent = self._admit(engine, hello)
         rest = first.messages[1:]
         del first, hello  # metadata may be large, and the stream lasts
@@ -75,7 +75,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             hub.perform(hub.directory.connections.break_off(engine, agent, hub.now_s()))
 
         outbox: AgentOutbox = Outbox(
-            partial(pb.ConnectResponse, epoch=stand.epoch),
+            lambda: pb.ConnectResponse(epoch=hub.standing.epoch),
             hub.max_queue,
             on_full=lambda: loop.call_soon(lose),
             account=account,
