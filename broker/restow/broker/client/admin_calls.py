@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from restow.broker.client import joined
 from restow.broker.client.connection.channel import channel_options
 from restow.broker.client.engine.chains import (
     Holders,
@@ -42,8 +40,6 @@ RETRIES = {
         }
     ]
 }
-USUAL_LIMIT = 100
-"""Handoffs that a broker lists if nothing else is asked for."""
 PROBE_S = 45.0
 """The broker gives up after 40 s (`Limits.examine_s`)."""
 
@@ -69,11 +65,6 @@ class AdminCall(Generic[T]):
     """How long it may take at least, whatever patience is usual."""
     of_broker: bool = False
     """Whether it is one of `restow.v1.Broker`."""
-    join: Callable[[Mapping[str, Any]], Any] | None = None
-    """Of several brokers all are asked, and their answers by address are made one; None: one after
-    the other is, until one knows what it is about."""
-    of_one: bool = False
-    """Whether it is about a broker itself, so that one has to be named."""
 
 
 def _whole(response: Any) -> Any:
@@ -85,12 +76,12 @@ def status(traffic: bool = False) -> AdminCall[pb.GetStatusResponse]:
 
     ``traffic``: with what ended in the last quarter of an hour.
     """
-    return AdminCall("GetStatus", pb.GetStatusRequest(traffic=traffic), _whole, join=joined.status)
+    return AdminCall("GetStatus", pb.GetStatusRequest(traffic=traffic), _whole)
 
 
 def tenants() -> AdminCall[pb.ListTenantsResponse]:
     """Return the tenants that have engines or handoffs, with what each holds."""
-    return AdminCall("ListTenants", pb.ListTenantsRequest(), _whole, join=joined.tenants)
+    return AdminCall("ListTenants", pb.ListTenantsRequest(), _whole)
 
 
 def engines() -> AdminCall[list[pb.EngineInfo]]:
@@ -99,7 +90,6 @@ def engines() -> AdminCall[list[pb.EngineInfo]]:
         "ListEngines",
         pb.ListEnginesRequest(),
         lambda found: list(found.engines),
-        join=joined.engines,
     )
 
 
@@ -114,14 +104,12 @@ def layout(engine_id: str) -> AdminCall[Layout]:
 
 def agents() -> AdminCall[list[pb.AgentInfo]]:
     """Return the connected agents, by engine and rank."""
-    return AdminCall(
-        "ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents), join=joined.agents
-    )
+    return AdminCall("ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents))
 
 
 def holdings() -> AdminCall[pb.ListHoldingsResponse]:
     """Return what engines say that they hold of prefixes, and what that takes by tenant."""
-    return AdminCall("ListHoldings", pb.ListHoldingsRequest(), _whole, join=joined.holdings)
+    return AdminCall("ListHoldings", pb.ListHoldingsRequest(), _whole)
 
 
 def find(
@@ -159,8 +147,7 @@ def handoffs(
         beginning=beginning,
         ended_within_s=ended_within_s,
     )
-    join = partial(joined.handoffs, limit=limit or USUAL_LIMIT)
-    return AdminCall("ListHandoffs", request, _whole, join=join)
+    return AdminCall("ListHandoffs", request, _whole)
 
 
 def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:
@@ -174,16 +161,16 @@ def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:
 
 
 def brokers() -> AdminCall[pb.ListBrokersResponse]:
-    """Return the brokers that share pools out, and what each pool carries at the one asked.
+    """Return the brokers of the fleet, and how the broker stands that is asked.
 
-    One that is alone has no ``membership`` in its answer.
+    A standby answers this call, too. The only broker has no ``membership`` in its answer.
     """
     return AdminCall("ListBrokers", pb.ListBrokersRequest(), _whole)
 
 
 def costs() -> AdminCall[pb.ListCostsResponse]:
     """Return what reading and copying costs, by pair of hosts, as agents measured it."""
-    return AdminCall("ListCosts", pb.ListCostsRequest(), _whole, join=joined.costs)
+    return AdminCall("ListCosts", pb.ListCostsRequest(), _whole)
 
 
 def probe_pair(source: str, destination: str) -> AdminCall[pb.ProbePairResponse]:
@@ -198,7 +185,7 @@ def probe_pair(source: str, destination: str) -> AdminCall[pb.ProbePairResponse]
 
 def audit() -> AdminCall[pb.AuditBrokerResponse]:
     """Return everything that must not be, of all tenants. None is what a sound broker says."""
-    return AdminCall("AuditBroker", pb.AuditBrokerRequest(), _whole, join=joined.audit)
+    return AdminCall("AuditBroker", pb.AuditBrokerRequest(), _whole)
 
 
 def release(handoff_id: str) -> AdminCall[pb.HandoffInfo]:
@@ -223,9 +210,7 @@ def forget_states(revision: str) -> AdminCall[int]:
     Raises as every call does, and `BrokerCallError` for an empty text.
     """
     request = pb.ForgetStatesRequest(revision=revision)
-    return AdminCall(
-        "ForgetStates", request, lambda found: found.stores, join=joined.states_forgotten
-    )
+    return AdminCall("ForgetStates", request, lambda found: found.stores)
 
 
 def forget_engine(engine_id: str) -> AdminCall[int]:
@@ -243,16 +228,13 @@ def abandon(handoff_id: str) -> AdminCall[str]:
     Returns the word for how it ended ("CANCELLED"), or for the state in which it was left alone.
     """
     request = pb.AbandonHandoffRequest(handoff_id=handoff_id)
-    return AdminCall(
-        "AbandonHandoff", request, lambda found: state_name(found.state), join=joined.abandoned
-    )
+    return AdminCall("AbandonHandoff", request, lambda found: state_name(found.state))
 
 
 def set_draining(draining: bool) -> AdminCall[int]:
     """Have the broker grant nothing any more; with ``draining`` False: again.
 
-    Returns how many handoffs are granted and have not ended. Raises `AddressInvalidError` where
-    several brokers were given: one is drained at a time.
+    Returns how many handoffs are granted and have not ended.
     """
     request = pb.SetDrainingRequest(draining=draining)
-    return AdminCall("SetDraining", request, lambda found: found.granted, of_one=True)
+    return AdminCall("SetDraining", request, lambda found: found.granted)

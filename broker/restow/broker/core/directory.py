@@ -29,7 +29,6 @@ from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.core.probing import Examining, Probing
 from restow.broker.core.reports import Reports
 from restow.broker.errors import HandoffOwnedError, RequestError, RestowError
-from restow.broker.layout.values import Pool
 
 
 class Directory:

@@ -17,7 +17,6 @@ from restow.broker.core.common.keys import EngineKey, State
 from restow.broker.core.connections import Connections
 from restow.broker.core.engines.account import ENGINE_BYTES
 from restow.broker.core.engines.engine import EngineRecord, pool_of
-from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.core.prefix.prefixes import Prefixes

@@ -17,7 +17,6 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.statistics import Durations
 from restow.broker.errors import PlanError, RestowError
-from restow.broker.layout.values import Pool
 from restow.broker.logs import get_logger
 from restow.broker.planner import CostModel, Strategy
 from restow.broker.rpc.status import cut
@@ -25,8 +24,8 @@ from restow.broker.server.base import orders
 from restow.broker.server.base.logging import BoundedLog, tell_agent, tell_engine, tell_failures
 from restow.broker.server.base.orders import AgentOutbox, EngineOutbox
 from restow.broker.server.base.planning import Planner, plan_pair
-from restow.broker.server.base.waiting_calls import Expected, WaitingCalls
 from restow.broker.server.base.standing import Alone, Standing
+from restow.broker.server.base.waiting_calls import Expected, WaitingCalls
 from restow.broker.words import member
 
 TICK_S = 0.02

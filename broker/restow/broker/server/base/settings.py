@@ -12,8 +12,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from restow.broker.addresses import DEFAULT_PORT, checked_http, checked_listener, checked_target
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import DigestMode, Digests
-from restow.broker.owners.timing import Timing
 from restow.broker.planner import CostModel, Strategy
+from restow.broker.registry.etcd_access import EtcdAccess
+from restow.broker.registry.registry import Timing
 
 Seconds = Annotated[float, Field(gt=0, le=600)]
 Count = Annotated[int, Field(ge=1)]
@@ -42,7 +43,7 @@ class BrokerSettings(BaseSettings):
     advertise: Annotated[str, AfterValidator(checked_target)] | None = None
     """Where engines and agents reach this one of several."""
     fleet: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")] = "default"
-    """The brokers that share pools out; another fleet may use the same etcd."""
+    """The brokers of which one leads; another fleet may use the same etcd."""
     etcd_ca: Path | None = None
     etcd_cert: Path | None = None
     etcd_key: Path | None = None
@@ -55,7 +56,9 @@ class BrokerSettings(BaseSettings):
     kubernetes_account: Path | None = None
     """The folder of the service account that asks for them. None: where a pod has its own."""
     member_lease_s: Seconds = TIMING.lease_s
-    """How long another broker waits for one that says nothing, before it takes its pools."""
+    """How long a broker that says nothing is thought to live, before another one leads."""
+    expect_brokers: Annotated[int, Field(ge=0)] = 0
+    """How many brokers there should be; with fewer an alert is raised. 0: nobody says."""
     strategy: Strategy = Strategy.AUTO
     allow_narrowing: bool = False
     costs: dict[str, float] = {}
@@ -99,6 +102,17 @@ class BrokerSettings(BaseSettings):
     def content_digests(self) -> Digests:
         """Of which handoffs the content is checked."""
         return Digests(self.digests, self.digest_every)
+
+    def etcd_access(self) -> EtcdAccess:
+        """Return how etcd is reached. Raises `EtcdSettingsError` and `AddressInvalidError`."""
+        return EtcdAccess.parse(
+            self.etcd or "",
+            ca=self.etcd_ca,
+            cert=self.etcd_cert,
+            key=self.etcd_key,
+            user=self.etcd_user,
+            password_file=self.etcd_password_file,
+        )
 
     def timing(self) -> Timing:
         """How long leases among several brokers are."""

@@ -8,6 +8,8 @@ from typing import Protocol
 from restow.broker.errors import RestowError
 from restow.broker.registry.leadership import Leadership
 
+LEADERLESS_S = 5.0
+"""How long nobody may lead before a broker says that it is not ready."""
 LEADER_WAIT_S = 3.0
 """How long a call waits at most for a leader while nobody leads."""
 
@@ -30,6 +32,23 @@ class FleetReport:
     """What the registry says is wrong with itself."""
     terms: int = 0
     """How often this broker has begun to lead."""
+
+    @property
+    def brokers(self) -> frozenset[str]:
+        """The addresses of all brokers, this one among them."""
+        return self.leadership.fleet.brokers | {self.leadership.address}
+
+    @property
+    def unready(self) -> str:
+        """Why this broker is of no use at the moment, in words; empty: it leads, or stands by."""
+        leadership = self.leadership
+        if leadership.lease is None:
+            return "not let in by the other brokers' registry"
+        if leadership.still_s(self.now_s) is not None:
+            return "stands still: its lease may have ended"
+        if self.leaderless_s > LEADERLESS_S:
+            return "no broker leads"
+        return ""
 
 
 class Standing(Protocol):

@@ -18,7 +18,7 @@ from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.core.prefix.rules import SNAPSHOT
 from restow.broker.printable import shown_values
 from restow.broker.server.base.hub import Hub
-from restow.broker.server.fleet.report import FleetReport
+from restow.broker.server.base.standing import FleetReport
 from restow.broker.versions import own_version
 
 MAX_ENGINES = 256
@@ -139,15 +139,16 @@ class Overview:
 
 
 def _fleet(report: FleetReport | None) -> Values | None:
-    """How the broker stands among others; None: it is alone."""
+    """Return how the broker stands among others; None: it is the only one."""
     if report is None:
         return None
+    leadership = report.leadership
     return {
-        "address": report.address,
-        "brokers": report.count,
-        "pools_owned": report.owned,
-        "let_in": report.let_in,
-        "still_s": None if report.lease is None else report.lease.still_s,
+        "address": leadership.address,
+        "brokers": len(report.brokers),
+        "leads": bool(leadership.epoch),
+        "leader": leadership.leader,
+        "unready": report.unready,
         "trouble": "" if report.trouble is None else report.trouble.message,
     }
 

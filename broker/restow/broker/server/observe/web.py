@@ -86,10 +86,10 @@ class BrokerPages:
         if self._hub.directory.granting.draining:
             return said(HTTPStatus.SERVICE_UNAVAILABLE, "draining")
         report = self._hub.standing.report()
-        if report is not None and not report.let_in:
-            return said(HTTPStatus.SERVICE_UNAVAILABLE, "not let in by the other brokers' registry")
-        if report is not None and not report.sure:
-            return said(HTTPStatus.SERVICE_UNAVAILABLE, "stands still: its lease may have ended")
+        if report is not None and report.unready:
+            return said(HTTPStatus.SERVICE_UNAVAILABLE, report.unready)
+        if report is not None and not report.leadership.epoch:
+            return said(HTTPStatus.OK, f"standby: {report.leadership.leader or 'nobody'} leads")
         return healthy_page(query)
 
 

@@ -35,7 +35,7 @@ from restow.broker.server.services.admin_messages import (
     traffic_step,
     whole_story,
 )
-from restow.broker.server.services.fleet_messages import brokers_and_pools, membership_of
+from restow.broker.server.services.fleet_messages import brokers_of, membership_of
 from restow.broker.server.services.prefix_messages import engine_holdings, tenant_holdings
 from restow.broker.trust.errors import ForbiddenError
 from restow.broker.versions import own_version
@@ -108,6 +108,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._hub = hub
         self._log = get_logger("restow.broker")
 
+    async def _leading(self) -> None:
+        """Return when the broker certainly leads. Raise `NotLeaderError` or `NoLeaderError`."""
+        await self._hub.standing.sure()
+        self._hub.standing.check()
+
     def _info(self, handoff: Handoff) -> pb.HandoffInfo:
         return handoff_info(handoff, self._hub.directory.granting, self._hub.now_s())
 
@@ -115,6 +120,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
         """Statistics of the whole broker, or of the one tenant that the caller may hear of."""
+        self._hub.standing.check()
         hub, tenant = self._hub, scope_of(context)
         status = broker_status(hub, tenant)
         if request.traffic:
@@ -125,6 +131,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ListTenantsRequest, context: Context
     ) -> pb.ListTenantsResponse:
         """What each tenant has that the caller may hear of."""
+        self._hub.standing.check()
         own = scope_of(context)
         tenants = self._hub.directory.ledger.tenants
         held = sorted(tenants.holdings.items()) if own is None else [(own, tenants.of(own))]
@@ -137,6 +144,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ListEnginesRequest, context: Context
     ) -> pb.ListEnginesResponse:
         """The engines of the tenants that are asked for."""
+        self._hub.standing.check()
         tenant = listed_tenant(context)
         engines, now_s = self._hub.directory.members.engines, self._hub.now_s()
         return pb.ListEnginesResponse(
@@ -151,6 +159,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.GetLayoutRequest, context: Context
     ) -> pb.GetLayoutResponse:
         """The layout of an engine of the caller's tenant."""
+        self._hub.standing.check()
         members = self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         return pb.GetLayoutResponse(
@@ -162,6 +171,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ListHoldingsRequest, context: Context
     ) -> pb.ListHoldingsResponse:
         """What engines of the tenants that are asked for say that they hold."""
+        self._hub.standing.check()
         tenant, directory = listed_tenant(context), self._hub.directory
         prefixes, engines = directory.prefixes, directory.members.engines
         held = sorted(one for one in prefixes.holders.items() if tenant in (None, one[0]))
@@ -178,6 +188,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ListAgentsRequest, context: Context
     ) -> pb.ListAgentsResponse:
         """The agents of the tenants that are asked for."""
+        self._hub.standing.check()
         tenant = listed_tenant(context)
         return pb.ListAgentsResponse(
             agents=[
@@ -192,6 +203,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ListHandoffsRequest, context: Context
     ) -> pb.ListHandoffsResponse:
         """Handoffs, the live ones first, then the newest ends."""
+        self._hub.standing.check()
         if request.limit < 0:
             raise RequestError(f"limit {request.limit} must not be negative", field="limit")
         tenant = listed_tenant(context)
@@ -220,19 +232,22 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.GetHandoffRequest, context: Context
     ) -> pb.GetHandoffResponse:
         """One handoff and its story."""
+        self._hub.standing.check()
         handoff = self._hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         return whole_story(handoff, self._hub.directory.granting, self._hub.now_s())
 
     async def ListBrokers(
         self, request: pb.ListBrokersRequest, context: Context
     ) -> pb.ListBrokersResponse:
-        """The brokers, and the pools that the caller may hear of."""
-        return brokers_and_pools(self._hub, scope_of(context))
+        """Return the brokers of the fleet; a standby answers, too."""
+        scope_of(context)
+        return brokers_of(self._hub)
 
     async def ListCosts(
         self, request: pb.ListCostsRequest, context: Context
     ) -> pb.ListCostsResponse:
         """What was measured between hosts."""
+        self._hub.standing.check()
         hub, tenant = self._hub, scope_of(context)
         return pb.ListCostsResponse(
             hosts=[
@@ -251,6 +266,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ProbePairRequest, context: Context
     ) -> pb.ProbePairResponse:
         """How an agent of one engine reads from one of another's, both of the caller's tenant."""
+        self._hub.standing.check()
         tenant = tenant_of(context)
         found = await self._hub.examine(
             EngineKey(tenant, request.source_engine), EngineKey(tenant, request.destination_engine)
@@ -268,6 +284,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.AuditBrokerRequest, context: Context
     ) -> pb.AuditBrokerResponse:
         """Everything that must not be."""
+        self._hub.standing.check()
         _check_all_tenants(context)
         directory = self._hub.directory
         return pb.AuditBrokerResponse(
@@ -279,7 +296,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ReleaseHandoffRequest, context: Context
     ) -> pb.ReleaseHandoffResponse:
         """Give a handoff up."""
-        await self._hub.standing.sure()
+        await self._leading()
         hub = self._hub
         handoff = hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         if not handoff.ended:
@@ -296,7 +313,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.SetDrainingRequest, context: Context
     ) -> pb.SetDrainingResponse:
         """Grant nothing any more, or again."""
-        await self._hub.standing.sure()
+        await self._leading()
         _check_all_tenants(context)
         hub = self._hub
         self._log.info(
@@ -311,7 +328,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.DrainEngineRequest, context: Context
     ) -> pb.DrainEngineResponse:
         """Have an engine take nothing new any more, or again."""
-        await self._hub.standing.sure()
+        await self._leading()
         members = self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         if engine.draining != request.draining:
@@ -329,7 +346,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ForgetEngineRequest, context: Context
     ) -> pb.ForgetEngineResponse:
         """Take an engine out that is gone."""
-        await self._hub.standing.sure()
+        await self._leading()
         hub, members = self._hub, self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         ended = len(engine.handoffs)
@@ -347,7 +364,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ForgetStatesRequest, context: Context
     ) -> pb.ForgetStatesResponse:
         """Have the stores of a tenant drop the states of a revision."""
-        await self._hub.standing.sure()
+        await self._leading()
         check_revision(request.revision)
         tenant = tenant_of(context)
         told = self._hub.directory.offering.forget_states(tenant, request.revision)
@@ -365,7 +382,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.AbandonHandoffRequest, context: Context
     ) -> pb.AbandonHandoffResponse:
         """Give up what nobody has asked for."""
-        await self._hub.standing.sure()
+        await self._leading()
         hub, tenant = self._hub, tenant_of(context)
         hub.perform(hub.directory.abandon(tenant, request.handoff_id, hub.now_s()))
         state = hub.directory.ledger.find(tenant, request.handoff_id).state

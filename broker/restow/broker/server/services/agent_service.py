@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from itertools import islice
 
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.events import Failure, Probed, Settlement, StagedRun
-from restow.broker.core.common.keys import AgentKey, EngineKey, State
+from restow.broker.core.common.keys import AgentKey, State
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
-from restow.broker.core.engines.engine import EngineRecord, pool_of
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import AgentReleaseError, RequestError, RestowError
-from restow.broker.layout.values import Pool
 from restow.broker.planner import CopyCosts, ReadCosts
-from restow.broker.rpc import wire
 from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
 from restow.broker.rpc.wire_program import PROGRAM_FORM
 from restow.broker.server.base.hub import Hub
@@ -55,12 +53,14 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         key = engine_key(context, Role.AGENT, hello.engine.engine_id)
         account = hub.directory.ledger.tenants.account(key.tenant)
         waiting_bytes = CALL_COPIES * first.ByteSize()
-        owned = await self._owned(key, hello, unreached_of(context))
+        standing = hub.standing
+        standing.name_epoch(hello.epoch)
+        await standing.lead(unreached_of(context))
         engine = await hub.expected.engine(
-            key, hello.engine.incarnation, account, waiting_bytes, owned
+            key, hello.engine.incarnation, account, waiting_bytes, standing.check
         )
-        await hub.standing.sure()
-        owned()
+        await standing.sure()
+        standing.check()
         stand = Stand.of(hub.standing)
         agent = self._admit(engine, hello)
         rest = first.messages[1:]
@@ -99,21 +99,6 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             reader.cancel()
             lose()
             outbox.drop()
-
-    async def _owned(self, key: EngineKey, hello: pb.Hello, unreached: str) -> Callable[[], None]:
-        """Return what raises when another broker owns the agent's pool. Raises it, too."""
-        standing = self._hub.standing
-        if standing.among_others and not hello.HasField("model"):
-            raise AgentReleaseError(
-                f"the agent of engine {key.engine_id}, rank {hello.rank} does not say which model "
-                f"it is of, and knows no epochs: among several brokers it could not tell the one "
-                f"that owns its pool; run one version of Restow on the brokers and on all hosts",
-                engine=key.engine_id,
-                rank=hello.rank,
-            )
-        pool = Pool.of(key.tenant, wire.identity_of(hello.model))
-        await standing.own(pool, unreached)
-        return partial(standing.check, pool)
 
     def _admit(self, engine: EngineRecord, hello: pb.Hello) -> AgentRecord:
         if hello.program_form != PROGRAM_FORM:

@@ -7,10 +7,8 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from restow.broker.core.common.keys import EngineKey
-from restow.broker.core.engines.engine import EngineRecord, pool_of
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import RestowError, SessionReplacedError
-from restow.broker.layout.values import Pool
-from restow.broker.rpc import wire
 from restow.broker.rpc.status import cut
 from restow.broker.rpc.wire import bytes_as_values
 from restow.broker.server.base.hub import Hub
@@ -120,6 +118,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         first = await anext(aiter(requests), None)
         if first is None:
             return
+        hub.standing.name_epoch(first.epoch)
         engine = await self._engine(first.engine, context)
         loop = asyncio.get_running_loop()
 

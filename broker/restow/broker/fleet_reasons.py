@@ -1,4 +1,4 @@
-"""Why one of several brokers does not act in a pool, and what to do about it."""
+"""Why one of several brokers does not act, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,37 +10,35 @@ from restow.broker.advice import Advice
 
 _ITSELF = "Nothing: it is tried again by itself."
 
-OWNERSHIP: Final[Mapping[str, Advice]] = MappingProxyType(
+FLEET_REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
     {
-        # Of pools.
-        "NOT_OWNER": Advice(
-            "Another broker owns the pool; the message names it if it is known.",
-            "Nothing, where it passes: engines, agents and routers follow by themselves. If not, "
-            "see whether the address that is named can be reached from there "
+        # Of a fleet.
+        "NOT_LEADER": Advice(
+            "The broker stands by; the message names the broker that leads.",
+            "Nothing, if it passes: engines, agents and routers follow by themselves. Else see "
+            "whether the address that is named can be reached from there "
             "(`restow serve --advertise`), and `restow doctor`.",
         ),
-        "OWNER_UNKNOWN": Advice(
-            "No broker owns the pool at the moment: its owner has gone and nobody has claimed it "
-            "yet, or brokers can't reach etcd.",
+        "NO_LEADER": Advice(
+            "No broker leads at the moment: the leader has gone and none has followed yet, or "
+            "brokers cannot reach etcd.",
             "Nothing, if it passes within a few seconds; else `restow brokers` says why etcd does "
             "not answer, and `restow doctor --etcd` looks at it.",
         ),
         "EPOCH_OVER": Advice(
-            "A broker spoke in an epoch that is over, as one does that was stopped and goes on: "
-            "its stream was left, and nothing that it said was done.",
-            "Nothing: engine and agent ask the owner. If it comes often, see why a broker stands "
-            "still: memory, a paused host, or a clock that was set.",
+            "A broker spoke in an epoch that is over, as a broker does that was stopped and goes "
+            "on. Engine and agent left its stream and did nothing that it said.",
+            "Nothing: they ask the leader. If it comes often, see why a broker stands still: "
+            "memory, a paused host, or a clock that was set.",
         ),
-        # Of a broker among others.
         "ADDRESS_TAKEN": Advice(
-            "Another broker advertises this one's address, or an earlier life of this one did "
+            "Another broker advertises the address of this one, or an earlier life of this one did "
             "until a moment ago.",
-            "Nothing, if it passes when that lease has ended; else give each broker its own "
-            "`--advertise`.",
+            "Nothing, if it passes when that lease has ended; else give each broker an "
+            "`--advertise` of its own.",
         ),
-        "MEMBER_LEASE_ENDED": Advice(
-            "The broker did not keep its lease in time: others may own its pools, and it has "
-            "forgotten them.",
+        "BROKER_LEASE_ENDED": Advice(
+            "The broker did not keep its lease in time: another broker may lead.",
             "Nothing: it joins again by itself. If it comes often, see what holds up the broker "
             "or etcd, or give a longer `--member-lease-s`.",
         ),
@@ -77,9 +75,6 @@ OWNERSHIP: Final[Mapping[str, Advice]] = MappingProxyType(
         ),
         "ETCD_TOKEN_ENDED": Advice("Etcd has forgotten the broker's token.", _ITSELF),
         "ETCD_LEASE_GONE": Advice("A lease at etcd has ended, with all keys of it.", _ITSELF),
-        "ETCD_COMPACTED": Advice(
-            "Etcd has forgotten changes that the broker had not read yet.", _ITSELF
-        ),
         # Of Kubernetes, whose Leases stand for an etcd.
         "KUBERNETES_UNREACHABLE": Advice(
             "No API server answers the broker, or none in time. It stands still when its lease "
@@ -90,7 +85,7 @@ OWNERSHIP: Final[Mapping[str, Advice]] = MappingProxyType(
         "KUBERNETES_REFUSED": Advice(
             "The broker's service account is not known to Kubernetes, or may not do what was "
             "asked.",
-            "Give it a Role that lets it get, list, watch, create, update and delete leases of "
+            "Give it a Role that lets it get, list, create, update and delete leases of "
             "coordination.k8s.io in that namespace: the chart has it.",
         ),
         "KUBERNETES_SETTINGS_INVALID": Advice(
@@ -100,19 +95,8 @@ OWNERSHIP: Final[Mapping[str, Advice]] = MappingProxyType(
         "KUBERNETES_FAILED": Advice(
             "Kubernetes refused what it was asked, in its own words.", "Read the message."
         ),
-        "KUBERNETES_EXISTS": Advice(
-            "Somebody else has made the Lease that the broker was to make.", _ITSELF
-        ),
         "KUBERNETES_CONFLICT": Advice(
             "A Lease is another one by now than the broker has seen.", _ITSELF
-        ),
-        "KUBERNETES_NOT_FOUND": Advice(
-            "A Lease is not there any more, or Kubernetes knows no namespace of that name.",
-            "Nothing, if it passes: it is tried again. Else see whether the namespace that "
-            "`--kubernetes-leases` names is there.",
-        ),
-        "KUBERNETES_GONE": Advice(
-            "Kubernetes has forgotten changes that the broker had not read yet.", _ITSELF
         ),
     }
 )
