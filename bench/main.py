@@ -1,106 +1,166 @@
-"""``./run bench``: data plane, control plane, planning and choices, each beside a reference."""
+"""``./run bench``: measure transfers, the control plane, stores, fleets, vLLM and kernels."""
 
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rows import Row, machine, show, write_json
+
+from bench.processes import logs_folder
+from bench.report import Put, Row, machine, show, write_json
 
 
-class Suite(StrEnum):
-    """What can be measured."""
+@dataclass(frozen=True)
+class Suite:
+    """A benchmark: its name, its function as ``module:function``, and what it does in a line.
 
-    DATA = "data"
-    CONTROL = "control"
-    PLANNING = "planning"
-    PIECES = "pieces"
-    MODELS = "models"
-    GPU = "gpu"
-    RESTARTS = "restarts"
-    KILLED = "killed"
-    FAILOVER = "failover"
-    OUTAGES = "outages"
-    FIRST = "first"
-    BESIDE = "beside"
-    CONTENT = "content"
-    DIGESTS = "digests"
-    STORE = "store"
-    PREFIXES = "prefixes"
-    OFFERS = "offers"
-    KEPT = "kept"
-    SESSIONS = "sessions"
-    VLLM = "vllm"
-    TURNS = "turns"
-    EARLY = "early"
-    PARTS = "parts"
+    A suite that ``needs`` something is measured only if it is named. ``by_case`` says that single
+    cases of it can be chosen.
+    """
+
+    name: str
+    function: str
+    does: str
+    needs: str = ""
+    by_case: bool = False
+
+    def run(self, put: Put, repeats: int, *chosen: object) -> None:
+        """Import the module, so that a suite needs only what it measures, and run it."""
+        module, _, function = self.function.partition(":")
+        getattr(import_module(f"bench.{module}"), function)(put, repeats, *chosen)
 
 
-MODULES = {
-    Suite.DATA: ("data", "run"),
-    Suite.CONTROL: ("control", "run"),
-    Suite.PLANNING: ("planning", "run"),
-    Suite.PIECES: ("choice", "run_pieces"),
-    Suite.MODELS: ("choice", "run_models"),
-    Suite.GPU: ("choice", "run_gpu"),
-    Suite.RESTARTS: ("restarts", "run"),
-    Suite.KILLED: ("killed", "run"),
-    Suite.FAILOVER: ("failover", "run"),
-    Suite.OUTAGES: ("outages", "run"),
-    Suite.FIRST: ("first", "run"),
-    Suite.BESIDE: ("beside", "run"),
-    Suite.CONTENT: ("contents", "run"),
-    Suite.DIGESTS: ("digests", "run"),
-    Suite.STORE: ("store_worth", "run"),
-    Suite.PREFIXES: ("prefixes", "run"),
-    Suite.OFFERS: ("offers", "run"),
-    Suite.KEPT: ("kept", "run"),
-    Suite.SESSIONS: ("sessions", "run"),
-    Suite.VLLM: ("vllm_engines", "run"),
-    Suite.TURNS: ("vllm_turns", "run"),
-    Suite.EARLY: ("vllm_early", "run"),
-    Suite.PARTS: ("parts", "run"),
-}
-NAMED_ONLY = (Suite.VLLM, Suite.TURNS, Suite.EARLY, Suite.OUTAGES, Suite.FAILOVER, Suite.GPU)
-"""Measured only where asked for by name: three want vLLM, two take minutes, one wants a GPU."""
-BY_CASE = (Suite.PIECES, Suite.MODELS, Suite.GPU)
-"""Of these single cases can be measured."""
+STRATEGIES = "transfer.strategies"
+VLLM, GPU = "vLLM", "a GPU"
+SUITES = (
+    Suite("handoff", "transfer.handoff:run", "time a handoff beside a contiguous READ"),
+    Suite(
+        "models",
+        f"{STRATEGIES}:run_models",
+        "compare auto with each strategy, real models",
+        by_case=True,
+    ),
+    Suite(
+        "pieces",
+        f"{STRATEGIES}:run_pieces",
+        "compare auto with each strategy, equal pieces",
+        by_case=True,
+    ),
+    Suite("planning", "transfer.planning:run", "plan pairs of layouts, and bind pages"),
+    Suite("first-handoff", "transfer.first_handoff:run", "time the first handoff of two engines"),
+    Suite(
+        "content-digests", "transfer.content_digests:run", "compare checked handoffs with others"
+    ),
+    Suite("handoff-rate", "control.handoff_rate:run", "count handoffs a second, and latency"),
+    Suite("handoff-parts", "control.handoff_parts:run", "time the parts of one small handoff"),
+    Suite("neighbours", "control.neighbours:run", "hand over while others load the broker"),
+    Suite("prefix-lookup", "control.prefix_lookup:run", "look up who holds a prompt"),
+    Suite(
+        "tenant-memory",
+        "control.tenant_memory:run",
+        "fill a tenant's quota in nine ways",
+        needs="minutes",
+    ),
+    Suite("broker-killed", "fleet.broker_killed:run", "kill the broker under a steady load"),
+    Suite("reconnect", "fleet.broker_killed:run_reconnect", "kill the broker of 10,000 agents"),
+    Suite(
+        "failover",
+        "fleet.failover:run",
+        "kill, stop and cut off one of three brokers",
+        needs="twenty minutes",
+    ),
+    Suite("by-content", "store.by_content:run", "request states by content and by an id"),
+    Suite("store-reads", "store.store_reads:run", "read states from a store's memory and disk"),
+    Suite("eviction", "store.eviction:run", "compare a store's eviction rule with LRU"),
+    Suite(
+        "router-sessions", "store.router_sessions:run", "count tokens that a router's Find saves"
+    ),
+    Suite("vllm-handover", "vllm.handover:run", "hand over in vLLM, beside NixlConnector", VLLM),
+    Suite(
+        "vllm-second-turn", "vllm.second_turn:run", "time second turns by where the state is", VLLM
+    ),
+    Suite("vllm-early-reads", "vllm.early_reads:run", "read while P computes a long prompt", VLLM),
+    Suite("host-copies", "gpu.host_copies:run", "copy host memory, beside memcpy"),
+    Suite("gpu-kernels", "gpu.kernels:run", "run the Triton kernels, beside torch", GPU),
+    Suite(
+        "gpu-strategies",
+        f"{STRATEGIES}:run_gpu",
+        "compare strategies within one GPU",
+        GPU,
+        by_case=True,
+    ),
+)
+BY_NAME = {suite.name: suite for suite in SUITES}
 
 
+def _list_of_suites() -> str:
+    """Return a line for each suite, for ``--help``."""
+    lines = ["\b", "Suites (those with a need in parentheses are measured only if they are named):"]
+    for suite in SUITES:
+        needs = f" ({suite.needs})" if suite.needs else ""
+        lines.append(f"  {suite.name:17} {suite.does}{needs}")
+    return "\n".join(lines)
+
+
+def _chosen(names: list[str]) -> list[Suite]:
+    unknown = [name for name in names if name not in BY_NAME]
+    if unknown:
+        words = f"there is no suite {unknown[0]!r}: ./run bench --help lists all"
+        raise typer.BadParameter(words, param_hint="--suite")
+    return [BY_NAME[name] for name in names] or [suite for suite in SUITES if not suite.needs]
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(epilog=_list_of_suites())
 def main(
     suite: Annotated[
-        list[Suite] | None, typer.Option(help="Measure only this; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Measure only this suite; may be repeated.",
+        ),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows there.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the rows to this file.")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each case.")] = 9,
     case: Annotated[
         list[str] | None,
         typer.Option(
             metavar="WORDS",
-            help="Of pieces, models and gpu: cases with these in their name; may be repeated.",
+            help="With models, pieces and gpu-strategies: measure only cases with these words in "
+            "their name; may be repeated.",
         ),
     ] = None,
     sets: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Of pieces, models and gpu: so many sets of processes, minutes apart, for a case "
-            "that missed a goal or barely reached it; the samples of all are taken together. Where "
-            "the memory of one set happens to lie makes up to a tenth.",
+            help="With models, pieces and gpu-strategies: measure a case that missed a goal, or "
+            "barely reached it, in up to this many sets of processes, minutes apart, and take all "
+            "samples together. The place of a set's memory alone changes its times by a tenth.",
         ),
     ] = 1,
 ) -> None:
-    """Measure medians of interleaved samples; ratios are the reference's seconds over ours."""
+    """Measure medians of interleaved samples.
+
+    Each row compares a median with a reference of the same run: its ratio is the reference's value
+    over ours, so above 1.0 Restow is faster. Logs of brokers and agents go to files, whose folder
+    is printed at the end. Suites that need nothing are measured if none is named.
+    """
+    suites = _chosen(suite or [])
     for given, option, enough in ((case, "--case", all), (sets > 1, "--sets", any)):
-        if given and not (suite and enough(one in BY_CASE for one in suite)):
-            words = f"name suites too, of {', '.join(BY_CASE)}"
+        if given and not (suite and enough(one.by_case for one in suites)):
+            words = f"name suites too: {', '.join(one.name for one in SUITES if one.by_case)}"
             raise typer.BadParameter(words, param_hint=option)
-    # Not a terminal, so a file: its lines may be long.
+    # A file may have long lines; a terminal has its own width.
     console = Console() if sys.stdout.isatty() else Console(width=180)
     about = machine()
     console.print(about)
@@ -109,16 +169,14 @@ def main(
     def put(row: Row) -> None:
         rows[row.suite, row.case, row.reference] = row
         console.print(f"  {row.suite}: {row.case}: {row.ratio:.2f} of {row.reference}")
-        if json_file is not None:  # what is measured is kept, should the rest not come
+        if json_file is not None:  # at once, so that it is kept if a later suite fails
             write_json(list(rows.values()), json_file, about)
 
-    for name in suite or [one for one in Suite if one not in NAMED_ONLY]:
-        # Imported when needed: the control plane is measured without torch.
-        module, run = MODULES[name]
-        named = (case or (), sets) if name in BY_CASE else ()
-        getattr(import_module(module), run)(put, repeats, *named)
+    for one in suites:
+        one.run(put, repeats, *((case or (), sets) if one.by_case else ()))
     show(list(rows.values()), console)
+    console.print(f"Logs: {logs_folder()}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app(prog_name="./run bench")

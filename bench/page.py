@@ -1,359 +1,275 @@
-"""Writes the tables of docs/benchmarks.md anew from the JSON files beside it.
+"""Write the tables of docs/benchmarks.md anew from the files in bench/results.
 
-    python bench/page.py
+    PYTHONPATH=.:tests python -m bench.page
 
-Each table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; the words around them are
-written by hand.
+Each table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; the words around it are written
+by hand.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from goals import BY_NIXL, CONTIGUOUS, table
+from bench.report import amount
 
-DOCS = Path(__file__).parent.parent / "docs"
-Rows = list[dict[str, Any]]
-ALONE = "NIXL alone"
+ROOT = Path(__file__).parent.parent
+PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "bench" / "results"
+Row = dict[str, Any]
+Rows = Sequence[Row]
 CLIENTS = re.compile(r"(?P<case>.* clients): to the (?P<token>first|second) token, (?P<way>.*)")
+CONTIGUOUS, BY_NIXL = "contiguous READ", "by NIXL"
+PACK = ": pack"
+WITHIN = 1 / 1.10
 
 
-def data(rows: Rows) -> list[str]:
-    """A line a case: ours, the contiguous READ, NIXL alone (not where a source gathers), memcpy."""
-    cases = _by_case(rows, "data")
+def plain(rows: Rows) -> list[str]:
+    """Make a line for each row: the case, both medians, their ratio, the goal and the note."""
+    goals = any(row["goal"] is not None for row in rows)
+    notes = any(row["note"] for row in rows)
+    lines = _head("case", "median", "reference", "median", "ratio", "goal" * goals, "note" * notes)
+    for row in rows:
+        cells = [
+            *(row["case"], amount(row["value"], row["unit"])),
+            *(row["reference"], amount(row["reference_value"], row["unit"])),
+            f"{row['ratio']:.2f}",
+            *([_goal(row)] * goals),
+            *([row["note"]] * notes),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def handoff(rows: Rows) -> list[str]:
+    """Make a line for each case, with all three references."""
     columns = ("case", "MB", "ms", "contiguous READ, ms", "ratio", "goal", "NIXL alone, ms")
     lines = _head(*columns, "of memcpy")
-    for case, by_reference in cases.items():
-        read, copy = by_reference["contiguous READ"], by_reference["memcpy, one thread"]
+    for case, by_reference in _by_case(rows).items():
+        read, copy = by_reference[CONTIGUOUS], by_reference["memcpy, one thread"]
         lines.append(
-            f"| {case} | {read['bytes'] / 1e6:.0f} | {read['seconds'] * 1e3:.1f} "
-            f"| {read['reference_seconds'] * 1e3:.1f} | {read['ratio']:.2f} | {_goal(read)} "
-            f"| {_ms(by_reference.get(ALONE))} | {copy['ratio']:.2f} |"
+            f"| {case} | {read['bytes'] / 1e6:.0f} | {read['value'] * 1e3:.1f} "
+            f"| {_ms(read)} | {read['ratio']:.2f} | {_goal(read)} "
+            f"| {_ms(by_reference.get('NIXL alone'))} | {copy['ratio']:.2f} |"
         )
     return lines
 
 
-def pieces(rows: Rows) -> list[str]:
-    """A line a size and transport: milliseconds of every way, and of a contiguous READ."""
-    return _ways("pieces", "pieces", rows)
-
-
-def models(rows: Rows) -> list[str]:
-    """A line a geometry, TP sizes and pages."""
-    return _ways("models", "model", rows)
-
-
-def gpu(rows: Rows) -> list[str]:
-    """A line a case: milliseconds of every way that was forced, and of a contiguous READ."""
-    cases = _by_case(rows, "gpu")
+def strategies(rows: Rows) -> list[str]:
+    """Make a line for each case: the milliseconds of `auto` and of every forced strategy."""
+    cases = _by_case(rows)
     ways = list(dict.fromkeys(way for found in cases.values() for way in found))
-    lines = _head("between two processes on one GPU", "MB", *(f"{way}, ms" for way in ways))
+    forced = [way for way in ways if way not in (CONTIGUOUS, BY_NIXL)]
+    columns = ("MB", "samples", "auto by", "auto, ms", *ways, "best of the others", "of READ")
+    lines = _head("case", *columns)
+    for case, found in cases.items():
+        own = next(iter(found.values()))
+        best = min(row["ratio"] for way, row in found.items() if way in forced)
+        lines.append(
+            f"| {case} | {own['bytes'] / 1e6:.0f} | {own['samples']} | {own['note']} "
+            f"| {own['value'] * 1e3:.1f} | {' | '.join(_ms(found.get(way)) for way in ways)} "
+            f"| {best:.2f} | {found[CONTIGUOUS]['ratio']:.2f} |"
+        )
+    return lines
+
+
+def forced_strategies(rows: Rows) -> list[str]:
+    """Make a line for each case: the milliseconds of every forced strategy."""
+    cases = _by_case(rows)
+    ways = list(dict.fromkeys(way for found in cases.values() for way in found))
+    lines = _head("case", "MB", *(f"{way}, ms" for way in ways))
     for case, found in cases.items():
         size = next(iter(found.values()))["bytes"] / 1e6
-        times = (f"{_ms(found.get(way))}" for way in ways)
+        times = (_ms(found.get(way)) for way in ways)
         lines.append(f"| {case} | {size:.0f} | {' | '.join(times)} |")
     return lines
 
 
-def kernels(rows: Rows) -> list[str]:
-    """A line a case of the Triton kernels."""
-    lines = _head("case", "MB", "ms", "GB/s", "of the device's copy", "of torch", "fresh table, ms")
-    for row in rows:
-        if "tiles" in row:
-            torch = f"{row['ratio_to_torch']:.2f}" if "ratio_to_torch" in row else ""
-            lines.append(
-                f"| {row['case']} | {row['bytes'] / 1e6:.0f} | {row['seconds'] * 1e3:.3f} "
-                f"| {row['bytes'] / row['seconds'] / 1e9:.0f} | {row['ratio']:.2f} | {torch} "
-                f"| {row['with_a_fresh_table_seconds'] * 1e3:.1f} |"
-            )
-    return lines
-
-
-def _ways(suite: str, what: str, rows: Rows) -> list[str]:
-    cases = _by_case(rows, suite)
-    ways = list(dict.fromkeys(way for found in cases.values() for way in found))
-    forced = [way for way in ways if way not in (CONTIGUOUS, BY_NIXL)]
-    columns = ("MB", "samples", "auto by", "auto, ms", *ways, "best of the others", "of READ")
-    lines = _head(what, *columns)
-    for case, found in cases.items():
-        own = next(iter(found.values()))
-        times = [
-            f"{found[way]['reference_seconds'] * 1e3:.1f}" if way in found else "" for way in ways
-        ]
-        best = min(row["ratio"] for way, row in found.items() if way in forced)
-        lines.append(
-            f"| {case} | {own['bytes'] / 1e6:.0f} | {own['samples']} | {own['note']} "
-            f"| {own['seconds'] * 1e3:.1f} | {' | '.join(times)} | {best:.2f} "
-            f"| {found[CONTIGUOUS]['ratio']:.2f} |"
-        )
-    return lines
-
-
-def _ms(row: dict[str, Any] | None) -> str:
-    return "" if row is None else f"{row['reference_seconds'] * 1e3:.1f}"
-
-
-def control(rows: Rows) -> list[str]:
-    """A line a reference."""
-    lines = _head("case", "us", "reference", "us", "ratio", "goal")
-    for row in rows:
-        if row["suite"] == "control":
-            lines.append(
-                f"| {row['case']} ({row['note']}) | {row['seconds'] * 1e6:.0f} "
-                f"| {row['reference']} | {row['reference_seconds'] * 1e6:.0f} "
-                f"| {row['ratio']:.2f} | {_goal(row)} |"
-            )
-    return lines
-
-
-def engines(rows: Rows) -> list[str]:
-    """A line a case of a real vLLM."""
-    return _compared([row for row in rows if not CLIENTS.match(row["case"])], "replies")
+def without_clients(rows: Rows) -> list[str]:
+    """Make a line for each row of vLLM that is not about several clients."""
+    return plain([row for row in rows if not CLIENTS.match(row["case"])])
 
 
 def clients(rows: Rows) -> list[str]:
-    """A line a pair of engines and number of clients: each way's milliseconds to two tokens."""
+    """Make a line for each pair of engines and number of clients, with the times to two tokens."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for row in rows:
         if named := CLIENTS.match(row["case"]):
             times = found.setdefault(named["case"], {}).setdefault(named["token"], {})
-            times |= {named["way"]: row["seconds"], row["reference"]: row["reference_seconds"]}
+            times |= {named["way"]: row["value"], row["reference"]: row["reference_value"]}
     references = {row["reference"] for row in rows}
     every = dict.fromkeys(way for one in found.values() for way in one["first"])
     ways = sorted(every, key=lambda way: way in references)
     lines = _head("to the first / second token, ms", *ways)
     for case, tokens in found.items():
-        both = (f"{_three(tokens['first'][one])} / {_three(tokens['second'][one])}" for one in ways)
-        lines.append(f"| {case} | {' | '.join(both)} |")
-    return lines
-
-
-def early(rows: Rows) -> list[str]:
-    """A line a pair of engines, and what is measured of it."""
-    return _compared(rows, "of it")
-
-
-def parts(rows: Rows) -> list[str]:
-    """A line a part of a handoff."""
-    lines = _head("agents", "part", "ms", "reference", "ms", "times as long")
-    for row in rows:
-        agents, part = row["case"].split(": ", 1)
-        note = f" ({row['note']})" if row["note"] else ""
-        ours, theirs = (f"{row[one] * 1e3:.2f}" for one in ("seconds", "reference_seconds"))
-        lines.append(
-            f"| {agents} | {part} | {ours} | {row['reference']}{note} | {theirs} "
-            f"| {1 / row['ratio']:.1f} |"
+        cells = (
+            f"{tokens['first'][way] * 1e3:.3g} / {tokens['second'][way] * 1e3:.3g}" for way in ways
         )
+        lines.append(f"| {case} | {' | '.join(cells)} |")
     return lines
 
 
-def turns(rows: Rows) -> list[str]:
-    """A line a model, a place of its state, and a reference."""
-    return _compared(rows, "tokens of the prompt that were not computed")
-
-
-def beside(rows: Rows) -> list[str]:
-    """A line a reference, with what was going on."""
-    return _compared(rows, "beside")
-
-
-def _compared(rows: Rows, note: str) -> list[str]:
-    lines = _head("case", "ms", "reference", "ms", "ratio", "goal", note)
+def _by_case(rows: Rows) -> dict[str, dict[str, Row]]:
+    """Return rows by case and reference, without those of `pack` alone."""
+    cases: dict[str, dict[str, Row]] = {}
     for row in rows:
-        lines.append(
-            f"| {row['case']} | {_three(row['seconds'])} | {row['reference']} "
-            f"| {_three(row['reference_seconds'])} | {row['ratio']:.2f} | {_goal(row)} "
-            f"| {row['note']} |"
-        )
-    return lines
-
-
-def _three(seconds: float) -> str:
-    """Milliseconds to three digits."""
-    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"
-
-
-def returns(rows: Rows) -> list[str]:
-    """A line for each thing that is to be back."""
-    lines = _head("what", "s", "budget, s", "ratio", "beside")
-    for row in rows:
-        lines.append(
-            f"| {row['case']} | {row['seconds']:.2f} | {row['reference_seconds']:g} "
-            f"| {row['ratio']:.2f} | {row['note']} |"
-        )
-    return lines
-
-
-def outages(rows: Rows) -> list[str]:
-    """A line a trouble: how handoffs ended."""
-    lines = _head("what", "s", "beside", "s", "ends")
-    for row in rows:
-        lines.append(
-            f"| {row['case']} | {row['seconds']:.2f} | {row['reference']} "
-            f"| {row['reference_seconds']:.2f} | {row['note']} |"
-        )
-    return lines
-
-
-def failover(rows: Rows) -> list[str]:
-    """A line a trouble, and what is measured of it."""
-    return _compared(rows, "of it")
-
-
-def first(rows: Rows) -> list[str]:
-    """A line a pair of engines."""
-    lines = _head("the first handoff", "ms", "a later one, ms", "of it")
-    for row in rows:
-        lines.append(
-            f"| {row['case'].removeprefix('the first handoff, ')} | {row['seconds'] * 1e3:.0f} "
-            f"| {row['reference_seconds'] * 1e3:.0f} | {row['note']} |"
-        )
-    return lines
-
-
-def digests(rows: Rows) -> list[str]:
-    """A line a case: all handoffs checked, and none."""
-    lines = _head("case", "MB", "all checked, ms", "none, ms", "ratio")
-    for row in rows:
-        lines.append(
-            f"| {row['case']} | {row['bytes'] / 1e6:.0f} | {row['seconds'] * 1e3:.1f} "
-            f"| {row['reference_seconds'] * 1e3:.1f} | {row['ratio']:.2f} |"
-        )
-    return lines
-
-
-def prefixes(rows: Rows) -> list[str]:
-    """A line a case and reference."""
-    lines = _head("case", "", "reference", "", "ratio", "goal")
-    for row in rows:
-        note = f" ({row['note']})" if row["note"] else ""
-        cells = (_us_or_gb(row["case"], row[one]) for one in ("seconds", "reference_seconds"))
-        ours, theirs = cells
-        lines.append(
-            f"| {row['case']}{note} | {ours} | {row['reference']} | {theirs} "
-            f"| {row['ratio']:.2f} | {_goal(row)} |"
-        )
-    return lines
-
-
-def offers(rows: Rows) -> list[str]:
-    """A line a case."""
-    lines = _head("case", "ms", "reference", "ms", "ratio", "goal")
-    for row in rows:
-        ours, theirs = (f"{row[one] * 1e3:.2f}" for one in ("seconds", "reference_seconds"))
-        lines.append(
-            f"| {row['case']} | {ours} | {row['reference']} | {theirs} "
-            f"| {row['ratio']:.2f} | {_goal(row)} |"
-        )
-    return lines
-
-
-def kept(rows: Rows) -> list[str]:
-    """A line a case and reference."""
-    return offers(rows)
-
-
-def sessions(rows: Rows) -> list[str]:
-    """A line a case and what was counted."""
-    lines = _head("case", "with Find, and without", "ratio")
-    for row in rows:
-        ours, theirs = (row[one] * 1e3 for one in ("seconds", "reference_seconds"))
-        words = row["note"] or f"{ours:.1f} ms, without Find {theirs:.1f} ms"
-        lines.append(f"| {row['case']} | {words} | {row['ratio']:.2f} |")
-    return lines
-
-
-def _us_or_gb(case: str, value: float) -> str:
-    return f"{value:.2f} GB" if case.startswith("memory") else f"{value * 1e6:.0f} us"
-
-
-def planning(rows: Rows) -> list[str]:
-    """A line a geometry and a step."""
-    lines = _head("case", "ms", "budget, ms")
-    for row in rows:
-        if row["suite"] == "planning":
-            note = f" ({row['note']})" if row["note"] else ""
-            lines.append(
-                f"| {row['case']}{note} | {row['seconds'] * 1e3:.2f} "
-                f"| {row['reference_seconds'] * 1e3:.0f} |"
-            )
-    return lines
-
-
-def _by_case(rows: Rows, suite: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """The rows of a suite by case and reference; those of `pack` alone are no case."""
-    cases: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        if row["suite"] == suite and not row["case"].endswith(": pack"):
+        if not row["case"].endswith(PACK):
             cases.setdefault(row["case"], {})[row["reference"]] = row
     return cases
 
 
 def _head(*columns: str) -> list[str]:
-    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    named = [column for column in columns if column]
+    return [f"| {' | '.join(named)} |", "|---" * len(named) + "|"]
 
 
-def _goal(row: dict[str, Any]) -> str:
+def _goal(row: Row) -> str:
     return "" if row["goal"] is None else f"{row['goal']:.2f}"
 
 
-TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
-    "benchmarks.json": (data,),
-    "control.json": (control,),
-    "ways.json": (pieces, models, planning),
-    "vllm.json": (engines, clients),
-    "early.json": (early,),
-    "parts.json": (parts,),
-    "turns.json": (turns,),
-    "returns.json": (returns,),
-    "outages.json": (outages,),
-    "failover.json": (failover,),
-    "beside.json": (beside,),
-    "first.json": (first,),
-    "digests.json": (digests,),
-    "prefixes.json": (prefixes,),
-    "offers.json": (offers,),
-    "kept.json": (kept,),
-    "kernels.json": (kernels,),
-    "gpu.json": (gpu,),
-    "sessions.json": (sessions,),
+def _ms(row: Row | None) -> str:
+    return "" if row is None else f"{row['reference_value'] * 1e3:.1f}"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A ratio that every case is to reach; without ``wanted`` it is only shown."""
+
+    words: str
+    wanted: float | None
+    ratios: Callable[[Rows], list[float]]
+
+    def cell(self, rows: Rows) -> str:
+        """Show the least and the greatest ratio of a machine, and how many reach the goal."""
+        found = self.ratios(rows)
+        if not found:
+            return ""
+        text = f"{min(found):.2f}"
+        if len(found) > 1:
+            text += f" to {max(found):.2f}"
+        if self.wanted is None:
+            return text
+        reached = sum(ratio >= self.wanted for ratio in found)
+        return f"{text}, {reached} of {len(found)}"
+
+
+def goals() -> Iterator[Goal]:
+    """Yield the goals of strategies and planning, in the order of their table."""
+    for equal, page_tokens, wanted in (
+        (True, 16, 0.90),
+        (True, 64, 0.90),
+        (False, 16, 0.50),
+        (False, 64, 0.75),
+    ):
+        words = "equal layouts" if equal else "TP differs, SD to DS"
+        words = f"{words}, pages of {page_tokens}: of a contiguous READ"
+        ratios = partial(_of_contiguous, equal=equal, page_tokens=page_tokens)
+        yield Goal(words, wanted, partial(ratios, nixl=False))
+        yield Goal(f"{words}, agents leave all reads to NIXL", None, partial(ratios, nixl=True))
+    yield Goal("`auto` of the best forced strategy, models and pieces", WITHIN, _of_the_best)
+    for size_bytes, wanted in ((256, 6.0), (1024, 2.5)):
+        words = f"`pack` of `slices` at {size_bytes} bytes"
+        for transport, counts in (
+            ("shared memory by NIXL", wanted),
+            ("TCP", None),
+            ("shared memory", None),
+        ):
+            name = f"pieces of {size_bytes} bytes, {transport}"
+            yield Goal(f"{words}, {transport}", counts, partial(_of_slices, name=name))
+    yield Goal("planning and binding, of their budgets", 1.0, _of_budgets)
+
+
+def goals_by_machine(machines: Mapping[str, Rows]) -> list[str]:
+    """Make a line for each goal, with a column for each machine."""
+    lines = _head("what", "wanted", *machines)
+    for goal in goals():
+        wanted = "" if goal.wanted is None else f"{goal.wanted:.2f}"
+        cells = (goal.cell(rows) for rows in machines.values())
+        lines.append(f"| {' | '.join((goal.words, wanted, *cells))} |")
+    return lines
+
+
+def _of_contiguous(rows: Rows, equal: bool, page_tokens: int, nixl: bool) -> list[float]:
+    by = {
+        (row["case"], row["reference"]): row
+        for row in rows
+        if row["suite"] == "models"
+        and ("P1 to D1" in row["case"]) == equal
+        and f"of {page_tokens}," in row["case"]
+    }
+    runs = {case: row for (case, reference), row in by.items() if reference == CONTIGUOUS}
+    if not nixl:
+        return [run["ratio"] for run in runs.values()]
+    return [
+        run["reference_value"] / by[case, BY_NIXL]["reference_value"]
+        for case, run in runs.items()
+        if (case, BY_NIXL) in by
+    ]
+
+
+def _of_the_best(rows: Rows) -> list[float]:
+    best: dict[str, float] = {}
+    for row in rows:
+        forced = row["suite"] in ("models", "pieces") and not row["case"].endswith(PACK)
+        if forced and row["reference"] not in (CONTIGUOUS, BY_NIXL):
+            best[row["case"]] = min(best.get(row["case"], row["ratio"]), row["ratio"])
+    return list(best.values())
+
+
+def _of_slices(rows: Rows, name: str) -> list[float]:
+    by = {row["reference"]: row["reference_value"] for row in rows if row["case"] == name}
+    return [by["slices"] / by["pack"]] if by else []
+
+
+def _of_budgets(rows: Rows) -> list[float]:
+    return [row["ratio"] for row in rows if row["suite"] == "planning" and row["goal"] is not None]
+
+
+Table = Callable[[Rows], list[str]]
+SPECIAL: dict[str, dict[str, Table]] = {
+    "handoff": {"handoff": handoff},
+    "gpu-strategies": {"gpu-strategies": forced_strategies},
+    "vllm-handover": {"vllm-handover": without_clients, "vllm-clients": clients},
 }
-"""Which table is made from which file: suites that take long are not always measured together."""
-
-
-GOALS = ("ways.json", "ways-epyc.json")
-"""What was measured on several machines: of all there are the goals, of the first one all rows."""
-
-
-def main() -> None:
-    """Rewrite the page."""
-    page = DOCS / "benchmarks.md"
-    page.write_text(fresh(page.read_text()))
+"""Tables other than `plain`, by file and by the table's name."""
+STRATEGIES: dict[str, Table] = {"pieces": strategies, "models": strategies, "planning": plain}
+"""Tables of strategies.json, each of the rows of one suite."""
+MACHINES = ("strategies", "strategies-epyc")
+"""Files of the same suites from several machines: the first has all tables, all have the goals."""
 
 
 def fresh(page: str) -> str:
-    """The page with all its tables as the files have them."""
-    files = {file: json.loads((DOCS / file).read_text()) for file in {*TABLES, *GOALS}}
-    for file, tables in TABLES.items():
-        measured = files[file]
+    """Return the page with the machine, the date and the tables that the results hold."""
+    files = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    del files["peers"]  # its page is docs/peers.md
+    machines = {_machine(files[name]): files[name]["rows"] for name in MACHINES}
+    page = _put(page, "goals", goals_by_machine(machines))
+    for name in MACHINES[1:]:
+        del files[name]
+    for name, measured in files.items():
+        rows = measured["rows"]
         about = f"Measured on {measured['date']}, {measured['machine']}."
-        page = _put(page, f"machine of {file}", [about])
-        for made in tables:
-            page = _put(page, made.__name__, made(measured["rows"]))
-    return _put(page, "goals", table([(_name(files[one]), files[one]["rows"]) for one in GOALS]))
+        page = _put(page, f"machine of {name}", [about])
+        if name == MACHINES[0]:
+            for suite, table in STRATEGIES.items():
+                page = _put(page, suite, table([row for row in rows if row["suite"] == suite]))
+            continue
+        for table_name, made in SPECIAL.get(name, {name: plain}).items():
+            page = _put(page, table_name, made(rows))
+    return page
 
 
-def _name(measured: dict[str, Any]) -> str:
-    """The processors and the day."""
+def _machine(measured: dict[str, Any]) -> str:
+    """Return the processors and the date."""
     return f"{measured['machine'].split(',')[0]}, {measured['date']}"
 
 
 def _put(page: str, name: str, lines: list[str]) -> str:
-    """The page with one table in its place."""
+    """Return the page with one table in its place."""
     text = "\n".join(lines)
     page, found = re.subn(
         rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
@@ -362,9 +278,9 @@ def _put(page: str, name: str, lines: list[str]) -> str:
         flags=re.DOTALL,
     )
     if found != 1:
-        raise ValueError(f"docs/benchmarks.md has {found} places for {name}, not one")
+        raise ValueError(f"{PAGE.name} has {found} places for {name}, not one")
     return page
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(fresh(PAGE.read_text()))

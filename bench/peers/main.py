@@ -1,4 +1,4 @@
-"""``./run peers``: what peers' own functions would make of a state, beside Restow's plan."""
+"""``./run peers``: which bytes other connectors would bring where, beside Restow's plan."""
 
 from __future__ import annotations
 
@@ -7,28 +7,32 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from peers.asked_peers import RESTOW, ask
-from peers.geometries import GEOMETRIES
-from peers.table import FILE, PAGE, fresh
 from rich.console import Console
 from rich.markdown import Markdown
+
+from bench.peers.ask import RESTOW, ask
+from bench.peers.layers import GEOMETRIES
+from bench.peers.page import FILE, PAGE, fresh
 
 
 def main(
     write: Annotated[
-        bool, typer.Option("--write", help="Write docs/peers.json, and the page anew.")
+        bool, typer.Option("--write", help="Write bench/results/peers.json and docs/peers.md.")
     ] = False,
     only: Annotated[
-        str, typer.Option(help="Ask only for geometries whose words have this in them.")
+        str,
+        typer.Option(
+            metavar="WORDS", help="Ask only about geometries with these words in their name."
+        ),
     ] = "",
 ) -> None:
-    """Ask every peer that can be had which bytes it would bring where, and print the shares.
+    """Ask every peer that can be installed which bytes it would copy, and print the shares.
 
-    Ends with 1 if Restow's plan does not bring every byte.
+    The exit status is 1 if Restow's plan does not bring every byte.
     """
     chosen = [geometry for geometry in GEOMETRIES if only in str(geometry)]
     if not chosen or (write and only):
-        raise typer.BadParameter("the page has all geometries; --only must name some")
+        raise typer.BadParameter("--only must match a geometry, and does not go with --write")
     found = {"date": datetime.now(UTC).date().isoformat(), **ask(chosen)}
     page = fresh(PAGE.read_text(), found)
     if write:
@@ -42,4 +46,6 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(main)
+    app(prog_name="./run peers")

@@ -1,4 +1,7 @@
-"""Which share of D's bytes are right after a peer's copies, by the ids of elements."""
+"""Which share of D's bytes is right after a peer's copies: pages of ids, and the copies on them.
+
+A page has an id for each byte, which says which byte of which element of the whole layer it is.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,77 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from peers.pages import NO_STATE, Page
+
+from bench.peers.layers import CONV_ITEM_BYTES, KV_ITEM_BYTES, PAGE_TOKENS, STATE_ITEM_BYTES, Kind
+from restow.broker.layout.rows import Int64s
+
+NO_STATE = -1
+"""The id of a byte that is not part of the state: rows for speculative tokens."""
+
+WINDOW, STATE, KV = "conv", "state", "K and V"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an engine packs a layer.
+
+    ``conv`` is DS (channels of rows) or SD (rows of channels); ``rows`` includes those for
+    speculative tokens. ``kv`` is HND (head, token, K beside V) or NHD (all K by token and head,
+    then all V).
+    """
+
+    conv: str = "DS"
+    rows: int = 0
+    kv: str = "HND"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page: ``ids`` has an entry for each byte, ``parts`` the span of each part."""
+
+    ids: Int64s
+    parts: dict[str, tuple[int, int]]
+
+
+def pages(kind: Kind, form: Form, tp: int) -> list[Page]:
+    """Return the page of every rank."""
+    make = _attention if kind.family == "gqa" else _recurrent
+    return [make(kind, form, tp, rank) for rank in range(tp)]
+
+
+def _recurrent(kind: Kind, form: Form, tp: int, rank: int) -> Page:
+    """Return the conv state, its live rows first, followed by the recurrent state."""
+    channels = kind.channels(tp, rank)
+    window = np.full((len(channels), form.rows), NO_STATE)
+    window[:, : kind.taps] = channels[:, None] * kind.taps + np.arange(kind.taps)
+    if form.conv == "SD":
+        window = window.T
+    conv = _bytes_of(window, CONV_ITEM_BYTES)
+    count = kind.sizes["conv_kernel"] * (1 + int(kind.channels(1, 0)[-1]))
+    state = _bytes_of(kind.state(tp, rank) + count, STATE_ITEM_BYTES)
+    ids = np.concatenate([conv, state])
+    return Page(ids, {WINDOW: (0, len(conv)), STATE: (len(conv), len(ids))})
+
+
+def _attention(kind: Kind, form: Form, tp: int, rank: int) -> Page:
+    """Return one page of tokens."""
+    dim = kind.sizes["head_dim"]
+    whole = np.arange(kind.sizes["kv_heads"] * PAGE_TOKENS * 2 * dim)
+    held = whole.reshape(-1, PAGE_TOKENS, 2, dim)[kind.kv_heads(tp, rank)]
+    ids = _bytes_of(held if form.kv == "HND" else held.transpose(2, 1, 0, 3), KV_ITEM_BYTES)
+    return Page(ids, {KV: (0, len(ids))})
+
+
+def _bytes_of(elements: Int64s, item_bytes: int) -> Int64s:
+    """Return the ids of all bytes: eight per element, of which smaller types use some."""
+    ids = elements.reshape(-1, 1) * 8 + np.arange(item_bytes)
+    ids[elements.ravel() == NO_STATE] = NO_STATE
+    flat: Int64s = ids.ravel()
+    return flat
+
 
 POISON, OUTSIDE = -2, -3
-"""What D's pages hold before, and what lies behind the end of every page."""
+"""The ids of bytes that D holds before, and of those behind the end of every page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +95,20 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of the bytes of one part that a rank of D needs: how many it has right."""
+    """The bytes of one part that a rank of D needs, and how many of them are right."""
 
     right_bytes: int
     due_bytes: int
 
     @property
     def whole(self) -> bool:
-        """Whether all are right."""
+        """Whether all bytes are right."""
         return self.right_bytes == self.due_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The shares of every part, one entry a rank of D, and what landed outside of D's pages."""
+    """The shares of every part, one per rank of D, and the bytes that landed outside of pages."""
 
     shares: dict[str, tuple[Share, ...]]
     outside_bytes: int = 0
@@ -51,7 +121,7 @@ class Score:
 
 
 def score(sources: Sequence[Page], wanted: Sequence[Page], copies: Sequence[Copy]) -> Score:
-    """Execute the copies on poisoned pages, and compare with what the ranks of D need."""
+    """Execute the copies on poisoned pages, and compare them with what the ranks of D need."""
     margin = max((copy.length_bytes for copy in copies), default=0)
     memory = [np.append(page.ids, np.full(margin, OUTSIDE)) for page in sources]
     arrived = [np.full(len(page.ids), POISON) for page in wanted]

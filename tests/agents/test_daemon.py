@@ -209,7 +209,7 @@ async def test_a_socket_has_one_daemon_and_an_old_one_is_no_obstacle(tmp_path: P
     await second.start()
     await second.close()
     socket.write_text("no socket")
-    with pytest.raises(SocketInUseError, match="no socket"):
+    with pytest.raises(SocketInUseError, match="not a socket"):
         await first.start()
 
 

@@ -1,4 +1,4 @@
-"""What `./run peers` compares by can go red, without any peer: wrong copies are told as wrong."""
+"""What `./run peers` compares with: wrong copies are found wrong, without any peer installed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from peers import asked_peers, ours
-from peers.geometries import GEOMETRIES, Geometry
-from peers.kinds import KINDS
-from peers.pages import KV, STATE, WINDOW, Form, Page, pages
-from peers.probes import sources
-from peers.probes.asking import Asked
-from peers.score import Copy, Score, score
-from peers.table import FILE, PAGE, fresh
-from peers.wheels import AbsentError
+
+from bench.peers import restow_plan
+from bench.peers.ask import AbsentError, Asking, FormError, ask, score_answers
+from bench.peers.layers import GEOMETRIES, KINDS, Geometry
+from bench.peers.page import FILE, PAGE, fresh
+from bench.peers.probes import sources
+from bench.peers.probes.asking import Asked
+from bench.peers.score import KV, STATE, WINDOW, Copy, Form, Page, Score, pages, score
 
 MAMBA = Geometry("mamba2-g8", 1, 2, "DS")
 
@@ -40,7 +38,7 @@ def scored(geometry: Geometry, copies: list[Copy]) -> Score:
 
 
 def planned(geometry: Geometry) -> list[Copy]:
-    return ours.copies(geometry, *forms(geometry))
+    return restow_plan.copies(geometry, *forms(geometry))
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
@@ -96,29 +94,24 @@ def test_what_lands_outside_of_a_page_is_counted() -> None:
     assert found.outside_bytes == 6
 
 
-def test_peers_that_are_not_there_are_told_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_peer_that_is_absent_is_shown_with_the_reason() -> None:
     def absent() -> list[str]:
         raise AbsentError("no index has it")
 
-    monkeypatch.setattr(asked_peers, "ASKED", [asked_peers.Asking(("A peer",), absent)])
-    found = {"date": "today", **asked_peers.ask([MAMBA])}
+    found = {"date": "today", **ask([MAMBA], [Asking(("A peer",), absent)])}
     text = fresh(PAGE.read_text(), found)
     assert "| Mamba2, 8 groups: P1 to D2, DS | absent (1) | 100 % |" in text
     assert "1. A peer: no index has it" in text
 
 
-def test_a_page_of_another_length_than_the_peers_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_page_of_another_length_than_the_peers_is_an_error() -> None:
     form = {"conv": "DS", "rows": 3}
     answer = {"p_form": form, "d_form": form, "page_bytes": [1, 2], "copies": []}
-    with pytest.raises(asked_peers.FormError, match="pages of"):
-        answered(monkeypatch, answer)
+    with pytest.raises(FormError, match="pages of"):
+        score_answers(MAMBA, {"A peer": answer})
 
 
-def test_other_channels_than_a_peer_loads_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_channels_than_a_peer_loads_are_an_error() -> None:
     form = {"conv": "DS", "rows": 3}
     lengths = [len(some[0].ids) for some in both_pages(MAMBA)]
     due = [
@@ -126,18 +119,10 @@ def test_other_channels_than_a_peer_loads_are_an_error(monkeypatch: pytest.Monke
         for tp in (MAMBA.p_tp, MAMBA.d_tp)
     ]
     answer = {"p_form": form, "d_form": form, "page_bytes": lengths, "copies": [], "channels": due}
-    assert answered(monkeypatch, answer)["rows"][0]["cells"]["A peer"]["outside_bytes"] == 0
+    assert score_answers(MAMBA, {"A peer": answer})["cells"]["A peer"]["outside_bytes"] == 0
     due[1].reverse()
-    with pytest.raises(asked_peers.FormError, match="load other channels"):
-        answered(monkeypatch, answer)
-
-
-def answered(monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]) -> dict[str, Any]:
-    """What comes of a peer's answer."""
-    answers = {"A peer": {"version": "1", "answers": [answer]}}
-    monkeypatch.setattr(asked_peers, "_answers", lambda asking, geometries: answers)
-    monkeypatch.setattr(asked_peers, "ASKED", asked_peers.ASKED[:1])
-    return asked_peers.ask([MAMBA])
+    with pytest.raises(FormError, match="load other channels"):
+        score_answers(MAMBA, {"A peer": answer})
 
 
 def test_a_geometry_arrives_as_it_is_asked() -> None:
@@ -163,4 +148,4 @@ def test_functions_come_out_of_a_file_without_what_it_imports(tmp_path: Path) ->
 def test_the_page_is_that_of_its_file() -> None:
     page = PAGE.read_text()
     text = fresh(page, json.loads(FILE.read_text()))
-    assert text == page, "docs/peers.md is older than docs/peers.json: ./run peers --write"
+    assert text == page, "docs/peers.md is older than bench/results/peers.json: ./run peers --write"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -288,7 +285,6 @@ def test_a_broker_that_is_not_there(command: tuple[str, ...], fail: Callable[...
     [
         ("handoffs", "--state", "LOST"),
         ("handoffs", "--limit", "0"),
-        ("handoffs", "--watch", "--json"),
         ("handoff",),
         ("serve", "--listen", "0.0.0.0:0"),
         ("serve", "--lease-s", "0"),
@@ -351,19 +347,3 @@ def test_an_agent_without_its_extra(
     assert outcome.code == 1
     assert "EXTRA_MISSING" in outcome.err
     assert "pip install 'restow[agent]'" in outcome.err
-
-
-def test_watching_ends_quietly(address: str) -> None:
-    command = [sys.executable, "-u", "-m", "restow.broker.cli.main", "handoffs", "--watch"]
-    process = subprocess.Popen(
-        [*command, "--broker", address],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "FORCE_COLOR": "1", "COLUMNS": "80"},
-    )
-    assert process.stdout is not None
-    assert process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 0, errors
-    assert errors == b""

@@ -6,7 +6,7 @@ import asyncio
 
 from broker.fakes import broker, engine, model_layout
 from restow.broker.cli.news import Event, News
-from restow.broker.cli.views.event_lines import event_line
+from restow.broker.cli.views.tables import event_line
 from restow.broker.client import AdminClient
 
 

@@ -67,7 +67,10 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         ),
     },
     "docs/benchmarks.md": {
-        "RESTOW_LMCACHE_PYTHON=": NotRun("measures for minutes, with LMCache where it is installed")
+        "./run bench --suite models": NotRun("measures for an hour"),
+        "RESTOW_LMCACHE_PYTHON=": NotRun(
+            "measures for minutes, with LMCache where it is installed"
+        ),
     },
     "docs/client.md": {
         "from restow.broker.client import BlockingSession": Run(),

@@ -10,9 +10,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from geometry import fifty_two_layers, geometries
 from hypothesis import given, settings
 
+from bench.model_sizes import fifty_two_layers, real_models
 from cli.conftest import Outcome
 from laws.strategies import Case, any_cases
 from restow.broker.draw.explain import explain
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.sampled
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = """<script>alert("&")</script>' onload='alert(1)' &#60;é]]>""" + "x" * 500
-MODELS = geometries()
+MODELS = real_models()
 Settings = EngineSettings
 DS, NHD = ConvLayout.DS, KvOrder.NHD
 PAIRS = [

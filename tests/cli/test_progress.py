@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from broker.fakes import POSITION, answer_at_once, broker, engine
-from restow.broker.cli.views import admin_json
-from restow.broker.cli.views.admin_tables import handoff_lines
-from restow.broker.cli.views.handoff_columns import progress_text
+from restow.broker.cli.views.tables import handoff_lines
 from restow.broker.client.admin import AsyncAdminClient
+from restow.broker.display.documents import handoff_json, handoffs_json
+from restow.broker.display.rows import progress_text
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
 from restow.broker.layout import DType
 from restow.v1 import agent_link_pb2 as link
@@ -29,8 +29,8 @@ async def test_a_read_of_no_bytes_has_progress_too() -> None:
         d.request("held", {"attention": [4, 5, 6]}, held_tokens=POSITION)
         await d_agents[0].order("execute")
         async with AsyncAdminClient(running.address) as client:
-            (one,) = admin_json.handoffs_json(await client.handoffs())["handoffs"]
-            whole = admin_json.handoff_json(await client.handoff("held"))
+            (one,) = handoffs_json(await client.handoffs())["handoffs"]
+            whole = handoff_json(await client.handoff("held"))
         assert one["state"] == "READING"
         assert progress_text(one) == "0 B of 0 B, 0 of 2 ranks"
         assert handoff_lines(whole, 80)

@@ -173,11 +173,6 @@ async def test_looks_come_out_of_a_pipe_one_by_one() -> None:
         )
         assert any(line.startswith(f"{WAITS}  WAITING") for line in shown)
         assert any(line.startswith("p     d   ") and "/s " in line for line in shown)
-        watch = ("handoffs", "--watch", "--broker", address)
-        shown = await lines_of(
-            *watch, until=lambda lines: sum(line.startswith("handoff ") for line in lines) == 2
-        )
-        assert any(line.startswith(UUIDS[0]) for line in shown)
         once = await out(address, "top", "-n", "1")
         assert once.startswith("broker ")
 
@@ -206,7 +201,7 @@ async def test_events_are_followed_through_a_pipe() -> None:
         assert all("DONE" in line and "from p to d, 100 B read in " in line for line in lines)
 
 
-@pytest.mark.parametrize("command", [("events", "--follow"), ("top", "-b"), ("handoffs", "-w")])
+@pytest.mark.parametrize("command", [("events", "--follow"), ("top", "-b")])
 async def test_who_closes_a_pipe_ends_what_goes_on(command: tuple[str, ...]) -> None:
     async with some() as (address, _):
         process = await asyncio.create_subprocess_exec(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,13 +12,13 @@ from rich.text import Text
 from textual.widgets import DataTable, Static
 
 from broker.fakes import P_BLOCKS, POSITION, broker, pair
-from restow.broker.cli.views import admin_json
-from restow.broker.cli.views.gantt import gantt_lines
-from restow.broker.cli.views.top.app import Top
-from restow.broker.cli.views.top.tables import Look, chosen, handoff_rows, headline, pair_rows
-from restow.broker.cli.views.top.trends import trend_lines
+from restow.broker.cli.commands.top import look_at
+from restow.broker.cli.views.tables import chart_lines
+from restow.broker.cli.views.top_screen import Top
+from restow.broker.cli.views.top_view import Look, chosen, headline, pair_rows, trend_lines
 from restow.broker.client.admin import AdminClient
 from restow.broker.client.connection.errors import BrokerUnreachableError
+from restow.broker.display.rows import charts
 
 SIZES = [(80, 24), (200, 50)]
 
@@ -72,13 +72,7 @@ def traffic(*pairs: dict[str, Any]) -> dict[str, Any]:
     return {"step_s": 10.0, "steps": steps, "pairs": list(pairs), "pairs_left_out": 0}
 
 
-def look(
-    at_s: float,
-    handoffs: list[dict[str, Any]],
-    ended: int = 0,
-    pairs: Sequence[dict[str, Any]] = (),
-    **more: Any,
-) -> Look:
+def look(handoffs: list[dict[str, Any]], pairs: Sequence[dict[str, Any]] = (), **more: Any) -> Look:
     status = {
         "broker": "127.0.0.1:7350",
         "broker_epoch": "first",
@@ -86,30 +80,37 @@ def look(
         "agents": 12,
         "handoffs_live": sum(one["state"] != "DONE" for one in handoffs),
         "handoffs_quarantined": 3,
-        "handoffs_ended": {"DONE": ended, "FAILED": 0, "EXPIRED": 1, "CANCELLED": 0},
-        "bytes_read": ended * (1 << 20),
+        "handoffs_ended": {"DONE": 150, "FAILED": 0, "EXPIRED": 1, "CANCELLED": 0},
         "draining": False,
         "membership": None,
         **more,
     }
     engines = [{"session": True, "agents": agents, "ranks": 4} for agents in (4, 4, 3)]
-    return Look(at_s, status, engines, handoffs, traffic=traffic(*pairs))
+    return Look(status, engines, handoffs, traffic(*pairs))
 
 
-def test_rates_are_those_between_two_looks_at_one_life() -> None:
-    before, now = look(10.0, [], ended=100), look(12.0, [], ended=150)
-    found = dict(headline(before, now))
-    assert (found["ends"], found["read"]) == ("25.0/s", "25.0 MiB/s")
-    assert found["engines"] == "2 of 3 ready, 11 agents"
-    assert found["ended"] == "150 DONE, 1 EXPIRED"
-    for earlier in (None, look(10.0, [], ended=100, broker_epoch="another"), now):
-        assert dict(headline(earlier, now))["ends"] == "-"
+def told(seen: Look) -> dict[str, str]:
+    """Return the figures by title."""
+    return {one.title: one.text for one in headline(seen)}
+
+
+def test_figures_are_of_the_broker_and_of_the_last_step_that_is_over() -> None:
+    steps = [ended_step(7), ended_step(250, failed=10), ended_step(1)]
+    seen = look([])
+    found = told(replace(seen, traffic={**seen.traffic, "steps": steps}))
+    assert (found["ended"], found["read"]) == ("26.0/s", "25.0 MiB/s")
+    assert (found["engines ready"], found["agents"]) == ("2 of 3", "11")
+    assert (found["DONE"], found["EXPIRED"], found["quarantine"]) == ("150", "1", "3")
+    bad = {one.title for one in headline(seen) if one.bad}
+    assert bad == {"engines ready", "quarantine", "EXPIRED"}
+    for few in ([], steps[:1]):
+        assert told(replace(seen, traffic={**seen.traffic, "steps": few}))["ended"] == "-"
     assert "draining" not in found
-    assert "draining" in dict(headline(None, look(1.0, [], draining=True)))
+    assert "draining" in told(look([], draining=True))
     assert found["broker"] == "127.0.0.1:7350, up 1 min 15 s"
     one = {"pools_owned": 2, "brokers": 3, "lease_s": 2.0, "unanswered_s": 0.1, "let_in": True}
-    among = look(1.0, [], membership={**one, "still_s": None, "trouble": None})
-    assert "epoch first, is one of 3 and owns 2 pools" in dict(headline(None, among))["broker"]
+    among = look([], membership={**one, "still_s": None, "trouble": None})
+    assert "epoch first, is one of 3 and owns 2 pools" in told(among)["broker"]
 
 
 def holding(name: str, blocks: int, snapshots: int) -> dict[str, Any]:
@@ -120,38 +121,37 @@ def holding(name: str, blocks: int, snapshots: int) -> dict[str, Any]:
 
 
 def test_who_holds_most_is_told() -> None:
-    assert "held" not in dict(headline(None, look(1.0, [])))
+    assert "held" not in told(look([]))
     three = [holding("p", 3, 1), holding("store", 512, 40), holding("d", 2, 2)]
-    seen = replace(look(1.0, []), holdings=three)
-    found = dict(headline(None, seen))["held"]
+    seen = replace(look([]), holdings=three)
+    found = told(seen)["held"]
     assert found == "store 8192 tokens, 40 snapshots; p 48 tokens, 1 snapshot; 1 more"
 
 
 def test_the_oldest_come_first_and_the_shortest_lease_is_told() -> None:
-    seen = look(1.0, [handoff(3), handoff(50), handoff(7), done(1, "prefill-1", 1, 1.0)])
-    rows = handoff_rows(chosen(seen))
-    assert [row[0] for row in rows] == [f"request-{n:04}" for n in (50, 7, 3)]
-    assert dict(headline(None, seen))["shortest lease"] == "5.0 s"
-    assert dict(headline(None, look(1.0, [])))["shortest lease"] == "-"
+    seen = look([handoff(3), handoff(50), handoff(7), done(1, "prefill-1", 1, 1.0)])
+    ids = [one["handoff_id"] for one in chosen(seen)]
+    assert ids == [f"request-{n:04}" for n in (50, 7, 3)]
+    assert told(seen)["shortest lease"] == "5.0 s"
+    assert told(look([]))["shortest lease"] == "-"
 
 
 def test_the_slowest_pair_by_the_byte_comes_first() -> None:
     """Of the broker's own counts: which handoffs are listed does not matter."""
     slow = between("slow", 37.5 * 2**20, failed=2, bytes=30 << 20)
-    seen = look(1.0, [handoff(9)], pairs=[between("fast", 1000.0 * 2**20), slow])
+    seen = look([handoff(9)], pairs=[between("fast", 1000.0 * 2**20), slow])
     assert pair_rows(seen) == [
         ("slow", "decode-1", "37.5 MiB/s", "100 ms", "500 ms", "3", "2", "30.0 MiB"),
         ("fast", "decode-1", "1000.0 MiB/s", "100 ms", "500 ms", "3", "-", "3.0 MiB"),
     ]
-    assert "pairs" not in dict(headline(None, seen))
+    assert "pairs" not in told(seen)
     more = replace(seen, traffic={**seen.traffic, "pairs_left_out": 7})
-    assert dict(headline(None, more))["pairs"] == "the busiest 2 of 9"
+    assert told(more)["pairs"] == "the busiest 2 of 9"
     assert [row[0] for row in pair_rows(seen, "FAST 1")] == ["fast"]
-    assert [row[0] for row in pair_rows(replace(seen, all_tenants=True))] == ["t/slow", "t/fast"]
 
 
 def test_rows_are_filtered_by_words_and_sorted_by_a_column() -> None:
-    seen = look(1.0, [handoff(3), handoff(50), handoff(7, state="READY"), handoff(8, lease_s=None)])
+    seen = look([handoff(3), handoff(50), handoff(7, state="READY"), handoff(8, lease_s=None)])
     ids = [one["handoff_id"][-2:] for one in chosen(seen, order="lease")]
     assert ids == ["50", "07", "03", "08"]
     assert [one["handoff_id"][-2:] for one in chosen(seen, "ready PREFILL")] == ["07"]
@@ -177,21 +177,21 @@ def shown(app: Top, name: str) -> list[list[str]]:
 @pytest.mark.parametrize("count", [0, 1, 500])
 async def test_every_size_and_number(size: tuple[int, int], count: int) -> None:
     named = [handoff(n, handoff_id=f"{n:04}-{'long' * 20}") for n in range(count)]
-    seen = look(1.0, named, pairs=[between("fast", 9.0)])
+    seen = look(named, pairs=[between("fast", 9.0)])
     app = Top(lambda: seen, every_s=60.0)
     async with app.run_test(size=size) as pilot:
         await app.look()
         await pilot.pause()
         rows = shown(app, "handoffs")
-        names = [row[0] for row in handoff_rows(chosen(seen))]
+        names = [one["handoff_id"] for one in chosen(seen)]
         assert all(name.startswith(row[0]) for row, name in zip(rows, names, strict=True))
         assert len({row[0] for row in rows}) == count
         assert all(len(row) == (9 if size[0] == 200 else 7) for row in rows)
         assert [row[0] for row in shown(app, "pairs")] == ["fast"]
         figures = str(app.query_one("#figures", Static).render())
-        assert "2 of 3 ready" in figures
+        assert "engines ready 2 of 3" in figures
         assert max(map(len, figures.splitlines())) <= size[0] - 2
-        assert any(f"live {count}" in line for line in figures.splitlines())
+        assert any(f"under way {count}" in line for line in figures.splitlines())
         # No id is so long that the columns beside it leave the screen.
         assert app.query_one("#handoffs", DataTable).virtual_size.width <= size[0]
         # Everything is on the screen, under each other.
@@ -205,7 +205,7 @@ async def test_every_size_and_number(size: tuple[int, int], count: int) -> None:
 async def test_markup_in_a_name_is_text() -> None:
     name = "[@click=app.quit]p[/][bold"
     named = handoff(1, handoff_id=name), handoff(2, source_engine=name)
-    seen = look(1.0, list(named), pairs=[between(name, 9.0)])
+    seen = look(list(named), pairs=[between(name, 9.0)])
     app = Top(lambda: seen, every_s=60.0)
     async with app.run_test(size=(200, 50)) as pilot:
         await app.look()
@@ -218,7 +218,7 @@ async def test_markup_in_a_name_is_text() -> None:
 
 async def test_a_reader_stays_where_it_is_while_figures_change() -> None:
     handoffs = [handoff(n) for n in range(100)]
-    app = Top(lambda: look(1.0, handoffs), every_s=60.0)
+    app = Top(lambda: look(handoffs), every_s=60.0)
     async with app.run_test(size=(80, 24)) as pilot:
         await app.look()
         for _ in range(40):
@@ -252,7 +252,7 @@ async def test_keys_filter_sort_and_open_one() -> None:
         }
         return {**handoffs[0], **more, "handoff_id": handoff_id}
 
-    app = Top(lambda: look(1.0, handoffs), every_s=60.0, one=one)
+    app = Top(lambda: look(handoffs), every_s=60.0, one=one)
     async with app.run_test(size=(100, 30)) as pilot:
         await app.look()
         await pilot.press("/", *"prefill-2", "enter")
@@ -286,7 +286,8 @@ def test_a_gantt_chart_fits_and_has_each_rank() -> None:
         {**base, "kind": "read", "rank": 1, "begin_ms": 5010.0, "end_ms": 5021.0, "over": False},
     ]
     for width in (40, 80, 100):
-        lines = [line.plain for line in gantt_lines({"spans": spans, "bytes": 3 << 20}, width)]
+        drawn = charts({"spans": spans, "bytes": 3 << 20})
+        lines = [line.plain for chart in drawn for line in chart_lines(chart, width)]
         assert max(map(len, lines)) <= max(width, 18 + 10 + 2 + 24)
         assert lines[0] == "the whole, 5.0 s"
         assert "from the grant on, 20 ms" in lines
@@ -296,7 +297,7 @@ def test_a_gantt_chart_fits_and_has_each_rank() -> None:
 
 
 async def test_of_a_broker_that_is_gone_the_last_is_shown() -> None:
-    answers: list[Callable[[], Look]] = [lambda: look(1.0, [handoff(1)])]
+    answers: list[Callable[[], Look]] = [lambda: look([handoff(1)])]
     app = Top(lambda: answers[-1](), every_s=60.0)
 
     def gone() -> Look:
@@ -313,27 +314,12 @@ async def test_of_a_broker_that_is_gone_the_last_is_shown() -> None:
         assert [row[0] for row in shown(app, "handoffs")] == ["request-0001"]
 
 
-async def test_keys_leave_rates_as_they_are() -> None:
-    looks = iter([look(10.0, [handoff(1)], ended=100), look(12.0, [handoff(1)], ended=150)])
-    app = Top(lambda: next(looks), every_s=60.0)
-    async with app.run_test(size=(100, 30)) as pilot:
-        while app._seen is None:
-            await pilot.pause(0.02)
-        await app.look()
-        for key in ("p", "s", "/", "p"):
-            await pilot.press(key)
-            await pilot.pause()
-            figures = str(app.query_one("#figures", Static).render())
-            assert "ends 25.0/s" in figures
-            assert "read 25.0 MiB/s" in figures
-
-
 async def test_it_stands_still_when_paused() -> None:
     looks: list[int] = []
 
     def seen() -> Look:
         looks.append(1)
-        return look(float(len(looks)), [])
+        return look([])
 
     app = Top(seen, every_s=0.02)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -352,19 +338,9 @@ async def test_it_stands_still_when_paused() -> None:
 async def test_beside_a_real_broker() -> None:
     async with broker() as running, pair(running.address, 1, 1) as both:
         with AdminClient(running.address) as client:
-
-            def seen() -> Look:
-                return Look(
-                    time.monotonic(),
-                    admin_json.status_json(client.status(), client.address),
-                    admin_json.engines_json(client.engines())["engines"],
-                    admin_json.handoffs_json(client.handoffs(limit=1000))["handoffs"],
-                    traffic=admin_json.traffic_json(client.status(traffic=True)),
-                )
-
             both.p.publish("waits", P_BLOCKS, POSITION)
             await both.hand_over("done")
-            app = Top(seen, every_s=60.0)
+            app = Top(lambda: look_at(client), every_s=60.0)
             async with app.run_test(size=(200, 50)) as pilot:
                 await app.look()
                 await pilot.pause()
@@ -372,3 +348,6 @@ async def test_beside_a_real_broker() -> None:
                 assert [row[0], row[1], row[4]] == ["waits", "WAITING", "p"]
                 assert row[-1] == "ranks [0] of engine p have not fenced it"
                 assert [shown(app, "pairs")[0][at] for at in (0, 1, 5)] == ["p", "d", "1"]
+            of_all = await asyncio.to_thread(look_at, client, all_tenants=True)
+            assert [row[:2] for row in pair_rows(of_all)] == [("default/p", "default/d")]
+            assert [one["source_engine"] for one in of_all.live] == ["default/p"]

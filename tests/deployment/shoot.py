@@ -18,7 +18,7 @@ from typing import Any
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, FakeAgent, broker, engine, silent
 from deployment.browser import Browser, found
 from restow.broker.cli.commands.top import look_at
-from restow.broker.cli.views.top.app import Top
+from restow.broker.cli.views.top_screen import Top
 from restow.broker.client import AdminClient, EngineSession
 from restow.broker.server.serve import RunningBroker
 

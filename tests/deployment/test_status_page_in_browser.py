@@ -16,10 +16,8 @@ import pytest_asyncio
 from broker.content.test_prefixes import heard, hold
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, called, engine, pair, silent
 from deployment.browser import Browser, found
-from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
-from restow.broker.server.observe.one_handoff import one_handoff
-from restow.broker.server.observe.overview import Overview
-from restow.broker.server.observe.status_page import FOLDER, status_page_html
+from restow.broker.server.observe.status import StatusPage
+from restow.broker.server.observe.web import status_page_html
 from restow.broker.server.serve import RunningBroker
 
 CHROMIUM = found()
@@ -87,7 +85,7 @@ async def test_one_handoff_and_one_agent_missing(
         page = await seen(shown, tmp_path)
     assert figure(page, "engines ready") == "1 of 2"
     assert figure(page, "agents") == "5"
-    assert (figure(page, "under way"), figure(page, "done")) == ("1", "1")
+    assert (figure(page, "under way"), figure(page, "DONE")) == ("1", "1")
     assert (rows(page, "under-way"), rows(page, "ends")) == (1, 1)
     assert len(re.findall(r'<circle class="there"', page)) == 5
     assert len(re.findall(r'<circle class="missing"', page)) == 1
@@ -182,7 +180,7 @@ async def test_one_handoff_as_a_gantt_chart(shown: RunningBroker, tmp_path: Path
     assert dialog.count("<svg") == 2
     for words in ("wait", "grant", "read rank 0", "read rank 1"):
         assert f">{words}</text>" in dialog
-    assert re.search(r'aria-label="[^"]*read rank 1 from', dialog)
+    assert re.search(r'aria-label="[^"]*read rank 1: ', dialog)
     assert '<td class="">ended</td>' in dialog
     assert "<script" not in dialog
     assert "&lt;script&gt;" in dialog
@@ -194,8 +192,8 @@ async def test_a_dialog_that_is_closed_while_it_is_asked_for_stays_closed(
     assert CHROMIUM is not None
     async with pair(shown.address, 1, 1) as both:
         await both.hand_over("one")
-        status = Overview(shown.hub).look()
-        handoff = one_handoff(shown.hub, {"id": "one"})
+        drawn = StatusPage(shown.hub)
+        status, handoff = drawn.look({}), drawn.one({"id": "one"})
     # The second time that it is asked for, it is closed before the answer comes.
     first = f"""
     let looks = 0;
@@ -224,7 +222,7 @@ async def test_another_tenant_is_asked_for_also_while_paused(
 ) -> None:
     """Its name would stand above the figures of the one before."""
     assert CHROMIUM is not None
-    status = Overview(shown.hub).look() | {"tenants": ["a", "b"]}
+    status = (StatusPage(shown.hub).look({}) or {}) | {"tenants": ["a", "b"]}
     chosen = {
         "select": "byId('tenant').value = 'b'; byId('tenant').dispatchEvent(new Event('change'));",
         "address": "location.hash = '#tenant=b';",
@@ -248,35 +246,3 @@ async def test_another_tenant_is_asked_for_also_while_paused(
     dom = Browser(CHROMIUM, tmp_path / "profile").dom(f"file://{page}")
     (title,) = re.findall("<title>(.*?)</title>", dom)
     assert title == "status.json status.json?tenant=b"
-
-
-def test_page_and_commands_tell_bytes_and_seconds_alike(tmp_path: Path) -> None:
-    assert CHROMIUM is not None
-    values = [0, 0.4, 0.5, 1, 900, 1023, 1023.4, 1023.5, 1024, 1075, 1280, 1331, 2**20 - 1, 2**20]
-    values += [
-        float(f"{base}e{power}") for power in range(-8, 19) for base in (1, 1.25, 2.45, 9.995)
-    ]
-    values += [unit * (k + 0.5) / 10 for unit in (1, 1024, 2**20, 2**30, 2**40) for k in range(40)]
-    values += [
-        59.94,
-        59.95,
-        59.96,
-        3599.4,
-        3599.5,
-        7199.6,
-        172_799.4,
-        172_799.5,
-        0.00994,
-        0.00995,
-        -1,
-    ]
-    script = (FOLDER / "units.js").read_text()
-    page = tmp_path / "units.html"
-    page.write_text(
-        f"<pre></pre><script>{script}document.querySelector('pre').textContent = JSON.stringify("
-        f"{json.dumps(values)}.map((v) => [size(v), rate(v), duration(v)]))</script>"
-    )
-    shown = Browser(CHROMIUM, tmp_path / "profile").dom(f"file://{page}")
-    found = json.loads(re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)[1])  # type: ignore[index]
-    for value, texts in zip(values, found, strict=True):
-        assert texts == [size_text(value), rate_text(value), duration_text(value)], value

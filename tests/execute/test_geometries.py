@@ -16,9 +16,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from geometry import geometries
 
 from agent_harness.world import GUARD_BYTES, POISON, Bytes, RankMemory, blocks
+from bench.model_sizes import real_models
 from laws.strategies import SENDING
 from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.operands import DST, SRC, by_place, in_order, in_spans, paged
@@ -252,17 +252,17 @@ def size_of(layout: Layout) -> int:
     )
 
 
-@pytest.mark.parametrize("name", geometries())
+@pytest.mark.parametrize("name", real_models())
 def test_every_pair_of_tp_sizes(name: str) -> None:
-    model = shortened(geometries()[name])
+    model = shortened(real_models()[name])
     every = list(cases(model))
     assert len(every) >= 36
     check_all(name, model, every)
 
 
-@pytest.mark.parametrize("name", geometries())
+@pytest.mark.parametrize("name", real_models())
 def test_all_layers_of_a_model(name: str) -> None:
-    model = geometries()[name]
+    model = real_models()[name]
     model = replace(model, layers=tuple(map(with_short_window, model.layers)))
     every = list(cases(model, layers_per_stage=(1, model.depth - 1)))
     if "RESTOW_WHOLE_MODELS" not in os.environ:
@@ -282,7 +282,7 @@ def quantised(layer: LayerSpec) -> LayerSpec:
 
 @pytest.mark.parametrize("name", ["nemotron3-nano-30b", "kimi-linear-48b-like", "gemma-swa-like"])
 def test_float8_with_its_scales(name: str) -> None:
-    model = shortened(geometries()[name])
+    model = shortened(real_models()[name])
     model = replace(model, layers=tuple(map(quantised, model.layers)))
     every = list(cases(model))[::7]  # every pair of sides and every strategy occurs
     assert any(field.name.endswith("_scale") for field in model.model().fields)
@@ -302,7 +302,7 @@ SHARED_OUT = (
 @pytest.mark.parametrize("name", ["nemotron3-nano-30b", "kimi-linear-48b-like"])
 def test_tokens_that_ranks_share_out(name: str) -> None:
     """Each way of cutting them with every two sides; strategies take turns."""
-    model = shortened(geometries()[name])
+    model = shortened(real_models()[name])
     every: list[tuple[Layout, Layout, Strategy]] = []
     for index, (cuts, sides) in enumerate(itertools.product(SHARED_OUT, SIDES)):
         source, destination = (

@@ -92,7 +92,7 @@ def test_a_projected_row_with_one_wrong_number_is_refused(
 def test_weights_multiplied_more_than_once_are_refused() -> None:
     program = _mixing_program()
     doubled = with_rows(program, PROJECT_SPANS, np.concatenate([program.rows(PROJECT_SPANS)] * 2))
-    with pytest.raises(ProgramInvalidError, match="more than once"):
+    with pytest.raises(ProgramInvalidError, match="multiply the same weights"):
         _check_mixing(doubled)
 
 

@@ -12,7 +12,7 @@ from etcd_harness.cluster import EtcdCluster
 from fleet.scene import pair
 from fleet_harness.brokers import running_fleet
 from restow.broker.cli.news import Event, News
-from restow.broker.cli.views.event_lines import event_line
+from restow.broker.cli.views.tables import event_line
 from restow.broker.client import AdminClient
 
 WITHIN_S = 40.0

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from page import fresh
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -51,11 +50,6 @@ def test_the_contract_is_that_of_the_proto_files() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     fresh = done.stdout == (ROOT / "docs" / "api.md").read_text()
     assert fresh, "docs/api.md is not what the .proto files say: proto/document > docs/api.md"
-
-
-def test_tables_of_the_benchmarks_are_those_of_their_files() -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
-    assert fresh(page) == page, "docs/benchmarks.md is older than a file beside it: bench/page.py"
 
 
 def test_everything_of_the_contract_has_words() -> None:

@@ -131,7 +131,7 @@ def test_twin_clears_what_is_listed(
         (SlotColumn.LENGTH_BYTES, -1, "LENGTH_BYTES is -1"),
         (SlotColumn.OFFSET_BYTES, -8, "OFFSET_BYTES is -8"),
         (SlotColumn.GROUP, -1, "GROUP is -1"),
-        (SlotColumn.LENGTH_BYTES, 99, "ends at byte 107, beyond its page"),
+        (SlotColumn.LENGTH_BYTES, 99, "ends at byte 107, after its page ends"),
     ],
 )
 def test_a_broken_range_is_named(column: SlotColumn, value: int, reason: str) -> None:

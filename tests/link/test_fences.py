@@ -149,5 +149,5 @@ async def test_a_mark_that_is_not_reached_in_time_leaves_the_read_unbegun() -> N
     waits = asyncio.create_task(marks.reach(1, WAIT_S))
     await until(lambda: bool(marks._waiting))
     marks.release()
-    with pytest.raises(ReadNotBegunError, match="stream of the order has ended"):
+    with pytest.raises(ReadNotBegunError, match="stream that sent the order has ended"):
         await waits

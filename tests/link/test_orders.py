@@ -57,7 +57,7 @@ def test_a_peer_has_memory_where_memory_can_be() -> None:
     ],
 )
 def test_a_peer_of_impossible_memory_is_refused(stride: int, changes: dict[str, int]) -> None:
-    with pytest.raises(OrderInvalidError, match="can't be"):
+    with pytest.raises(OrderInvalidError, match="which is impossible"):
         peer_from_proto(peer(stride, **changes))
 
 

@@ -89,7 +89,7 @@ async def test_metadata_that_kills_who_loads_it_kills_no_engine(
             engine.tell((peer, killing, address))
             reason, detail = engine.receive()
             assert reason == "METADATA_REFUSED"
-            why = "malformed" if is_form_checked else "ends the process that loads it"
+            why = "malformed" if is_form_checked else "kills the process that loads it"
             assert why in detail
             engine.tell((peer, metadata, address))
             assert engine.receive() == ("", "")
@@ -130,7 +130,7 @@ async def test_what_is_no_metadata_of_this_peer_is_refused_and_spoils_nothing(
         (b"no metadata at all", "malformed"),
         (metadata[:-1], "malformed"),
         (metadata.replace(b"source-", b"\xff\xffurce-"), "can't be connected"),
-        (metadata.replace(b"source-", b"forged-"), "is of agent forged-"),
+        (metadata.replace(b"source-", b"forged-"), "names agent forged-"),
     ):
         with pytest.raises(AgentError, match=why):
             await trial.load(peer, bad)

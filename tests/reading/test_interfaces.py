@@ -97,7 +97,7 @@ def test_they_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> Non
         watch.check()
     assert looked == []
     now_s[0] += 1.5
-    with pytest.raises(TransportFailedError, match="start this process again"):
+    with pytest.raises(TransportFailedError, match="restart this process"):
         watch.check()
     assert looked == [101.5]
 

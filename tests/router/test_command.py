@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from restow.broker.cli.main import main
@@ -30,15 +27,3 @@ def test_what_is_wrong_usage(
         main(["router", *options])
     assert ended.value.code == 2
     assert words in " ".join(capsys.readouterr().err.replace("│", " ").split())
-
-
-def test_without_its_extra_it_says_what_to_install() -> None:
-    program = (
-        "import sys; sys.modules['aiohttp'] = None\n"
-        f"from restow.broker.cli.main import main; main(['router', *{ENGINES!r}])"
-    )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "EXTRA_MISSING: the router needs module aiohttp" in done.stderr
-    assert "restow[router]" in done.stderr

@@ -1,7 +1,7 @@
-"""Agents that sit beside the engines and move their state.
+"""Agents run beside the engines and move their state.
 
-The names below are loaded when they are first used: whoever needs only a submodule such as
-`restow.agents.binding.copies` does not wait for torch and NIXL.
+The names below are loaded when they are first used, so that importing a submodule such as
+`restow.agents.binding.copies` does not load torch and NIXL.
 """
 
 from __future__ import annotations

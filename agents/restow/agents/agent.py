@@ -16,11 +16,11 @@ STAGING_BYTES = AgentSettings().staging_bytes
 
 
 class Agent(ThreadedAgent[AsyncAgent]):
-    """Serves one rank of an engine from a background thread. A context.
+    """Serves one rank of an engine from a background thread; use it as a context manager.
 
-    Its methods suit any thread. An engine with an event loop of its own has `AsyncAgent`, which
-    wakes no other thread. The memory belongs to the engine and must stay until `close` has
-    returned.
+    Its methods may be called from any thread. An engine with its own event loop can use
+    `AsyncAgent` instead, which wakes no other thread. The memory belongs to the engine and must
+    stay allocated until `close` has returned.
     """
 
     def __init__(
@@ -37,27 +37,28 @@ class Agent(ThreadedAgent[AsyncAgent]):
         *,
         model: ModelIdentity | None = None,
     ) -> None:
-        """Prepare; `start` or ``with`` connects.
+        """Prepare the agent; `start` or ``with`` connects it.
 
-        ``broker`` is HOST:PORT, or as gRPC writes addresses; None: RESTOW_BROKER or the default.
-        ``engine_id`` and ``incarnation`` are those of the engine's session, ``rank`` and
-        ``regions`` those of the rank in its layout, the regions in its order. ``settings`` say how
-        it works; None: as `AgentSettings` has it, but for ``staging_bytes``. ``credentials`` None:
-        those of the environment, RESTOW_TLS_CA and so on. ``on_lost`` hears, on the agent's own
-        thread, why the memory can be read no more as long as this process lives.
-        ``model`` is which model the layout is of (`Layout.model.identity`): by it the agent finds,
-        among several brokers, the one that owns its pool. None: there is one broker.
+        ``broker`` is HOST:PORT or any address that gRPC accepts; None means RESTOW_BROKER or the
+        default. ``engine_id`` and ``incarnation`` are those of the engine's session. ``rank`` and
+        ``regions`` are those of the rank in its layout, with regions in the layout's order.
+        ``settings`` None means the defaults of `AgentSettings`, with ``staging_bytes``.
+        ``credentials`` None means those of the environment (RESTOW_TLS_CA and so on). ``on_lost``
+        is called on the agent's own thread with the reason why the memory can no longer be read in
+        the life of this process. ``model`` is the layout's model (`Layout.model.identity`); with
+        several brokers the agent finds the broker that owns its pool by it. None means a single
+        broker.
         """
         settings = settings or AgentSettings(staging_bytes=staging_bytes)
         given = (broker, engine_id, incarnation, rank, tuple(regions), settings, credentials)
         super().__init__(rank, lambda: AsyncAgent(*given, on_lost, model=model))
 
     def begin(self) -> None:
-        """Register the memory and connect, without waiting: the engine may be registered later.
+        """Register the memory and connect, without waiting: the engine may register later.
 
-        `refusal` says if the broker wants none of it. Raises `TransportFailedError`,
-        `CudaUnavailableError`, `RegionInvalidError` for regions at several places, and
-        `CopyFailedError` for a device without room.
+        `refusal` has the reason if the broker refuses the agent. Raises `TransportFailedError`,
+        `CudaUnavailableError`, `RegionInvalidError` if regions lie at several places, and
+        `CopyFailedError` if the device has no room.
         """
         try:
             thread, agent = self._opened()
@@ -68,11 +69,11 @@ class Agent(ThreadedAgent[AsyncAgent]):
 
     @property
     def figures(self) -> AgentFigures:
-        """What is in use, and what was read so far; nothing before `start` and after `close`."""
+        """Memory in use and reads so far; empty before `start` and after `close`."""
         agent = self._agent
         return agent.figures if agent is not None else AgentFigures()
 
     @property
     def refusal(self) -> RestowError | None:
-        """Why the broker does not know the agent, as far as it has said. None: it does."""
+        """Why the broker refuses the agent, or None if it has not refused it."""
         return self._agent.refusal if self._agent is not None else None

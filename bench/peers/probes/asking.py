@@ -1,6 +1,6 @@
-"""What a process that asks a peer is told and answers: JSON, and nothing of Restow.
+"""The questions and answers of a process that asks a peer, as JSON, without anything of Restow.
 
-Such a process runs in the peer's own environment, or in one that has only the standard library.
+The process runs in the peer's own environment, or in one with the standard library alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Place = tuple[int, int, int, int, int]
 
 
 class DeclinedError(Exception):
-    """The peer copies nothing: ``how`` in one word, and why, in its own words where it has some."""
+    """The peer copies nothing: ``how`` is for the table, the message is the peer's reason."""
 
     how = "refuses"
 
@@ -40,7 +40,7 @@ class NotAskedError(DeclinedError):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A geometry, as `Geometry.message` has it."""
+    """A geometry, as `Geometry.message` describes it."""
 
     family: str
     sizes: dict[str, int]
@@ -53,15 +53,16 @@ class Asked:
 
     @property
     def attention(self) -> bool:
-        """Whether the layer has K and V, and no recurrent state."""
+        """Whether the layer has K and V instead of a recurrent state."""
         return self.family == "gqa"
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The copies that a peer makes between pages that are packed so (`Form`, by its fields).
+    """The copies that a peer makes between pages of two forms (fields of `Form`).
 
-    ``page_bytes`` of P and of D are those of the peer's own shapes.
+    ``page_bytes`` are those of the peer's own shapes at P and D. ``channels`` are those that the
+    peer's own weight loader gives every rank of P, and of D.
     """
 
     p_form: dict[str, Any]
@@ -69,12 +70,11 @@ class Copied:
     page_bytes: tuple[int, int]
     copies: list[Place]
     channels: tuple[list[list[int]], list[list[int]]] | None = None
-    """Of every rank of P, and of D: the channels that the peer's own weight loader gives it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer: how it is called in the table, which version it is, and how it answers."""
+    """A peer: its name in the table, its version, and the function that answers."""
 
     name: str
     version: str
@@ -82,7 +82,7 @@ class Peer:
 
 
 def answer_all(peers: list[Peer]) -> None:
-    """Read geometries from the file that is named first, write answers to the second."""
+    """Read geometries from the first of two files, and write the answers to the second."""
     questions, answers = (Path(name) for name in sys.argv[-2:])
     asked = [Asked(**one) for one in json.loads(questions.read_text())]
     found = {

@@ -1,6 +1,6 @@
-"""LMCache: which object each rank of D looks for.
+"""Ask LMCache which object each rank of D looks for.
 
-It keeps copies of whole objects, so nothing is cut: D has P's state if it finds P's key.
+LMCache keeps whole objects and cuts nothing: D has P's state if it finds P's key.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import sys
 import zipfile
 from types import SimpleNamespace
 
-from peers.probes.asking import Asked, Copied, MissedError, NotAskedError, Peer, answer_all
-from peers.probes.sources import take
+from bench.peers.probes.asking import Asked, Copied, MissedError, NotAskedError, Peer, answer_all
+from bench.peers.probes.sources import take
 
 
 def _keys(api: zipfile.Path, tp: int) -> list[int]:
-    """What of each rank's key tells ranks apart."""
+    """Return the part of each rank's key that tells ranks apart."""
     rank = take(api, "ObjectKey.ComputeKVRank").ComputeKVRank
     key = SimpleNamespace(ComputeKVRank=rank)
     look_up = take(api, "_lookup_kv_ranks", known={"ObjectKey": key})._lookup_kv_ranks
@@ -29,7 +29,7 @@ if __name__ == "__main__":
     api = zipfile.Path(sys.argv[1]) / "lmcache" / "v1" / "distributed" / "api.py"
 
     def answer(asked: Asked) -> Copied:
-        """By the keys."""
+        """Compare the keys of both sides."""
         stored, wanted = (_keys(api, tp) for tp in (asked.p_tp, asked.d_tp))
         found = set(stored) & set(wanted)
         if found:

@@ -1,7 +1,7 @@
-"""SGLang: what ranks of P write, by the functions in its wheel.
+"""Ask SGLang what ranks of P write, by the functions in its wheel.
 
-Its mooncake and nixl backends cut alike. The states' shapes come from its configuration classes,
-the slices from `disaggregation/utils.py`, the ranks that are paired from `disaggregation/common`.
+Its mooncake and nixl backends cut alike. The shapes of states come from its configuration classes,
+the slices from `disaggregation/utils.py`, the pairs of ranks from `disaggregation/common`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,29 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, List, Optional, Tuple  # noqa: UP035
 
 import numpy as np
-from peers.probes.asking import Asked, Copied, NotAskedError, Peer, Place, RefusedError, answer_all
-from peers.probes.sources import take
+
+from bench.peers.probes.asking import (
+    Asked,
+    Copied,
+    NotAskedError,
+    Peer,
+    Place,
+    RefusedError,
+    answer_all,
+)
+from bench.peers.probes.sources import take
 
 CONFIGS = {"mamba2": "NemotronHConfig", "gdn": "Qwen3NextConfig", "kda": "KimiLinearConfig"}
 FILES = {"mamba2": "nemotron_h.py", "gdn": "qwen3_next.py", "kda": "kimi_linear.py"}
 ITEM_BYTES = (2, 4)
-"""Of the conv state, bfloat16, and of the recurrent state, float32."""
+"""Sizes in the conv state, bfloat16, and in the recurrent state, float32."""
 
 
 class Sources:
-    """The functions that are asked, out of the package at ``root``."""
+    """The functions that are asked, from the package at ``root``."""
 
     def __init__(self, root: zipfile.Path) -> None:
-        """Compile them."""
+        """Compile the functions."""
         self._srt = root / "sglang" / "srt"
         typing = {"List": List, "Optional": Optional, "Tuple": Tuple}  # noqa: UP006
         self.slices = take(
@@ -54,7 +63,7 @@ class Sources:
         )
 
     def shape(self, asked: Asked, tp: int) -> Any:
-        """The state's shape on one rank, as the model's configuration class makes it."""
+        """Return the state's shape on one rank, by the model's configuration class."""
         shapes = take(
             self._srt / "configs" / "mamba_utils.py",
             "extra_groups_for_head_shards",
@@ -85,7 +94,7 @@ def _divide(whole: int, parts: int) -> int:
 
 
 def _config(asked: Asked) -> dict[str, Any]:
-    """A model's configuration, by the names of its own class."""
+    """Return a model's configuration with the names of its own class."""
     n = asked.sizes
     if asked.family == "kda":
         linear = {
@@ -114,7 +123,7 @@ def _config(asked: Asked) -> dict[str, Any]:
 
 
 def _sources_of(sources: Sources, asked: Asked, dst_rank: int) -> list[int]:
-    """The ranks of P that a rank of D is served by."""
+    """Return the ranks of P that serve a rank of D."""
     decode = SimpleNamespace(
         kv_args=SimpleNamespace(engine_rank=dst_rank),
         attn_tp_size=asked.d_tp,
@@ -132,7 +141,7 @@ def _sources_of(sources: Sources, asked: Asked, dst_rank: int) -> list[int]:
 
 
 def _states(sources: Sources, asked: Asked) -> Copied:
-    """The conv state, then the recurrent state: two items, laid one after the other."""
+    """Return copies of the conv state, followed by the recurrent state."""
     if asked.conv_layout == "SD" or asked.p_drafts or asked.d_drafts:
         raise NotAskedError("it has one order for each kind of layer, and no rows for drafts")
     shapes = [sources.shape(asked, tp) for tp in (asked.p_tp, asked.d_tp)]
@@ -170,7 +179,7 @@ def _states(sources: Sources, asked: Asked) -> Copied:
 
 
 def _heads(sources: Sources, asked: Asked) -> Copied:
-    """All K, then all V: pools of their own."""
+    """Return copies of K and V, each in a pool of its own."""
     total, copies = asked.sizes["kv_heads"], []
     sizes = [
         max(1, total // tp) * asked.page_tokens * asked.sizes["head_dim"] * ITEM_BYTES[0]
@@ -220,7 +229,7 @@ if __name__ == "__main__":
     sources = Sources(root)
 
     def answer(asked: Asked) -> Copied:
-        """By what the layer keeps."""
+        """Answer for K and V, or for a recurrent state."""
         return _heads(sources, asked) if asked.attention else _states(sources, asked)
 
     answer_all([Peer("SGLang", sys.argv[2], answer)])

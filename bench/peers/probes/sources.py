@@ -1,4 +1,4 @@
-"""Functions and classes out of a peer's source files, without importing what stands beside them.
+"""Take functions and classes out of a peer's source files, without importing the files.
 
 A peer's packages import what needs a GPU, or what is not installed; the functions that cut a state
 do not. What is compiled is the peer's text as it is installed.
@@ -14,18 +14,18 @@ from types import ModuleType
 from typing import Any
 
 Source = Path | zipfile.Path
-"""A file, or one in a wheel."""
+"""A file, or a file in a wheel."""
 
 
 class MissingError(Exception):
-    """A peer's source has no such name: it is another version than the one that was read."""
+    """A peer's source lacks a name, so it is another version than the one that was read."""
 
 
 def take(path: Source, *names: str, known: dict[str, Any] | None = None) -> ModuleType:
-    """A module with the definitions that are named, such as ``cut`` or ``Pool.cut``.
+    """Return a module with the named definitions, such as ``cut`` or ``Pool.cut``.
 
-    Of a class's own name the whole class comes, of ``Class.method`` the function alone, without
-    decorators. ``known`` is what they find beside them under a global name. Raises `MissingError`.
+    The name of a class takes the whole class; ``Class.method`` takes the function alone, without
+    decorators. ``known`` has the global names that they use. Raises `MissingError`.
     """
     tree = ast.parse(path.read_text("utf-8"))
     module = ModuleType(f"{path.name} of {path}")
@@ -36,7 +36,7 @@ def take(path: Source, *names: str, known: dict[str, Any] | None = None) -> Modu
         definition = _definition(tree.body, name.split("."), path)
         if "." in name and isinstance(definition, ast.FunctionDef):
             definition.decorator_list = []
-        # Annotations are not evaluated: they name what is not there.
+        # Annotations are not evaluated, because they name what is not imported.
         future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
         part = ast.Module([future, definition], [])
         exec(compile(ast.fix_missing_locations(part), str(path), "exec"), vars(module))  # noqa: S102
@@ -46,7 +46,7 @@ def take(path: Source, *names: str, known: dict[str, Any] | None = None) -> Modu
 
 
 def _definition(body: list[ast.stmt], names: list[str], path: Source) -> ast.stmt:
-    """The statement that defines the last name; the ones before it are classes around it."""
+    """Return the statement that defines the last name; earlier names are the classes around it."""
     for statement in body:
         if getattr(statement, "name", None) == names[0]:
             if len(names) == 1:

@@ -1,4 +1,4 @@
-"""A layer as vLLM's own functions shape it. Runs in vLLM's environment."""
+"""The shape of a layer by vLLM's own functions; runs in vLLM's environment."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import traceback
 from typing import Any
 
 import torch
-from peers.probes.asking import Asked, RefusedError
 from vllm.model_executor.layers.mamba import mamba_mixer2, mamba_utils
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
+from bench.peers.probes.asking import Asked, RefusedError
+
 KV_HEADS_BESIDE = 8
-"""Of the attention layers that a hybrid model has too: no peer's conv slices depend on them."""
+"""KV heads of a hybrid model's attention layers, on which no peer's conv slices depend."""
 
 
 def kv_heads(asked: Asked) -> int:
-    """The heads of K and V before tensor parallelism."""
+    """Return the heads of K and V before tensor parallelism."""
     return asked.sizes.get("kv_heads", KV_HEADS_BESIDE)
 
 
 def page_bytes(asked: Asked) -> tuple[int, int]:
-    """A page of one rank of P, and of D: without the padding of hybrids, whose pages are alike."""
+    """Return the bytes of a page at P and at D, without the padding of hybrid models."""
     sides = ((asked.p_tp, asked.p_drafts), (asked.d_tp, asked.d_drafts))
     if asked.attention:
         p_spec, d_spec = (_attention_spec(asked, tp) for tp, _ in sides)
@@ -33,7 +34,7 @@ def page_bytes(asked: Asked) -> tuple[int, int]:
 
 
 def _attention_spec(asked: Asked, tp: int) -> Any:
-    """In vLLM's `LBHNC`: head, token, K beside V."""
+    """Return the spec in vLLM's `LBHNC`: head, token, K beside V."""
     return FullAttentionSpec(
         block_size=asked.page_tokens,
         num_kv_heads=max(1, kv_heads(asked) // tp),
@@ -43,7 +44,7 @@ def _attention_spec(asked: Asked, tp: int) -> Any:
 
 
 def mamba_spec(asked: Asked, tp: int, drafts: int) -> Any:
-    """The spec of a rank's state, with the conv layout that is asked for."""
+    """Return the spec of a rank's state in the requested conv layout."""
     os.environ["VLLM_SSM_CONV_STATE_LAYOUT"] = asked.conv_layout
     mamba_utils.get_conv_state_layout.cache_clear()
     shape, n = mamba_utils.MambaStateShapeCalculator, asked.sizes
@@ -94,7 +95,7 @@ def mamba_spec(asked: Asked, tp: int, drafts: int) -> Any:
 
 
 def channels(asked: Asked, tp: int) -> list[list[int]]:
-    """Which channels of `[x | B | C]` each rank has after vLLM has loaded their weights.
+    """Return the channels of `[x | B | C]` that vLLM's weight loader gives each rank.
 
     The loader is told, as by the mixer, how far copies of one group make B and C longer.
     """
@@ -114,14 +115,14 @@ def channels(asked: Asked, tp: int) -> list[list[int]]:
 
 
 def form(asked: Asked, drafts: int) -> dict[str, Any]:
-    """How vLLM packs the layer."""
+    """Return how vLLM packs the layer."""
     if asked.attention:
         return {"kv": "HND"}
     return {"conv": asked.conv_layout, "rows": asked.sizes["conv_kernel"] - 1 + drafts}
 
 
 def own_words(error: Exception) -> RefusedError:
-    """The peer's refusal; an assert without words is one too, and its line says which."""
+    """Return the peer's refusal; for an assert without a message, its source line."""
     words = str(error)
     if not words:
         frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,15 +1,16 @@
-"""vLLM's MooncakeConnector: what ranks of P write, by the connector's own functions."""
+"""Ask vLLM's MooncakeConnector what ranks of P write, by its own functions."""
 
 from __future__ import annotations
 
-from peers.probes.asking import Asked, Copied, Place, RefusedError
-from peers.probes.vllm_layers import form, kv_heads, own_words, page_bytes
 from vllm.distributed.kv_transfer.kv_connector.utils import TransferTopology
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector
 
+from bench.peers.probes.asking import Asked, Copied, Place, RefusedError
+from bench.peers.probes.vllm_layers import form, kv_heads, own_words, page_bytes
+
 
 def answer(asked: Asked) -> Copied:
-    """What every rank of P writes, or why the connector does not."""
+    """Return what every rank of P writes, or why the connector refuses."""
     try:
         copies = _copies(asked)
     except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:

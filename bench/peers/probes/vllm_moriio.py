@@ -1,4 +1,4 @@
-"""vLLM's MoRIIOConnector (READ): whether it serves a geometry, by the connector's own checks."""
+"""Ask vLLM's MoRIIOConnector (READ) whether it serves a geometry, by its own checks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from peers.probes.asking import Asked, Copied, NotAskedError, RefusedError
-from peers.probes.sources import take
-from peers.probes.vllm_layers import kv_heads, mamba_spec, own_words
 from vllm.distributed.kv_transfer.kv_connector.v1 import ssm_conv_transfer_utils as conv
 from vllm.distributed.kv_transfer.kv_connector.v1.moriio import moriio_layout
 
-# Out of a module that imports what vLLM does not install.
+from bench.peers.probes.asking import Asked, Copied, NotAskedError, RefusedError
+from bench.peers.probes.sources import take
+from bench.peers.probes.vllm_layers import kv_heads, mamba_spec, own_words
+
+# From a module that imports packages which vLLM does not install.
 CONNECTOR = take(
     Path(moriio_layout.__file__).with_name("moriio_connector.py"),
     "validate_moriio_heterogeneous_tp_kv_heads",
@@ -23,7 +24,7 @@ MTP = SimpleNamespace(method="mtp", use_dspark=lambda: False)
 
 
 def answer(asked: Asked) -> Copied:
-    """Why the connector does not serve it; what it does serve is not in the table."""
+    """Say why the connector refuses; what it does serve is not in the table."""
     try:
         if asked.attention:
             tps = asked.d_tp, asked.p_tp
@@ -36,7 +37,7 @@ def answer(asked: Asked) -> Copied:
 
 
 def _check_states(asked: Asked) -> None:
-    """As for a request: what speculates, then the places of one layer's states in its page."""
+    """Check as for a request: the speculation, then the places of a layer's states in its page."""
     speculates = asked.p_drafts or asked.d_drafts
     config = SimpleNamespace(speculative_config=MTP if speculates else None)
     CONNECTOR._validate_hybrid_speculation(config)

@@ -1,4 +1,4 @@
-"""vLLM's NixlConnector (pull): what a worker of D reads, by the connector's own methods.
+"""Ask vLLM's NixlConnector (pull) what a worker of D reads, by its own methods.
 
 A worker is made without its constructor, which opens NIXL, and is given the attributes that the
 methods read; the memory of every rank is one page at address 0.
@@ -10,12 +10,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from peers.probes.asking import Asked, Copied, Place, RefusedError
-from peers.probes.vllm_layers import channels, form, kv_heads, mamba_spec, own_words, page_bytes
 from vllm.distributed.kv_transfer.kv_connector.utils import EngineTransferInfo, TransferTopology
 from vllm.distributed.kv_transfer.kv_connector.v1 import ssm_conv_transfer_utils as conv
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker, metadata, tp_mapping
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
+
+from bench.peers.probes.asking import Asked, Copied, Place, RefusedError
+from bench.peers.probes.vllm_layers import (
+    channels,
+    form,
+    kv_heads,
+    mamba_spec,
+    own_words,
+    page_bytes,
+)
 
 P = "the engine that prefilled"
 LAYOUT = "LBHNC"
@@ -28,7 +36,7 @@ Worker: Any = type(
 
 
 def answer(asked: Asked) -> Copied:
-    """What every rank of D reads, or why the connector does not."""
+    """Return what every rank of D reads, or why the connector refuses."""
     if _speculation(asked.p_drafts) != _speculation(asked.d_drafts):
         raise RefusedError("the compatibility hashes of P and D differ")
     try:
@@ -44,7 +52,7 @@ def answer(asked: Asked) -> Copied:
 
 
 def _speculation(drafts: int) -> Any:
-    """What of an MTP speculator goes into the compatibility hash."""
+    """Return the parts of an MTP speculator that enter the compatibility hash."""
     speculator = SimpleNamespace(
         use_eagle=lambda: True,
         method="mtp",
@@ -63,7 +71,7 @@ def _speculation(drafts: int) -> Any:
 
 
 def _worker(asked: Asked, rank: int) -> Any:
-    """A rank of D."""
+    """Make a rank of D."""
     split = _split(asked, asked.d_tp, asked.d_drafts)
     _, size_bytes = page_bytes(asked)
     topology = TransferTopology(
@@ -123,7 +131,7 @@ def _split(asked: Asked, tp: int, drafts: int) -> Any:
 
 
 def _read(asked: Asked, worker: Any) -> list[Place]:
-    """The reads of one rank of D, from each rank of P that it reads."""
+    """Return the reads of one rank of D from each of its ranks of P."""
     theirs = _split(asked, asked.p_tp, asked.p_drafts)
     size_bytes, _ = page_bytes(asked)
     told = metadata.NixlAgentMetadata(

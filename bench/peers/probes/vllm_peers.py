@@ -1,11 +1,11 @@
-"""Asks the connectors of the vLLM that is installed."""
+"""Ask the connectors of the vLLM that is installed."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 
-from peers.probes import vllm_mooncake, vllm_moriio, vllm_nixl
-from peers.probes.asking import Peer, answer_all
+from bench.peers.probes import vllm_mooncake, vllm_moriio, vllm_nixl
+from bench.peers.probes.asking import Peer, answer_all
 
 if __name__ == "__main__":
     number = version("vllm")

@@ -1,6 +1,7 @@
-"""Strided copies, products and clearing, each through a table: Triton on a GPU, a twin on the host.
+"""Copy, clear and multiply strided memory that a table describes.
 
-Triton is imported when something first runs on a GPU, not before.
+Tables of a GPU's addresses run as Triton kernels; tables of host addresses run on the CPU with the
+same result. Triton is imported when a kernel first runs on a GPU, not before.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ __all__ = [
 
 
 def copy_pieces(table: PieceTable, device: torch.device) -> None:
-    """Execute a piece table whose addresses are `device`'s.
+    """Execute a piece table whose addresses belong to `device`.
 
-    On the CPU the copy is done on return; on a GPU it is queued on the current stream.
+    On the CPU the copies are done on return; on a GPU they are queued on the current stream.
     """
     if device.type == "cpu":
         copies.copy_pieces(table)
@@ -58,9 +59,9 @@ def copy_pieces(table: PieceTable, device: torch.device) -> None:
 
 
 def prepare_copies(device: torch.device) -> None:
-    """Have `copy_pieces` compiled for ``device``: on a GPU a new process's first takes seconds.
+    """Compile `copy_pieces` for ``device``, because a process's first GPU launch takes seconds.
 
-    Queued on the current stream; nothing to do on the CPU.
+    The work is queued on the current stream. On the CPU there is nothing to prepare.
     """
     if device.type != "cpu":
         from restow.kernels import copy
@@ -70,7 +71,7 @@ def prepare_copies(device: torch.device) -> None:
 
 
 def project_windows(table: ProjectTable, device: torch.device) -> None:
-    """PROJECT: rebuild conv windows from inputs and weights, as `ProjectTable` says."""
+    """Rebuild conv windows from inputs and weights, as `ProjectTable` describes (PROJECT)."""
     if device.type == "cpu":
         product.project_windows(table)
     else:
@@ -88,11 +89,12 @@ def clear_slots(
     of_zero: bool = False,
     first_page: int = 0,
 ) -> None:
-    """CLEAR: zero every range of `regions` in the pages `slots[i]` whose `mask[i]` is set.
+    """Zero every range of `regions` in each page `slots[i]` whose `mask[i]` is set (CLEAR).
 
-    ``slots`` is [s], or [g, s] where groups have lists of their own; ``mask`` any integers [s], and
-    with ``of_zero`` those that are zero are meant. Pages below ``first_page`` are padding.
-    All live on one device. On a GPU nothing waits, and a CUDA graph may capture the launch.
+    ``slots`` is [s], or [g, s] where each group has a list of its own; ``mask`` is [s] of any
+    integer type. With ``of_zero``, pages whose mask is zero are cleared instead. Pages below
+    ``first_page`` are padding and stay untouched. All tensors live on one device. On a GPU the call
+    does not wait, and a CUDA graph may capture the launch.
     Raises `SlotTableError` if there are fewer lists than groups.
     """
     if slots.device.type == "cpu":

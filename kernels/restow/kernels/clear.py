@@ -1,11 +1,11 @@
-"""CLEAR on a GPU: zero the recurrent fields of masked slots in one launch.
+"""Zero the recurrent fields of masked slots in one launch on a GPU (CLEAR).
 
-rows   int64 [n, 5]             a SlotTable's rows, on the device
-tiles  int64 [t, 2]             a SlotTable's tiles: range and first unit, on the device
-slots  int64 or int32 [g, s]    page ids; those that are not cleared are never used
-mask   any integers [s]         what OF_ZERO says: clear where it is zero, or where it is not
+rows   int64 [n, 5]             the rows of a SlotTable, on the device
+tiles  int64 [t, 2]             its tiles on the device: range, and first unit in the range
+slots  int64 or int32 [g, s]    page ids; ids of slots that are not cleared are never used
+mask   any integers [s]         OF_ZERO says whether slots with zero or with nonzero are cleared
 
-One program zeroes one tile of one slot. Shapes are static and nothing is allocated or read back,
+One program zeroes one tile of one slot. Shapes are static, and nothing is allocated or read back,
 so a CUDA graph may capture the launch and replay it with other slots and another mask.
 """
 

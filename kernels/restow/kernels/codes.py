@@ -22,7 +22,7 @@ class PieceColumn(IntEnum):
 
 
 class CopyCode(IntEnum):
-    """What happens to one element: a raw copy of 1, 2, 4 or 8 bytes, or a cast."""
+    """Operation on one element: a raw copy of 1, 2, 4 or 8 bytes, or a cast."""
 
     COPY_1 = 0
     COPY_2 = 1
@@ -50,32 +50,32 @@ _CAST_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 class TableError(ValueError):
-    """A table breaks a rule; `row` is None where the whole array is at fault."""
+    """A table breaks a rule; `row` is None if the shape or type of the whole array is wrong."""
 
     table = "table"
 
     def __init__(self, row: int | None, reason: str) -> None:
-        """Name the row and what is wrong with it."""
+        """Name the row and the rule that it breaks."""
         self.row, self.reason = row, reason
         super().__init__(f"{self.table}{'' if row is None else f' row {row}'}: {reason}")
 
     @classmethod
     def check_shape(cls, rows: npt.NDArray[Any], columns: type[IntEnum]) -> None:
-        """Raise unless rows are int64 [n, columns]."""
+        """Raise the class's error unless rows are int64 [n, columns]."""
         if rows.ndim != 2 or rows.shape[1] != len(columns) or rows.dtype != np.int64:
             want = f"int64 [n, {len(columns)}]"
             raise cls(None, f"want {want}, got {rows.dtype} {list(rows.shape)}")
 
     @classmethod
     def refuse(cls, rows: Int64s, bad: Bools, column: IntEnum, why: str) -> None:
-        """Raise for the first bad row."""
+        """Raise the class's error for the first row marked in `bad`."""
         if bad.any():
             row = int(np.argmax(bad))
             raise cls(row, f"{column.name} {rows[row, column]} {why}")
 
 
 class UnsupportedCast(ValueError):
-    """No code turns `src_dtype` into `dst_dtype`."""
+    """No kernel casts `src_dtype` to `dst_dtype`."""
 
     def __init__(self, src_dtype: str, dst_dtype: str) -> None:
         """Name both dtypes."""

@@ -1,12 +1,12 @@
-"""GATHER and SCATTER on a GPU: every row of a piece table in one launch.
+"""Copy and cast all rows of a piece table in one launch on a GPU (GATHER and SCATTER).
 
-tiles   int64 [t, 3]  a LaunchTable's tiles, on the device
-shapes  int64 [n, 5]  the shapes that they name, on the device
+tiles   int64 [t, 3]  the tiles of a LaunchTable, on the device
+shapes  int64 [n, 5]  the shapes that the tiles refer to, on the device
 
-One program copies one tile. What it must know of a run of vectors is in its tile, so that reading
-the table costs one round to memory; all loads of a program are under way before its first store.
-Casts to bfloat16 are done on the bits, so that they round to nearest even on every GPU and in
-Triton's interpreter, which truncates them.
+One program copies one tile. A tile contains all that its program must know of a run of vectors, so
+reading the table costs one round trip to memory. A program issues all its loads before its first
+store. Casts to bfloat16 work on the bits, so that they round to nearest even on every GPU and in
+Triton's interpreter, which would truncate them.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def _store(address, value, mask, dtype: tl.constexpr):  # type: ignore[no-untype
 
 @triton.jit
 def bf16_bits(value):  # type: ignore[no-untyped-def]
-    """Round float32 to bfloat16, to nearest even; NaN becomes the quiet NaN of its sign."""
+    """Round float32 to bfloat16, to nearest even; a NaN becomes the quiet NaN of its sign."""
     bits = value.to(tl.uint32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     nan = ((bits >> 16) & 0x8000) | 0x7FC0
@@ -50,13 +50,13 @@ def bf16_bits(value):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def from_bf16_bits(bits):  # type: ignore[no-untyped-def]
-    """The float32 that the bits of a bfloat16 say."""
+    """Return the float32 value of the bits of a bfloat16."""
     return (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _addresses(address, o_elem, p_shape, SIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Addresses of the elements of a box, at the source (0) or the destination (1)."""
+    """Return the addresses of a box's elements, at the source (0) or the destination (1)."""
     inner = tl.load(p_shape).to(tl.uint32)
     i_row = o_elem.to(tl.uint32) // inner
     i_col = o_elem.to(tl.uint32) - i_row * inner
@@ -66,8 +66,9 @@ def _addresses(address, o_elem, p_shape, SIDE: tl.constexpr):  # type: ignore[no
 
 @triton.jit
 def _copy_vectors(src, dst, m_vec):  # type: ignore[no-untyped-def]
-    """Copy 16 bytes from each address to each; the hint is what makes one access of them."""
-    # Hints stick to what is computed here: those to an argument are lost when this is inlined.
+    """Copy 16 bytes from each source to each destination address, with one access each."""
+    # The alignment hints make single accesses. Hints on an argument are lost when this function
+    # is inlined; hints on values computed here stay.
     o_word = tl.arange(0, 4)[None, :]
     p_src = tl.multiple_of(src.to(tl.pointer_type(tl.uint32)), 16)[:, None] + o_word
     p_dst = tl.multiple_of(dst.to(tl.pointer_type(tl.uint32)), 16)[:, None] + o_word
@@ -115,7 +116,7 @@ def _copy_element_box(src_0, dst_0, count, p_shape, code, ELEMS: tl.constexpr): 
 def copy_pieces_kernel(  # type: ignore[no-untyped-def]
     tiles, shapes, VECTORS: tl.constexpr, ELEMS: tl.constexpr
 ):
-    """Copy and cast one tile."""
+    """Copy or cast one tile."""
     p_tile = tiles + tl.program_id(0).to(tl.int64) * 3
     src, dst, work = tl.load(p_tile), tl.load(p_tile + 1), tl.load(p_tile + 2)
     count, code = (work & 0xFFFF).to(tl.int32), ((work >> 16) & 0xFFFF).to(tl.int32)
@@ -132,10 +133,10 @@ def copy_pieces_kernel(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePieces:
-    """A piece table on a device, ready to be launched again and again."""
+    """A piece table on a device, ready for repeated launches."""
 
     table: torch.Tensor
-    """Tiles, then shapes."""
+    """Tiles, followed by shapes."""
     tiles: int
     vectors: int
 
@@ -143,10 +144,10 @@ class DevicePieces:
     def of(
         cls, table: PieceTable, device: torch.device, vectors: int | None = None
     ) -> "DevicePieces":
-        """Upload the table on the current stream of ``device``; nothing waits for it.
+        """Upload the table on the current stream of ``device``, without waiting for it.
 
-        It goes up in one asynchronous copy from pinned memory, which torch's allocator keeps until
-        the stream is past the copy.
+        The upload is one asynchronous copy from pinned memory, which torch's allocator keeps until
+        the stream has passed the copy.
         """
         cut = LaunchTable.of(table.rows, vectors)
         begin = _shapes_begin(len(cut.tiles))
@@ -157,10 +158,10 @@ class DevicePieces:
         return cls(words.to(device, non_blocking=True), len(cut.tiles), cut.vectors)
 
     def copy(self) -> None:
-        """Launch on the current stream of the current device; nothing waits for it.
+        """Launch on the current stream of the current device, without waiting for it.
 
-        Nothing is allocated, uploaded or read back, so a CUDA graph may capture it. (The first
-        launch in a process compiles: `prepare` has that done.)
+        The launch allocates, uploads and reads back nothing, so a CUDA graph may capture it. The
+        first launch in a process compiles the kernel; `prepare` does that beforehand.
         """
         if self.tiles:
             copy_pieces_kernel[(self.tiles,)](
@@ -170,12 +171,15 @@ class DevicePieces:
 
 
 def _shapes_begin(tiles: int) -> int:
-    """The word where shapes begin: at 16 bytes, as Triton compiles anew for other alignments."""
+    """Return the index of the first shape word, kept 16-byte aligned.
+
+    Triton would compile the kernel anew for another alignment.
+    """
     return 3 * tiles + tiles % 2
 
 
 def prepare(device: torch.device) -> None:
-    """Compile what `DevicePieces.copy` launches; queued on the current stream of `device`."""
+    """Compile what `DevicePieces.copy` launches, on the current stream of `device`."""
     there = torch.zeros(2, 2, dtype=torch.int64, device=device)
     row = [[there[0].data_ptr(), there[1].data_ptr(), 16, 1, 1, CopyCode.COPY_1]]
     table = PieceTable.checked(np.array(row, np.int64))
@@ -184,5 +188,5 @@ def prepare(device: torch.device) -> None:
 
 
 def copy_pieces(table: PieceTable, device: torch.device) -> None:
-    """Upload and launch on the current stream of `device`, the current device."""
+    """Upload the table and launch on the current stream of `device`, the current device."""
     DevicePieces.of(table, device).copy()

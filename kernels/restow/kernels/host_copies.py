@@ -1,4 +1,4 @@
-"""Views of the host's address space: they copy nothing, and only the bytes used are touched."""
+"""Copies on host memory, through views that touch only the bytes used."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ DTYPES = [*((raw, raw) for raw in RAW), (F32, BF16), (BF16, F32), (F32, F16), (F
 
 
 def memmove_rows(src: Int64s, dst: Int64s, length_bytes: Int64s) -> None:
-    """Call memmove once for every row."""
+    """Call memmove for every row."""
     _exhaust(map(ctypes.memmove, dst.tolist(), src.tolist(), length_bytes.tolist()))
 
 
 def zero_rows(address: Int64s, length_bytes: Int64s) -> None:
-    """Call memset once for every row."""
+    """Call memset for every row."""
     _exhaust(map(ctypes.memset, address.tolist(), repeat(0), length_bytes.tolist()))
 
 
 def view(
     address: int, sizes: tuple[int, ...], strides_bytes: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return a box of elements in place."""
+    """Return a view of a box of elements."""
     reach = sum((size - 1) * step for size, step in zip(sizes, strides_bytes, strict=True))
     flat = torch.frombuffer(_buffer(address, reach + dtype.itemsize), dtype=dtype)
     return flat.as_strided(sizes, [step // dtype.itemsize for step in strides_bytes])
 
 
 def void_windows(address: Int64s, length_bytes: int) -> tuple[Voids, Int64s]:
-    """Return the run that begins at every byte, as one void each, and which ones the rows are."""
+    """Return void views of `length_bytes` at every byte position, and the position of each row."""
     first = int(address.min())
     count = int(address.max()) - first + 1
     buffer = _buffer(first, count + length_bytes - 1)
@@ -53,7 +53,7 @@ def void_windows(address: Int64s, length_bytes: int) -> tuple[Voids, Int64s]:
 def windows(
     address: Int64s, count: int, step_bytes: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the row that begins at every element, [positions, count], and which ones are meant."""
+    """Return views of a row at every element, [positions, count], and the position of each row."""
     first = int(address.min())
     index = (address - first) // dtype.itemsize
     sizes = (int(index.max()) + 1, count)
@@ -69,38 +69,40 @@ def _exhaust(calls: Iterable[object]) -> None:
 
 
 FEW_ROWS = 192
-"""As many calls, of memmove or for a strided row, cost less than views of rows through an index."""
+"""Up to this many rows, a memmove or copy for each row costs less than indexing a view."""
 LONG_BYTES = 32 * 1024
-"""A run that is copied by a call of its own, faster than through a temporary; any row of more
-would also need views that no array can have."""
+"""From this length on, a memmove for each run is faster than a copy through a temporary.
+
+Longer rows would also need views larger than an array can be.
+"""
 ROWS_PER_PART = 64
-"""A view of its own costs as much as that many rows of one."""
+"""Rows that must share a view: setting up a view costs as much as indexing this many rows."""
 CHUNK_BYTES = 256 * 1024
-"""A temporary that stays in L2."""
+"""Size of a temporary, small enough to stay in the L2 cache."""
 CHUNK_ELEMS = 16 * 1024
-"""In one operation of torch: with more it may fork."""
+"""Elements in one torch operation; torch may use several threads for larger operations."""
 
 
 def copy_pieces(table: PieceTable) -> None:
     """Execute the table's rows on host memory."""
     rows = table.lengthen().rows
-    dense, some = contiguous(rows), rows[:, PieceColumn.COUNT] > 0
-    src, dst, count, _, _, code = _columns(rows, dense & some)
+    dense, nonempty = contiguous(rows), rows[:, PieceColumn.COUNT] > 0
+    src, dst, count, _, _, code = _columns(rows, dense & nonempty)
     _copy_runs(src, dst, count * SRC_BYTES[code])
-    strided = _columns(rows, ~dense & some).T
-    for same in _alike(strided[:, PieceColumn.COUNT :]):
+    strided = _columns(rows, ~dense & nonempty).T
+    for same in _groups_of_equal(strided[:, PieceColumn.COUNT :]):
         _copy_strided(strided[same])
 
 
 def _columns(rows: Int64s, mask: Bools) -> Int64s:
-    """Columns [6, n] of the rows of a mask: a table mostly lies column by column."""
+    """Return columns [6, n] of the masked rows: tables are mostly stored by column."""
     return rows.T if mask.all() else rows.T[:, mask]
 
 
 def _copy_runs(src: Int64s, dst: Int64s, length_bytes: Int64s) -> None:
-    """Copy runs of bytes, those of one length together where there are many short ones."""
+    """Copy runs of bytes; many short runs of the same length are copied together."""
     one_group = len(src) <= FEW_ROWS or length_bytes.min() == length_bytes.max()
-    for same in [slice(None)] if one_group else _alike(length_bytes[:, None]):
+    for same in [slice(None)] if one_group else _groups_of_equal(length_bytes[:, None]):
         length = length_bytes[same]
         if len(length) <= FEW_ROWS or length[0] >= LONG_BYTES:
             memmove_rows(src[same], dst[same], length)
@@ -109,7 +111,7 @@ def _copy_runs(src: Int64s, dst: Int64s, length_bytes: Int64s) -> None:
 
 
 def _copy_equal_runs(src: Int64s, dst: Int64s, length_bytes: int) -> None:
-    """Copy many runs, which mostly lie one behind the other on the side of a run of staging."""
+    """Copy many runs of equal length, which are mostly adjacent on the staging side."""
     gathered, scattered = _dense_parts(dst, length_bytes), _dense_parts(src, length_bytes)
     if gathered:
         for part in gathered:
@@ -118,8 +120,10 @@ def _copy_equal_runs(src: Int64s, dst: Int64s, length_bytes: int) -> None:
             target = view(int(dst[part.start]), shape, strides, torch.uint8)
             torch.index_select(source, 0, index, out=target)
         return
-    # As voids: numpy makes one memcpy for each.
-    (here, dst_index), (there, src_index) = (void_windows(one, length_bytes) for one in (dst, src))
+    # Void elements let numpy make one memcpy for each run.
+    (here, dst_index), (there, src_index) = (
+        void_windows(address, length_bytes) for address in (dst, src)
+    )
     for part in scattered:
         first = int(src_index[part.start])
         here[dst_index[part]] = there[first::length_bytes][: part.stop - part.start]
@@ -128,15 +132,15 @@ def _copy_equal_runs(src: Int64s, dst: Int64s, length_bytes: int) -> None:
 
 
 def _dense_parts(address: Int64s, length_bytes: int) -> list[slice]:
-    """Cut where rows do not lie one behind the other; nothing where hardly any two do."""
+    """Return slices of adjacent rows, or nothing if hardly any rows are adjacent."""
     cuts = np.flatnonzero(np.diff(address) != length_bytes) + 1
     if len(cuts) * ROWS_PER_PART > len(address):
         return []
     return list(map(slice, [0, *cuts.tolist()], [*cuts.tolist(), len(address)]))
 
 
-def _alike(kind: Int64s) -> list[Int64s]:
-    """Group equal rows of ``kind`` [n, ...]: the index of each group's."""
+def _groups_of_equal(kind: Int64s) -> list[Int64s]:
+    """Group equal rows of ``kind`` [n, ...]; return the row indices of each group."""
     if not len(kind):
         return []
     order = np.lexsort(kind.T)
@@ -145,7 +149,7 @@ def _alike(kind: Int64s) -> list[Int64s]:
 
 
 def _copy_strided(rows: Int64s) -> None:
-    """Copy and cast rows of equal shape: one by one, or through an index, chunk by chunk."""
+    """Copy and cast rows of equal shape: row by row, or by chunks through an index."""
     src, dst = rows[:, PieceColumn.SRC_ADDRESS], rows[:, PieceColumn.DST_ADDRESS]
     count, src_step, dst_step, code = rows[0, PieceColumn.COUNT :].tolist()
     src_dtype, dst_dtype = DTYPES[code]
@@ -175,7 +179,7 @@ def _chunks(rows: int, size: int) -> Iterator[slice]:
 def clear_slots(
     regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor, of_zero: bool, first_page: int
 ) -> None:
-    """Zero every listed byte range in the pages of host memory that the mask says."""
+    """Zero every listed byte range in the pages of host memory that the mask selects."""
     base, page_stride, offset, length, group = regions.rows.numpy()[:, :, None].transpose(1, 0, 2)
     marked = mask == 0 if of_zero else mask != 0
     page = regions.lists(slots)[:, marked].to(torch.int64).numpy()[group[:, 0]]  # [ranges, pages]

@@ -1,15 +1,15 @@
-"""A piece table as one GPU launch works it off: tiles, one for each program (numpy only).
+"""Launch table: a piece table cut into tiles, one for each GPU program (numpy only).
 
 tiles   int64 [t, 3]  SRC_ADDRESS, DST_ADDRESS, WORK = shape << 32 | code << 16 | elements
 shapes  int64 [n, 5]  INNER, SRC_STEP_BYTES, DST_STEP_BYTES, SRC_GAP_BYTES, DST_GAP_BYTES
 
-Element e of a tile lies e % INNER steps and e // INNER gaps behind the tile's address. Hence a run
-of short rows, evenly spaced on both sides, fills a tile in the order in which it is contiguous
-somewhere: a transpose reads and writes whole sectors, a token's slices share a program.
+Element e of a tile lies e % INNER steps and e // INNER gaps after the tile's address. So a run of
+short rows, evenly spaced on both sides, fills a tile in the order in which one side is contiguous:
+a transpose reads and writes whole sectors, and the slices of a token share a program.
 
-A contiguous row becomes a body of aligned 16-byte vectors and, where its ends are crooked, a head
-and a tail of bytes. Where its two addresses differ modulo 16, its body is of the widest unit that
-divides the difference.
+A contiguous row becomes a body of aligned 16-byte vectors, with a head and a tail of single bytes
+where its ends are not aligned. If its two addresses differ modulo 16, its body uses the widest unit
+that divides the difference.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from restow.kernels.codes import SRC_BYTES, Bools, CopyCode, Int64s, PieceColumn
 from restow.kernels.tables import contiguous, even_runs, tiles
 
 VECTOR_BYTES = 16
-BOX_16 = len(CopyCode)  # 16-byte vectors through a shape
-RUN_16 = BOX_16 + 1  # one run of 16-byte vectors: needs no shape
-ELEMS = 512  # elements of a tile, if they are no vectors
-VECTORS = (256, 1024)  # vectors of a tile: for short pieces, and for long ones
-FULL_GPU_TILES = 4096  # some rounds of programs on every multiprocessor
-SHORT = 512  # rows of at most that many bytes (contiguous) or elements share tiles
+BOX_16 = len(CopyCode)  # code of 16-byte vectors whose positions a shape gives
+RUN_16 = BOX_16 + 1  # code of one contiguous run of 16-byte vectors, which needs no shape
+ELEMS = 512  # elements of a tile that is not copied as vectors
+VECTORS = (256, 1024)  # vectors of a tile, for short pieces and for long ones
+FULL_GPU_TILES = 4096  # enough tiles for several rounds on every multiprocessor
+SHORT = 512  # rows of at most this many bytes (contiguous) or elements (strided) share tiles
 SHAPE_COLUMNS = 5
 BOX_CODES: Int64s = np.zeros(VECTOR_BYTES + 1, dtype=np.int64)  # by unit
 BOX_CODES[[1, 2, 4, 8, 16]] = (*list(CopyCode)[:4], BOX_16)
@@ -34,7 +34,7 @@ RUN_CODES: Int64s = np.where(BOX_CODES == BOX_16, RUN_16, BOX_CODES)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchTable:
-    """Tiles of ``vectors`` vectors or `ELEMS` elements, and the shapes that they name."""
+    """Tiles of up to ``vectors`` vectors or `ELEMS` elements, and the shapes that they refer to."""
 
     tiles: Int64s  # [t, 3]
     shapes: Int64s  # [n, 5]
@@ -42,9 +42,9 @@ class LaunchTable:
 
     @classmethod
     def of(cls, rows: Int64s, vectors: int | None = None) -> "LaunchTable":
-        """Cut the rows of a piece table; without ``vectors``, tiles are as long as pays."""
-        some = rows[:, PieceColumn.COUNT] > 0
-        boxes = _boxes(rows.copy() if some.all() else rows[some])
+        """Cut the rows of a piece table; without ``vectors``, choose the faster tile size."""
+        nonempty = rows[:, PieceColumn.COUNT] > 0
+        boxes = _boxes(rows.copy() if nonempty.all() else rows[nonempty])
         per_tile = {size: _rows_per_tile(boxes, size) for size in VECTORS}
         per_box = {size: -(-boxes.outer // per) for size, per in per_tile.items()}
         if vectors is None:
@@ -65,7 +65,7 @@ class LaunchTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Boxes:
-    """Boxes of ``outer`` rows of INNER elements each."""
+    """Boxes of ``outer`` rows with INNER elements each."""
 
     address: Int64s  # [n, 2]: source, destination
     outer: Int64s  # [n]
@@ -85,7 +85,7 @@ def _rows_per_tile(boxes: _Boxes, vectors: int) -> Int64s:
 
 
 def _boxes(rows: Int64s) -> _Boxes:
-    """Rows without empty ones, which this may change, to boxes: short, evenly spaced ones join."""
+    """Turn nonempty rows into boxes, joining short, evenly spaced rows; overwrites ``rows``."""
     dense = contiguous(rows)
     of_bytes = slice(None) if dense.all() else dense
     rows[of_bytes, PieceColumn.COUNT] *= SRC_BYTES[rows[of_bytes, PieceColumn.CODE]]
@@ -105,12 +105,12 @@ def _boxes(rows: Int64s) -> _Boxes:
     abut = (length > 1) & np.all(gap == rows[:, [PieceColumn.COUNT]] * step, axis=1)
     rows[abut, PieceColumn.COUNT] *= length[abut]
     alone = abut | (length == 1)
-    some = ~alone & dense
+    grouped = ~alone & dense
     strided = ~alone & ~dense
     return _Boxes.joined(
         _peeled(rows[alone & dense]),
         _rows_of_elements(rows[alone & ~dense]),
-        _of_bytes(rows[some], length[some], gap[some]),
+        _of_bytes(rows[grouped], length[grouped], gap[grouped]),
         _Boxes(
             rows[strided, :2],
             length[strided],
@@ -121,14 +121,14 @@ def _boxes(rows: Int64s) -> _Boxes:
 
 
 def _rows_of_elements(rows: Int64s) -> _Boxes:
-    """Single strided rows: boxes of one element a row."""
+    """Turn each strided row into a box with one element a row."""
     step = rows[:, PieceColumn.SRC_STEP_BYTES : PieceColumn.CODE]
     shapes = np.column_stack([np.ones(len(rows), np.int64), step, step])
     return _Boxes(rows[:, :2], rows[:, PieceColumn.COUNT], rows[:, PieceColumn.CODE], shapes)
 
 
 def _of_bytes(rows: Int64s, outer: Int64s, gap: Int64s) -> _Boxes:
-    """Boxes of contiguous short rows, in the widest unit that divides everything."""
+    """Make boxes of contiguous short rows, in the widest unit that divides all their numbers."""
     length = rows[:, PieceColumn.COUNT]
     unit = _unit(np.bitwise_or.reduce([*rows[:, :2].T, length, *gap.T]))
     return _Boxes(
@@ -137,7 +137,7 @@ def _of_bytes(rows: Int64s, outer: Int64s, gap: Int64s) -> _Boxes:
 
 
 def _peeled(rows: Int64s) -> _Boxes:
-    """Single contiguous rows: an aligned body, and bytes at its ends."""
+    """Turn each contiguous row into an aligned body and single bytes at its ends."""
     src, dst, length = rows[:, 0], rows[:, 1], rows[:, PieceColumn.COUNT]
     unit = _unit(src - dst)
     head = np.minimum(-dst % unit, length)
@@ -150,15 +150,15 @@ def _peeled(rows: Int64s) -> _Boxes:
 
 
 def _runs(address: Int64s, count: Int64s, unit: Int64s) -> _Boxes:
-    some: Bools = count > 0
-    if not some.all():
-        address, count, unit = address[some], count[some], unit[some]
+    nonempty: Bools = count > 0
+    if not nonempty.all():
+        address, count, unit = address[nonempty], count[nonempty], unit[nonempty]
     shapes = np.repeat(unit, SHAPE_COLUMNS).reshape(-1, SHAPE_COLUMNS)
     shapes[:, 0] = 1
     return _Boxes(address, count, RUN_CODES[unit], shapes)
 
 
 def _unit(bits: Int64s) -> Int64s:
-    """The widest unit, up to a vector, that divides all numbers or-ed together."""
+    """Return the widest unit, up to a vector, that divides all numbers or-ed into ``bits``."""
     bits = bits | VECTOR_BYTES
     return bits & -bits

@@ -1,12 +1,12 @@
-"""PROJECT on a GPU: every row of a project table in one launch.
+"""Compute the products of all rows of a project table in one launch on a GPU (PROJECT).
 
-rows   int64 [n, 12]  a ProjectTable's rows, on the device
+rows   int64 [n, 12]  the rows of a ProjectTable, on the device
 tiles  int64 [t, 2]   row and first channel of every tile of BLOCK_C channels, on the device
 
-One program makes the products of one tile: all taps, at most BLOCK_T. Reading the weights bounds
-it, so products are of float32 whatever the type. The sum is in float32 as that of cuBLAS, but in
-another order: a window equals P's to the last bit only where the engine's own product has this
-order too.
+One program computes the products of one tile, for all taps (at most BLOCK_T). Reading the weights
+limits its speed, so it multiplies in float32 whatever the type is. It sums in float32 as cuBLAS
+does, but in another order: a window equals P's to the last bit only if the engine's own product
+sums in this order too.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from restow.kernels.tables import FloatCode, ProjectColumn, ProjectTable, tiles
 
 BLOCK_C = 64
 BLOCK_H = 64
-LEAST_T = 16  # as few as a matrix product takes
+LEAST_T = 16  # smallest size that a Triton matrix product accepts
 
 FLOAT32, BFLOAT16 = (tl.constexpr(int(c)) for c in (FloatCode.FLOAT32, FloatCode.BFLOAT16))
 COLUMNS = tl.constexpr(len(ProjectColumn))
@@ -40,7 +40,7 @@ def _load_float(address, mask, code):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rounded(value, code):  # type: ignore[no-untyped-def]
-    """The float32 that a type holds of `value`."""
+    """Round float32 values to the type of `code`, and return them as float32."""
     if code == BFLOAT16:
         value = from_bf16_bits(bf16_bits(value))
     elif code != FLOAT32:
@@ -52,7 +52,7 @@ def _rounded(value, code):  # type: ignore[no-untyped-def]
 def project_kernel(  # type: ignore[no-untyped-def]
     rows, tiles, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_H: tl.constexpr
 ):
-    """Make the products of one tile."""
+    """Compute the products of one tile."""
     i_tile = tl.program_id(0).to(tl.int64)
     p_row = rows + tl.load(tiles + i_tile * 2) * COLUMNS
     o_tap = tl.arange(0, BLOCK_T).to(tl.int64)  # [BLOCK_T]
@@ -78,7 +78,8 @@ def project_kernel(  # type: ignore[no-untyped-def]
         )
         b_sum += tl.dot(b_input, b_weight, input_precision="ieee")
 
-    b_sum = _rounded(b_sum, code)  # as the engine's product is, before it is stored as another type
+    # Round as the engine's product is rounded before it is stored as another type.
+    b_sum = _rounded(b_sum, code)
     p_target = tl.load(p_row + 7) + (o_channel * tl.load(p_row + 8))[None, :]
     p_target += (o_tap * tl.load(p_row + 9))[:, None]
     mask = m_tap[:, None] & m_channel[None, :]
@@ -91,7 +92,7 @@ def project_kernel(  # type: ignore[no-untyped-def]
 
 
 def project_windows(table: ProjectTable, device: torch.device) -> None:
-    """Launch the products on the current stream of `device`; nothing waits for them."""
+    """Launch the products on the current stream of `device`, without waiting for them."""
     rows = table.rows
     tile_rows = tiles(rows[:, ProjectColumn.CHANNELS], BLOCK_C)
     if not len(tile_rows):

@@ -1,6 +1,7 @@
-"""What each table means, element by element: the truth that kernels and their twins are held to.
+"""Reference implementation of each table, element by element; all kernels must agree with it.
 
-Too plain to be wrong, and too slow for anything but tests. Addresses are those of host memory.
+It is plain enough to be obviously right and too slow for use outside of tests. Addresses are those
+of host memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ COPIED = {
     CopyCode.BF16_F16: (torch.bfloat16, torch.float16),
     CopyCode.F16_BF16: (torch.float16, torch.bfloat16),
 }
-"""Types that are read and written, by the code of a copy."""
+"""Source and destination types, by copy code."""
 MULTIPLIED = {
     FloatCode.FLOAT32: torch.float32,
     FloatCode.BFLOAT16: torch.bfloat16,
@@ -33,7 +34,7 @@ MULTIPLIED = {
 
 
 def copy_pieces(table: PieceTable) -> None:
-    """Copy one element after the other."""
+    """Copy one element after another."""
     for src, dst, count, src_step, dst_step, code in table.rows.tolist():
         src_dtype, dst_dtype = COPIED[CopyCode(code)]
         for i in range(count):
@@ -43,7 +44,7 @@ def copy_pieces(table: PieceTable) -> None:
 def clear_slots(
     regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor, of_zero: bool, first_page: int
 ) -> None:
-    """Zero one range of one page after the other."""
+    """Zero one range of one page after another."""
     lists = regions.lists(slots).tolist()
     for base, page_stride, offset, length, group in regions.rows.tolist():
         for page, flag in zip(lists[group], mask.tolist(), strict=True):
@@ -52,7 +53,7 @@ def clear_slots(
 
 
 def project_windows(table: ProjectTable) -> None:
-    """Make one product after the other; sums are made in float64, and rounded once."""
+    """Compute one product after another, with sums in float64 that are rounded once."""
     for (
         src, src_tap_stride, taps, hidden, weight, weight_stride, channels,
         dst, dst_stride, dst_tap_stride, code, dst_code,

@@ -1,4 +1,4 @@
-"""Rows of different lengths cut into tiles of one size, one GPU program each (numpy only)."""
+"""The tables that kernels execute, and how rows are cut into tiles of equal size (numpy only)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from restow.kernels.codes import (
 
 
 def tiles(count: Int64s, block: int) -> Int64s:
-    """Return (row, first element) int64 [t, 2] of every tile of `block` elements.
+    """Return (row, first element) of every tile of `block` elements, as int64 [t, 2].
 
     >>> tiles(np.array([5, 0, 8, 1]), 4).tolist()
     [[0, 0], [0, 4], [2, 0], [2, 4], [3, 0]]
@@ -37,8 +37,8 @@ def tiles(count: Int64s, block: int) -> Int64s:
 def even_runs(*arrays: Int64s, same: Bools | None = None) -> Bools:
     """Mark the rows that continue the run of the row before them.
 
-    A step joins two rows only if a neighbouring step equals it, so the jump from one run to the
-    next belongs to neither. `same[i]` False forbids row i to join row i - 1.
+    Two rows join only if the step between them equals a neighbouring step, so the jump from one
+    run to the next belongs to neither run. `same[i]` False forbids row i to join row i - 1.
 
     >>> even_runs(np.array([0, 2, 4, 100, 102, 104, 9]))
     array([False,  True,  True, False,  True,  True, False])
@@ -63,7 +63,7 @@ SHORT_ROW_ELEMS = 32  # rows below it cost more in overhead than in bytes
 
 
 def contiguous(rows: Int64s) -> Bools:
-    """Mark the raw rows that are one run of bytes on both sides."""
+    """Mark the raw rows that are one run of bytes at the source and at the destination."""
     unit = SRC_BYTES[rows[:, PieceColumn.CODE]]
     dense = (rows[:, PieceColumn.SRC_STEP_BYTES] == unit) & (
         rows[:, PieceColumn.DST_STEP_BYTES] == unit
@@ -77,8 +77,8 @@ def contiguous(rows: Int64s) -> Bools:
 def lengthened(rows: Int64s) -> Int64s:
     """Rewrite every run of r short rows of c < r elements, evenly spaced on both sides.
 
-    Such a run is a box [r, c]. Where its rows abut on both sides it is one row of r * c elements,
-    else c rows of r elements: the box walked along its long axis.
+    Such a run is a box [r, c]. If its rows abut on both sides, it becomes one row of r * c
+    elements. Otherwise it becomes c rows of r elements: the box is walked along its long axis.
     """
     count = rows[:, PieceColumn.COUNT]
     short = count < SHORT_ROW_ELEMS
@@ -124,21 +124,21 @@ class PieceTableError(TableError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceTable:
-    """The rows of a checked piece table; `PieceTable.checked` builds one."""
+    """The rows of a piece table that passed the checks of `PieceTable.checked`."""
 
     rows: Int64s  # [n, 6]
 
     @classmethod
     def checked(cls, rows: npt.NDArray[Any]) -> PieceTable:
-        """Check the rules of every row and return the table; raise PieceTableError otherwise.
+        """Check every row and return the table; raise `PieceTableError` if a row breaks a rule.
 
-        Addresses and steps are multiples of the element's size, for a GPU insists on it. A
+        Addresses and steps must be multiples of the element's size, because a GPU requires it. A
         contiguous run at any address may be given as COPY_1 of its bytes.
-        All work goes column by column, so a table that lies so in memory is faster.
+        The checks go column by column, so a table that is stored by column is checked faster.
         """
         PieceTableError.check_shape(rows, PieceColumn)
         count, code = rows[:, PieceColumn.COUNT], rows[:, PieceColumn.CODE]
-        if _plainly_right(rows):
+        if _is_obviously_valid(rows):
             return cls(rows)
         refuse = partial(PieceTableError.refuse, rows)
         refuse((code < 0) | (code >= len(CopyCode)), PieceColumn.CODE, "is no known code")
@@ -166,8 +166,8 @@ class PieceTable:
         return PieceTable(lengthened(self.rows))
 
 
-def _plainly_right(rows: Int64s) -> bool:
-    """Tell at little cost that nothing is wrong; False says nothing."""
+def _is_obviously_valid(rows: Int64s) -> bool:
+    """Return True if a cheap check proves every row valid; False proves nothing."""
     if not len(rows) or rows.min() < 0 or rows[:, : PieceColumn.CODE].min() == 0:
         return False
     code = rows[:, PieceColumn.CODE]
@@ -201,16 +201,16 @@ class SlotTableError(TableError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotTable:
-    """The ranges of a checked slot table; `SlotTable.checked` builds one."""
+    """The ranges of a slot table that passed the checks of `SlotTable.checked`."""
 
     rows: torch.Tensor  # [n, 5]
     tiles: torch.Tensor  # [t, 2]
     unit_bytes: int  # 1, 2, 4 or 8: divides every address and length
-    groups: int  # lists of page ids that the rows speak of
+    groups: int  # page id lists that the rows use
 
     @classmethod
     def checked(cls, rows: npt.NDArray[Any], device: torch.device | str = "cpu") -> SlotTable:
-        """Check the rules of every row and put the table on the device, once for many launches."""
+        """Check every row and move the table to the device, once for many launches."""
         SlotTableError.check_shape(rows, SlotColumn)
         for column in SlotColumn:
             bad = rows[:, column] < (1 if column == SlotColumn.BASE_ADDRESS else 0)
@@ -221,7 +221,7 @@ class SlotTable:
         too_long = outside > rows[:, SlotColumn.PAGE_STRIDE_BYTES]
         if too_long.any():
             row = int(np.argmax(too_long))
-            raise SlotTableError(row, f"the range ends at byte {outside[row]}, beyond its page")
+            raise SlotTableError(row, f"the range ends at byte {outside[row]}, after its page ends")
         unit_bytes = int(np.gcd.reduce(rows[:, : SlotColumn.GROUP], axis=None, initial=8))
         units = rows[:, SlotColumn.LENGTH_BYTES] // unit_bytes
         return cls(
@@ -232,10 +232,12 @@ class SlotTable:
         )
 
     def lists(self, slots: torch.Tensor) -> torch.Tensor:
-        """Page ids [groups, s] of ``slots``, which may be [s] where there is one group."""
+        """Return page ids as [groups, s]; ``slots`` may be [s] if there is one group."""
         lists = slots.unsqueeze(0) if slots.ndim == 1 else slots
         if lists.ndim != 2 or len(lists) < self.groups:
-            raise SlotTableError(None, f"{self.groups} groups, and slots {list(slots.shape)}")
+            raise SlotTableError(
+                None, f"{self.groups} groups need page lists, got {list(slots.shape)}"
+            )
         return lists.contiguous()
 
 
@@ -257,7 +259,7 @@ class ProjectColumn(IntEnum):
 
 
 class FloatCode(IntEnum):
-    """The types that are multiplied, and that products are stored as."""
+    """Types that inputs and weights may have, and in which products are stored."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -275,15 +277,15 @@ class ProjectTableError(TableError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProjectTable:
-    """The rows of a checked project table; `ProjectTable.checked` builds one."""
+    """The rows of a project table that passed the checks of `ProjectTable.checked`."""
 
     rows: Int64s  # [n, 12]
 
     @classmethod
     def checked(cls, rows: npt.NDArray[Any]) -> ProjectTable:
-        """Check the rules of every row and return the table; raise ProjectTableError otherwise.
+        """Check every row and return the table; raise `ProjectTableError` if a row breaks a rule.
 
-        Addresses and strides are multiples of the element's size.
+        Addresses and strides must be multiples of the element's size.
         """
         ProjectTableError.check_shape(rows, ProjectColumn)
         refuse = partial(ProjectTableError.refuse, rows)

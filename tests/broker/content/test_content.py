@@ -96,7 +96,7 @@ def test_what_is_no_token_is_refused(tokens: Any) -> None:
         lambda: chain_of(tokens, 1),
         lambda: ContentChain().extend(tokens, 1),
     ):
-        with pytest.raises(RequestError, match="is no whole number of"):
+        with pytest.raises(RequestError, match="is not a whole number in"):
             name()
 
 
@@ -109,7 +109,7 @@ def test_whole_numbers_of_any_type_are_tokens(tokens: Any) -> None:
 
 @pytest.mark.parametrize("position", [3, -1, 1.0, True, "1", None], ids=repr)
 def test_what_is_no_position_of_the_prompt_is_refused(position: Any) -> None:
-    with pytest.raises(RequestError, match="of a prompt of 2 tokens"):
+    with pytest.raises(RequestError, match="but the prompt has 2 tokens"):
         content_of([1, 2], position)
 
 

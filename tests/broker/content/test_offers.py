@@ -283,7 +283,7 @@ async def test_a_demand_for_a_prefix_is_checked_before_it_is_sent() -> None:
             replace(STATE, position_tokens=65),
             replace(STATE, end_hash=b"\1" * 32),
         ):
-            with pytest.raises(Exception, match="one hash for each"):
+            with pytest.raises(Exception, match="needs a hash for each"):
                 await d.request("h", D_STATE, prefix=wrong)
 
 

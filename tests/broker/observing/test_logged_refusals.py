@@ -244,7 +244,8 @@ async def test_the_page_answers_to_its_own_names_alone(shown: RunningBroker, lin
     for path in ("/", "/status.json", "/handoff.json"):
         # Of no handoff there is nothing to tell.
         assert await asked(path, *own, *named) == {404 if path == "/handoff.json" else 200}
-        assert await asked(path, *strangers, *odd) == {421}
+        assert await asked(path, *strangers) == {421}
+        assert await asked(path, *odd) <= {400, 421}
     # What tells no names is for everyone who reaches the port.
     for path in ("/metrics", "/healthz", "/readyz"):
         assert await asked(path, *own, *strangers) == {200}

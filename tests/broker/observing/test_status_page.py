@@ -1,4 +1,4 @@
-"""The status page and what it shows, over HTTP, beside real handoffs."""
+"""The status page and what it shows, over HTTP and as its documents, beside real handoffs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from email.message import Message
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
 import pytest_asyncio
 
 from broker.content.test_prefixes import heard, hold
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, pair
-from restow.broker.http.pages import Pages, Query, healthy_page
-from restow.broker.http.server import Answer, Request
-from restow.broker.server.observe import overview
+from restow.broker.server.observe.status import Bounds, StatusPage
 from restow.broker.server.serve import RunningBroker
 
 HOSTILE = "<img src=x onerror=alert(1)>"
+ALWAYS = Bounds(kept_s=0.0)
 
 
 @pytest_asyncio.fixture
@@ -36,13 +34,8 @@ async def shown() -> AsyncIterator[RunningBroker]:
         yield running
 
 
-@pytest.fixture(autouse=True)
-def always_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "KEPT_S", 0.0)
-
-
 async def fetch(running: RunningBroker, path: str) -> tuple[int, Message, str]:
-    """Status, headers and body."""
+    """Return status, headers and body."""
 
     def ask() -> tuple[int, Message, str]:
         try:
@@ -54,28 +47,31 @@ async def fetch(running: RunningBroker, path: str) -> tuple[int, Message, str]:
     return await asyncio.to_thread(ask)
 
 
-async def look(running: RunningBroker) -> dict[str, Any]:
-    status, headers, body = await fetch(running, "/status.json")
-    assert (status, headers["Content-Type"]) == (200, "application/json")
-    found: dict[str, Any] = json.loads(body)
+def look(running: RunningBroker, bounds: Bounds = ALWAYS, **query: str) -> dict[str, Any]:
+    """Return what the page draws, in the form that it travels in."""
+    found: dict[str, Any] = json.loads(json.dumps(StatusPage(running.hub, bounds).look(query)))
     return found
 
 
 async def look_until(
-    running: RunningBroker, enough: Callable[[dict[str, Any]], bool]
+    running: RunningBroker, enough: Callable[[dict[str, Any]], bool], bounds: Bounds = ALWAYS
 ) -> dict[str, Any]:
-    """What is shown when it is so; events take their way through streams."""
+    """Return the look at which it is so; events take their way through streams."""
     for _ in range(1000):
-        found = await look(running)
+        found = look(running, bounds)
         if enough(found):
             return found
         await asyncio.sleep(0.01)
     raise AssertionError(found)
 
 
-def agents(seen: dict[str, Any]) -> int:
-    """How many are connected."""
-    return sum(rank["agent"] for one in seen["engines"] for rank in one["ranks"])
+def figures(seen: dict[str, Any]) -> dict[str, str]:
+    return {title: text for title, text, _ in seen["figures"]}
+
+
+def rows(table: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the texts of each row by their titles."""
+    return [dict(zip(table["titles"], one["texts"], strict=True)) for one in table["rows"]]
 
 
 async def test_by_default_no_name_is_told() -> None:
@@ -87,10 +83,21 @@ async def test_by_default_no_name_is_told() -> None:
 
 
 async def test_an_empty_house(shown: RunningBroker) -> None:
-    found = await look(shown)
-    assert (found["engines"], found["handoffs"], found["ends"], found["pairs"]) == ([], [], [], [])
-    assert found["live"] == found["quarantined"] == found["bytes_read"] == 0
-    assert found["ended"] == {"DONE": 0, "FAILED": 0, "EXPIRED": 0, "CANCELLED": 0}
+    status, headers, body = await fetch(shown, "/status.json")
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    found = json.loads(body)
+    assert found["engines"] == found["pairs"] == found["lines"] == []
+    assert rows(found["under_way"]) == rows(found["ended"]) == []
+    assert figures(found) == {
+        "engines ready": "0 of 0",
+        "agents": "0",
+        "under way": "0",
+        "quarantine": "0",
+        "shortest lease": "-",
+        "ended": "-",
+        "read": "-",
+        **dict.fromkeys(("DONE", "FAILED", "EXPIRED", "CANCELLED"), "0"),
+    }
     assert not found["draining"]
     assert found["fleet"] is None, "it is alone"
 
@@ -102,45 +109,43 @@ async def test_what_engines_hold_and_who_is_a_store(shown: RunningBroker) -> Non
     ):
         hold(p, 6, [2, 4])
         await heard(shown, "p", 2)
-        found = {
-            one["name"]: (one["keeps"], one["held_tokens"], one["held_snapshots"])
-            for one in (await look(shown))["engines"]
+        found = {one["name"]: (one["keeps"], one["held"]) for one in look(shown)["engines"]}
+        assert found == {
+            "p": (False, "holds 96 tokens, 2 snapshots"),
+            "store": (True, "holds nothing"),
         }
-        assert found == {"p": (False, 96, 2), "store": (True, None, None)}
 
 
 async def test_engines_their_agents_and_what_is_under_way(shown: RunningBroker) -> None:
     async with pair(shown.address, 2, 1) as both:
         await both.hand_over("one")
         await both.p_agents[1].drop()
-        await look_until(shown, lambda now: agents(now) == 2)
+        await look_until(shown, lambda now: figures(now)["agents"] == "2")
         both.p.publish("two", P_BLOCKS, POSITION)
         asked = both.d.request("two", D_BLOCKS)
         found = await look_until(
-            shown, lambda now: [one["source"] for one in now["handoffs"]] == ["p"]
+            shown, lambda now: [one["from"] for one in rows(now["under_way"])] == ["p"]
         )
         assert {one["name"]: one["session"] for one in found["engines"]} == {"p": True, "d": True}
-        ranks = {one["name"]: one["ranks"] for one in found["engines"]}
-        assert ranks["p"] == [{"rank": 0, "agent": True}, {"rank": 1, "agent": False}]
-        assert ranks["d"] == [{"rank": 0, "agent": True}]
-        (end,) = found["ends"]
-        assert (end["handoff_id"], end["state"], end["source"], end["destination"]) == (
-            *("one", "DONE", "p"),
-            "d",
-        )
-        assert end["bytes"] > 0
-        assert end["strategies"] == ["slices"]
-        (live,) = found["handoffs"]
-        assert live["handoff_id"] == "two"
-        assert live["waits_for"]
-        assert sum(one["count"] for one in found["pairs"]) == found["live"] == 1
+        assert {one["name"]: one["agents"] for one in found["engines"]} == {
+            "p": [True, False],
+            "d": [True],
+        }
+        assert figures(found)["engines ready"] == "1 of 2"
+        assert figures(found)["shortest lease"].endswith(" s")
+        (end,) = rows(found["ended"])
+        expected = {"handoff": "one", "state": "DONE", "from": "p", "to": "d", "by": "slices"}
+        assert end | expected == end
+        assert found["ended"]["rows"][0]["amounts"]["read"] > 0
+        (live,) = rows(found["under_way"])
+        assert live["handoff"] == "two"
+        assert live["waits for"]
+        assert sum(one["count"] for one in found["lines"]) == 1
+        assert figures(found)["under way"] == "1"
         asked.cancel()
 
 
-async def test_who_has_worked_is_known_after_many_other_ends(
-    shown: RunningBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(overview, "MAX_ENDS", 2)
+async def test_engines_and_pairs_are_known_after_many_other_ends(shown: RunningBroker) -> None:
     async with (
         pair(shown.address, 1, 1) as both,
         engine(shown.address, "p2") as (seldom, agents_of_p2),
@@ -152,60 +157,61 @@ async def test_who_has_worked_is_known_after_many_other_ends(
         await released
         for number in range(3):
             await both.hand_over(f"another-{number}")
-        found = await look(shown)
-        assert "p2" not in {one["source"] for one in found["ends"]}
-        assert {one["name"]: (one["publishes"], one["asks"]) for one in found["engines"]} == {
-            "p": (True, False),
-            "d": (False, True),
-            "p2": (True, False),
-            "idle": (False, False),
-        }
+        found = look(shown, Bounds(kept_s=0.0, ends=2))
+    assert "p2" not in {one["from"] for one in rows(found["ended"])}
+    assert {one["name"]: (one["publishes"], one["asks"]) for one in found["engines"]} == {
+        "p": (True, False),
+        "d": (False, True),
+        "p2": (True, False),
+        "idle": (False, False),
+    }
+    done = {(one["from"], one["to"]): one["done"] for one in found["pairs"]}
+    assert done == {("p2", "d"): "1", ("p", "d"): "3"}
+    assert all(one["bytes"] > 0 and one["p99"].endswith("s") for one in found["pairs"])
+    assert found["pairs_left_out"] == 0
 
 
-async def test_a_pair_is_known_after_many_other_ends(
-    shown: RunningBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(overview, "MAX_ENDS", 2)
-    async with pair(shown.address, 1, 1) as both, engine(shown.address, "p2") as (seldom, agents_):
-        released = seldom.publish("its own", P_BLOCKS, POSITION)
-        await agents_[0].fence("its own")
-        assert (await both.d.request("its own", D_BLOCKS)).done
-        await released
+async def test_traffic_has_a_text_for_each_value(shown: RunningBroker) -> None:
+    async with pair(shown.address, 1, 1) as both:
         for number in range(3):
-            await both.hand_over(f"another-{number}")
-        traffic = (await look(shown))["traffic"]
-    pairs = {(one["source"], one["destination"]): one for one in traffic["pairs"]}
-    assert {key: one["done"] for key, one in pairs.items()} == {("p2", "d"): 1, ("p", "d"): 3}
-    assert all(one["bytes"] > 0 and one["p99_s"] > 0 for one in pairs.values())
-    assert traffic["pairs_left_out"] == 0
-    assert sum(one["done"] for one in traffic["steps"]) == 4
-    assert len(traffic["steps"]) <= 90
+            await both.hand_over(f"h-{number}")
+        traffic = look(shown)["traffic"]
+    steps = len(traffic["ago"])
+    assert 1 <= steps <= 90
+    assert set(traffic["lines"]) == {"ended", "read", "p50", "p99", "failed"}
+    for line in traffic["lines"].values():
+        assert len(line["values"]) == len(line["texts"]) == steps
+    ended = traffic["lines"]["ended"]
+    assert max(ended["values"]) > 0
+    assert ended["top"] == f"top {max(ended['values']):.1f}/s"
 
 
 async def test_one_handoff_with_its_spans_and_its_timeline(shown: RunningBroker) -> None:
     async with pair(shown.address, 1, 2) as both:
         await both.hand_over("one/of these?")
         both.p.publish("waits", P_BLOCKS, POSITION)
-        await look_until(shown, lambda now: now["live"] == 1)
+        await look_until(shown, lambda now: figures(now)["under way"] == "1")
         asked = urlencode({"id": "one/of these?", "tenant": "default"})
         status, headers, body = await fetch(shown, f"/handoff.json?{asked}")
         assert (status, headers["Content-Type"]) == (200, "application/json")
         one = json.loads(body)
-        assert (one["handoff_id"], one["state"]) == ("one/of these?", "DONE")
-        kinds = [(span["kind"], span["rank"]) for span in one["spans"]]
-        assert kinds == [("wait", None), ("grant", None), ("read", 0), ("read", 1)]
-        assert all(span["over"] for span in one["spans"])
-        assert one["timeline"][-1]["event"] == "ended"
+        assert (one["id"], one["state"]) == ("one/of these?", "DONE")
+        whole, ranks = ([bar["label"] for bar in chart["bars"]] for chart in one["charts"])
+        assert (whole, ranks) == (["wait", "grant", "read"], ["read rank 0", "read rank 1"])
+        assert all(bar["over"] for chart in one["charts"] for bar in chart["bars"])
+        assert one["charts"][0]["ticks"][0] == "0 us"
+        assert one["timeline"][-1][1] == "ended"
         _, _, body = await fetch(shown, "/handoff.json?id=waits")
-        assert [span["kind"] for span in json.loads(body)["spans"]] == ["wait"]
-        for query in ("", "?id=nobody", "?id=waits&tenant=another", "?" + "a=1&" * 20 + "id=waits"):
+        (chart,) = json.loads(body)["charts"]
+        assert [bar["label"] for bar in chart["bars"]] == ["wait"]
+        for query in ("", "?id=nobody", "?id=waits&tenant=another", "?id=" + "x" * 10_000):
             assert (await fetch(shown, f"/handoff.json{query}"))[0] in (400, 404)
 
 
 async def test_names_travel_as_they_are(shown: RunningBroker) -> None:
     """They are text there, and put into the page as text."""
     async with engine(shown.address, HOSTILE):
-        (one,) = (await look(shown))["engines"]
+        (one,) = look(shown)["engines"]
     assert one["name"] == HOSTILE
     _, _, page = await fetch(shown, "/")
     for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "on="):
@@ -214,7 +220,7 @@ async def test_names_travel_as_they_are(shown: RunningBroker) -> None:
 
 def test_the_page_is_read_as_it_was_written_wherever_the_broker_runs() -> None:
     program = (
-        "from restow.broker.server.observe.status_page import status_page_html as page; "
+        "from restow.broker.server.observe.web import status_page_html as page; "
         "assert '\\u2026' in page()"
     )
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -235,42 +241,25 @@ async def test_a_browser_may_run_nothing_else(shown: RunningBroker) -> None:
     assert not re.findall(r"\b(?:src|href)=", page)
 
 
-async def test_a_look_is_bounded(shown: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, most in (("MAX_ENGINES", 1), ("MAX_COUNTED", 4), ("MAX_LISTED", 3), ("MAX_ENDS", 2)):
-        monkeypatch.setattr(overview, name, most)
+async def test_a_look_is_bounded(shown: RunningBroker) -> None:
+    bounds = Bounds(engines=1, counted=4, listed=3, ends=2, kept_s=0.0)
     async with pair(shown.address, 1, 1) as both:
         for index in range(3):
             await both.hand_over(f"done-{index}")
         for index in range(6):
             both.p.publish(f"live-{index}", P_BLOCKS, POSITION)
-        found = await look_until(shown, lambda now: now["live"] == 6)
+        found = await look_until(shown, lambda now: figures(now)["under way"] == "6", bounds)
     assert (len(found["engines"]), found["engines_left_out"]) == (1, 1)
     # The figures are those of all engines.
-    assert (found["engines_ready"], found["agents"]) == (2, 2)
-    assert sum(one["count"] for one in found["pairs"]) == 4
-    assert [one["handoff_id"] for one in found["handoffs"]] == ["live-0", "live-1", "live-2"]
-    assert [one["handoff_id"] for one in found["ends"]] == ["done-2", "done-1"]
-    assert len(found["traffic"]["steps"]) <= 90
+    assert (figures(found)["engines ready"], figures(found)["agents"]) == ("2 of 2", "2")
+    assert sum(one["count"] for one in found["lines"]) == 4
+    assert [one["handoff"] for one in rows(found["under_way"])] == ["live-0", "live-1", "live-2"]
+    assert found["under_way"]["note"] == "the oldest 3 of 6"
+    assert [one["handoff"] for one in rows(found["ended"])] == ["done-2", "done-1"]
 
 
-async def test_a_page_is_made_once_for_queries_that_say_the_same_to_it() -> None:
-    made: list[Query] = []
-
-    def page(query: Query) -> Answer:
-        made.append(query)
-        return healthy_page(query)
-
-    pages = Pages("broker", {"/one": page}, {"/one": ("tenant",)})
-    queries = [{"tenant": "a", "x": str(number)} for number in range(20)] + [{"tenant": "b"}]
-    asked = [Request("GET", "/one", {}, "", query) for query in queries]
-    await asyncio.gather(*map(pages.answer, asked))
-    assert made == [{"tenant": "a"}, {"tenant": "b"}]
-
-
-async def test_many_who_look_cost_no_more(
-    shown: RunningBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(overview, "KEPT_S", 60.0)
-    first = await look(shown)
+async def test_many_who_look_cost_no_more(shown: RunningBroker) -> None:
+    page = StatusPage(shown.hub, Bounds(kept_s=60.0))
+    first = page.look({})
     async with pair(shown.address, 1, 1):
-        assert await look(shown) == first
+        assert page.look({}) is first

@@ -13,7 +13,7 @@ from broker.guarded import ask, guarded, of_tenant, operator, refusal
 from restow.broker.client import Credentials
 from restow.broker.client.admin import AdminClient
 from restow.broker.core.common.keys import State
-from restow.broker.server.observe.overview import Overview
+from restow.broker.server.observe.status import StatusPage
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
 
@@ -100,8 +100,10 @@ async def test_a_drained_broker_grants_when_it_may_again(monkeypatch: pytest.Mon
         one = await info(running.address, "h")
         assert one.state == broker_pb2.HANDOFF_STATE_READY
         assert one.waits_for == "the broker drains, and grants nothing"
-        (shown,) = Overview(running.hub).look()["handoffs"]
-        assert shown["waits_for"] == one.waits_for
+        seen = StatusPage(running.hub).look({})
+        assert seen is not None
+        (shown,) = seen["under_way"]["rows"]
+        assert shown["texts"][-1] == one.waits_for
         assert [one.HasField("execute") for one in both.d_agents[0].orders].count(True) == 1
         assert not (await ask(running.address, PLAIN, AdminClient.audit)).findings
         await ask(running.address, PLAIN, lambda client: client.set_draining(False))

@@ -99,7 +99,7 @@ def test_it_is_said_that_they_are_not_used() -> None:
     ):
         client.status()
     for words in (found.words, caught.value.message):
-        assert "http_proxy is not used, RESTOW_PROXY=http://HOST:PORT would be" in words
+        assert "http_proxy is ignored, set RESTOW_PROXY=http://HOST:PORT" in words
     assert not list(way_to_the_broker(way_note({})))
 
 

@@ -45,14 +45,14 @@ async def said(address: str, credentials: Credentials) -> set[str]:
 async def test_plaintext_against_tls(authority: Authority) -> None:
     async with guarded(authority) as running:
         [words] = await said(running.address, Credentials())
-    assert words.startswith("It speaks TLS, and was asked in plaintext")
+    assert words.startswith("It speaks TLS, but was called in plaintext")
     assert "RESTOW_TLS_CA" in words
 
 
 async def test_tls_against_plaintext(authority: Authority) -> None:
     async with broker() as running:
         [words] = await said(running.address, Credentials(authority.path))
-    assert words.startswith("It speaks plaintext, and was asked with TLS")
+    assert words.startswith("It speaks plaintext, but was called with TLS")
 
 
 async def test_a_certificate_that_the_broker_does_not_know(
@@ -61,12 +61,12 @@ async def test_a_certificate_that_the_broker_does_not_know(
     stranger = Authority(tmp_path, "stranger")
     async with guarded(authority) as running:
         [words] = await said(running.address, stranger.client(OPERATOR, authority=authority.path))
-        assert words.startswith("It does not accept certificate ")
-        assert words.endswith("is it signed by what its --client-ca names?")
+        assert words.startswith("It rejects certificate ")
+        assert words.endswith("check that an authority of its --client-ca signed it")
         [words] = await said(running.address, Credentials(authority.path))
-        assert words.startswith("It wants to see a certificate of its clients")
+        assert words.startswith("It requires a client certificate")
         [words] = await said(running.address, authority.client(OPERATOR, authority=stranger.path))
-        assert words.startswith("Its certificate is not accepted here: ")
+        assert words.startswith("This client rejects its certificate: ")
 
 
 async def test_a_certificate_of_another_name(authority: Authority) -> None:
@@ -84,4 +84,4 @@ async def test_nobody(authority: Authority) -> None:
         for credentials in (Credentials(), authority.client(OPERATOR)):
             assert await said(address, credentials) == {"Nothing listens there"}
     [words] = await said("no.such.host.invalid:7350", Credentials())
-    assert words == "No address is known for the name no.such.host.invalid"
+    assert words == "The name no.such.host.invalid has no address"

@@ -61,7 +61,7 @@ def test_the_process_makes_the_plan_that_a_thread_makes_and_ends_when_it_is_clos
         process._process.join()
         broken = process.plan(source.encoded, destination.encoded, *HOW)
         assert isinstance(broken, PairRefused)
-        assert "the process that plans has ended" in broken.error.message
+        assert "the planning process has ended" in broken.error.message
         assert same(process.plan(source.encoded, destination.encoded, *HOW), made)
     finally:
         process.close()
@@ -108,7 +108,7 @@ def test_nothing_is_planned_ahead_once_the_planner_is_closed(
 
     for outcome in asyncio.run(outcomes()):
         assert isinstance(outcome, PairRefused)
-        assert "the broker stops" in outcome.error.message
+        assert "the broker is stopping" in outcome.error.message
 
 
 async def test_small_pairs_start_no_process() -> None:

@@ -73,7 +73,7 @@ async def test_what_contradicts_itself_is_refused() -> None:
     async with broker() as running, pair(running.address) as both:
         p, d = both.p, both.d
         nowhere = d.request("h", D_BLOCKS, takes_sampled_token=True)
-        with pytest.raises(BrokerCallError, match="must say position_tokens") as refused:
+        with pytest.raises(BrokerCallError, match="must have position_tokens") as refused:
             await nowhere
         assert refused.value.reason == "ARGUMENT_INVALID"
         with pytest.raises(BrokerCallError, match="must not be negative"):

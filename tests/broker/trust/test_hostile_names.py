@@ -33,7 +33,7 @@ from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.printable import MAX_ESCAPED, shown, shown_values
 from restow.broker.rpc import wire
-from restow.broker.server.observe.overview import Overview
+from restow.broker.server.observe.status import StatusPage
 from restow.broker.server.serve import RunningBroker
 from restow.v1 import admin_pb2, agent_link_pb2_grpc, broker_pb2_grpc
 from restow.v1 import agent_link_pb2 as link
@@ -194,7 +194,7 @@ async def test_what_was_said_is_kept_and_shown_with_escapes(running: RunningBrok
         ended = await released
         assert ESCAPED in ended.detail
         assert len(ended.detail) < 2000
-        for look in (Overview(running.hub).look(), await listed(running)):
+        for look in (StatusPage(running.hub).look({}), await listed(running)):
             assert ESCAPED in str(look).replace(r"\\", "\\")
         for words in (("handoffs",), ("handoff", "given-up"), ("handoff", "h1")):
             text = await printed(*words, "--broker", running.address)

@@ -104,8 +104,8 @@ SETTINGS, KEYS = "TRUST_SETTINGS_INVALID", "KEY_FILE_INVALID"
 @pytest.mark.parametrize(
     ("damage", "reason", "words"),
     [
-        (without("client_ca"), SETTINGS, "keeps nobody out: give --client-ca"),
-        (with_tokens, SETTINGS, "exclude one another"),
+        (without("client_ca"), SETTINGS, "admits everybody: add --client-ca"),
+        (with_tokens, SETTINGS, "exclude each other"),
         (without("tls_key"), SETTINGS, "--tls-cert, --client-ca without both"),
         (without("tls_cert"), SETTINGS, "--tls-key, --client-ca without both"),
         (without("tls_cert", "tls_key"), SETTINGS, "--client-ca without both"),

@@ -1,1 +1,1 @@
-"""From rows, tokens and page ids to addresses, with numpy alone."""
+"""Turn rows, tokens and page ids into addresses, with numpy alone."""

@@ -1,4 +1,4 @@
-"""Rows of a table that are bound alike: with whole arrays, not one by one."""
+"""Bind the rows of GATHER and SCATTER, grouped so that numpy handles many rows at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from restow.broker.planner.program import Column, GroupPair, cut_shared
 
 @dataclass(frozen=True, slots=True)
 class AlikeRows:
-    """Rows of one pair of page lists: ``index`` ``[rows, 1]`` or ``[regions, 1, rows]`` of a table.
+    """Rows of one pair of page lists, as ``index`` ``[rows, 1]`` or ``[regions, 1, rows]``.
 
-    ``whole``: their tokens follow each other without a gap on all ``sides``, whose pages cut them.
+    ``whole`` says that the rows' tokens follow each other without a gap on all ``sides``. The
+    pages of these sides cut the tokens.
     """
 
     pair: GroupPair
@@ -27,7 +28,7 @@ class AlikeRows:
     index: Int64s
 
     def stretches(self, tokens: Tokens) -> Stretches:
-        """Stretches inside pages of all sides, or single tokens; one for a snapshot."""
+        """Return the stretches inside pages of all sides, single tokens, or one for a snapshot."""
         pair = self.pair
         if not pair.per_token:
             return SNAPSHOT
@@ -46,7 +47,7 @@ class AlikeRows:
         return replace(places, first=held.first_tokens(places.first))
 
     def by_region(self, rows: Int64s) -> Iterator[AlikeRows]:
-        """The same rows of the table, once for each number of rows in a region."""
+        """Yield the same rows, once for each number of rows that regions have."""
         index = self.index.ravel()
         regions = rows[index][:, [Column.SRC_REGION, Column.DST_REGION]]
         begins = np.concatenate([[True], (regions[1:] != regions[:-1]).any(axis=1)])
@@ -60,19 +61,19 @@ class AlikeRows:
 def alike_rows(
     rows: Int64s, pairs: Sequence[GroupPair], sides: Sequence[SideColumns]
 ) -> Iterator[AlikeRows]:
-    """All rows of a table, by pair of page lists and by whether their tokens join."""
+    """Yield all rows of a table, grouped by page lists and by whether their tokens join."""
     joined = sides[0].joined(rows)
     for side in sides[1:]:
         joined &= side.joined(rows)
     for pair, index in by_pair(rows[:, Column.GROUP_PAIR], pairs):
         whole = joined[index]
-        for some, join in ((index[whole], True), (index[~whole], False)):
-            if len(some):
-                yield AlikeRows(pair, tuple(sides), join, some[:, None])
+        for chosen, join in ((index[whole], True), (index[~whole], False)):
+            if len(chosen):
+                yield AlikeRows(pair, tuple(sides), join, chosen[:, None])
 
 
 def by_pair(numbers: Int64s, pairs: Sequence[GroupPair]) -> Iterator[tuple[GroupPair, Int64s]]:
-    """Each pair of page lists whose number is among the ``numbers`` of rows, and in which rows."""
+    """Yield each pair of page lists that ``numbers`` name, with the indices of its rows."""
     for number, pair in enumerate(pairs):
         index = np.flatnonzero(numbers == number)
         if len(index):
@@ -96,54 +97,54 @@ class Grid:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are written."""
+        """Bytes that the copies write."""
         sizes = self.count * ITEM_BYTES[self.dst_dtype]
         return int(np.broadcast_to(sizes, self.src_address.shape).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """All copies of one GATHER or SCATTER."""
+    """All copies of a GATHER or SCATTER."""
 
     grids: tuple[Grid, ...] = ()
 
     def __len__(self) -> int:
-        """How many rows of elements are copied."""
+        """Return the number of rows of elements that are copied."""
         return sum(grid.src_address.size for grid in self.grids)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are written."""
+        """Bytes that the copies write."""
         return sum(grid.size_bytes for grid in self.grids)
 
     @classmethod
     def joined(cls, parts: Sequence[Copies]) -> Copies:
-        """All copies of all parts, for one launch."""
+        """Join the copies of all parts, for one launch."""
         return cls(tuple(grid for part in parts for grid in part.grids))
 
 
 def bind_copies(
     rows: Int64s, pairs: Sequence[GroupPair], src: BoundOperand, dst: BoundOperand, tokens: Tokens
 ) -> Copies:
-    """Copies of all rows from one operand to the other, each grid ``[rows, stretches]``.
+    """Return copies of all rows from one operand to the other; each grid is ``[rows, stretches]``.
 
-    Row by row, as they lie in a run: kernels then walk through it from end to end. Raises
-    `PageCountError` and `PageRangeError`.
+    The copies are ordered row by row, as rows lie in a run, so that kernels walk through the run
+    from end to end. Raises `PageCountError` and `PageRangeError`.
     """
-    sides = [one.side for one in (src, dst) if one.side is not None]
+    sides = [operand.side for operand in (src, dst) if operand.side is not None]
     grids = []
     for alike in alike_rows(rows, pairs, sides):
         stretches, pair = alike.stretches(tokens), alike.pair
         src_pages, dst_pages = src.pages(pair, tokens), dst.pages(pair, tokens)
         if not len(stretches.first):
             continue
-        some = rows.take(alike.index, axis=0)
-        source, target = src.end(some, alike.index), dst.end(some, alike.index)
+        bound = rows.take(alike.index, axis=0)
+        source, target = src.end(bound, alike.index), dst.end(bound, alike.index)
         grids.append(
             Grid(
                 source.lines.addresses(src_pages, stretches),
                 target.lines.addresses(dst_pages, stretches),
-                some[..., Column.COUNT] * one_if_alike(stretches.count),
+                bound[..., Column.COUNT] * one_if_alike(stretches.count),
                 source.step_bytes,
                 target.step_bytes,
                 source.dtype,

@@ -1,9 +1,8 @@
-"""Where the bytes lie that one rank reads from another, on either side, in an order of its own.
+"""The bytes that one rank reads from another, on either side, in the order of their digest.
 
-Both agents put these in the same order, though neither knows the other's addresses, and whatever
-reads D joins or shares out: it follows from the program and the tokens alone. Reads of direct rows
-come first, by pair of page lists, region, stretch of tokens and row; then the staged run; then
-pages of spans.
+Both agents derive the same order from the program and the tokens alone. Neither has to know the
+other's addresses, or how D joins and splits its reads. Reads of direct rows come first, by pair of
+page lists, region, stretch of tokens and row. The staged run follows, then the pages of spans.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from restow.broker.planner.program import READ_PAGES, READ_SPANS, Column, GroupP
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Contiguous bytes of one memory, in order: int64 arrays of equal length."""
+    """Contiguous bytes of one memory, in order, as int64 arrays of equal length."""
 
     address: Int64s
     length_bytes: Int64s
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all."""
+        """Bytes of all extents."""
         return int(self.length_bytes.sum())
 
     @classmethod
     def joined(cls, parts: Sequence[Extents]) -> Extents:
-        """All parts in their order; what continues what stands before it is one with it."""
+        """Concatenate all parts in order, and join extents that continue the extent before."""
         empty = np.empty(0, np.int64)
         address = np.concatenate([empty, *(part.address for part in parts)])
         length = np.concatenate([empty, *(part.length_bytes for part in parts)])
@@ -54,7 +53,7 @@ class Extents:
         return cls(address[begins], np.add.reduceat(length, np.flatnonzero(begins)))
 
     def chunks(self, size_bytes: int) -> Iterator[Extents]:
-        """The same bytes in parts of ``size_bytes``, the last one of what is left."""
+        """Yield the same bytes in parts of ``size_bytes``; the last part may be shorter."""
         stops = np.cumsum(self.length_bytes)
         total = int(stops[-1]) if len(stops) else 0
         for begin in range(0, total, size_bytes):
@@ -71,7 +70,7 @@ class Extents:
 
 
 def one_extent(address: int, length_bytes: int) -> Extents:
-    """A single run; none if it has no bytes."""
+    """Return a single extent, or none if it has no bytes."""
     whole = slice(0, 1 if length_bytes else 0)
     return Extents(np.array([address])[whole], np.array([length_bytes])[whole])
 
@@ -84,9 +83,10 @@ def source_extents(
     tokens: Tokens,
     staged: Extents,
 ) -> Extents:
-    """All that ``program`` has read from a source rank, in its own ``memory`` and ``staged`` run.
+    """Return all bytes that ``program`` reads from a rank, as that rank finds them in its memory.
 
-    Raises `PageCountError` and `PageRangeError`.
+    ``memory`` is the source rank's own, and ``staged`` its gathered run. Raises `PageCountError`
+    and `PageRangeError`.
     """
     return Extents.joined(
         [
@@ -105,17 +105,20 @@ def direct_extents(
     blocks: Blocks,
     tokens: Tokens,
 ) -> list[Extents]:
-    """Those of the direct rows of a source rank. Raises `PageCountError` and `PageRangeError`."""
+    """Return the bytes of a source rank's direct rows, on the given side.
+
+    Raises `PageCountError` and `PageRangeError`.
+    """
     found = []
     rows = program.rows(READ_PAGES, src_rank)
-    # Cut by the pages of both sides on both sides: else rows would take turns differently.
+    # The pages of both sides cut the rows on both sides; otherwise the two orders would differ.
     for both in alike_rows(rows, program.group_pairs, (SRC, DST)):
         stretches = both.stretches(tokens)
         pages = blocks.listed(side.form(both.pair), tokens)
         for alike in both.by_region(rows):
-            some = rows.take(alike.index, axis=0)
-            address = side_end(some, memory, side, side).lines.addresses(pages, stretches)
-            length = some[..., Column.COUNT] * stretches.count[:, None]
+            bound = rows.take(alike.index, axis=0)
+            address = side_end(bound, memory, side, side).lines.addresses(pages, stretches)
+            length = bound[..., Column.COUNT] * stretches.count[:, None]
             found.append(Extents(address.ravel(), length.ravel()))
     return found
 
@@ -123,7 +126,7 @@ def direct_extents(
 def own_span_extents(
     program: Program, src_rank: int, memory: RegionTable, blocks: Blocks, tokens: Tokens
 ) -> list[Extents]:
-    """Those of the spans of a source rank in its pages.
+    """Return the bytes of a source rank's spans, in its own pages.
 
     Raises `PageCountError` and `PageRangeError`.
     """
@@ -131,23 +134,23 @@ def own_span_extents(
     for pair, index in _spans(program, src_rank, tokens):
         spans = program.rows(READ_SPANS)[index]
         pages = held_pages(pair, blocks, tokens)
-        found.append(_whole(span_lines(spans, memory).addresses(pages, SNAPSHOT), spans))
+        found.append(_whole_pages(span_lines(spans, memory).addresses(pages, SNAPSHOT), spans))
     return found
 
 
 def staged_span_extents(
     program: Program, src_rank: int, staged: RegionTable, tokens: Tokens
 ) -> list[Extents]:
-    """Those of the spans of a source rank where they were read to: span ``i`` is region ``i``."""
+    """Return the bytes of a rank's spans in the reader's staging; span ``i`` is region ``i``."""
     found = []
     for pair, index in _spans(program, src_rank, tokens):
         address = in_regions(staged, index).addresses(staged_pages(pair, tokens), SNAPSHOT)
-        found.append(_whole(address, program.rows(READ_SPANS)[index]))
+        found.append(_whole_pages(address, program.rows(READ_SPANS)[index]))
     return found
 
 
 def _spans(program: Program, src_rank: int, tokens: Tokens) -> Iterator[tuple[GroupPair, Int64s]]:
-    """The spans of a source rank by pair of page lists, if they have pages: ``[spans, 1]``."""
+    """Yield a rank's spans that have pages, as ``[spans, 1]``, by pair of page lists."""
     spans = program.rows(READ_SPANS)
     mine = spans[:, Column.SRC_RANK] == src_rank
     numbers = np.where(mine, spans[:, Column.GROUP_PAIR], -1)
@@ -156,6 +159,6 @@ def _spans(program: Program, src_rank: int, tokens: Tokens) -> Iterator[tuple[Gr
             yield pair, index[:, None]
 
 
-def _whole(address: Int64s, spans: Int64s) -> Extents:
+def _whole_pages(address: Int64s, spans: Int64s) -> Extents:
     length = spans[..., Column.COUNT].repeat(address.shape[1], axis=1)
     return Extents(address.ravel(), length.ravel())

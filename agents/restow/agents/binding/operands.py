@@ -1,4 +1,4 @@
-"""The law by which rows and pages become addresses."""
+"""The rule by which rows and pages become addresses, for every kind of operand."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from restow.broker.planner.program import Column, GroupPair, PageForm
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Where rows lie in one memory, pages and tokens left open.
+    """The positions of rows in one memory, before pages and tokens are known.
 
     Law: element ``i`` of a row at token ``t`` lies at ``base + page * page_stride + offset +
-    (t % page_tokens) * token_stride + i * step``, where ``page`` is the one that holds token ``t``.
-    ``first_address`` is ``base + offset``, and ``i * step`` is left to whoever copies elements.
+    (t % page_tokens) * token_stride + i * step``, where ``page`` is the page that holds token
+    ``t``. ``first_address`` is ``base + offset``; the code that copies elements adds ``i * step``.
 
-    Arrays are ``[rows, 1]`` or ``[regions, 1, rows]``: the axis of length 1 is that of stretches.
-    Strides that all rows share may be one. ``page_count`` is that of the smallest region among
-    them, of the memory called ``name``, where a list from elsewhere names their pages.
+    Arrays are ``[rows, 1]`` or ``[regions, 1, rows]``; the axis of length 1 is for stretches. A
+    stride that all rows share may have a single element. ``page_count`` is that of the rows'
+    smallest region in the memory called ``name``; it limits page ids that another party listed.
 
-    A row 8 bytes from the beginning of its page, which holds 4 tokens of 16 bytes; then the same
-    tokens, 2 to 8, in a run, which is one page for all of them:
+    Example: a row 8 bytes after the beginning of its page, which holds 4 tokens of 16 bytes; then
+    the same tokens, 2 to 8, in a run, which counts as one page for all of them:
 
     >>> from restow.agents.binding.pages import Tokens, cut_tokens
     >>> stretches = cut_tokens(Tokens(2, 9), (4,))
@@ -59,12 +59,12 @@ class Lines:
     name: str = ""
 
     def addresses(self, pages: PageList, stretches: Stretches) -> Int64s:
-        """Where every row begins at every stretch. Raises `PageRangeError`."""
+        """Return the address of every row at every stretch. Raises `PageRangeError`."""
         self._check(pages.ids)
         return self.at(*pages.holding(stretches))
 
     def at(self, page: Int64s | None, in_page: Int64s | None = None) -> Int64s:
-        """Where every row begins at each ``in_page``-th token of a ``page``; None: all are 0."""
+        """Return the address of every row at the ``in_page``-th token of ``page``; None means 0."""
         axes = self.first_address.ndim
         moved = [
             _moved(stride, count, axes)
@@ -74,11 +74,11 @@ class Lines:
             )
             if count is not None
         ]
-        # What rows share is small, and added first.
+        # What the rows share is small, so it is added up first.
         return reduce(add, [*moved, self.first_address])
 
     def some(self, mask: Bools) -> Lines:
-        """Those of a flat mask, as ``[rows, 1]``."""
+        """Return the lines that a flat mask selects, as ``[rows, 1]``."""
         first, page, token = (
             np.broadcast_to(values, self.first_address.shape).ravel()[mask, None]
             for values in (self.first_address, self.page_stride_bytes, self.token_stride_bytes)
@@ -86,17 +86,18 @@ class Lines:
         return replace(self, first_address=first, page_stride_bytes=page, token_stride_bytes=token)
 
     def kept(self) -> Lines:
-        """The same, cheaper to use often: strides that all rows share are one."""
+        """Return the same lines, cheaper to use often: a shared stride has a single element."""
         page, token = one_if_alike(self.page_stride_bytes), one_if_alike(self.token_stride_bytes)
         return replace(self, page_stride_bytes=page, token_stride_bytes=token)
 
     def _check(self, page: Int64s | None) -> None:
-        """Raise `PageRangeError` unless all pages are there."""
+        """Raise `PageRangeError` for the first page id that its region does not have."""
         count = self.page_count
         if page is not None and len(page) and (page.min() < 0 or page.max() >= count):
             wrong, there = page[(page < 0) | (page >= count)][0], f"[0, {count})"
             raise PageRangeError(
-                f"{self.name} page {wrong} is outside of {there}",
+                f"{self.name} page {wrong} is outside of {there}, the pages of its region: "
+                f"the engine named a wrong block id",
                 side=self.name,
                 page=wrong,
                 range=there,
@@ -104,13 +105,13 @@ class Lines:
 
 
 def _moved(stride_bytes: Int64s, count: Int64s, axes: int) -> Int64s:
-    """By how much so many strides move rows, along the axis of stretches, the last but 0 or 1."""
+    """Return the distance that ``count`` strides move rows, along the axis of stretches."""
     stride = one_if_alike(stride_bytes) if len(count) > 1 else stride_bytes
     return stride * (count if axes == 2 else count[:, None])
 
 
 def one_if_alike(values: Int64s) -> Int64s:
-    """The first of equal values, along every axis, or all: what is made of one is made once."""
+    """Return a single element along every axis if all values are equal, or else all values."""
     if values.size > 1 and (values == values.flat[0]).all():
         return values[(slice(1),) * values.ndim]
     return values
@@ -121,7 +122,7 @@ _ZERO: Int64s = np.zeros((1, 1), np.int64)
 
 @dataclass(frozen=True, slots=True)
 class SideColumns:
-    """The columns of one side."""
+    """The columns of a program's rows that describe one side."""
 
     name: str
     region: Column
@@ -131,11 +132,11 @@ class SideColumns:
     dtype: Column
 
     def form(self, pair: GroupPair) -> PageForm:
-        """This side's page list of a pair."""
+        """Return this side's page list of a pair."""
         return pair.src if self is SRC else pair.dst
 
     def joined(self, rows: Int64s) -> Bools:
-        """Rows whose next token follows at their own step: no loop over tokens is needed."""
+        """Mark rows whose next token follows at their own step: they need no loop over tokens."""
         mask: Bools = rows[:, self.token_stride] == rows[:, Column.COUNT] * rows[:, self.step]
         return mask
 
@@ -159,7 +160,7 @@ DST = SideColumns(
 
 
 class End(NamedTuple):
-    """One end of rows: where they lie, and the step and type of their elements."""
+    """An end of rows: their positions, and the step and type of their elements."""
 
     lines: Lines
     step_bytes: Int64s
@@ -168,11 +169,11 @@ class End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BoundOperand:
-    """Where one end of a table's rows lies in one handoff.
+    """An end of a table's rows in one handoff.
 
-    - ``side``: whose pages it lies in, which cut the tokens; None: in no pages.
-    - ``end`` of some rows, ``[..., len(Column)]``, from them and their index in the table.
-    - ``pages`` that hold the tokens of a pair's rows. Raises `PageCountError`.
+    - ``side`` is the side whose pages hold the rows and cut the tokens, or None for a run.
+    - ``end`` maps rows ``[..., len(Column)]`` and their indices in the table to their `End`.
+    - ``pages`` lists the pages that hold the tokens of a pair's rows. Raises `PageCountError`.
     """
 
     side: SideColumns | None
@@ -181,7 +182,7 @@ class BoundOperand:
 
 
 def paged(memory: RegionTable, side: SideColumns, blocks: Blocks) -> BoundOperand:
-    """PAGES: those that one side lists, in its regions."""
+    """Return an operand in pages that a side lists, inside of its regions (PAGES)."""
     return BoundOperand(
         side,
         lambda rows, _: side_end(rows, memory, side, side),
@@ -190,12 +191,12 @@ def paged(memory: RegionTable, side: SideColumns, blocks: Blocks) -> BoundOperan
 
 
 def in_spans(staged: RegionTable) -> BoundOperand:
-    """SPAN: pages of the source as they were read; span ``i`` is region ``i`` of ``staged``."""
+    """Return an operand in source pages that were read whole; span ``i`` is region ``i`` (SPAN)."""
     return BoundOperand(SRC, lambda rows, _: side_end(rows, staged, SRC, None), staged_pages)
 
 
 def by_place(address: int, columns: SideColumns) -> BoundOperand:
-    """RUN by place: a chunk at ``address``, of snapshots; ``columns`` say where in it they lie."""
+    """Return an operand in a chunk of snapshots at ``address``, placed by ``columns`` (RUN)."""
 
     def end(rows: Int64s, _: Int64s) -> End:
         lines = Lines(address + rows[..., columns.offset], _ZERO, _ZERO)
@@ -207,17 +208,17 @@ def by_place(address: int, columns: SideColumns) -> BoundOperand:
 def in_order(
     rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens, address: int
 ) -> BoundOperand:
-    """RUN in order: rows of a table one behind the other, and in each all tokens that move.
+    """Return an operand of rows that follow each other at ``address``, with all tokens (RUN).
 
-    They travel in the narrower type.
+    Elements travel in the narrower of their two types.
     """
     begins, _ = row_begins(rows, pairs, tokens)
     begins += address
 
-    def end(some: Int64s, index: Int64s) -> End:
-        dtype = wire_dtypes(some)
+    def end(bound: Int64s, index: Int64s) -> End:
+        dtype = wire_dtypes(bound)
         item = ITEM_BYTES[dtype]
-        return End(Lines(begins[index], _ZERO, some[..., Column.COUNT] * item), item, dtype)
+        return End(Lines(begins[index], _ZERO, bound[..., Column.COUNT] * item), item, dtype)
 
     return BoundOperand(None, end, lambda pair, tokens: PageList(None))
 
@@ -229,7 +230,7 @@ def in_regions(
     token_stride_bytes: Int64s = _ZERO,
     side: SideColumns | None = None,
 ) -> Lines:
-    """Lines at an offset in every page of a region; a ``side`` lists their pages, or none does."""
+    """Return lines at an offset in each page of a region; ``side`` lists the pages, if given."""
     first_address = memory.base_address[region] + offset_bytes
     strides = memory.page_stride_bytes[region], token_stride_bytes
     if side is None:
@@ -240,9 +241,9 @@ def in_regions(
 def side_end(
     rows: Int64s, memory: RegionTable, side: SideColumns, lister: SideColumns | None
 ) -> End:
-    """What the columns of one side say of rows, of which there is at least one, in ``memory``.
+    """Return the end of rows (at least one) that one side's columns describe, in ``memory``.
 
-    Its pages are listed by a side, or known to be there.
+    ``lister`` is the side that lists the pages; None if the pages are known to exist.
     """
     region, offset = rows[..., side.region], rows[..., side.offset]
     lines = in_regions(memory, region, offset, rows[..., side.token_stride], lister)
@@ -250,7 +251,7 @@ def side_end(
 
 
 def staged_pages(pair: GroupPair, tokens: Tokens) -> PageList:
-    """The pages of a pair's spans in staging: page 0 is the first one that was read."""
+    """Return the pages of a pair's spans in staging; page 0 is the first page that was read."""
     if not pair.per_token:
         return PageList(None)
     held = pair.src_pages(tokens.start, tokens.stop)
@@ -259,12 +260,12 @@ def staged_pages(pair: GroupPair, tokens: Tokens) -> PageList:
 
 
 def span_lines(spans: Int64s, memory: RegionTable) -> Lines:
-    """Lines of ``spans`` ``[..., len(Column)]`` in the source's pages that hold them."""
+    """Return lines of ``spans`` ``[..., len(Column)]`` in the source's pages."""
     region, offset = spans[..., Column.SRC_REGION], spans[..., Column.SRC_OFFSET_BYTES]
     return in_regions(memory, region, offset, side=SRC)
 
 
 def held_pages(pair: GroupPair, blocks: Blocks, tokens: Tokens) -> PageList:
-    """The source's pages that are read whole, as spans. Raises `PageCountError`."""
+    """Return the source's pages that are read whole, as spans. Raises `PageCountError`."""
     held = pair.src_pages(tokens.start, tokens.stop)
     return PageList(blocks.pages(pair.src, tokens)[held.start : held.stop])

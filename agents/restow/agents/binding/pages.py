@@ -1,4 +1,4 @@
-"""Where tokens lie: registered regions, lists of block ids, stretches of tokens inside pages."""
+"""Tokens in memory: registered regions, lists of block ids, and stretches of tokens in pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_PAGES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class RegionTable:
-    """The memory of one rank's regions, in its layout's order: int64 arrays, one entry a region."""
+    """The regions of one rank in its layout's order, as int64 arrays with an entry a region."""
 
     base_address: Int64s
     page_stride_bytes: Int64s
@@ -40,9 +40,9 @@ class Blocks:
     by_group: Mapping[str, Int64s]
 
     def pages(self, form: PageForm, tokens: Tokens) -> Int64s:
-        """Page ids from token 0 on, as many as ``tokens`` need or more.
+        """Return page ids from token 0 on, at least as many as ``tokens`` need.
 
-        Raises `PageCountError` when they do not reach ``tokens``, or are more than an agent lists.
+        Raises `PageCountError` if the pages do not reach ``tokens``, or are more than `MAX_PAGES`.
         """
         ids = self.by_group.get(form.group)
         if ids is None:
@@ -64,7 +64,7 @@ class Blocks:
             )
         if form.pages_per_block == 1:
             return ids
-        # Blocks of many pages beyond the tokens cost nothing.
+        # More blocks than the tokens need must not cost anything, even if each has many pages.
         needed = -(-form.tokens.before(tokens.stop) // form.page_tokens)
         if needed > MAX_PAGES:
             raise PageCountError(
@@ -76,17 +76,17 @@ class Blocks:
         return pages[:needed]
 
     def listed(self, form: PageForm, tokens: Tokens) -> PageList:
-        """The pages of `pages`, and which tokens they hold."""
+        """Return the ids of `pages`, with the tokens that each page holds."""
         return PageList(self.pages(form, tokens), form.page_tokens, tokens=form.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """Runs of tokens that leave no page on the way, and where each begins: arrays ``[stretches]``.
+    """Runs of tokens that each stay inside one page, as arrays ``[stretches]``.
 
-    ``first`` counts from token 0 of the prompt. A snapshot is one stretch of one token. Where ranks
-    share tokens out, those of other ranks may come between the ``count`` tokens of a stretch.
-    ``page_tokens`` is not 0 where they are pages of that size, one after the other, of which only
+    ``first`` counts from token 0 of the prompt. A snapshot is one stretch of one token. If ranks
+    share tokens out, other ranks' tokens may lie between the ``count`` tokens of a stretch.
+    ``page_tokens`` is not 0 if the stretches are consecutive pages of that size, of which only
     the first and the last may be cut.
     """
 
@@ -96,15 +96,15 @@ class Stretches:
 
 
 SNAPSHOT = Stretches(np.zeros(1, np.int64), np.ones(1, np.int64))
-"""The beginning of every page that is listed: of a snapshot's one page, or of whole pages."""
+"""The beginning of every listed page: of a snapshot's one page, or of whole pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageList:
-    """Which page holds a token: from ``first_token`` on, ``page_tokens`` in each of ``ids``.
+    """The page of each token: from ``first_token`` on, each of ``ids`` holds ``page_tokens``.
 
-    They are counted among those ``tokens`` that the pages hold. ``page_tokens`` 0: there is one
-    page, and it holds all that move, one behind the other; ``ids`` None: that is page 0.
+    ``first_token`` counts only tokens that the pages hold (``tokens``). With ``page_tokens`` 0 a
+    single page holds all tokens that move, one after another. With ``ids`` None that is page 0.
     """
 
     ids: Int64s | None
@@ -113,7 +113,7 @@ class PageList:
     tokens: TokenClass = ALL_TOKENS
 
     def holding(self, stretches: Stretches) -> tuple[Int64s | None, Int64s | None]:
-        """The page of each stretch, and its first token inside that page; None: all are 0."""
+        """Return the page of each stretch and its first token inside it; None means all 0."""
         if stretches is SNAPSHOT:
             return self.ids, None
         if self.ids is None or self.page_tokens == 0:
@@ -152,7 +152,7 @@ def cut_tokens(tokens: Tokens, page_tokens: Sequence[int]) -> Stretches:
 
 
 def _cut_pages(tokens: Tokens, size: int) -> Stretches:
-    """Cut at every multiple of one size."""
+    """Cut the tokens at every multiple of one size."""
     first = np.arange(tokens.start // size * size, tokens.stop, size, dtype=np.int64)
     count = np.full(len(first), size, np.int64)
     first[0] = tokens.start
@@ -162,26 +162,26 @@ def _cut_pages(tokens: Tokens, size: int) -> Stretches:
 
 
 STAGING_ALIGN_BYTES = 16
-"""Every row of a run, and every page of a span, begins at a multiple of this."""
+"""Alignment of every row of a run, and of every page of a span."""
 
 
 def staged_bytes(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> int:
-    """Length of the run that ``rows`` are gathered into."""
+    """Return the length of the run into which ``rows`` are gathered."""
     return row_begins(rows, pairs, tokens)[1]
 
 
 def row_begins(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> tuple[Int64s, int]:
-    """Where each row begins in the run, and the run's length."""
+    """Return the offset of each row in the run, and the run's length."""
     entries = [
         moved_tokens(pair, tokens.start, tokens.stop) if pair.per_token else 1 for pair in pairs
     ]
     repeats = np.array(entries, np.int64)[rows[:, Column.GROUP_PAIR]]
     lengths = rows[:, Column.COUNT] * ITEM_BYTES[wire_dtypes(rows)] * repeats
-    return _behind(_aligned(lengths))
+    return _consecutive(_aligned(lengths))
 
 
 def wire_dtypes(rows: Int64s) -> Int64s:
-    """The narrower type travels; both sides derive it from the row."""
+    """Return the type in which each row travels: the narrower one, so that both sides agree."""
     src, dst = rows[..., Column.SRC_DTYPE], rows[..., Column.DST_DTYPE]
     return np.where(ITEM_BYTES[dst] <= ITEM_BYTES[src], dst, src)
 
@@ -192,22 +192,22 @@ NO_REGIONS = RegionTable(*(np.empty(0, np.int64) for _ in range(3)))
 def staged_spans(
     spans: Int64s, pairs: Sequence[GroupPair], tokens: Tokens, staging_address: int = 0
 ) -> tuple[RegionTable, int]:
-    """How spans lie in a run at ``staging_address``, and the length of that run.
+    """Return the regions of spans in a run at ``staging_address``, and the run's length.
 
-    A span's pages lie one after the other, those of all spans one span after the other. So staging
-    is memory with regions and pages like any other: span ``i`` is region ``i``.
+    The pages of a span are consecutive, and so are the spans. So staging is memory with regions
+    and pages like any other: span ``i`` is region ``i``.
     """
-    if not len(spans):  # as of most programs
+    if not len(spans):  # the case of most programs
         return NO_REGIONS, 0
     counts = [len(pair.src_pages(tokens.start, tokens.stop)) for pair in pairs]
     pages = np.array(counts, np.int64)[spans[:, Column.GROUP_PAIR]]
     strides = _aligned(spans[:, Column.COUNT])
-    begins, length = _behind(pages * strides)
+    begins, length = _consecutive(pages * strides)
     return RegionTable(begins + staging_address, strides, pages), length
 
 
-def _behind(length_bytes: Int64s) -> tuple[Int64s, int]:
-    """Where each begins if all lie one behind the other, and where the last one ends."""
+def _consecutive(length_bytes: Int64s) -> tuple[Int64s, int]:
+    """Return the offset of each item if all are consecutive, and the end of the last."""
     ends = np.cumsum(length_bytes)
     return ends - length_bytes, int(ends[-1]) if len(ends) else 0
 

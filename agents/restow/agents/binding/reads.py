@@ -1,4 +1,4 @@
-"""What a READ is made of: contiguous pieces, by address on both sides."""
+"""Bind the rows of READ to contiguous pieces with an address on both sides."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import Column, GroupPair
 
 SPLIT_BYTES = 4096
-"""Pieces are cut at multiples of this from their beginning."""
+"""Pieces are cut at multiples of this, counted from their beginning."""
 PIECE_BYTES = 16 * 1024
-"""What is read in the time that a piece costs beyond its bytes: 2.5 us at 6 GB/s."""
+"""Bytes that take as long to read as the overhead of a piece: 2.5 us at 6 GB/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Contiguous copies of one READ: int64 arrays of equal length."""
+    """Contiguous copies of a READ, as int64 arrays of equal length."""
 
     src_address: Int64s
     dst_address: Int64s
@@ -44,7 +44,7 @@ class Descriptors:
 
     @classmethod
     def joined(cls, parts: Sequence[Descriptors]) -> Descriptors:
-        """All pieces of all parts."""
+        """Join the pieces of all parts."""
         if len(parts) == 1:
             return parts[0]
         empty = np.empty(0, np.int64)
@@ -55,7 +55,7 @@ class Descriptors:
         )
 
     def cut(self, limit_bytes: int) -> Descriptors:
-        """The same bytes in pieces of at most so many."""
+        """Return the same bytes in pieces of at most ``limit_bytes``."""
         if not (self.length_bytes > limit_bytes).any():
             return self
         parts = np.maximum(-(-self.length_bytes // limit_bytes), 1)
@@ -69,14 +69,14 @@ class Descriptors:
         )
 
     def in_source_order(self) -> Descriptors:
-        """The same pieces, by where they are read."""
+        """Return the same pieces, sorted by source address."""
         order = np.argsort(self.src_address)
         return Descriptors(
             self.src_address[order], self.dst_address[order], self.length_bytes[order]
         )
 
     def split(self, count: int) -> list[Descriptors]:
-        """The same bytes in ``count`` parts that take about as long; a piece may be cut."""
+        """Return the same bytes in ``count`` parts of about equal duration; a piece may be cut."""
         stops = np.cumsum(self.length_bytes)
         efforts = stops + PIECE_BYTES * np.arange(1, len(stops) + 1)
         at = efforts[-1] * np.arange(1, count) // count
@@ -88,7 +88,7 @@ class Descriptors:
         return [self._part(stops, begin, end) for begin, end in pairwise(bounds)]
 
     def _part(self, stops: Int64s, begin: int, end: int) -> Descriptors:
-        """Bytes ``[begin, end)`` of all."""
+        """Return bytes ``[begin, end)``, counted over all pieces."""
         first, last = np.searchsorted(stops, begin, "right"), np.searchsorted(stops, end, "left")
         pieces = slice(first, last + 1 if end > begin else first)
         src, dst, length = (
@@ -106,7 +106,7 @@ class Descriptors:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows that are bound alike, laid over the memory of both ranks."""
+    """Rows that are bound alike, with their positions in the memory of both ranks."""
 
     alike: AlikeRows
     src: Lines
@@ -115,14 +115,14 @@ class _Rows:
 
     @classmethod
     def of(cls, alike: AlikeRows, table: Int64s, src: RegionTable, dst: RegionTable) -> _Rows:
-        """Those of ``table``."""
+        """Look the rows up in ``table``."""
         rows = table.take(alike.index, axis=0)
         there, here = (
             side_end(rows, memory, side, side).lines for memory, side in ((src, SRC), (dst, DST))
         )
         length = rows[..., Column.COUNT]
         if not alike.pair.per_token:
-            # Joined at page 0: those of a region keep their distance at any other.
+            # Joined at page 0: at any other page, rows of a region keep the same distance.
             begins = breaks(there.first_address, here.first_address, length)
             length = np.add.reduceat(length.ravel(), np.flatnonzero(begins))[:, None]
             there, here = there.some(begins), here.some(begins)
@@ -131,9 +131,9 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """The direct rows of one program from one source rank, laid over the memory of both ranks.
+    """The direct rows of a program from one source rank, with positions in both ranks' memory.
 
-    All that does not depend on the handoff is done in `of`; keep it to bind many handoffs.
+    `of` does all work that does not depend on the handoff; keep the result to bind many handoffs.
     """
 
     parts: tuple[_Rows, ...]
@@ -142,7 +142,7 @@ class Reads:
     def of(
         cls, rows: Int64s, pairs: Sequence[GroupPair], src: RegionTable, dst: RegionTable
     ) -> Reads:
-        """Sort the rows into parts."""
+        """Group the rows into parts that are bound alike."""
         found = [
             _Rows.of(alike, rows, src, dst)
             for both in alike_rows(rows, pairs, (SRC, DST))
@@ -151,12 +151,13 @@ class Reads:
         return cls(tuple(found))
 
     def bind(self, src_blocks: Blocks, dst_blocks: Blocks, tokens: Tokens) -> Descriptors:
-        """The descriptors of one handoff.
+        """Return the descriptors of one handoff.
 
         A row whose tokens follow each other without a gap on both sides becomes one descriptor for
-        each stretch of tokens inside a page; any other row one for each token. They are in the
-        order of region, page, place in the page, and those that continue each other on both sides,
-        inside one region, are one. Raises `PageCountError` and `PageRangeError`.
+        each stretch of tokens inside a page. Any other row becomes one descriptor for each token.
+        Descriptors are ordered by region, page, and place in the page. Descriptors of one region
+        that continue each other on both sides are joined. Raises `PageCountError` and
+        `PageRangeError`.
         """
         found = []
         for part in self.parts:
@@ -173,7 +174,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """The spans of one pair of page lists: arrays ``[spans, 1]``, ``index`` that of each span."""
+    """The spans of one pair of page lists, as arrays ``[spans, 1]``; ``index`` has span numbers."""
 
     pair: GroupPair
     index: Int64s
@@ -183,7 +184,7 @@ class _Spans:
 
 @dataclass(frozen=True, slots=True)
 class SpanReads:
-    """Spans that have one source rank, laid over its memory; keep it to bind many handoffs."""
+    """The spans of one source rank, with positions in its memory; keep it to bind many handoffs."""
 
     parts: tuple[_Spans, ...]
 
@@ -191,7 +192,7 @@ class SpanReads:
     def of(
         cls, spans: Int64s, chosen: Bools, pairs: Sequence[GroupPair], src: RegionTable
     ) -> SpanReads:
-        """Of the ``chosen`` ones."""
+        """Build the reads of the ``chosen`` spans."""
         found = []
         for pair, rows in by_pair(np.where(chosen, spans[:, Column.GROUP_PAIR], -1), pairs):
             index = rows[:, None]
@@ -201,7 +202,7 @@ class SpanReads:
         return cls(tuple(found))
 
     def bind(self, staged: RegionTable, src_blocks: Blocks, tokens: Tokens) -> Descriptors:
-        """The descriptors of one handoff, to where the spans are ``staged``: page after page.
+        """Return the descriptors of one handoff, page by page into the regions of ``staged``.
 
         Raises `PageCountError` and `PageRangeError`.
         """
@@ -219,7 +220,7 @@ class SpanReads:
 
 
 def merged(src_address: Int64s, dst_address: Int64s, lengths: Int64s) -> Descriptors:
-    """Join what continues on both sides, inside one region: arrays ``[regions, ...]``."""
+    """Join pieces of a region that continue each other on both sides; arrays ``[regions, ...]``."""
     flat = [values.ravel() for values in (src_address, dst_address, lengths)]
     if len(flat[0]) == len(src_address):
         return Descriptors(*flat)
@@ -232,10 +233,10 @@ def merged(src_address: Int64s, dst_address: Int64s, lengths: Int64s) -> Descrip
 
 
 def breaks(src_address: Int64s, dst_address: Int64s, lengths: Int64s) -> Bools:
-    """Mask of what does not continue on both sides what stands before it, flat.
+    """Mark pieces that do not continue the piece before on both sides; returns a flat mask.
 
-    Never from one region into the next: a READ must not leave the registration it begins in, even
-    where two lie side by side.
+    A region's first piece never continues another region's: a READ must not leave the registration
+    in which it begins, even if two registrations are adjacent.
     """
     src, dst, length = (a.reshape(len(a), -1) for a in (src_address, dst_address, lengths))
     begins = np.ones(src.shape, np.bool_)

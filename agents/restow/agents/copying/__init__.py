@@ -1,1 +1,1 @@
-"""Bytes of this agent copied, multiplied and hashed, by the kernels."""
+"""Copies, products and hashes of this agent's memory, made by the kernels."""

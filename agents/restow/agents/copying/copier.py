@@ -1,8 +1,8 @@
-"""Large copies, products and digests are made on a thread, so that the event loop goes on.
+"""Large copies, products and digests run on a thread, so that the event loop is not blocked.
 
-On one: two were tried, and took longer for pieces of 256 bytes and 1 KiB, because each chunk of a
-copy has to wait for the interpreter's lock. What touches device memory is one launch, waited for in
-place.
+There is one thread. Two were tried and took longer for pieces of 256 bytes and 1 KiB, because each
+chunk of a copy waits for the interpreter's lock. Work on device memory is a single launch, and the
+event loop waits for it in place.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from restow.broker.layout.rows import Int64s
 T = TypeVar("T")
 
 LARGE_BYTES = 1 << 20
-"""From here on copies may keep a thread for longer than an event loop should be kept."""
+"""A copy of this size or more could block the event loop for too long, so a thread makes it."""
 
 
 class Copier:
-    """Runs the copies and products of one rank's agent. Belongs to one event loop."""
+    """Runs the copies and products of a rank's agent. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        """The thread starts with the first large copy or product."""
+        """Prepare the thread, which starts with the first large copy or product."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="restow-copy")
 
     async def run(self, copies: Copies, device: torch.device) -> None:
-        """Do the copies; they are not under way any more when this returns, raises or is cancelled.
+        """Do the copies; no copy is under way after this returns, raises or is cancelled.
 
-        Raises `ProgramInvalidError` for elements that do not lie at multiples of their size, and
+        Raises `ProgramInvalidError` for elements that are not aligned to their size, and
         `CopyFailedError`.
         """
         if device.type == "cpu" and copies.size_bytes >= LARGE_BYTES:
@@ -52,42 +52,41 @@ class Copier:
             run_copies(copies, device)
 
     async def project(self, rows: Int64s, device: torch.device) -> None:
-        """Make the products of a kernels' table; ends as `run` does.
-
-        Raises as `run` does.
-        """
+        """Compute the products of a project table; ends and raises as `run` does."""
         if device.type != "cpu":
             run_projections(rows, device)
         else:
             await self.on_thread(lambda: run_projections(rows, device))
 
     async def on_thread(self, work: Callable[[], T]) -> T:
-        """Do the work there; it has ended when this returns, raises or is cancelled."""
+        """Do the work on the thread; it has ended when this returns, raises or is cancelled."""
         done = asyncio.get_running_loop().run_in_executor(self._thread, work)
         cancelled: asyncio.CancelledError | None = None
         while not done.done():
             try:
                 await asyncio.wait([done])
-            except asyncio.CancelledError as error:  # by more than one, such as a broken stream
+            except (
+                asyncio.CancelledError
+            ) as error:  # may come more than once, e.g. for a broken stream
                 cancelled = error
         if cancelled is not None:
             raise cancelled from done.exception()
         return done.result()
 
     def close(self) -> None:
-        """Wait for copies under way. May be repeated."""
+        """Wait for copies under way. May be called again."""
         self._thread.shutdown()
 
 
 DIGEST_BYTES = 16
 CHUNK_BYTES = 4 << 20
-"""Hashed at once, and gathered before if they lie in many pieces."""
+"""Bytes hashed at a time, after gathering if they lie in many pieces."""
 IN_PLACE_PIECES = 256
-"""Of a chunk: up to so many are hashed where they lie, which then takes less than gathering."""
+"""Pieces of a chunk up to which hashing in place is faster than gathering first."""
 
 
 class Hasher:
-    """Makes digests of one rank's memory and its staging."""
+    """Computes digests of one rank's memory and its staging."""
 
     def __init__(self, place: MemoryPlace, copier: Copier) -> None:
         """Hash memory at ``place``."""
@@ -96,7 +95,7 @@ class Hasher:
         self._kept = threading.local()
 
     async def digest(self, extents: Extents) -> bytes:
-        """The digest of all bytes in order; ends as `Copier.run` does. Raises `CopyFailedError`."""
+        """Return the digest of all bytes in order; ends like `run`. Raises `CopyFailedError`."""
         if self._place == HOST and extents.size_bytes < LARGE_BYTES:
             return self._digest(extents)
         return await self._copier.on_thread(lambda: self._digest(extents))
@@ -115,19 +114,19 @@ class Hasher:
         return made.digest()
 
     def _gathered(self, chunk: Extents, device: torch.device) -> memoryview:
-        """The bytes of a chunk, one piece behind the other, in host memory, until the next ones."""
+        """Return a chunk's bytes as one piece in host memory, valid until the next chunk."""
         gathered = self._buffer(device)
         length = chunk.length_bytes
-        one, bytes_ = np.ones(1, np.int64), np.full(1, int(DType.UINT8), np.int64)
+        ones, bytes_ = np.ones(1, np.int64), np.full(1, int(DType.UINT8), np.int64)
         behind = gathered.data_ptr() + np.cumsum(length) - length
-        grid = Grid(chunk.address, behind, length, one, one, bytes_, bytes_)
+        grid = Grid(chunk.address, behind, length, ones, ones, bytes_, bytes_)
         run_copies(Copies((grid,)), device)
         with finished(device):
             host = gathered[: chunk.size_bytes].cpu()
         return host.numpy().data
 
     def _buffer(self, device: torch.device) -> torch.Tensor:
-        """Memory for a chunk, this thread's own: new memory would have to be zeroed each time."""
+        """Return this thread's memory for a chunk; new memory would have to be zeroed each time."""
         kept: dict[torch.device, torch.Tensor] = self._kept.__dict__.setdefault("buffers", {})
         if device not in kept:
             with finished(device):

@@ -1,4 +1,4 @@
-"""Bound copies as the kernels' piece tables."""
+"""Turn bound copies into the kernels' piece tables, and run them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_CODE = -1
 
 
 def cast_known(src_dtype: Int64s, dst_dtype: Int64s) -> npt.NDArray[np.bool_]:
-    """Mask of the pairs of `DType` numbers that a kernel can turn into each other."""
+    """Mark the pairs of `DType` numbers that a kernel can convert."""
     known = (src_dtype >= 0) & (src_dtype < len(_CODES))
     known &= (dst_dtype >= 0) & (dst_dtype < len(_CODES))
     codes = _CODES[np.where(known, src_dtype, 0), np.where(known, dst_dtype, 0)]
@@ -38,9 +38,9 @@ def cast_known(src_dtype: Int64s, dst_dtype: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def run_copies(copies: Copies, device: torch.device) -> None:
-    """Do the copies, and return when the last one is done.
+    """Do the copies, and return when the last copy is done.
 
-    Raises `ProgramInvalidError` for elements that do not lie at multiples of their size, and
+    Raises `ProgramInvalidError` for elements that are not aligned to their size, and
     `CopyFailedError`.
     """
     if not len(copies):
@@ -51,7 +51,7 @@ def run_copies(copies: Copies, device: torch.device) -> None:
 
 
 def prepare(device: torch.device) -> None:
-    """Have what `run_copies` launches on ``device`` compiled, and return when it is.
+    """Compile what `run_copies` launches on ``device``, and return when it is compiled.
 
     Raises `CopyFailedError`.
     """
@@ -60,9 +60,9 @@ def prepare(device: torch.device) -> None:
 
 
 def piece_table(copies: Copies) -> PieceTable:
-    """The copies as kernels want them.
+    """Return the copies as a piece table.
 
-    Raises `ProgramInvalidError` for elements that do not lie at multiples of their size.
+    Raises `ProgramInvalidError` for elements that are not aligned to their size.
     """
     table = np.empty((len(PieceColumn), len(copies)), np.int64)
     begin = 0
@@ -82,22 +82,22 @@ def piece_table(copies: Copies) -> PieceTable:
     try:
         return PieceTable.checked(table.T)
     except PieceTableError as error:
-        raise ProgramInvalidError(f"a copy that no kernel does: {error}") from None
+        raise ProgramInvalidError(f"no kernel does this copy: {error}") from None
 
 
 def zero_destinations(copies: Copies, zeroes: torch.Tensor) -> None:
     """Write zeroes wherever the copies would write; ``zeroes`` are bytes on the same device.
 
-    Raises as `run_copies`.
+    Raises as `run_copies` does.
     """
     parts = (part for grid in copies.grids for part in _filling(grid, zeroes))
     run_copies(Copies(tuple(parts)), zeroes.device)
 
 
 def _filling(grid: Grid, zeroes: torch.Tensor) -> Iterator[Grid]:
-    """The same destinations, from elements that follow each other in ``zeroes``.
+    """Yield copies to the same destinations whose source is the contiguous ``zeroes``.
 
-    Rows are cut where they have more elements than there are zeroes.
+    Rows with more elements than there are zeroes are cut.
     """
     item_bytes = ITEM_BYTES[grid.dst_dtype]
     most = zeroes.numel() // int(np.max(item_bytes, initial=1))

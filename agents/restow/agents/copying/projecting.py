@@ -1,4 +1,4 @@
-"""PROJECT: conv windows rebuilt from inputs in staging and from weights in constant regions."""
+"""Rebuild conv windows from inputs in staging and weights in constant regions (PROJECT)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bind_projections(
     dst_blocks: Blocks,
     tokens: Tokens,
 ) -> Int64s:
-    """The kernels' table of projected rows, whose spans are the regions of ``staged``.
+    """Return the kernels' project table; span ``i`` is region ``i`` of ``staged``.
 
     Raises `PageCountError` and `PageRangeError`.
     """
@@ -67,21 +67,21 @@ def bind_projections(
 
 
 def run_projections(rows: Int64s, device: torch.device) -> None:
-    """Make the products, and return when the last one is stored.
+    """Compute the products, and return when the last product is stored.
 
-    Raises `ProgramInvalidError` for numbers that do not lie at multiples of their size, and
+    Raises `ProgramInvalidError` for numbers that are not aligned to their size, and
     `CopyFailedError`.
     """
     try:
         table = ProjectTable.checked(rows)
     except ProjectTableError as error:
-        raise ProgramInvalidError(f"a product that no kernel makes: {error}") from None
+        raise ProgramInvalidError(f"no kernel makes this product: {error}") from None
     with finished(device):
         project_windows(table, device)
 
 
 def window_rows(projected: Int64s) -> Int64s:
-    """What projected rows write, as rows whose destinations can be zeroed: one for each tap."""
+    """Return the windows that projected rows write, as rows that can be zeroed, one a tap."""
     taps = projected[:, ProjectColumn.TAPS]
     each = np.repeat(projected, taps, axis=0)
     tap = np.arange(len(each)) - np.repeat(np.cumsum(taps) - taps, taps)

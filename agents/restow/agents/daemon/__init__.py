@@ -1,1 +1,1 @@
-"""Ranks that are served for other processes, which share their memory."""
+"""The daemon, which serves ranks of other processes that share their memory with it."""

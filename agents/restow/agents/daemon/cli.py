@@ -1,4 +1,4 @@
-"""What the command `restow agent` runs."""
+"""The command `restow agent`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def run_agent_daemon(
     credentials: Credentials | None = None,
     http_listen: str | None = None,
 ) -> None:
-    """Serve ranks until SIGTERM or SIGINT. Says one line, ``daemon ready``, when it listens.
+    """Serve ranks until SIGTERM or SIGINT; log ``daemon ready`` once it listens.
 
-    ``credentials`` None: those of the environment; ``http_listen``: where to show metrics, if
-    anywhere. Raises `AddressInvalidError`, `SocketInUseError`, `ListenError`, a `TrustError` for
-    credentials that can't be used, `TransportFailedError` when the host's interfaces are gone.
+    ``credentials`` None means those of the environment. ``http_listen`` is the address for
+    metrics; None serves none. Raises `AddressInvalidError`, `SocketInUseError`, `ListenError`, a
+    `TrustError` for unusable credentials, and `TransportFailedError` if the host's interfaces are
+    gone.
     """
     credentials = credentials or Credentials.of()
-    # Engines come later: what is wrong with the address and with files is told now.
+    # Engines come later, so report a wrong address or file now.
     broker_address(broker)
     channel_options()
     if credentials.secure:

@@ -1,4 +1,4 @@
-"""An engine's side of the daemon: the interface of `Agent`, with the work done elsewhere."""
+"""An engine's side of the daemon: the interface of `Agent`, with the work done in the daemon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DaemonLink(KeptStream[pb.DaemonMessage, pb.ServeRequest, pb.ServeResponse]
 
     def __init__(self, socket: Path, attach: pb.Attach) -> None:
         """Prepare; `start` attaches."""
-        # The socket's mode is its protection.
+        # The socket's mode protects it, so there are no credentials.
         super().__init__(f"unix:{socket.absolute()}", "restow.daemon_client", Credentials())
         self._attach = attach
         self._fences = Fences(self._say)
@@ -34,15 +34,15 @@ class DaemonLink(KeptStream[pb.DaemonMessage, pb.ServeRequest, pb.ServeResponse]
         self.name = ""
 
     def fence(self, handoff_id: str, event: DeviceEvent | None, tokens: int = 0) -> None:
-        """Say it once ``event`` has come to pass."""
+        """Announce the fence once ``event`` has passed."""
         self._fences.fence(handoff_id, event, tokens)
 
     def writes_done(self, mark: int, event: DeviceEvent | None) -> None:
-        """Say it once ``event`` has come to pass."""
+        """Announce the mark once ``event`` has passed."""
         self._writes.done(mark, event)
 
     async def close(self) -> None:
-        """End the stream. May be repeated."""
+        """End the stream. May be called again."""
         self._fences.cancel()
         self._writes.cancel()
         await super().close()
@@ -54,15 +54,15 @@ class DaemonLink(KeptStream[pb.DaemonMessage, pb.ServeRequest, pb.ServeResponse]
         return daemon_pb2_grpc.AgentDaemonStub(channel).Serve()
 
     async def opening(self) -> pb.ServeRequest:
-        """Attach."""
+        """Return a batch with Attach."""
         return self.batch([pb.DaemonMessage(attach=self._attach)])
 
     def batch(self, messages: Sequence[pb.DaemonMessage]) -> pb.ServeRequest:
-        """A batch of fences and marks."""
+        """Return a batch of fences and marks."""
         return pb.ServeRequest(messages=messages)
 
     def hear(self, response: pb.ServeResponse) -> None:
-        """Say fences again to a daemon that has begun, until it says that handoffs have ended."""
+        """Repeat fences to a daemon that has started again; forget those of ended handoffs."""
         if response.HasField("attached"):
             self.name = response.attached.agent_name
             self.opened()
@@ -80,10 +80,11 @@ class DaemonLink(KeptStream[pb.DaemonMessage, pb.ServeRequest, pb.ServeResponse]
 
 
 class DaemonAgent(ThreadedAgent[DaemonLink]):
-    """Has a daemon serve one rank whose memory is shared. A context.
+    """Lets a daemon serve one rank whose memory is shared; use it as a context manager.
 
-    Its methods suit any thread. The engine owns the shared memory (for a GPU: the allocations,
-    `CudaRegion.of`), and keeps its size; when the daemon starts anew, the rank is attached again.
+    Its methods may be called from any thread. The engine owns the shared memory (for a GPU the
+    allocations, `CudaRegion.of`) and must not resize it. If the daemon restarts, the rank is
+    attached again.
     """
 
     def __init__(
@@ -99,10 +100,10 @@ class DaemonAgent(ThreadedAgent[DaemonLink]):
         """Prepare; `start` or ``with`` attaches.
 
         ``socket`` is the path on which `restow agent` listens. ``engine_id`` and ``incarnation``
-        are those of the engine's session, ``rank`` and ``regions`` those of the rank in its
-        layout, the regions in its order.
-        ``model`` is which model the layout is of (`Layout.model.identity`): by it the agent finds,
-        among several brokers, the one that owns its pool. None: there is one broker.
+        are those of the engine's session. ``rank`` and ``regions`` are those of the rank in its
+        layout, with regions in the layout's order. ``model`` is the layout's model
+        (`Layout.model.identity`); with several brokers the agent finds the broker that owns its
+        pool by it. None means a single broker.
         """
         self._socket = Path(socket)
         attach = pb.Attach(
@@ -114,10 +115,10 @@ class DaemonAgent(ThreadedAgent[DaemonLink]):
         super().__init__(rank, lambda: DaemonLink(self._socket, attach))
 
     def start(self, timeout_s: float = 30.0) -> None:
-        """Attach, and wait ``timeout_s`` until the broker knows the rank's agent.
+        """Attach, and wait up to ``timeout_s`` until the broker knows the rank's agent.
 
         Raises `DaemonUnreachableError`, and `BrokerCallError` with the reason of the daemon or the
-        broker if one of them refuses.
+        broker if either refuses.
         """
         try:
             super().start(timeout_s)

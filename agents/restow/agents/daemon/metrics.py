@@ -1,10 +1,11 @@
-"""Prometheus metrics of a daemon's agents, all together: no label is what somebody else said."""
+"""Show Prometheus metrics of a daemon's agents together. No label is what a peer said."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -15,20 +16,19 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from restow.agents.link.settings import AgentFigures
-from restow.broker.http.pages import Pages, healthy_page, metrics_page
-from restow.broker.http.server import Answer, Request, http_server
+from restow.broker.http.server import Answer, Pages, healthy_page, http_server, metrics_page
 from restow.broker.versions import own_version
 
 
 class FiguresCollector(Collector):
-    """Shows figures as they are when somebody asks."""
+    """Show figures as they are when they are asked for."""
 
     def __init__(self, figures: Callable[[], AgentFigures]) -> None:
         """``figures`` is called on the loop of the agents."""
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families."""
         figures = self._figures()
         yield InfoMetricFamily("restow_agent", "The agent.", {"version": own_version()})
         yield _gauge("ranks", "Ranks of engines that are served.", figures.ranks)
@@ -87,19 +87,23 @@ def _gauge(name: str, words: str, value: float) -> Metric:
 async def showing(
     listen: str, figures: Callable[[], AgentFigures], *others: Collector
 ) -> AsyncIterator[str]:
-    """Show metrics inside the ``async with``, at ``HOST:PORT``; port 0 takes a free one.
+    """Show metrics inside the ``async with``, and yield the address; port 0 takes a free port.
 
-    Gives the address. ``figures`` and ``others`` are asked on the caller's loop. Raises
-    `ListenError`, and `AddressInvalidError`.
+    ``figures`` and ``others`` are asked on the caller's loop.
+
+    Raises:
+        ListenError: the address can't be listened on.
+        AddressInvalidError: ``listen`` is no HOST:PORT.
+
     """
     registry = CollectorRegistry()
     for one in (FiguresCollector(figures), *others):
         registry.register(one)
     ProcessCollector(registry=registry)
-    pages = Pages("agent", {"/metrics": metrics_page(registry), "/healthz": healthy_page})
+    pages = Pages("agent", {"/metrics": metrics_page(registry), "/healthz": healthy_page}, {})
 
-    async def application(request: Request) -> Answer:
-        return await pages.answer(request)
+    async def answering(request: web.BaseRequest) -> Answer:
+        return await pages.answer(request.method, request.path, request.query)
 
-    async with http_server(listen, application) as address:
+    async with http_server(listen, answering, {}) as address:
         yield address

@@ -1,4 +1,4 @@
-"""The daemon: serves the ranks of engines on its host whose memory it shares."""
+"""The daemon's server, which serves ranks of this host's engines from shared memory."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from restow.v1 import daemon_pb2_grpc
 
 WELCOME_S = 30.0
 SWEEP_S = 5.0
-"""How often it looks for memory that dead engines left: some die after their stream."""
+"""Interval of looking for memory of dead engines; some die after their stream has ended."""
 STOP_GRACE_S = 1.0
 MAX_PATH_BYTES = 107
-"""What Linux has in a `sockaddr_un`."""
+"""Longest path of a Unix socket (`sockaddr_un` of Linux)."""
 SERVER_OPTIONS = (("grpc.max_receive_message_length", MAX_TO_BROKER_BYTES), *SERVER_PINGS)
 
 
 class SocketInUseError(AgentError, status="ALREADY_EXISTS", reason="SOCKET_IN_USE"):
-    """Another daemon listens on the socket, or something that is no socket has its name."""
+    """Another daemon listens on the socket, or its path is not a socket."""
 
 
 class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
-    """Listens on a Unix socket that only its own user may open: one stream a rank."""
+    """Listens on a Unix socket that only its own user may open, with one stream a rank."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         credentials: Credentials | None = None,
         on_lost: Callable[[RestowError], object] = lambda _: None,
     ) -> None:
-        """Prepare; `start` listens. ``credentials`` None: those of the environment.
+        """Prepare; `start` listens. ``credentials`` None means those of the environment.
 
-        ``on_lost`` hears why memory can be read no more as long as this process lives. Raises a
-        `TrustError` of theirs.
+        ``on_lost`` is called with the reason why memory can no longer be read in the life of this
+        process. Raises a `TrustError` of the credentials.
         """
         self._broker = broker
         self._path = Path(socket_path)
@@ -61,22 +61,23 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         self._on_lost = on_lost
         self._stopping = asyncio.Event()
         self._gone = asyncio.Event()
-        """A rank's stream has ended."""
+        """Set when a rank's stream has ended."""
         self._agents: set[AsyncAgent] = set()
         self._past = AgentFigures()
-        """Of agents that are gone."""
+        """Counts of agents that are gone."""
         self._sweeper: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
 
     @property
     def figures(self) -> AgentFigures:
-        """What all its agents have in use together, and what was read so far."""
+        """Memory in use and reads so far, summed over all agents."""
         return together([self._past, *(agent.figures for agent in self._agents)])
 
     async def start(self) -> None:
-        """Listen.
+        """Listen on the socket.
 
-        Raises `SocketInUseError`, `ListenError`, and `ForkedError` in a process forked too late.
+        Raises `SocketInUseError`, `ListenError`, and `ForkedError` in a process that was forked too
+        late.
         """
         OWN_PROCESS.check()
         try:
@@ -86,7 +87,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         interceptors = [ErrorInterceptor(), ParsingInterceptor()]
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
         daemon_pb2_grpc.add_AgentDaemonServicer_to_server(self, server)
-        # The socket's mode is all its protection, so there is no moment with another one.
+        # The socket's mode is its only protection, so it must never exist with another mode.
         before = os.umask(0o177)
         try:
             server.add_insecure_port(f"unix:{self._path}")
@@ -99,22 +100,22 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def _sweep(self) -> None:
-        """Remove the shared memory of engines that are gone, for as long as the daemon lives."""
+        """Remove the shared memory of engines that are gone, while the daemon lives."""
         log = get_logger("restow.daemon")
         while True:
             try:
-                # To give many gigabytes back takes a while.
+                # Releasing many gigabytes takes a while, so a thread does it.
                 if removed := await asyncio.to_thread(remove_left):
                     log.info("removed shared memory of engines that are gone", names=removed)
             except OSError as error:
-                log.warning("shared memory can't be looked through", detail=str(error))
+                log.warning("shared memory can't be searched", detail=str(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_S):
                     await self._gone.wait()
             self._gone.clear()
 
     async def close(self) -> None:
-        """Let all ranks go, and stop listening. May be repeated."""
+        """Stop serving all ranks, and stop listening. May be called again."""
         OWN_PROCESS.check()
         self._stopping.set()
         sweeper, self._sweeper = self._sweeper, None
@@ -131,13 +132,13 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         request_iterator: AsyncIterator[pb.ServeRequest],
         context: grpc.aio.ServicerContext[pb.ServeRequest, pb.ServeResponse],
     ) -> AsyncIterator[pb.ServeResponse]:
-        """Serve a rank until its stream ends, or the daemon does."""
+        """Serve a rank until its stream or the daemon ends."""
         first = await anext(request_iterator, pb.ServeRequest())
         if not first.messages or first.messages[0].WhichOneof("body") != "attach":
             raise RequestError("the first message of a rank must be Attach")
         attach = first.messages[0].attach
         unfenced: asyncio.Queue[str | None] = asyncio.Queue()
-        with self._leaving(), OpenedRegions(attach.regions) as regions:
+        with self._sweeping_afterwards(), OpenedRegions(attach.regions) as regions:
             agent = AsyncAgent(
                 self._broker,
                 attach.engine.engine_id,
@@ -162,16 +163,16 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
                 await over
             finally:
                 try:
-                    await _to_its_end(agent.close())
+                    await _uninterrupted(agent.close())
                 finally:
                     self._agents.discard(agent)
                     self._past = together([self._past, past(agent.figures)])
         if self._stopping.is_set():
-            raise AgentClosedError("the daemon ends")
+            raise AgentClosedError("the daemon is ending")
 
     @contextlib.contextmanager
-    def _leaving(self) -> Iterator[None]:
-        """Have memory looked after when a rank has been let go."""
+    def _sweeping_afterwards(self) -> Iterator[None]:
+        """Make the sweeper look for abandoned memory when a rank has left."""
         try:
             yield
         finally:
@@ -193,13 +194,13 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
 
     def _unusable(self, why: str) -> ListenError:
         return ListenError(
-            f"can't listen on socket {self._path}: its folder must be there, this user must be "
-            f"allowed to write there, and the path has room for {MAX_PATH_BYTES} bytes ({why})",
+            f"can't listen on socket {self._path}: its folder must exist, this user must be "
+            f"allowed to write there, and the path may have at most {MAX_PATH_BYTES} bytes ({why})",
             socket=self._path,
         )
 
     async def _take_path(self) -> None:
-        """Remove the socket of a daemon that is no more."""
+        """Remove the socket of a daemon that has ended."""
         try:
             is_socket = stat.S_ISSOCK(self._path.lstat().st_mode)
         except FileNotFoundError:
@@ -212,15 +213,17 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
                 return
             writer.close()
         raise SocketInUseError(
-            f"{self._path} is {'served by another daemon' if is_socket else 'no socket'}",
+            f"{self._path} is {'served by another daemon' if is_socket else 'not a socket'}: "
+            f"choose another path with --socket",
             socket=self._path,
         )
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await all of ``work``; a cancellation meanwhile is raised afterwards.
+async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Await all of ``work``; raise a cancellation in the meantime afterwards.
 
-    gRPC cancels a call whose client goes while it is let go, and its memory is unmapped next.
+    gRPC cancels the call of a client that leaves while its rank is being closed, and the memory is
+    unmapped next, so closing must not be interrupted.
     """
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
@@ -235,14 +238,14 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _batches(queue: asyncio.Queue[str | None]) -> AsyncIterator[list[str]]:
-    """What has come meanwhile, again and again, until a None."""
+    """Yield what has arrived in the meantime, until None arrives."""
     is_over = False
     while not is_over:
-        came = [await queue.get()]
+        arrived = [await queue.get()]
         while not queue.empty():
-            came.append(queue.get_nowait())
-        is_over = None in came
-        if batch := [one for one in came if one is not None]:
+            arrived.append(queue.get_nowait())
+        is_over = None in arrived
+        if batch := [handoff for handoff in arrived if handoff is not None]:
             yield batch
 
 
@@ -259,4 +262,4 @@ def _take(agent: AsyncAgent, messages: Sequence[pb.DaemonMessage]) -> None:
         elif body == "writes_done":
             agent.writes_done(message.writes_done.write_mark)
         else:
-            raise RequestError("a rank that is served may send nothing but Fence and WritesDone")
+            raise RequestError("an attached rank may send only Fence and WritesDone")

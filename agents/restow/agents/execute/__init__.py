@@ -1,1 +1,1 @@
-"""The interpreter of programs, and what an order needs before, between and after its reads."""
+"""Interpret programs, and do what an order needs before, between and after its reads."""

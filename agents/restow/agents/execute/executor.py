@@ -1,6 +1,6 @@
 """The interpreter of programs: GATHER at the source; READ, SCATTER, PROJECT and CLEAR at D.
 
-Knows rows, pages and bytes, and neither heads nor gRPC. Belongs to one event loop.
+It knows rows, pages and bytes, but neither heads nor gRPC. It belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -43,26 +43,28 @@ from restow.broker.planner import CopyCosts, ReadCosts
 from restow.broker.planner.program import PROJECT_SPANS, Program
 
 BEGIN_WITHIN = 0.8
-"""The part of a grant within which staging may come free, and the engine's own writes may end: a
-read that begins later ends too late, and fails the handoff, where one that has not begun is granted
-anew."""
+"""Part of a grant within which staging must become free and the engine's own writes must end.
+
+A read that begins later would end too late and fail the handoff. A read that has not begun is
+granted again instead.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """What an `Executor.execute` did."""
+    """The result of `Executor.execute`."""
 
     bytes_read: int
     elapsed_s: float
     compared: bool = False
-    """Whether what was read is known to be what its sources hashed."""
+    """Whether the bytes read were compared with the digests of their sources, and agree."""
 
 
 class Executor:
     """Executes the orders of one rank's agent.
 
-    Gathering and scattering have a staging pool each: with one pool, two agents that hand over to
-    each other could wait for each other's runs for ever.
+    Gathering and scattering have separate staging pools. With a single pool, two agents that hand
+    over to each other could wait for each other's runs for ever.
     """
 
     def __init__(
@@ -78,8 +80,8 @@ class Executor:
     ) -> None:
         """Serve ``regions``, in the order of the rank's layout; ``writes`` are the engine's own.
 
-        Raises `RegionInvalidError` for regions at several places, and `CopyFailedError` for a
-        device without room.
+        Raises `RegionInvalidError` if regions lie at several places, and `CopyFailedError` if the
+        device has no room.
         """
         self._rank = rank
         self._memory = region_table(regions)
@@ -108,11 +110,11 @@ class Executor:
 
     @property
     def staging(self) -> tuple[PoolFigures, PoolFigures]:
-        """What of the pools is in use, for gathering and for scattering."""
+        """Use of the staging pools, for gathering and for scattering."""
         return self._gathering.figures, self._scatter_pool.figures
 
     def load(self, program: Program) -> None:
-        """Take a program; one that is invalid refuses the orders that name it."""
+        """Take a program; orders that name an invalid program are refused."""
         self._reads.forget_program(program.program_id)
         try:
             self._programs[program.program_id] = CheckedProgram(program)
@@ -120,18 +122,18 @@ class Executor:
             self._programs[program.program_id] = error
 
     def refuse(self, program_id: str, error: RestowError) -> None:
-        """Refuse the orders that name a program which could not be read."""
+        """Refuse all orders that name a program which could not be read."""
         self._reads.forget_program(program_id)
         self._programs[program_id] = error
 
     def add_peer(self, peer: Peer) -> None:
-        """Know an agent to read from."""
+        """Add an agent to read from."""
         self._reads.forget_peer(peer.agent_name)
         self._peers[peer.agent_name] = peer
         self._reader.add_peer(peer.agent_name, peer.metadata, peer.host_memory)
 
     def forget_peer(self, agent_name: str) -> None:
-        """A peer is gone; what is read from it fails. May be repeated."""
+        """Forget a peer that is gone; reads from it fail. May be called again."""
         self._peers.pop(agent_name, None)
         self._reads.forget_peer(agent_name)
         self._reader.forget_peer(agent_name)
@@ -145,9 +147,10 @@ class Executor:
         self._reads.clear()
 
     async def stage(self, order: StageOrder) -> Sequence[StagedRun]:
-        """Gather and hash for some readers; returns where each one's run is.
+        """Gather and hash for some readers; return the address of each reader's run.
 
-        Repeating changes nothing. Raises what `Gathering.stage` does, and `OrderInvalidError`.
+        Repeating an order changes nothing. Raises what `Gathering.stage` does, and
+        `OrderInvalidError`.
         """
         programs = [self._program(part.program_id) for part in order.parts]
         for program in programs:
@@ -155,43 +158,42 @@ class Executor:
         return await self._gathering.stage(order, programs)
 
     def unstage(self, handoff: int) -> None:
-        """Give a handoff's staged runs back. May be repeated."""
+        """Release a handoff's staged runs. May be called again."""
         self._gathering.unstage(handoff)
 
     async def hold(self, order: ProbeOrder) -> tuple[int, int, CopyCosts]:
-        """Hold memory for a reader who measures. Raises `StagingExhaustedError`."""
+        """Hold memory for a reader that measures. Raises `StagingExhaustedError`."""
         return await self._gathering.hold(order.number, order.size_bytes)
 
     def let_go(self, probe: int) -> None:
-        """Give the memory of a probe back. May be repeated."""
+        """Release the memory of a probe. May be called again."""
         self._gathering.let_go(probe)
 
     async def measure(self, order: ProbeOrder) -> tuple[CopyCosts, ReadCosts]:
-        """What copying costs here, and what reading from the peer does.
+        """Measure what copying costs here, and what reading from the peer costs.
 
         Raises `OrderInvalidError`, `StagingExhaustedError`, and what `Reader.read` raises.
         """
         return await self._measuring.measure(order, self._peer(order.agent_name))
 
     async def name_transport(self, order: ProbeOrder) -> TransportName:
-        """Over what the peer is read. Raises `OrderInvalidError` and `ReadFailedError`."""
+        """Return the peer's transport. Raises `OrderInvalidError` and `ReadFailedError`."""
         return await self._measuring.name_transport(order, self._peer(order.agent_name))
 
     async def execute(self, order: ExecuteOrder) -> ReadReport:
-        """Fill own pages from the sources, or zero the snapshots that a failed order would fill.
+        """Fill own pages from the sources; if the order fails, zero the snapshots it would fill.
 
-        No byte lands in own pages after this has returned or raised, whatever it raises, unless it
-        is cancelled; on purpose it raises `OrderInvalidError`,
-        `ProgramInvalidError`, `OrderTooLargeError`, `PagesError`, `StagingExhaustedError`,
-        `ReadNotBegunError`, `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`,
-        `DigestMissingError`, `DigestMismatchError`, `CopyFailedError`.
+        No byte lands in own pages after this has returned or raised, unless the task is cancelled.
+        Raises `OrderInvalidError`, `ProgramInvalidError`, `OrderTooLargeError`, `PagesError`,
+        `StagingExhaustedError`, `ReadNotBegunError`, `ReadDeadlineError`, `PeerLostError`,
+        `ReadFailedError`, `DigestMissingError`, `DigestMismatchError` and `CopyFailedError`.
         """
         began_s = self._clock()
         deadline_s = began_s + order.grant_s
         program = self._program(order.program_id)
         program.check_destination(self._strides, self._constant)
         begin_until_s = began_s + BEGIN_WITHIN * order.grant_s
-        # Until then nothing may be zeroed either.
+        # The engine may still write before the mark, so nothing may be zeroed until then either.
         await self._writes.reach(order.write_mark, begin_until_s - began_s)
         try:
             bytes_read = await self._fill(program, order, begin_until_s, deadline_s)
@@ -211,13 +213,16 @@ class Executor:
             self._clearing.clear_failed(program, order)
         except CopyFailedError as error:
             raise CopyFailedError(
-                f"{cause}; nor are the order's snapshots cleared: {error.message}"
+                f"{cause}; clearing the order's snapshots failed too: {error.message}"
             ) from cause
 
     def _program(self, program_id: str) -> CheckedProgram:
         program = self._programs.get(program_id)
         if program is None:
-            raise OrderInvalidError(f"program {program_id} was not sent", program=program_id)
+            raise OrderInvalidError(
+                f"the broker did not send program {program_id} before this order",
+                program=program_id,
+            )
         if isinstance(program, RestowError):
             raise program
         return program
@@ -229,7 +234,7 @@ class Executor:
         begin_until_s: float,
         deadline_s: float,
     ) -> int:
-        """READ, SCATTER, PROJECT, then CLEAR. Returns the bytes read."""
+        """Execute READ, SCATTER, PROJECT, then CLEAR; return the bytes read."""
         whole = program.program
         self._check(program, order)
         device = self._place.device
@@ -239,19 +244,19 @@ class Executor:
             copies = staged.copies(self._memory)
             await self._reader.read(reads, deadline_s)
             if order.hashed:
-                # After the grant P may use its pages: then they differ for no fault of anybody's.
+                # After the grant P may reuse its pages, and the bytes would differ without a fault.
                 if self._clock() > deadline_s:
                     raise late()
                 await compare(whole, order, staged, self._memory, self._hasher)
-            for one in copies:
-                await self._copier.run(one, device)
+            for copy in copies:
+                await self._copier.run(copy, device)
             if len(whole.rows(PROJECT_SPANS)):
                 await self._copier.project(staged.projections(self._memory), device)
             self._clearing.clear(whole, order)
         return sum(read.descriptors.size_bytes for read in reads)
 
     def _check(self, program: CheckedProgram, order: ExecuteOrder) -> None:
-        """Check what the order says of its sources, before anything is read in vain."""
+        """Check the order's sources before anything is read in vain."""
         missing = program.src_ranks - {source.src_rank for source in order.sources}
         if missing:
             raise OrderInvalidError(f"no source is given for ranks {sorted(missing)}")
@@ -262,7 +267,7 @@ class Executor:
         program.check_size(order.tokens)
 
     def _bind(self, program: Program, order: ExecuteOrder, staged: StagedReads) -> list[Read]:
-        """READ: all that is read from all sources."""
+        """Return the READ of all pieces from all sources."""
         reads: list[Read] = []
         for source in order.sources:
             peer = self._peer(source.agent_name)
@@ -272,10 +277,10 @@ class Executor:
 
     @asynccontextmanager
     async def _room_for(self, staged: StagedReads, begin_until_s: float) -> AsyncIterator[None]:
-        """Put what is staged where there is room, and give that back whatever happens.
+        """Give what is staged room in the pool, and release it however the body ends.
 
-        Nothing lands after the end of a read. Only a cancelled task (the agent ends) leaves before;
-        then there is no next user.
+        Nothing lands after the end of a read. Only a cancelled task leaves earlier; then the agent
+        is ending, and nobody uses the pool afterwards.
         """
         if not staged.length_bytes:
             yield
@@ -285,8 +290,8 @@ class Executor:
                 run = await self._scatter_pool.acquire(staged.length_bytes)
         except TimeoutError:
             raise ReadNotBegunError(
-                f"no {staged.length_bytes} bytes of staging were free until the grant had nearly "
-                f"ended"
+                f"{staged.length_bytes} bytes of staging did not become free in the time of the "
+                f"grant; start the agent with more staging, or let fewer handoffs run at once"
             ) from None
         try:
             staged.put_at(self._scatter_staging.address + run.offset_bytes)
@@ -297,17 +302,20 @@ class Executor:
     def _peer(self, agent_name: str) -> Peer:
         peer = self._peers.get(agent_name)
         if peer is None:
-            raise OrderInvalidError(f"agent {agent_name} was not introduced", agent=agent_name)
+            raise OrderInvalidError(
+                f"the broker did not introduce agent {agent_name} before this order",
+                agent=agent_name,
+            )
         return peer
 
 
 PROBE_S = 2.0
-"""How long the reads of a measurement may take."""
+"""Time limit of the reads of a measurement."""
 EXAMINED_BYTES = 1 << 20
 
 
 class Measuring:
-    """Measures in the staging that arriving bytes have. Belongs to one event loop."""
+    """Measures in the staging memory that reads arrive in. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -317,14 +325,14 @@ class Measuring:
         reader: Reader,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Measure in runs of ``pool``, which hands ``staging`` at ``place`` out."""
+        """Measure in runs of ``pool``, which hands out ``staging`` at ``place``."""
         self._place = place
         self._staging, self._pool = staging, pool
         self._reader = reader
         self._clock = clock
 
     async def measure(self, order: ProbeOrder, peer: Peer) -> tuple[CopyCosts, ReadCosts]:
-        """What copying costs here, and what reading from the peer does.
+        """Measure what copying costs here, and what reading from the peer costs.
 
         Raises `StagingExhaustedError`, and what `Reader.read` raises.
         """
@@ -347,10 +355,10 @@ class Measuring:
             self._pool.release(run)
 
     async def name_transport(self, order: ProbeOrder, peer: Peer) -> TransportName:
-        """Over what the peer is read. Raises `ReadFailedError`."""
+        """Return the transport that reads the peer. Raises `ReadFailedError`."""
         size_bytes = min(order.size_bytes, EXAMINED_BYTES)
         ends = peer.place, self._place
-        one = OneRead(peer.agent_name, order.address, size_bytes, *ends, PROBE_S)
-        found = await asyncio.to_thread(find_transport, one, peer.metadata)
+        read = OneRead(peer.agent_name, order.address, size_bytes, *ends, PROBE_S)
+        found = await asyncio.to_thread(find_transport, read, peer.metadata)
         words = self._reader.words(peer.agent_name)
         return found._replace(method=f"{found.method}, {words}") if words else found

@@ -1,7 +1,7 @@
-"""Fences: those that wait for a device, and those that were said, to be said again.
+"""Fences of a rank: waiting for a device, announced, or kept to be announced again.
 
-`WriteMarks` are the other way round: what an engine's own device still writes to memory that the
-agent is to write to.
+A fence tells the broker that P's bytes are complete. `WriteMarks` protect the other direction: they
+tell which of the engine's own device writes have ended before the agent writes to the same memory.
 """
 
 from __future__ import annotations
@@ -18,42 +18,46 @@ from restow.broker.rpc.sizes import check_size
 
 MAX_FENCES = 1 << 17
 ENDED_S = 5.0
-"""So long a fence is kept of a handoff that has ended: a broker may die that has told the agent of
-that, and not the engine, which publishes it again to the next one."""
+"""Time for which the fence of an ended handoff is kept.
+
+A broker may die after it has told the agent of the end, but not the engine; the engine then
+publishes the handoff again to the next broker.
+"""
 
 
 def check_fence(handoff_id: str) -> None:
-    """Raise `MessageTooLargeError` for an id that can't be sent."""
+    """Raise `MessageTooLargeError` if a handoff id is too long to be sent."""
     check_size("the id of a handoff", len(handoff_id.encode()))
 
 
 class DeviceEvent(Protocol):
-    """Stands for a `torch.cuda.Event`, as far as a fence needs it."""
+    """The part of `torch.cuda.Event` that a fence needs."""
 
     def synchronize(self) -> object:
-        """Wait until the work before the event is done. Raises `RuntimeError` if that failed."""
+        """Wait for the work before the event. Raises `RuntimeError` if that work failed."""
 
 
 class Fences:
-    """A rank's fences of handoffs that have not ended. Belongs to one event loop."""
+    """Fences of a rank's handoffs that have not ended. Belongs to one event loop."""
 
     def __init__(self, say: Callable[[str, int], None]) -> None:
-        """``say`` is called with a handoff's id once its bytes are complete.
+        """Call ``say`` with the id of each handoff whose bytes are complete.
 
-        With how many leading tokens are, if not all: 0.
+        Its second argument is the number of leading tokens that are complete, or 0 for all.
         """
         self._say = say
         self._waiting: set[asyncio.Task[None]] = set()
         self._said: dict[str, None] = {}
-        """Handoffs, oldest first."""
+        """Announced handoffs, oldest first."""
         self._ended: OrderedDict[str, float] = OrderedDict()
-        """Those that have ended lately, with when."""
+        """Handoffs that ended lately, with the time of their end."""
 
     def fence(self, handoff_id: str, event: DeviceEvent | None, tokens: int = 0) -> None:
-        """Say it when the work before ``event`` is done; without one, now.
+        """Announce the fence when the work before ``event`` is done; without an event, now.
 
-        Of ``tokens`` leading ones it is said once: what comes next says more. If that work failed,
-        nothing is said: the handoff ends by its time limit, and not well. Raises as `check_fence`.
+        A fence of ``tokens`` leading tokens is announced once and not kept, because later fences
+        supersede it. If the work failed, nothing is announced, and the handoff fails at its time
+        limit. Raises as `check_fence`.
         """
         check_fence(handoff_id)
         if event is None:
@@ -64,9 +68,10 @@ class Fences:
         task.add_done_callback(self._waiting.discard)
 
     def say_again(self, anew: bool = True) -> None:
-        """Say all that were said, to somebody who forgot them.
+        """Announce all kept fences again, to a broker that does not know them.
 
-        ``anew``: he is another one than before, and may not know of those that ended lately.
+        ``anew`` says that the broker is a new process, which may not know of handoffs that
+        ended lately.
         """
         self._drop_old()
         if anew:
@@ -76,7 +81,7 @@ class Fences:
             self._say(handoff_id, 0)
 
     def forget(self, handoff_id: str) -> None:
-        """The handoff has ended."""
+        """Note that a handoff has ended."""
         if handoff_id in self._said:
             del self._said[handoff_id]
             self._ended[handoff_id] = time.monotonic()
@@ -88,7 +93,7 @@ class Fences:
             self._ended.popitem(last=False)
 
     def cancel(self) -> None:
-        """Say none of those that wait."""
+        """Stop waiting; announce none of the pending fences."""
         for task in self._waiting:
             task.cancel()
 
@@ -97,7 +102,7 @@ class Fences:
             self._say_and_keep(handoff_id, tokens)
 
     def _say_and_keep(self, handoff_id: str, tokens: int) -> None:
-        """Of those kept the oldest go first, should a broker never tell that handoffs end."""
+        """Announce and keep a fence; drop the oldest if a broker never tells that handoffs end."""
         if tokens:
             self._say(handoff_id, tokens)
             return
@@ -114,18 +119,18 @@ class WriteMarks:
     """
 
     def __init__(self, say: Callable[[int], None] = lambda _: None) -> None:
-        """``say`` hears each mark that is reached."""
+        """Call ``say`` with each mark that is reached."""
         self._say = say
         self.reached = 0
-        """The largest one; 0: none."""
+        """The largest mark reached; 0 for none."""
         self._events: set[asyncio.Task[None]] = set()
         self._waiting: dict[asyncio.Future[None], int] = {}
-        """Who waits, with the mark."""
+        """Waiting orders, with their mark."""
 
     def done(self, mark: int, event: DeviceEvent | None) -> None:
         """Reach ``mark`` when the work before ``event`` is done; without an event, now.
 
-        If that work failed the mark is not reached.
+        A mark is not reached if its work failed.
         """
         if event is None:
             self._reach(mark)
@@ -144,21 +149,21 @@ class WriteMarks:
             await asyncio.wait_for(waiter, timeout_s)
         except TimeoutError:
             raise ReadNotBegunError(
-                f"the engine had not said until the grant had nearly ended that its own writes "
-                f"before mark {mark} are done (it has up to {self.reached}): a step of it takes "
-                f"longer, or nobody calls writes_done"
+                f"the engine did not report in the time of the grant that its own writes before "
+                f"mark {mark} are done (it has reported {self.reached}): either one of its steps "
+                f"takes longer, or nobody calls writes_done"
             ) from None
         finally:
             del self._waiting[waiter]
 
     def release(self) -> None:
-        """Have all who wait give up: nobody hears any more what they would answer."""
+        """Make all waiting orders fail, because nobody reads their answers any more."""
         for waiter in self._waiting:
             if not waiter.done():
-                waiter.set_exception(ReadNotBegunError("the stream of the order has ended"))
+                waiter.set_exception(ReadNotBegunError("the stream that sent the order has ended"))
 
     def cancel(self) -> None:
-        """Wait for no event any more."""
+        """Stop waiting for events."""
         for task in self._events:
             task.cancel()
 
@@ -177,11 +182,11 @@ class WriteMarks:
 
 
 async def _has_passed(event: DeviceEvent, **of: object) -> bool:
-    """Wait for an event on a thread; False if the work before it failed, which is logged."""
+    """Wait for an event on a thread; log and return False if the work before it failed."""
     try:
         await asyncio.to_thread(event.synchronize)
     except RuntimeError as error:
         log = get_logger("restow.agent")
-        log.error("no fence: the device failed", detail=str(error), **of)
+        log.error("no fence is sent: the device failed", detail=str(error), **of)
         return False
     return True

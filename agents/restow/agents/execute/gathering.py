@@ -1,4 +1,4 @@
-"""A run: what one source rank gathers for one reader, and what the reader scatters out of it."""
+"""Runs: bytes that a source rank gathers for one reader, and the reader scatters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from restow.broker.planner.program.forms import INTERLEAVED_TO, RESTORED_FROM, a
 
 @dataclass(frozen=True, slots=True)
 class GatheredRun:
-    """First a chunk, whose rows say where in it they lie, then packed rows in their order."""
+    """A run: a chunk whose rows have given places, followed by packed rows in order."""
 
     pairs: Sequence[GroupPair]
     tokens: Tokens
@@ -40,13 +40,13 @@ class GatheredRun:
 
     @classmethod
     def at_source(cls, program: Program, src_rank: int, tokens: Tokens) -> GatheredRun:
-        """What ``src_rank`` gathers for the reader whose program it is."""
+        """Return the run that ``src_rank`` gathers for the reader with this program."""
         placed = program.rows(GATHER_PLACED, src_rank)
         return cls._of(program, src_rank, tokens, placed, chunk_bytes(placed, INTERLEAVED_TO))
 
     @classmethod
     def at_destination(cls, program: Program, src_rank: int, tokens: Tokens) -> GatheredRun:
-        """The same run as its reader knows it."""
+        """Return the same run from the reader's side."""
         placed = program.rows(SCATTER_PLACED, src_rank)
         return cls._of(program, src_rank, tokens, placed, chunk_bytes(placed, RESTORED_FROM))
 
@@ -59,26 +59,26 @@ class GatheredRun:
         return cls(pairs, tokens, placed, packed, chunk, length)
 
     def gather(self, pages: BoundOperand, address: int) -> list[Copies]:
-        """From the source's pages to the run at ``address``."""
+        """Return copies from the source's pages to the run at ``address``."""
         return [
             bind_copies(self.placed, self.pairs, pages, by_place(address, DST), self.tokens),
-            bind_copies(self.packed, self.pairs, pages, self._behind(address), self.tokens),
+            bind_copies(self.packed, self.pairs, pages, self._packed_rows(address), self.tokens),
         ]
 
     def scatter(self, pages: BoundOperand, address: int) -> list[Copies]:
-        """From the run at ``address`` to the destination's pages."""
+        """Return copies from the run at ``address`` to the destination's pages."""
         return [
             bind_copies(self.placed, self.pairs, by_place(address, SRC), pages, self.tokens),
-            bind_copies(self.packed, self.pairs, self._behind(address), pages, self.tokens),
+            bind_copies(self.packed, self.pairs, self._packed_rows(address), pages, self.tokens),
         ]
 
-    def _behind(self, address: int) -> BoundOperand:
-        """The packed rows of the run at ``address``."""
+    def _packed_rows(self, address: int) -> BoundOperand:
+        """Return the packed rows of the run at ``address`` as an operand."""
         return in_order(self.packed, self.pairs, self.tokens, address + self.chunk_bytes)
 
 
 class Gathering:
-    """Gathers for readers of one rank's pages into a pool. Belongs to one event loop."""
+    """Gathers from one rank's pages into a pool, for readers. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Gathering:
         staging: Staging,
         copier: Copier,
     ) -> None:
-        """Hold nothing yet; ``memory`` and ``staging`` are at ``place``."""
+        """Gather from ``memory`` into ``staging``, both at ``place``."""
         self._rank = rank
         self._memory = memory
         self._place = place
@@ -97,21 +97,22 @@ class Gathering:
         self._hasher = Hasher(place, copier)
         self._pool = StagingPool(staging.size_bytes)
         self._runs: dict[int, list[Run]] = {}
-        """By handoff; those of probes by their negative numbers."""
+        """Runs by handoff number; a probe's runs by its negated number."""
         self._held: dict[int, dict[int, StagedRun]] = {}
 
     @property
     def figures(self) -> PoolFigures:
-        """What of the pool is in use."""
+        """Use of the pool."""
         return self._pool.figures
 
     async def stage(
         self, order: StageOrder, programs: Sequence[CheckedProgram]
     ) -> Sequence[StagedRun]:
-        """Gather for all parts, and hash what is asked for; ``programs`` are theirs.
+        """Gather for all parts, and hash if asked to; ``programs`` belong to the parts.
 
-        Returns where the run of each is. Repeating changes nothing. Raises `OrderTooLargeError`,
-        `StagingExhaustedError`, `PagesError`, `ProgramInvalidError` and `CopyFailedError`.
+        Returns the run of each part. Repeating an order changes nothing. Raises
+        `OrderTooLargeError`, `StagingExhaustedError`, `PagesError`, `ProgramInvalidError` and
+        `CopyFailedError`.
         """
         held = self._held.get(order.handoff, {})
         if all(part.dst_rank in held for part in order.parts):
@@ -119,10 +120,10 @@ class Gathering:
         for program in programs:
             program.check_size(order.tokens, self._rank)
         gathered = [
-            GatheredRun.at_source(one.program, self._rank, order.tokens) for one in programs
+            GatheredRun.at_source(program.program, self._rank, order.tokens) for program in programs
         ]
-        size_bytes = sum(aligned(one.length_bytes) for one in gathered)
-        # What is only hashed needs no room: there may be none.
+        size_bytes = sum(aligned(gathered_run.length_bytes) for gathered_run in gathered)
+        # Reads that are only hashed take no staging, of which the agent may have none.
         run = await self._pool.acquire(size_bytes) if size_bytes else None
         address = self._staging.address + (run.offset_bytes if run is not None else 0)
         try:
@@ -133,7 +134,9 @@ class Gathering:
             raise
         if run is not None:
             self._runs.setdefault(order.handoff, []).append(run)
-        self._held.setdefault(order.handoff, {}).update({one.dst_rank: one for one in staged})
+        self._held.setdefault(order.handoff, {}).update(
+            {staged_run.dst_rank: staged_run for staged_run in staged}
+        )
         return staged
 
     async def _gather(
@@ -143,30 +146,30 @@ class Gathering:
         order: StageOrder,
         address: int,
     ) -> list[StagedRun]:
-        """All into runs from ``address`` on, in one launch, and hashed."""
+        """Gather all parts into runs from ``address`` on, in one launch, and hash them."""
         pages = paged(self._memory, SRC, order.src_blocks)
         copies, staged = [], []
-        for part, one in zip(order.parts, gathered, strict=True):
-            copies += one.gather(pages, address)
-            staged.append(StagedRun(part.dst_rank, address, one.length_bytes))
-            address += aligned(one.length_bytes)
+        for part, gathered_run in zip(order.parts, gathered, strict=True):
+            copies += gathered_run.gather(pages, address)
+            staged.append(StagedRun(part.dst_rank, address, gathered_run.length_bytes))
+            address += aligned(gathered_run.length_bytes)
         await self._copier.run(Copies.joined(copies), self._place.device)
         if order.hashed:
             staged = [
-                replace(one, digest=await self._digest(program.program, one, order))
-                for one, program in zip(staged, programs, strict=True)
+                replace(staged_run, digest=await self._digest(program.program, staged_run, order))
+                for staged_run, program in zip(staged, programs, strict=True)
             ]
         return staged
 
     async def _digest(self, program: Program, staged: StagedRun, order: StageOrder) -> bytes:
-        """Of all that is read here by the rank for which ``program`` is."""
+        """Return the digest of all bytes that the rank of ``program`` reads here."""
         run = one_extent(staged.address, staged.length_bytes)
         where = program, self._rank, self._memory
         read = source_extents(*where, order.src_blocks, order.tokens, run)
         return await self._hasher.digest(read)
 
     async def hold(self, probe: int, size_bytes: int) -> tuple[int, int, CopyCosts]:
-        """Hold memory for a reader who measures; its address and length, and what copying costs.
+        """Hold memory for a reader that measures; return its address, length and copy costs.
 
         Raises `StagingExhaustedError` and `CopyFailedError`.
         """
@@ -183,16 +186,16 @@ class Gathering:
         return address, size_bytes, costs
 
     def let_go(self, probe: int) -> None:
-        """Give the memory of a probe back. May be repeated."""
+        """Release the memory of a probe. May be called again."""
         self.unstage(-probe)
 
     def unstage(self, handoff: int) -> None:
-        """Give a handoff's runs back. May be repeated."""
+        """Release a handoff's runs. May be called again."""
         self._held.pop(handoff, None)
         for run in self._runs.pop(handoff, ()):
             self._pool.release(run)
 
     def reset(self) -> None:
-        """Give all runs back, and forget what was only hashed."""
+        """Release all runs, and forget what was only hashed."""
         for handoff in {*self._runs, *self._held}:
             self.unstage(handoff)

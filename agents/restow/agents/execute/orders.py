@@ -1,4 +1,4 @@
-"""The broker's orders as values, and how they come out of messages."""
+"""The broker's orders as values, and their conversion from messages."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _KINDS = {
 
 @dataclass(frozen=True, eq=False)
 class Peer:
-    """An agent to read from, and the memory of its regions."""
+    """An agent to read from, with the memory of its regions."""
 
     agent_name: str
     rank: int
     metadata: bytes
     regions: RegionTable
     place: MemoryPlace
-    """Where its regions are, and its staging."""
+    """Place of its regions and its staging."""
     host_memory: HostMemory | None = None
-    """None: only NIXL reads it."""
+    """Access for processes of its host; None if only NIXL can read it."""
 
     @cached_property
     def page_strides_bytes(self) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """What is gathered for one destination rank."""
+    """A destination rank's part of an order to gather."""
 
     program_id: str
     dst_rank: int
@@ -55,7 +55,7 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True)
 class StageOrder:
-    """Gather what programs pack and interleave, in one launch; if ``hashed``, hash all reads."""
+    """Gather what the programs pack and interleave, in one launch; hash all reads if ``hashed``."""
 
     handoff: int
     parts: tuple[StagePart, ...]
@@ -66,9 +66,10 @@ class StageOrder:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOrder:
-    """Measure in at most so many bytes of staging; ``agent_name`` empty: hold them for a reader.
+    """Measure in at most ``size_bytes`` of staging.
 
-    ``name_transport``: read from that agent once, and say how.
+    With an empty ``agent_name`` hold the memory for a reader. With ``name_transport`` read from
+    the agent once and report the transport.
     """
 
     number: int
@@ -80,7 +81,7 @@ class ProbeOrder:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Whom to read from. ``staged_bytes`` 0: nothing is staged there. ``digest`` of all reads."""
+    """A rank to read from: its run (0 bytes if nothing is staged) and the digest of all reads."""
 
     src_rank: int
     agent_name: str
@@ -93,8 +94,8 @@ class Source:
 class ExecuteOrder:
     """Fill own pages from the sources within ``grant_s`` of the receipt.
 
-    ``hashed``: what each source hashed must be what arrives. ``write_mark``: nothing is written
-    before the engine's own writes up to that mark are done (`WriteMarks`).
+    ``hashed`` says that the bytes must match each source's digest. The agent writes nothing before
+    the engine's own writes up to ``write_mark`` are done (`WriteMarks`).
     """
 
     handoff: int
@@ -110,7 +111,7 @@ class ExecuteOrder:
 
 @dataclass(frozen=True, slots=True)
 class StagedRun:
-    """Where the share of one destination rank lies, and the digest of all that it reads here."""
+    """The run of one destination rank, with the digest of all bytes that the rank reads here."""
 
     dst_rank: int
     address: int
@@ -119,7 +120,7 @@ class StagedRun:
 
 
 def staged_to_proto(handoff: int, run: StagedRun) -> pb.Staged:
-    """A run as its agent announces it."""
+    """Return the message that announces a run."""
     return pb.Staged(
         handoff=handoff,
         dst_rank=run.dst_rank,
@@ -130,7 +131,7 @@ def staged_to_proto(handoff: int, run: StagedRun) -> pb.Staged:
 
 
 def region_to_proto(region: RegionMemory, place: tuple[str, int] = ("", 0)) -> pb.RegionMemory:
-    """A region as an agent announces it; ``place`` is where it begins in which address space."""
+    """Return the message that announces a region; ``place`` is its address space and offset."""
     return pb.RegionMemory(
         name=region.name,
         base_address=region.base_address,
@@ -144,7 +145,7 @@ def region_to_proto(region: RegionMemory, place: tuple[str, int] = ("", 0)) -> p
 
 
 def peer_from_proto(message: pb.Peer) -> Peer:
-    """A peer. Raises `OrderInvalidError` if its regions can't be."""
+    """Return the peer of a message. Raises `OrderInvalidError` if its regions are impossible."""
     for region in message.regions:
         stride = region.page_stride_bytes
         if (
@@ -154,15 +155,17 @@ def peer_from_proto(message: pb.Peer) -> Peer:
             or not is_memory(region.base_address, region.page_count * stride)
         ):
             raise OrderInvalidError(
-                f"agent {message.agent_name}, region {region.name}: {region.page_count} pages, one "
-                f"each {stride} bytes, at address {region.base_address} of device "
-                f"{region.device_id}, memory of kind {region.memory}, can't be",
+                f"agent {message.agent_name} announced region {region.name}, which is impossible: "
+                f"{region.page_count} pages of {stride} bytes at address {region.base_address} of "
+                f"device {region.device_id}, memory of kind {region.memory}",
                 agent=message.agent_name,
             )
-    places = {MemoryPlace(_KINDS[one.memory], one.device_id) for one in message.regions} or {HOST}
+    places = {
+        MemoryPlace(_KINDS[region.memory], region.device_id) for region in message.regions
+    } or {HOST}
     if len(places) > 1:
         raise OrderInvalidError(
-            f"agent {message.agent_name} has regions at several places, which no agent serves: "
+            f"agent {message.agent_name} has regions at several places, but an agent serves one: "
             f"{', '.join(sorted(map(str, places)))}",
             agent=message.agent_name,
         )
@@ -181,10 +184,10 @@ def peer_from_proto(message: pb.Peer) -> Peer:
 
 
 def stage_from_proto(message: pb.Stage) -> StageOrder:
-    """An order to gather. Raises `PagesError` and `OrderInvalidError`."""
+    """Return the order to gather. Raises `PagesError` and `OrderInvalidError`."""
     parts = {part.dst_rank: StagePart(part.program_id, part.dst_rank) for part in message.parts}
     if not parts or len(parts) < len(message.parts):
-        raise OrderInvalidError("an order to gather for nobody, or twice for one rank")
+        raise OrderInvalidError("an order to gather names no rank, or one rank twice")
     return StageOrder(
         message.handoff,
         tuple(parts.values()),
@@ -195,15 +198,15 @@ def stage_from_proto(message: pb.Stage) -> StageOrder:
 
 
 def probe_from_proto(message: pb.Probe) -> ProbeOrder:
-    """An order to measure. Raises `OrderInvalidError`."""
+    """Return the order to measure. Raises `OrderInvalidError`."""
     if message.agent_name and not is_memory(message.address, message.bytes):
         raise OrderInvalidError(
-            f"agent {message.agent_name} holds {message.bytes} bytes at {message.address}, which "
-            f"can't be",
+            f"agent {message.agent_name} cannot hold {message.bytes} bytes at address "
+            f"{message.address}",
             agent=message.agent_name,
         )
     if message.name_transport and not message.agent_name:
-        raise OrderInvalidError("a transport is asked for, and no agent to read from is named")
+        raise OrderInvalidError("an order asks for a transport, but names no agent to read from")
     return ProbeOrder(
         message.number,
         message.bytes,
@@ -214,7 +217,7 @@ def probe_from_proto(message: pb.Probe) -> ProbeOrder:
 
 
 def execute_from_proto(message: pb.Execute) -> ExecuteOrder:
-    """An order to read. Raises `PagesError` and `OrderInvalidError`."""
+    """Return the order to read. Raises `PagesError` and `OrderInvalidError`."""
     return ExecuteOrder(
         message.handoff,
         message.program_id,
@@ -233,13 +236,13 @@ def execute_from_proto(message: pb.Execute) -> ExecuteOrder:
 
 def _hashed(kind: pb.DigestKind.ValueType) -> bool:
     if kind not in (pb.DIGEST_KIND_UNSPECIFIED, pb.DIGEST_KIND_XXH3_128):
-        raise OrderInvalidError(f"digests of kind {kind} are not known here")
+        raise OrderInvalidError(f"this agent does not know digests of kind {kind}")
     return kind == pb.DIGEST_KIND_XXH3_128
 
 
 def _tokens(first: int, stop: int) -> Tokens:
     if not 0 <= first <= stop:
-        raise OrderInvalidError(f"tokens [{first}, {stop}) are no range")
+        raise OrderInvalidError(f"tokens [{first}, {stop}) are not a range")
     return Tokens(first, stop)
 
 

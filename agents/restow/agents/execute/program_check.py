@@ -1,7 +1,7 @@
-"""What a program must be before an agent trusts its addresses. Checked once, then remembered.
+"""Checks that a program passes once, before an agent trusts its addresses.
 
-Law: with page ids that binding accepts, every byte that the rows of a checked program touch lies
-inside a page of a region that is registered for it.
+Law: if binding accepts the page ids, every byte that a checked program's rows touch lies inside a
+page of a region that is registered for it.
 """
 
 from __future__ import annotations
@@ -77,24 +77,24 @@ _ONCE = {
     GATHER_PLACED: "gathers tokens to a place",
     SCATTER_PLACED: "scatters tokens from a place",
 }
-"""Forms of snapshots alone, and what a row of tokens would do."""
+"""Forms that only snapshots may have, and what a row of tokens would do."""
 _POSITIVE = (Column.COUNT, Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES)
 
 
 class CheckedProgram:
-    """A program whose rows say something sensible, and the checks of its sides that were passed."""
+    """A program whose rows are sensible, with the checks of sides that it has passed."""
 
     def __init__(self, program: Program) -> None:
-        """Check what needs no memory. Raises `ProgramInvalidError`."""
+        """Make the checks that need no memory. Raises `ProgramInvalidError`."""
         self.program = program
         self._copying = tuple(step for step in program.steps if step.form != PROJECT_SPANS)
-        """The steps whose columns are `Column`."""
+        """Steps whose rows have the columns of `Column`."""
         self._small: dict[int | None, int] = {}
-        """How many tokens each source's rows, or all rows, were found to be few enough for."""
+        """Token count by source rank (None for all ranks) that passed `check_size`."""
         self._passed: set[tuple[int | None, tuple[int, ...], tuple[bool, ...]]] = set()
         self._check_pairs()
         if len({step.form for step in program.steps}) < len(program.steps):
-            raise self._invalid("two steps are of one form")
+            raise self._invalid("two steps have the same form")
         self._per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
         for step in self._copying:
             self._check_rows(step)
@@ -128,7 +128,7 @@ class CheckedProgram:
     ) -> None:
         """Check that a source rank's rows stay inside its pages, and out of ``constant`` regions.
 
-        Those of a peer are not known, nor can they be read. Raises `ProgramInvalidError`.
+        A peer's constant regions are not known, and cannot be read. Raises `ProgramInvalidError`.
         """
         key = (src_rank, page_strides_bytes, constant)
         if key in self._passed:
@@ -145,42 +145,42 @@ class CheckedProgram:
         form, rows = step.form, step.rows
         side, touches = ("source", "reads") if columns is _SOURCE else ("destination", "writes")
         region = rows[:, columns[0]]
-        self._refuse(form, rows, region >= len(strides), "names a region that is not there")
+        self._refuse(form, rows, region >= len(strides), "names a region that does not exist")
         fixed = np.flatnonzero(constant)
         self._refuse(form, rows, np.isin(region, fixed), f"{touches} a constant region")
         outside = self._ends(rows, columns) > strides[region]
         self._refuse(form, rows, outside, f"leaves its {side} page")
 
     def _ends(self, rows: Int64s, columns: tuple[Column, ...]) -> Floats:
-        """One past the last byte that each row touches in a page, on the side of the columns.
+        """Return one past the last byte that each row touches in a page of the columns' side.
 
-        Floats can't wrap around, and every sum below a page's length is exact in them.
+        Floats cannot wrap around, and represent every sum below a page's length exactly.
         """
         _, offset, step, token_stride, dtype = (rows[:, column] for column in columns)
         pairs = self.program.group_pairs
         lists = [pair.src if columns is _SOURCE else pair.dst for pair in pairs]
-        page_tokens = np.array([max(one.page_tokens, 1) for one in lists], float)
+        page_tokens = np.array([max(form.page_tokens, 1) for form in lists], float)
         ends: Floats = offset.astype(float)
         ends += (page_tokens[rows[:, Column.GROUP_PAIR]] - 1) * token_stride
         ends += (rows[:, Column.COUNT].astype(float) - 1) * step + ITEM_BYTES[dtype]
         return ends
 
     def _check_spans(self) -> None:
-        """Check that each row has a span of its own, and that what is taken out of one is in it."""
+        """Check that each row has its own span, and that rows taken from a span lie inside it."""
         spans, taken = self.program.rows(READ_SPANS), self.program.rows(SCATTER_SPANS)
         other = spans[:, Column.DST_REGION] != np.arange(len(spans))
-        self._refuse(READ_SPANS, spans, other, "fills a span of another number than its own")
+        self._refuse(READ_SPANS, spans, other, "fills a span that is not its own")
         refuse = partial(self._refuse, SCATTER_SPANS, taken)
         index = taken[:, Column.SRC_REGION]
-        refuse(index >= len(spans), "names a span that is not there")
+        refuse(index >= len(spans), "names a span that does not exist")
         mine = spans[index]
         same = mine[:, Column.SRC_RANK] == taken[:, Column.SRC_RANK]
         same &= mine[:, Column.GROUP_PAIR] == taken[:, Column.GROUP_PAIR]
-        refuse(~same, "has a span of another rank or pair of lists")
+        refuse(~same, "takes from a span of another rank or pair of lists")
         refuse(self._ends(taken, _SOURCE) > mine[:, Column.COUNT], "leaves its span")
 
     def check_size(self, tokens: Tokens, src_rank: int | None = None) -> None:
-        """Refuse to make more descriptors than fit, of one source's rows or of all.
+        """Refuse to make too many descriptors from the rows of one source, or of all sources.
 
         Raises `OrderTooLargeError`.
         """
@@ -195,12 +195,12 @@ class CheckedProgram:
         self._small[src_rank] = count
 
     def _descriptors(self, step: Step, count: int) -> int:
-        """At least as many as binding makes of a step's rows for ``count`` tokens."""
+        """Return an upper bound of the descriptors that a step's rows need for ``count`` tokens."""
         rows, pair = step.rows, step.rows[:, Column.GROUP_PAIR]
         pairs = self.program.group_pairs
         cuts = most_pages if step.form == READ_SPANS else most_stretches
-        stretches = np.array([cuts(one, count) for one in pairs], np.int64)
-        moved = np.array([most_tokens(one, count) for one in pairs], np.int64)
+        stretches = np.array([cuts(pair_of_lists, count) for pair_of_lists in pairs], np.int64)
+        moved = np.array([most_tokens(pair_of_lists, count) for pair_of_lists in pairs], np.int64)
         joined = np.ones(len(rows), bool)
         for step_bytes, stride in (
             (Column.SRC_STEP_BYTES, Column.SRC_TOKEN_STRIDE_BYTES),
@@ -214,13 +214,13 @@ class CheckedProgram:
         if descriptors > MAX_DESCRIPTORS:
             raise OrderTooLargeError(
                 f"program {self.program.program_id} needs about {descriptors} descriptors for "
-                f"{count} tokens, an agent makes at most {MAX_DESCRIPTORS}: fewer tokens, larger "
-                f"pages, or pages laid out alike on both sides need fewer",
+                f"{count} tokens, but an agent makes at most {MAX_DESCRIPTORS}: use fewer tokens, "
+                f"larger pages, or the same page layout on both sides",
                 program=self.program.program_id,
             )
 
     def _check_rows(self, step: Step) -> None:
-        """Check what rows of every form must be, and what those of this one must be besides."""
+        """Check the rules for rows of every form, and those for this step's form."""
         form, rows = step.form, step.rows
         refuse = partial(self._refuse, form, rows)
         for columns, least, words in (
@@ -232,14 +232,14 @@ class CheckedProgram:
                 for bad, column in zip(low.T, columns, strict=True):
                     refuse(bad, f"has {words.format(column.name)}")
         pair = rows[:, Column.GROUP_PAIR]
-        refuse(pair >= len(self._per_token), "names a pair of lists that is not there")
+        refuse(pair >= len(self._per_token), "names a pair of lists that does not exist")
         src, dst = rows[:, Column.SRC_DTYPE], rows[:, Column.DST_DTYPE]
-        refuse(~cast_known(src, dst), "asks for a cast that no kernel does")
+        refuse(~cast_known(src, dst), "needs a cast that no kernel does")
         per_token = self._per_token[pair]
         if form.kind is StepKind.READ:
             raw = (rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]] == DType.UINT8).all(axis=1)
             raw &= (rows[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]] == 1).all(axis=1)
-            refuse(~raw, "is read, but is no run of bytes")
+            refuse(~raw, "is read, but is not a run of bytes")
         if form in _ONCE:
             refuse(per_token, _ONCE[form])
         if form != READ_SPANS:
@@ -248,7 +248,7 @@ class CheckedProgram:
         for operand, side in ((form.src, _SOURCE), (form.dst, _DESTINATION)):
             if operand is Operand.RUN:
                 long = self._ends(rows, side) > MAX_PAGE_BYTES
-                refuse(long, "leaves any run that there may be")
+                refuse(long, "leaves the longest possible run")
 
     def _refuse(self, form: Form, rows: Int64s, bad: npt.NDArray[np.bool_], why: str) -> None:
         if bad.any():
@@ -265,10 +265,10 @@ class CheckedProgram:
         for pair in self.program.group_pairs:
             lists: tuple[PageForm, PageForm] = (pair.src, pair.dst)
             if (pair.src.page_tokens > 0) != (pair.dst.page_tokens > 0):
-                why = "one list is of snapshots, the other one of tokens"
-            elif any(one.page_tokens < 0 for one in lists):
+                why = "one list has snapshots, the other has tokens"
+            elif any(form.page_tokens < 0 for form in lists):
                 why = "page_tokens is negative"
-            elif any(not 0 < one.pages_per_block <= MAX_PAGES_PER_BLOCK for one in lists):
+            elif any(not 0 < form.pages_per_block <= MAX_PAGES_PER_BLOCK for form in lists):
                 why = f"pages_per_block is not 1 to {MAX_PAGES_PER_BLOCK}"
             elif pair.window_tokens < 0 or (pair.window_tokens and not pair.per_token):
                 why = "window_tokens is negative, or given for snapshots"
@@ -280,13 +280,13 @@ class CheckedProgram:
 
 
 def _wrong_tokens(form: PageForm) -> str:
-    """Why its pages can't hold the tokens that it says, or nothing."""
+    """Return why the pages cannot hold the tokens that the form claims, or an empty string."""
     held = form.tokens
     if not 0 < held.parts <= MAX_RANKS or not 0 <= held.part < held.parts:
         return f"tokens of part {held.part} of {held.parts}"
     if held.interleave_tokens < 1:
         return f"tokens are interleaved by {held.interleave_tokens}"
-    return "snapshots are cut by tokens" if held.parts > 1 and not form.page_tokens else ""
+    return "snapshots are divided by tokens" if held.parts > 1 and not form.page_tokens else ""
 
 
 Refuse = Callable[[Int64s, Bools, str], None]
@@ -297,7 +297,7 @@ _LEAST_DTYPE = min(DType)
 
 
 def check_projected(program: Program, refuse: Refuse) -> None:
-    """Check what needs no memory: all inputs lie in their spans, of which each is one page."""
+    """Check what needs no memory: all inputs lie inside their spans, which are one page each."""
     rows, spans, pairs = program.rows(PROJECT_SPANS), program.rows(READ_SPANS), program.group_pairs
     refuse(rows, rows.min(axis=1, initial=0) < 0, "has a negative number")
     for column in (ProjectColumn.TAPS, ProjectColumn.HIDDEN, ProjectColumn.CHANNELS):
@@ -306,20 +306,20 @@ def check_projected(program: Program, refuse: Refuse) -> None:
     for column in (ProjectColumn.DTYPE, ProjectColumn.DST_DTYPE):
         known = (rows[:, column] >= _LEAST_DTYPE) & (rows[:, column] <= max(DType))
         index = np.where(known, rows[:, column] - _LEAST_DTYPE, 0)
-        refuse(rows, ~known | ~_MULTIPLIED[index], f"has a {column.name} that is not multiplied")
-    refuse(rows, rows[:, ProjectColumn.SPAN] >= len(spans), "names a span that is not there")
+        refuse(rows, ~known | ~_MULTIPLIED[index], f"has a {column.name} that cannot be multiplied")
+    refuse(rows, rows[:, ProjectColumn.SPAN] >= len(spans), "names a span that does not exist")
     refuse(
         rows,
         rows[:, ProjectColumn.GROUP_PAIR] >= len(pairs),
-        "names a pair of lists that is not there",
+        "names a pair of lists that does not exist",
     )
     per_token = np.array([pair.per_token for pair in pairs], bool)
     mine = spans[rows[:, ProjectColumn.SPAN]]
     for number in (rows[:, ProjectColumn.GROUP_PAIR], mine[:, Column.GROUP_PAIR]):
-        refuse(rows, per_token[number], "rebuilds from or to pages of tokens")
+        refuse(rows, per_token[number], "rebuilds windows from or into per-token pages")
     item = ITEM_BYTES[rows[:, ProjectColumn.DTYPE]]
     dst_item = ITEM_BYTES[rows[:, ProjectColumn.DST_DTYPE]]
-    uneven = "has numbers that do not lie at multiples of their size"
+    uneven = "has numbers that are not aligned to their size"
     for column, unit in (
         (ProjectColumn.SRC_OFFSET_BYTES, item),
         (ProjectColumn.SRC_TAP_STRIDE_BYTES, item),
@@ -336,7 +336,7 @@ def check_projected(program: Program, refuse: Refuse) -> None:
         (ProjectColumn.DST_STRIDE_BYTES, ProjectColumn.CHANNELS),
         (ProjectColumn.DST_TAP_STRIDE_BYTES, ProjectColumn.TAPS),
     ):
-        refuse(rows, (rows[:, count] > 1) & (rows[:, column] < 1), f"has no {column.name}")
+        refuse(rows, (rows[:, count] > 1) & (rows[:, column] < 1), f"has a {column.name} below 1")
     ends = _ends(rows, ProjectColumn.SRC_OFFSET_BYTES, _TAPS, _HIDDEN)
     refuse(rows, ends > mine[:, Column.COUNT], "leaves its span")
 
@@ -344,9 +344,10 @@ def check_projected(program: Program, refuse: Refuse) -> None:
 def check_projected_memory(
     program: Program, strides: Int64s, constant: Sequence[bool], refuse: Refuse
 ) -> None:
-    """Check that weights lie in constant regions, and windows in pages of others.
+    """Check that weights lie in constant regions, and windows in pages of other regions.
 
-    And that no more weights are multiplied than there are: the work is bounded by the memory.
+    Also check that no more weights are multiplied than the regions hold, so that memory limits
+    the work.
     """
     rows = program.rows(PROJECT_SPANS)
     if not len(rows):
@@ -355,8 +356,8 @@ def check_projected_memory(
     fixed[: len(constant)] = constant
     weights, dst = rows[:, ProjectColumn.WEIGHT_REGION], rows[:, ProjectColumn.DST_REGION]
     for region in (weights, dst):
-        refuse(rows, region >= len(strides), "names a region that is not there")
-    refuse(rows, ~fixed[weights], "takes weights out of a region that is not constant")
+        refuse(rows, region >= len(strides), "names a region that does not exist")
+    refuse(rows, ~fixed[weights], "takes weights from a region that is not constant")
     refuse(rows, fixed[dst], "writes a constant region")
     ends = _ends(rows, ProjectColumn.WEIGHT_OFFSET_BYTES, _CHANNELS, _HIDDEN)
     refuse(rows, ends > strides[weights], "leaves the region of its weights")
@@ -365,7 +366,7 @@ def check_projected_memory(
     item = ITEM_BYTES[rows[:, ProjectColumn.DTYPE]].astype(float)
     sizes = item * rows[:, ProjectColumn.CHANNELS] * rows[:, ProjectColumn.HIDDEN]
     much = sizes.sum() > strides[fixed].astype(float).sum()
-    refuse(rows, np.full(len(rows), much), "is one of many that multiply weights more than once")
+    refuse(rows, np.full(len(rows), much), "is one of several that multiply the same weights")
 
 
 _TAPS = (ProjectColumn.TAPS, ProjectColumn.SRC_TAP_STRIDE_BYTES, ProjectColumn.DTYPE)
@@ -375,11 +376,11 @@ _WINDOW_CHANNELS = (ProjectColumn.CHANNELS, ProjectColumn.DST_STRIDE_BYTES, Proj
 _WINDOW_TAPS = (ProjectColumn.TAPS, ProjectColumn.DST_TAP_STRIDE_BYTES, ProjectColumn.DST_DTYPE)
 
 _Axis = tuple[ProjectColumn, ProjectColumn | None, ProjectColumn]
-"""The columns of an axis' size, of its stride (None: without gaps) and of the type."""
+"""Columns of an axis' size, its stride (None for no gaps), and its type."""
 
 
 def _ends(rows: Int64s, offset: ProjectColumn, *axes: _Axis) -> Floats:
-    """One past the last byte that each row touches; floats can't wrap around."""
+    """Return one past the last byte that each row touches, as floats, which cannot wrap around."""
     item = ITEM_BYTES[rows[:, axes[0][2]]]
     ends: Floats = rows[:, offset].astype(float)
     for size, stride, _ in axes:

@@ -1,4 +1,4 @@
-"""What programs read from peers: laid over the memory of both ranks once, bound to each order."""
+"""The reads of a program, prepared once for the memory of both ranks and bound to each order."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from restow.broker.planner.program.forms import aligned
 
 @dataclass(frozen=True, slots=True)
 class PeerReads:
-    """What a program reads from one peer: straight into pages, and as spans into staging."""
+    """Reads of a program from one peer: directly into pages, and as spans into staging."""
 
     peer: Peer
     place: MemoryPlace
-    """Where own pages and staging are."""
+    """Place of the rank's own pages and staging."""
     direct: Reads | None
     spans: SpanReads | None
 
     def bind(self, order: ExecuteOrder, staged: RegionTable) -> Iterator[Read]:
-        """The reads of one order, of spans to where they are ``staged``.
+        """Yield the reads of one order; spans are read into the regions of ``staged``.
 
         Raises `PageCountError` and `PageRangeError`.
         """
@@ -63,16 +63,16 @@ class PeerReads:
 
 
 class KeptReads:
-    """Lays what programs read over memory; keeps what binding an order need not do again."""
+    """Keeps the part of binding that does not depend on an order."""
 
     def __init__(self, memory: RegionTable, place: MemoryPlace) -> None:
-        """Into the pages of ``memory``, which is at ``place``."""
+        """Bind reads into the pages of ``memory``, which is at ``place``."""
         self._memory, self._place = memory, place
         self._kept: dict[tuple[str, int, str], PeerReads] = {}
-        """By program, source rank and peer."""
+        """Reads by program, source rank and peer."""
 
     def of(self, program: Program, src_rank: int, peer: Peer) -> PeerReads:
-        """What is read from ``src_rank``, whose agent is ``peer``."""
+        """Return the reads from ``src_rank``, whose agent is ``peer``."""
         key = (program.program_id, src_rank, peer.agent_name)
         kept = self._kept.get(key)
         if kept is None:
@@ -87,27 +87,27 @@ class KeptReads:
         return kept
 
     def forget_program(self, program_id: str) -> None:
-        """Another may have its name from now on. May be repeated."""
+        """Forget a program, whose id another program may have from now on. May be called again."""
         for key in [key for key in self._kept if key[0] == program_id]:
             del self._kept[key]
 
     def forget_peer(self, agent_name: str) -> None:
-        """Its memory may be elsewhere when it comes back. May be repeated."""
+        """Forget a peer, whose memory may be elsewhere when it returns. May be called again."""
         for key in [key for key in self._kept if key[2] == agent_name]:
             del self._kept[key]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all reads."""
         self._kept.clear()
 
 
 def check_digests_are_there(order: ExecuteOrder) -> None:
-    """Raise `DigestMissingError` if a source's is not, before anything is read in vain."""
+    """Raise `DigestMissingError` if a source has no digest, before anything is read in vain."""
     for source in order.sources if order.hashed else ():
         if len(source.digest) != DIGEST_BYTES:
             raise DigestMissingError(
-                f"what is read from rank {source.src_rank} is to be compared with a digest, and "
-                f"the one given has {len(source.digest)} bytes, not {DIGEST_BYTES}",
+                f"the bytes read from rank {source.src_rank} are to be compared with a digest, "
+                f"but the digest given has {len(source.digest)} bytes, not {DIGEST_BYTES}",
                 rank=source.src_rank,
             )
 
@@ -115,18 +115,18 @@ def check_digests_are_there(order: ExecuteOrder) -> None:
 async def compare(
     program: Program, order: ExecuteOrder, staged: StagedReads, memory: RegionTable, hasher: Hasher
 ) -> None:
-    """Hash what was read from each source, where it has landed.
+    """Hash the bytes read from each source where they landed, and compare the digests.
 
-    Before anything is copied out of staging: from there on casts and transposition change bytes.
-    Raises `DigestMismatchError`.
+    This must happen before anything is copied out of staging, because casts and transposition
+    change bytes. Raises `DigestMismatchError`.
     """
     for source in order.sources:
         rank = source.src_rank
         extents = arrived_extents(program, rank, order, staged, memory)
         if await hasher.digest(extents) != source.digest:
             raise DigestMismatchError(
-                f"the {extents.size_bytes} bytes that were read from rank {rank} are not those "
-                f"that it hashed before",
+                f"the {extents.size_bytes} bytes read from rank {rank} do not have the digest that "
+                f"rank {rank} computed before",
                 rank=rank,
             )
 
@@ -134,21 +134,21 @@ async def compare(
 def arrived_extents(
     program: Program, src_rank: int, order: ExecuteOrder, staged: StagedReads, memory: RegionTable
 ) -> Extents:
-    """All that was read from a source rank: into own pages, and into ``staged`` memory."""
+    """Return all bytes read from a source rank: in own pages, and in ``staged`` memory."""
     blocks, tokens = order.dst_blocks, order.tokens
     direct = direct_extents(program, src_rank, memory, DST, blocks, tokens)
     return Extents.joined([*direct, *staged.extents(src_rank)])
 
 
 ZEROES_BYTES = 1 << 20
-"""Rows that are longer are zeroed in parts."""
+"""Longer rows are zeroed in parts."""
 
 
 class Clearing:
-    """Zeroes rows of one rank's pages."""
+    """Zeroes rows of a rank's pages."""
 
     def __init__(self, memory: RegionTable, place: MemoryPlace) -> None:
-        """Make the zeroes for ``memory`` at ``place``: within a handoff there may be no room.
+        """Allocate the zeroes for ``memory`` at ``place`` now, as a handoff may find no room.
 
         Raises `CopyFailedError`.
         """
@@ -157,14 +157,14 @@ class Clearing:
             self._zeroes = torch.zeros(ZEROES_BYTES, dtype=torch.uint8, device=self._device)
 
     def clear(self, program: Program, order: ExecuteOrder) -> None:
-        """Zero what the program clears. Raises `CopyFailedError`."""
+        """Zero the rows that the program clears. Raises `CopyFailedError`."""
         self._zero(program.rows(CLEAR_PAGES), program, order)
 
     def clear_failed(self, program: Program, order: ExecuteOrder) -> None:
-        """A failed handoff leaves no snapshot behind, neither half of one nor an older one.
+        """Zero a failed handoff's snapshots, so that neither half a snapshot nor an old one stays.
 
-        Per-token pages are never read beyond the tokens that their request has computed. Raises
-        `CopyFailedError`.
+        Per-token pages need no zeroing: they are never read beyond the tokens that their request
+        has computed. Raises `CopyFailedError`.
         """
         per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
         tables = [
@@ -185,10 +185,10 @@ class Clearing:
 
 
 class StagedReads:
-    """One stretch of staging: first the run that each source gathered, then the spans."""
+    """An order's memory in staging: the run that each source gathered, followed by the spans."""
 
     def __init__(self, program: Program, order: ExecuteOrder) -> None:
-        """Lay it out, at address 0 for now."""
+        """Lay the memory out, from address 0 for now."""
         self._program, self._order = program, order
         self._runs: dict[int, GatheredRun] = {}
         self._begins: dict[int, int] = {}
@@ -202,16 +202,16 @@ class StagedReads:
         self.length_bytes = length + size
 
     def put_at(self, address: int) -> None:
-        """Say where the stretch is."""
+        """Move the memory to its address in staging."""
         self._begins = {rank: begin + address for rank, begin in self._begins.items()}
         spans = self.spans
         base = spans.base_address + address
         self.spans = RegionTable(base, spans.page_stride_bytes, spans.page_count)
 
     def reads(self, source: Source, peer: Peer, place: MemoryPlace) -> Iterator[Read]:
-        """What is read of the run of one source into the stretch, whose memory is at ``place``.
+        """Yield the read of one source's run into staging, which is at ``place``.
 
-        Raises `OrderInvalidError` if it is not as long as the program says.
+        Raises `OrderInvalidError` if the run's length differs from the program's.
         """
         run = self._runs.get(source.src_rank)
         if run is None or not run.length_bytes:
@@ -222,14 +222,14 @@ class StagedReads:
         yield Read(peer.agent_name, piece, peer.place, place)
 
     def extents(self, src_rank: int) -> list[Extents]:
-        """What was read from one source, in the order in which it is hashed."""
+        """Return the bytes read from one source, in the order in which they are hashed."""
         spans = staged_span_extents(self._program, src_rank, self.spans, self._order.tokens)
         run = self._runs.get(src_rank)
         gathered = [one_extent(self._begins[src_rank], run.length_bytes)] if run else []
         return [*gathered, *spans]
 
     def copies(self, memory: RegionTable) -> list[Copies]:
-        """What is copied to own pages when all was read.
+        """Return the copies from staging to own pages, to run when everything was read.
 
         Raises `PageCountError` and `PageRangeError`.
         """
@@ -247,7 +247,7 @@ class StagedReads:
         return [copies for copies in found if len(copies)]
 
     def projections(self, memory: RegionTable) -> Int64s:
-        """The products of inputs in spans with weights in own memory."""
+        """Return the products of inputs in spans with weights in own memory, as a project table."""
         return bind_projections(
             self._program.rows(PROJECT_SPANS),
             self._program.group_pairs,
@@ -259,7 +259,7 @@ class StagedReads:
 
 
 def joined_reads(reads: Sequence[Read]) -> list[Read]:
-    """One read for all pieces from one place of a peer to one place; none without pieces."""
+    """Join reads from the same place of a peer to the same place; drop reads without pieces."""
     found: dict[tuple[str, MemoryPlace, MemoryPlace], list[Descriptors]] = {}
     for read in reads:
         if len(read.descriptors.length_bytes):
@@ -273,6 +273,6 @@ def _check_staged(source: Source, length: int) -> None:
     if source.staged_bytes != length or not is_memory(source.staged_address, length):
         raise OrderInvalidError(
             f"rank {source.src_rank} staged {source.staged_bytes} bytes at address "
-            f"{source.staged_address}, but the program packs {length}",
+            f"{source.staged_address}, but the program needs {length} bytes",
             rank=source.src_rank,
         )

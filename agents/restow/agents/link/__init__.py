@@ -1,1 +1,1 @@
-"""The stream to the broker: what is said on it, and what happens when it breaks."""
+"""An agent's stream to the broker, and the orders that arrive on it."""

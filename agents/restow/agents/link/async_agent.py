@@ -1,4 +1,4 @@
-"""A rank's memory as an agent serves it: registered, shown to peers, and read into."""
+"""An agent on an event loop: it registers a rank's memory, serves it to peers, and reads."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from restow.v1 import broker_pb2
 
 
 class ServedMemory:
-    """Regions and staging that peers read, by NIXL or, on the same host, by themselves."""
+    """Regions and staging that peers read, by NIXL or, on the same host, directly."""
 
     def __init__(
         self, label: str, regions: Sequence[RegionMemory], settings: AgentSettings
     ) -> None:
-        """Set NIXL up.
+        """Start NIXL and register the memory.
 
-        Raises `TransportFailedError`, `CudaUnavailableError`, `CopyFailedError` for a device
-        without room, and `RegionInvalidError` for regions at several places.
+        Raises `TransportFailedError`, `CudaUnavailableError`, `CopyFailedError` if the device has
+        no room, and `RegionInvalidError` if regions lie at several places.
         """
         self.place = common_place(regions)
-        """Where the regions are, and the staging."""
+        """Place of the regions and the staging."""
         device.require(self.place)
         self._label = label
         self._registrations = registrations(regions)
@@ -68,19 +68,19 @@ class ServedMemory:
 
     @property
     def name(self) -> str:
-        """The NIXL name under which it is read."""
+        """The NIXL name under which the memory is read."""
         return self._nixl.name
 
     def metadata(self) -> bytes:
-        """NIXL's, for peers."""
+        """Return NIXL's metadata for peers."""
         return self._nixl.metadata()
 
     def shown(self) -> bytes:
-        """For processes of the same host. Empty: they read by NIXL."""
+        """Return what processes of the same host need to read; empty if they must use NIXL."""
         return b"" if self._mark is None else self._mark.show().encoded()
 
     def open_lane(self) -> list[Transport]:
-        """The ways to read from peers, the preferred one first."""
+        """Open the transports that read from peers, in order of preference."""
         nixl = self._open_nixl(self.scatter)
         if self._mark is None:
             return [nixl]
@@ -88,17 +88,17 @@ class ServedMemory:
         return [SameHost(own, self._settings.read_threads), nixl]
 
     def progress(self) -> None:
-        """Let peers read. Raises `TransportFailedError` if none can any more."""
+        """Let peers read. Raises `TransportFailedError` if no peer can read any more."""
         self._interfaces.check()
         self._nixl.progress()
 
     def wipe_mark(self) -> None:
-        """What processes of the same host read from now on, they do not take for good."""
+        """Make reads by processes of the same host fail from now on."""
         if self._mark is not None:
             self._mark.wipe()
 
     def close(self) -> None:
-        """Let nobody read any more. May be repeated."""
+        """Stop all reading of the memory. May be called again."""
         self.wipe_mark()
         self._nixl.close()
 
@@ -109,18 +109,18 @@ class ServedMemory:
         return nixl
 
     def _registered(self, staging: Staging) -> list[tuple[int, int, MemoryPlace]]:
-        """Address, bytes and place of what is read, or read into."""
+        """Return address, bytes and place of the regions and a staging pool."""
         if not staging.size_bytes:
             return self._registrations
         return [*self._registrations, (staging.address, staging.size_bytes, self.place)]
 
 
 class AsyncAgent:
-    """Serves one rank of an engine on its own event loop: peers read its memory, and it reads.
+    """Serves one rank of an engine on the engine's event loop: peers read its memory, and it reads.
 
-    All methods belong to one loop, best run by uvloop. Unlike with `Agent` no other thread has to
-    wake up for a handoff, but what the engine does on the loop meanwhile holds it up. The memory
-    belongs to the engine and must stay until `close` has returned.
+    All methods belong to one loop, best run by uvloop. Unlike with `Agent`, no other thread has to
+    wake up for a handoff, but the engine's own work on the loop delays it. The memory belongs to
+    the engine and must stay allocated until `close` has returned.
     """
 
     def __init__(
@@ -137,19 +137,20 @@ class AsyncAgent:
         *,
         model: ModelIdentity | None = None,
     ) -> None:
-        """Set NIXL up, register the memory and compile its kernels; `start` or `begin` connects.
+        """Start NIXL, register the memory and compile the kernels; `start` or `begin` connects.
 
-        ``broker`` is HOST:PORT, or as gRPC writes addresses; None: RESTOW_BROKER or the default.
-        ``engine_id`` and ``incarnation`` are those of the engine's session, ``rank`` and
-        ``regions`` those of the rank in its layout, the regions in its order. ``settings`` say how
-        it works; None: as `AgentSettings` has it. ``credentials`` None: those of the environment.
-        ``on_lost`` hears on the event loop why the memory can be read no more, as long as this
-        process lives; ``on_unfenced`` of each handoff whose fence is of no use any more.
-        ``model`` is which model the layout is of (`Layout.model.identity`): by it the agent finds,
-        among several brokers, the one that owns its pool. None: there is one broker.
+        ``broker`` is HOST:PORT or any address that gRPC accepts; None means RESTOW_BROKER or the
+        default. ``engine_id`` and ``incarnation`` are those of the engine's session. ``rank`` and
+        ``regions`` are those of the rank in its layout, with regions in the layout's order.
+        ``settings`` None means the defaults of `AgentSettings`; ``credentials`` None means those of
+        the environment. ``on_lost`` is called on the event loop with the reason why the memory can
+        no longer be read in the life of this process. ``on_unfenced`` is called with each handoff
+        whose fence is no longer needed. ``model`` is the layout's model (`Layout.model.identity`);
+        with several brokers the agent finds the broker that owns its pool by it. None means a
+        single broker.
 
-        Raises `AddressInvalidError`, `RegionInvalidError` for regions at several places,
-        `TransportFailedError`, `CudaUnavailableError`, `CopyFailedError` for a device without room,
+        Raises `AddressInvalidError`, `RegionInvalidError` if regions lie at several places,
+        `TransportFailedError`, `CudaUnavailableError`, `CopyFailedError` if the device has no room,
         a `TrustError` of credentials, and like all methods `ForkedError` in a process that was
         forked after the first agent, session or client.
         """
@@ -165,7 +166,7 @@ class AsyncAgent:
         with ExitStack() as undone:
             memory = self._memory = ServedMemory(label, self._regions, self._settings)
             undone.callback(memory.close)
-            # Here, and not when it connects: an engine may be capturing CUDA graphs by then.
+            # Not at `begin`, when an engine may already be capturing CUDA graphs.
             prepare(memory.place.device)
             self._trial = PeerTrial(memory.metadata(), self._settings.try_metadata)
             quarantine_s = self._settings.quarantine_s
@@ -200,12 +201,12 @@ class AsyncAgent:
 
     @property
     def refusal(self) -> RestowError | None:
-        """Why the broker does not know the agent, as far as it has said. None: it does."""
+        """Why the broker refuses the agent, or None if it has not refused it."""
         return self._link.refusal
 
     @property
     def figures(self) -> AgentFigures:
-        """What is in use at the moment, and what was read so far."""
+        """Memory in use now, and reads so far."""
         gather, scatter = self._executor.staging
         reader = self._reader
         return AgentFigures(
@@ -219,9 +220,9 @@ class AsyncAgent:
         )
 
     def begin(self) -> None:
-        """Connect, without waiting: the engine may be registered later.
+        """Connect, without waiting: the engine may register later.
 
-        `refusal` says if the broker wants none of it.
+        `refusal` has the reason if the broker refuses the agent.
         """
         OWN_PROCESS.check()
         self._ticker.start()
@@ -229,12 +230,11 @@ class AsyncAgent:
         self._link.begin()
 
     async def start(self, timeout_s: float = 30.0) -> None:
-        """Connect, and wait ``timeout_s`` until the broker knows the agent.
+        """Connect, and wait up to ``timeout_s`` until the broker knows the agent.
 
-        Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError`
-        if nobody answers, `NoWelcomeError` if the engine is not registered by then, a `TrustError`
-        for credentials that can't be used, and `MessageTooLargeError` for more regions than can
-        be told.
+        Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError` if
+        nobody answers, `NoWelcomeError` if the engine does not register in time, a `TrustError` for
+        unusable credentials, and `MessageTooLargeError` for more regions than a message can hold.
         """
         OWN_PROCESS.check()
         self._ticker.start()
@@ -243,30 +243,31 @@ class AsyncAgent:
         self._log.info("agent is served", agent=self.name)
 
     def fence(self, handoff_id: str, event: DeviceEvent | None = None, tokens: int = 0) -> None:
-        """Say that the rank's part of handoff ``handoff_id`` is complete in memory.
+        """Announce that the rank's part of handoff ``handoff_id`` is complete in memory.
 
-        Of ``tokens`` leading ones alone where it computes on: D may read them early, from blocks
-        that are published (`EngineSession.publish`), and that stay as they are from then on.
+        With ``tokens``, only that many leading tokens are complete, and the engine computes on. D
+        may read them early, from published blocks (`EngineSession.publish`), which must not change
+        from then on.
 
-        ``event`` is what the engine recorded after its last write to the pages: a thread waits for
-        it, while this returns at once. None: it is complete now. It is said again to a broker that
-        forgot it, until the handoff has ended. Raises `MessageTooLargeError`.
+        ``event`` is what the engine recorded after its last write to the pages. A thread waits for
+        it, while this method returns at once. None means complete now. A broker that lost the fence
+        is told again, until the handoff has ended. Raises `MessageTooLargeError`.
         """
         OWN_PROCESS.check()
         self._fences.fence(handoff_id, event, tokens)
 
     def writes_done(self, mark: int, event: DeviceEvent | None = None) -> None:
-        """Say that the engine's own writes before ``mark`` are done, as soon as ``event`` is.
+        """Announce that the engine's own writes before ``mark`` are done, once ``event`` is.
 
-        Nothing is written for a demand of that ``write_mark`` (`EngineSession.request`), or a
-        smaller one, before. ``event`` is as in `fence`; None: they are done now. If the work before
-        the event failed, the mark is never reached, and its demands end by their time limits.
+        The agent writes nothing for a demand with that ``write_mark`` (`EngineSession.request`), or
+        a smaller one, before. ``event`` is as in `fence`; None means that the writes are done now.
+        If the work before the event failed, the mark is never reached, and its demands time out.
         """
         OWN_PROCESS.check()
         self._writes.done(mark, event)
 
     async def close(self) -> None:
-        """Leave the broker, end all reads, and give the memory back. May be repeated."""
+        """Leave the broker, end all reads, and release the memory. May be called again."""
         OWN_PROCESS.check()
         self._fences.cancel()
         self._writes.cancel()
@@ -282,7 +283,7 @@ class AsyncAgent:
     # -- what the link hears ----------------------------------------------------------------------
 
     async def hello(self) -> pb.Hello:
-        """Introduce the agent, when nothing of an earlier stream reads or gathers any more.
+        """Introduce the agent, once no order of an earlier stream reads or gathers any more.
 
         The agent's link calls it.
         """
@@ -304,7 +305,7 @@ class AsyncAgent:
         )
 
     def welcomed(self, broker_epoch: str) -> None:
-        """Say the fences of handoffs that have not ended again, to broker ``broker_epoch``.
+        """Announce the fences of open handoffs again to the broker with ``broker_epoch``.
 
         The agent's link calls it.
         """
@@ -313,7 +314,7 @@ class AsyncAgent:
         self._fences.say_again(anew)
 
     def take(self, order: pb.AgentOrder) -> None:
-        """Do what the broker says in ``order``. The agent's link calls it."""
+        """Carry out an order of the broker. The agent's link calls it."""
         self._desk.take(order)
 
     # -- inside -----------------------------------------------------------------------------------
@@ -338,8 +339,8 @@ class AsyncAgent:
         self._reader.progress()
 
     def _lose(self, error: RestowError) -> None:
-        """Leave the broker for good: it tells everybody else."""
-        self._log.error("memory can be read no more", reason=error.reason, detail=error.message)
+        """Leave the broker for good; the broker tells everybody else."""
+        self._log.error("memory can no longer be read", reason=error.reason, detail=error.message)
         self._ticker.stop()
         self._memory.close()
         self._link.give_up(error)

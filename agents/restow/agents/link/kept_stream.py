@@ -1,4 +1,4 @@
-"""A stream that is opened again whenever it breaks."""
+"""A stream that is opened again whenever it breaks, and the agent's stream to the broker."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
     def __init__(self, address: str, log_name: str, credentials: Credentials) -> None:
         """Prepare; `start` connects."""
         self.refusal: RestowError | None = None
-        """Why the stream is not open, as far as the other side has said."""
+        """Why the stream is not open, or None if the server has not said."""
         self.brokers = Brokers(address)
-        """Who may be on the other side."""
+        """The servers that may be on the other side."""
         self._credentials = credentials
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
@@ -63,27 +63,27 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
 
     @abstractmethod
     async def opening(self) -> Request:
-        """The first batch."""
+        """Return the first batch."""
 
     @abstractmethod
     def batch(self, messages: Sequence[Message]) -> Request:
-        """A batch of messages."""
+        """Return a batch of messages."""
 
     @abstractmethod
     def hear(self, response: Response) -> None:
-        """What the other side says; calls `opened` on its welcome."""
+        """Handle a response; call `opened` on the welcome."""
 
     def begin(self) -> None:
-        """Connect, without waiting; `refusal` says if the other side wants none of it."""
+        """Connect, without waiting; `refusal` has the reason if the server refuses."""
         self._runner = asyncio.create_task(self._run(patient=True))
 
     async def start(self, timeout_s: float) -> None:
         """Connect, and wait for the welcome.
 
-        Raises `BrokerCallError` with the other side's reason if it refuses, and
-        `BrokerUnreachableError` if nobody answers within ``timeout_s``, `NoWelcomeError` if
-        somebody does who waits for the engine, a `TrustError` for files that can't be used, and
-        `MessageTooLargeError` for an introduction that can't be sent.
+        Raises `BrokerCallError` with the server's reason if it refuses, `BrokerUnreachableError` if
+        nobody answers within ``timeout_s``, `NoWelcomeError` if the server answers but still waits
+        for the engine, a `TrustError` for unusable files, and `MessageTooLargeError` if the first
+        message cannot be sent.
         """
         runner = self._runner = asyncio.create_task(self._run(patient=False))
         welcome = asyncio.create_task(self._open.wait())
@@ -98,11 +98,11 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
 
     @property
     def is_open(self) -> bool:
-        """Whether the other side has given its welcome."""
+        """Whether the server has given its welcome."""
         return self._open.is_set()
 
     def opened(self) -> None:
-        """Say that the other side has given its welcome."""
+        """Note that the server has given its welcome."""
         self._backoff.began()
         self.brokers.works()
         self.refusal = None
@@ -110,19 +110,19 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         self._open.set()
 
     def send(self, message: Message) -> None:
-        """Queue a message; it is lost if the stream is not open or breaks before it is written."""
+        """Queue a message; it is lost if the stream is closed or breaks before it is written."""
         if self._open.is_set():
             self._outbox.append(message)
             self._wake.set()
 
     def give_up(self, refusal: RestowError) -> None:
-        """End the stream for good: there is no use in it any more."""
+        """End the stream for good, for the reason given."""
         self._broke(refusal)
         if self._runner is not None:
             self._runner.cancel()
 
     async def close(self) -> None:
-        """End the stream. May be repeated."""
+        """End the stream. May be called again."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await end_task(runner)
@@ -130,9 +130,9 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
     # -- inside -----------------------------------------------------------------------------------
 
     async def _run(self, patient: bool) -> None:
-        """Open one stream after the other, until the other side says that it is of no use.
+        """Open a stream again and again, until the server says that retrying is useless.
 
-        If not ``patient``, somebody waits for the first one: then another server is of no use too.
+        If not ``patient``, a caller waits for the first stream; then a wrong server ends it too.
         """
         channel = RenewedChannel(self.brokers, self._credentials)
         try:
@@ -142,10 +142,12 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
                     if await channel.connects():
                         self._connected = True
                         await self._stream(await channel.channel())
-                        self._log.warning("the other side ended the stream")
+                        self._log.warning("the server ended the stream")
                     else:
                         self._broke(self._unreached("not connected in time"))
-                        moved = not self.brokers.several  # time has passed as it is
+                        moved = (
+                            not self.brokers.several
+                        )  # the attempt to connect has taken time already
                 except grpc.aio.AioRpcError as error:
                     self._broke(
                         from_rpc_error(error, self.brokers.current, self._credentials.secure)
@@ -158,10 +160,10 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
                     OtherServerError,
                 ) as error:
                     self._broke(error)
-                except Exception as error:  # nobody awaits this, and peers rely on it
+                except Exception as error:  # nobody awaits this task, and peers rely on it
                     if asyncio.current_task() is not self._runner:
-                        raise  # the task's loop is gone, and the coroutine is swept up
-                    self._log.error("stream broke on a fault of this side", exc_info=error)
+                        raise  # the task's loop is gone, and the coroutine is being cleaned up
+                    self._log.error("the stream broke because of a fault here", exc_info=error)
                     self._broke(RestowError(f"the stream broke: {error!r}"))
                 finally:
                     self._connected = False
@@ -174,7 +176,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
             await channel.close()
 
     def _try_next(self) -> bool:
-        """Whether to go on at once: another broker is next, or the only one is awaited anyway."""
+        """Return whether to retry at once, with another broker or after a long attempt."""
         if self.refusal is not None and self.refusal.reason == "ENGINE_UNKNOWN":
             return False
         return self.brokers.failed()
@@ -183,7 +185,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         if not self._connected:
             return self._unreached(f"not connected within {timeout_s:g} s")
         return NoWelcomeError(
-            f"{self.brokers.current} is there, and gave no welcome within {timeout_s:g} s: is the "
+            f"{self.brokers.current} answered, but gave no welcome within {timeout_s:g} s: is the "
             f"engine registered?",
             broker=self.brokers.current,
         )
@@ -197,13 +199,13 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
             self._log.warning("stream broke", reason=refusal.reason, detail=refusal.message)
 
     def _pause_s(self) -> float:
-        """How long to wait. An engine that is unknown yet may be registered at any moment."""
+        """Return the pause before a retry; an engine that is not known yet may register soon."""
         if self.refusal is not None and self.refusal.reason == "ENGINE_UNKNOWN":
             return UNKNOWN_PAUSE_S
         return self._backoff.wait_s()
 
     def _is_final(self, refusal: RestowError, patient: bool) -> bool:
-        """Whether trying again is of no use. An engine may still be registered, for example."""
+        """Return whether retrying is useless. It is not if the engine may still register."""
         if refusal.reason in ("ENGINE_REPLACED", "ENGINE_UNKNOWN"):
             return refusal.reason == "ENGINE_REPLACED"
         may_pass = refusal.status in MAY_PASS or (patient and isinstance(refusal, OtherServerError))
@@ -211,7 +213,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
 
     async def _stream(self, channel: grpc.aio.Channel) -> None:
         opening = await self.opening()
-        check_size("what an agent begins with", opening.ByteSize())
+        check_size("an agent's introduction", opening.ByteSize())
         self._outbox.clear()
         call = self.call(channel)
         writer = asyncio.create_task(self._write(call, opening))
@@ -236,25 +238,25 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
 
 
 class Listener(Protocol):
-    """Who hears what comes on the stream. All methods run on the link's event loop."""
+    """Receives what comes on the stream. All methods run on the link's event loop."""
 
     async def hello(self) -> pb.Hello:
-        """The introduction, once nothing of an earlier stream is at work any more."""
+        """Return the introduction, once no order of an earlier stream is under way any more."""
 
     def welcomed(self, broker_epoch: str) -> None:
-        """A new stream is open; what was ordered on earlier ones counts no more."""
+        """Note that a new stream is open; orders of earlier streams no longer count."""
 
     def take(self, order: pb.AgentOrder) -> None:
-        """An order of the present stream."""
+        """Carry out an order of the present stream."""
 
 
 class Link(KeptStream[pb.AgentMessage, pb.ConnectRequest, pb.ConnectResponse]):
-    """The stream, in the broker's words. Belongs to one event loop."""
+    """An agent's stream to the broker. Belongs to one event loop."""
 
     def __init__(
         self, broker: str, listener: Listener, credentials: Credentials | None = None
     ) -> None:
-        """Prepare; `start` connects. ``credentials`` None: those of the environment."""
+        """Prepare; `start` connects. ``credentials`` None means those of the environment."""
         super().__init__(broker, "restow.agent", credentials or Credentials.of())
         self._listener = listener
         self._epochs = Epochs()
@@ -266,17 +268,17 @@ class Link(KeptStream[pb.AgentMessage, pb.ConnectRequest, pb.ConnectResponse]):
         return agent_link_pb2_grpc.AgentLinkStub(channel).Connect(metadata=self.brokers.metadata)
 
     async def opening(self) -> pb.ConnectRequest:
-        """Hello."""
+        """Return a batch with Hello."""
         hello = await self._listener.hello()
         hello.epoch = self._epochs.highest
         return pb.ConnectRequest(messages=[pb.AgentMessage(hello=hello)])
 
     def batch(self, messages: Sequence[pb.AgentMessage]) -> pb.ConnectRequest:
-        """A batch of answers."""
+        """Return a batch of answers."""
         return pb.ConnectRequest(messages=messages)
 
     def hear(self, response: pb.ConnectResponse) -> None:
-        """Hand on the orders that come after the welcome. Raises `EpochOverError`."""
+        """Pass on the orders that come after the welcome. Raises `EpochOverError`."""
         if not self.is_open and response.orders:
             self._epochs.opened(response.orders[0].welcome.fleet)
         self._epochs.take(response.epoch)

@@ -1,4 +1,4 @@
-"""The orders that an agent works on, each in a task of its own."""
+"""Carry out the broker's orders, each in its own task, and answer every order."""
 
 from __future__ import annotations
 
@@ -23,32 +23,34 @@ from restow.v1 import program_pb2
 
 MAX_ORDERS = 4096
 Key = tuple[str, int, int]
-"""The kind of an order, its handoff or probe, and which part of it."""
+"""The kind of an order, the number of its handoff or probe, and its part."""
 
 
 class OrderTasks:
-    """Runs work on orders side by side. Belongs to one event loop."""
+    """Runs the work of orders concurrently. Belongs to one event loop."""
 
     def __init__(self, rank: int) -> None:
-        """Nothing is worked on; ``rank`` is whose orders they are."""
+        """Begin without orders; ``rank`` is the rank that they are for."""
         self._rank = rank
         self._tasks: dict[Key, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
-        """How many orders are worked on."""
+        """Return the number of orders under way."""
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[Key]:
-        """The keys of the orders that are worked on."""
+        """Iterate over the keys of orders under way."""
         return iter(self._tasks)
 
     def check_load(self) -> None:
-        """Raise `AgentBusyError` for more orders than an agent works on at once."""
+        """Raise `AgentBusyError` if too many orders are under way."""
         if len(self._tasks) > MAX_ORDERS:
-            raise AgentBusyError(f"rank {self._rank} works on {MAX_ORDERS} orders already")
+            raise AgentBusyError(
+                f"rank {self._rank} already works on {MAX_ORDERS} orders: repeat it later"
+            )
 
     def begin(self, key: Key, work: Coroutine[Any, Any, None]) -> None:
-        """Work on an order beside the others; one that is being worked on changes nothing."""
+        """Start the work of an order, unless the same order is under way."""
         if key in self._tasks:
             work.close()
             return
@@ -56,13 +58,13 @@ class OrderTasks:
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     def cancel(self, *kinds: str, number: int | None = None) -> None:
-        """Cancel the work on these kinds of orders, of all handoffs and probes or of one."""
+        """Cancel the work of these kinds of orders, of all handoffs and probes or of one."""
         for (kind, of, _), task in list(self._tasks.items()):
             if kind in kinds and number in (None, of):
                 task.cancel()
 
     async def drain(self, *kinds: str) -> None:
-        """Cancel the work on these kinds of orders, and wait for all."""
+        """Cancel the work of these kinds of orders, and wait for all work to end."""
         self.cancel(*kinds)
         if self._tasks:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -72,10 +74,10 @@ Answer: TypeAlias = pb.Staged | pb.Settled | pb.Probed
 
 
 class OrderDesk:
-    """Between an agent's link and its executor. Belongs to one event loop.
+    """Takes orders from an agent's link to its executor. Belongs to one event loop.
 
-    Law: every Stage, Execute and Probe is answered, whatever fails, once nothing of its work goes
-    on. Only cancelled work is not: its order was taken back, or the agent closes.
+    Law: every Stage, Execute and Probe is answered, whatever fails, once all its work has ended.
+    Only cancelled work is not answered: its order was taken back, or the agent closes.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class OrderDesk:
         unfence: Callable[[str], None],
         log: structlog.stdlib.BoundLogger,
     ) -> None:
-        """Answers go to ``send``; ``unfence`` is told of handoffs that have ended."""
+        """Send answers with ``send``; call ``unfence`` for handoffs that have ended."""
         self._executor = executor
         self._tasks = tasks
         self._send = send
@@ -96,9 +98,9 @@ class OrderDesk:
         self._log = log
 
     def take(self, order: pb.AgentOrder) -> None:
-        """Do what the broker says."""
+        """Carry out an order."""
         body = order.WhichOneof("body")
-        # Orders that need what could not be taken are refused when they come.
+        # If a program or peer is refused here, the orders that need it are refused when they come.
         with self._edge(partial(self._log_refusal, body)):
             if body == "program":
                 self._load(order.program)
@@ -124,19 +126,20 @@ class OrderDesk:
             elif body == "unfence":
                 self._unfence(order.unfence.handoff_id)
             else:
-                raise OrderInvalidError(f"an order without a known body: {body}")
+                raise OrderInvalidError(f"this agent does not know orders of kind {body}")
 
     @contextmanager
     def _edge(self, refuse: Callable[[RestowError], None]) -> Iterator[None]:
-        """Give ``refuse`` whatever fails inside.
+        """Pass whatever fails inside to ``refuse``.
 
-        This is the edge of an order: only the broker waits for it, and hears of it by its answer.
+        This is the edge of an order: only the broker waits for it, and it learns of the failure
+        from the answer.
         """
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - no order may end in no answer
+        except Exception as error:  # noqa: BLE001 - every order must be answered
             if not isinstance(error, RestowError):
-                self._log.error("order broke", exc_info=error)
+                self._log.error("an order failed unexpectedly", exc_info=error)
             refuse(_typed(error))
 
     def _log_refusal(self, body: str | None, error: RestowError) -> None:
@@ -190,7 +193,7 @@ class OrderDesk:
         self._send(pb.AgentMessage(probed=probed))
 
     def _unprobe(self, number: int) -> None:
-        # A measurement that reads ends by itself: what it lands in must not be given away before.
+        # A measurement that reads ends by itself, because its memory must not be released earlier.
         self._tasks.cancel("hold", number=number)
         self._executor.let_go(number)
 
@@ -200,7 +203,7 @@ class OrderDesk:
             log = self._log.warning
         for answer in answers:
             answer.reason, answer.detail = error.reason, cut(error.message)
-            if isinstance(answer, pb.Probed):  # costs nobody anything: a peer may leave meanwhile
+            if isinstance(answer, pb.Probed):  # harmless: the peer may have left meanwhile
                 event, log = "measuring failed", self._log.info
         log(event, number=number, reason=error.reason, detail=error.message)
 
@@ -210,7 +213,7 @@ class OrderDesk:
 
 
 def _typed(error: Exception) -> RestowError:
-    """Return the error itself if it has a reason, else one that says INTERNAL and quotes it."""
+    """Return the error itself if it has a reason, or else an INTERNAL error that quotes it."""
     if isinstance(error, RestowError):
         return error
     return RestowError(f"the agent failed: {type(error).__name__}: {error}")

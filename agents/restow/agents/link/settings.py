@@ -1,4 +1,4 @@
-"""How an agent works."""
+"""Settings of an agent, and figures of what it does."""
 
 from __future__ import annotations
 
@@ -21,20 +21,24 @@ def _host_reads() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """Says how an agent works."""
+    """Settings of an agent."""
 
     staging_bytes: int = 64 << 20
-    """Size of the pool for gathering, and of the one for scattering. 0: neither can be done."""
+    """Size of the pool for gathering, and of that for scattering. 0 disables both."""
     quarantine_s: float = 6.0
-    """How long a read that failed may take to end by itself."""
+    """Time that a failed read gets to end by itself."""
     read_threads: int = field(default_factory=_read_threads)
-    """Threads that copy a large read between processes of one host: two, or as many as cores."""
+    """Threads for a large read between processes of a host; by default two, or one per core."""
     try_metadata: bool = True
-    """Load a peer's NIXL metadata in another process first, which may die of it. That process is
-    started with the agent, and idle but for each peer's first read."""
+    """Load a peer's NIXL metadata in another process first, which may crash in place of the agent.
+
+    That process starts with the agent, and works only at each peer's first read.
+    """
     host_reads: bool = field(default_factory=_host_reads)
-    """Read other processes of this host, and be read by them, many pieces in one system call. On
-    unless UCX is told to leave their memory alone (``UCX_TLS``)."""
+    """Read other processes of this host, and be read by them, many pieces in one system call.
+
+    On by default, unless ``UCX_TLS`` excludes reads of other processes' memory.
+    """
 
 
 NOTHING = PoolFigures()
@@ -42,38 +46,38 @@ NOTHING = PoolFigures()
 
 @dataclass(frozen=True, slots=True)
 class AgentFigures:
-    """Figures of one agent, or of several together."""
+    """Figures of one agent, or the sum over several."""
 
     ranks: int = 0
     connected: int = 0
-    """Ranks that the broker knows at the moment."""
+    """Ranks that the broker knows now."""
     gather: PoolFigures = NOTHING
     scatter: PoolFigures = NOTHING
     lanes: int = 0
-    """That are open."""
+    """Open lanes."""
     lanes_given_up: int = 0
-    """Since it began, because reads on them did not end."""
+    """Lanes given up since the start, because reads on them did not end."""
     reads: CountsByKind = field(default_factory=no_reads)
-    """By kind of transport, since it began."""
+    """Reads since the start, by kind of transport."""
 
 
 def together(figures: Iterable[AgentFigures]) -> AgentFigures:
-    """The figures of several agents."""
-    all_of_them = tuple(figures)
+    """Add up the figures of several agents."""
+    several = tuple(figures)
     reads = no_reads()
-    for one in all_of_them:
-        add_all(reads, one.reads)
+    for agent in several:
+        add_all(reads, agent.reads)
     return AgentFigures(
-        sum(one.ranks for one in all_of_them),
-        sum(one.connected for one in all_of_them),
-        PoolFigures.together(one.gather for one in all_of_them),
-        PoolFigures.together(one.scatter for one in all_of_them),
-        sum(one.lanes for one in all_of_them),
-        sum(one.lanes_given_up for one in all_of_them),
+        sum(agent.ranks for agent in several),
+        sum(agent.connected for agent in several),
+        PoolFigures.together(agent.gather for agent in several),
+        PoolFigures.together(agent.scatter for agent in several),
+        sum(agent.lanes for agent in several),
+        sum(agent.lanes_given_up for agent in several),
         reads,
     )
 
 
 def past(figures: AgentFigures) -> AgentFigures:
-    """What stays of an agent that is gone: what it has counted, and nothing that it held."""
+    """Return the counts of an agent that is gone, without what it had in use."""
     return AgentFigures(lanes_given_up=figures.lanes_given_up, reads=figures.reads)

@@ -1,4 +1,4 @@
-"""An agent for engines that have no event loop: it works on one in a thread of its own."""
+"""An agent for engines without an event loop, which runs on a loop in its own thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from restow.broker.client.connection.loop_thread import LoopThread
 
 
 class LoopAgent(Protocol):
-    """What works on the loop."""
+    """The agent that works on the loop."""
 
     @property
     def name(self) -> str:
@@ -21,20 +21,20 @@ class LoopAgent(Protocol):
         """Wait until the broker knows the agent."""
 
     def fence(self, handoff_id: str, event: DeviceEvent | None, tokens: int) -> None:
-        """The rank's part of a handoff is complete in memory, once ``event`` has come to pass."""
+        """Announce that the rank's part of a handoff is complete, once ``event`` has passed."""
 
     def writes_done(self, mark: int, event: DeviceEvent | None) -> None:
-        """The engine's own writes before ``mark`` are done, once ``event`` has come to pass."""
+        """Announce that the engine's writes before ``mark`` are done, once ``event`` has passed."""
 
     async def close(self) -> None:
-        """Leave. May be repeated."""
+        """Leave the broker. May be called again."""
 
 
 OnLoop = TypeVar("OnLoop", bound=LoopAgent)
 
 
 class ThreadedAgent(Generic[OnLoop]):
-    """Serves one rank from a background thread. Its methods suit any thread."""
+    """Serves one rank from a background thread. Its methods may be called from any thread."""
 
     def __init__(self, rank: int, make: Callable[[], OnLoop]) -> None:
         """Prepare; `start` or ``with`` connects. ``make`` is called on the loop."""
@@ -49,12 +49,12 @@ class ThreadedAgent(Generic[OnLoop]):
         return self._agent.name if self._agent is not None else ""
 
     def start(self, timeout_s: float = 30.0) -> None:
-        """Register the memory, connect, and wait ``timeout_s`` until the broker knows the agent.
+        """Register the memory, connect, and wait up to ``timeout_s`` for the broker's welcome.
 
-        Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError`
-        if nobody answers, `NoWelcomeError` if the engine is not registered by then,
-        `TransportFailedError` if NIXL does not work here, a `TrustError` for credentials that
-        can't be used; like all methods `ForkedError` in a process that was forked after the first
+        Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError` if
+        nobody answers, `NoWelcomeError` if the engine does not register in time,
+        `TransportFailedError` if NIXL does not work here, and a `TrustError` for unusable
+        credentials; like all methods `ForkedError` in a process that was forked after the first
         agent, session or client.
         """
         try:
@@ -65,34 +65,35 @@ class ThreadedAgent(Generic[OnLoop]):
             raise
 
     def fence(self, handoff_id: str, event: DeviceEvent | None = None, tokens: int = 0) -> None:
-        """Say that the rank's part of handoff ``handoff_id`` is complete in memory.
+        """Announce that the rank's part of handoff ``handoff_id`` is complete in memory.
 
-        Of ``tokens`` leading ones alone where it computes on: D may read them early, from blocks
-        that are published (`EngineSession.publish`), and that stay as they are from then on.
+        With ``tokens``, only that many leading tokens are complete, and the engine computes on. D
+        may read them early, from published blocks (`EngineSession.publish`), which must not change
+        from then on.
 
         ``event`` is what the engine recorded after its last write to the pages (a
-        `torch.cuda.Event`, or what has its ``synchronize``): the agent waits for it, while this
-        returns at once. None: it is complete now. If the work before the event failed, nothing is
-        said, and the handoff ends by its time limit. Raises `AgentClosedError` before `start` and
-        after `close`, and `MessageTooLargeError` for an id that can't be sent.
+        `torch.cuda.Event`, or any object with its ``synchronize``). The agent waits for it, while
+        this method returns at once. None means complete now. If the work before the event failed,
+        nothing is announced, and the handoff times out. Raises `AgentClosedError` before `start`
+        and after `close`, and `MessageTooLargeError` for an id that can't be sent.
         """
         check_fence(handoff_id)
         thread, agent = self._running()
         thread.call_soon(agent.fence, handoff_id, event, tokens)
 
     def writes_done(self, mark: int, event: DeviceEvent | None = None) -> None:
-        """Say that the engine's own writes before ``mark`` are done, as soon as ``event`` is.
+        """Announce that the engine's own writes before ``mark`` are done, once ``event`` is.
 
-        Nothing is written for a demand of that ``write_mark`` (`EngineSession.request`), or a
-        smaller one, before. ``event`` is as in `fence`; None: they are done now. If the work before
-        the event failed, the mark is never reached, and its demands end by their time limits.
+        The agent writes nothing for a demand with that ``write_mark`` (`EngineSession.request`), or
+        a smaller one, before. ``event`` is as in `fence`; None means that the writes are done now.
+        If the work before the event failed, the mark is never reached, and its demands time out.
         Raises `AgentClosedError` before `start` and after `close`.
         """
         thread, agent = self._running()
         thread.call_soon(agent.writes_done, mark, event)
 
     def close(self) -> None:
-        """Leave the broker, end all reads, and give the memory back. May be repeated."""
+        """Leave the broker, end all reads, and release the memory. May be called again."""
         thread, agent = self._thread, self._agent
         self._thread = self._agent = None
         if thread is not None:
@@ -101,12 +102,12 @@ class ThreadedAgent(Generic[OnLoop]):
             thread.close()
 
     def __enter__(self) -> Self:
-        """Start."""
+        """Start the agent."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Close the agent."""
         self.close()
 
     def _running(self) -> tuple[LoopThread, OnLoop]:
@@ -116,7 +117,7 @@ class ThreadedAgent(Generic[OnLoop]):
         return thread, agent
 
     def _closed(self) -> AgentClosedError:
-        words = f"rank {self._rank} has no agent: it was not started, or closed"
+        words = f"rank {self._rank} has no agent: it was not started, or was closed"
         return AgentClosedError(words)
 
     def _opened(self) -> tuple[LoopThread, OnLoop]:

@@ -1,1 +1,1 @@
-"""Memory that others read or that is written to: regions, shared memory, CUDA memory, staging."""
+"""Memory that agents serve: regions, shared memory, CUDA memory and staging."""

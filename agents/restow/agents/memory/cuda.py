@@ -1,4 +1,4 @@
-"""A CUDA device, as far as an agent needs it: its stream, and its context on a thread."""
+"""CUDA devices: the agent's stream, contexts of threads, and memory shared between processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from restow.agents.memory.regions import MemoryKind, MemoryPlace, RegionMemory, 
 
 
 def require(place: MemoryPlace) -> None:
-    """Raise `CudaUnavailableError` where this process has no such device."""
+    """Raise `CudaUnavailableError` if this process does not have the device."""
     count = torch.cuda.device_count()
     if place.kind is MemoryKind.CUDA and not 0 <= place.device_id < count:
         raise CudaUnavailableError(
@@ -27,23 +27,23 @@ def require(place: MemoryPlace) -> None:
 
 
 def bind_thread(place: MemoryPlace) -> None:
-    """Make the device's context this thread's, for NIXL and the driver work in the current one.
+    """Make the device's context current on this thread, as NIXL and the driver expect.
 
     Raises `CopyFailedError` if the device is broken.
     """
     if place.kind is MemoryKind.CUDA:
         with _failures():
             torch.cuda.set_device(place.device)
-            torch.cuda.current_stream(place.device).query()  # only a call of the runtime binds it
+            torch.cuda.current_stream(place.device).query()  # a runtime call binds the context
 
 
 @contextlib.contextmanager
 def finished(device: torch.device) -> Iterator[None]:
-    """Run what is queued inside on a stream of the agent's own; return or raise when it has ended.
+    """Run the body's work on the agent's own stream; return or raise when the work has ended.
 
-    On the default stream it would wait for the engine's kernels, and they for it. Where something
-    fails, what was queued before is waited for as well: nobody may have its memory earlier. Raises
-    `CopyFailedError` for whatever torch or the device can't do.
+    The default stream would wait for the engine's kernels, and they for it. If something fails,
+    work that was queued before is awaited too, because nobody may reuse its memory earlier. Raises
+    `CopyFailedError` for every failure of torch or the device.
     """
     with _failures():
         if device.type != "cuda":
@@ -59,7 +59,7 @@ def finished(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
-    """Give their type to errors of torch and of a full or broken device: a `RuntimeError` each."""
+    """Turn each `RuntimeError` of torch or the device into `CopyFailedError`."""
     try:
         yield
     except RuntimeError as error:
@@ -74,7 +74,7 @@ def _own_stream(device: torch.device) -> torch.cuda.Stream:
 LIBRARY = "libcuda.so.1"
 HANDLE_BYTES = 64
 UUID_BYTES = 16
-_LAZY_PEER_ACCESS = 1  # the only flag of cuIpcOpenMemHandle, and it is mandatory
+_LAZY_PEER_ACCESS = 1  # the only flag of cuIpcOpenMemHandle, which is mandatory
 
 
 class _Handle(ctypes.Structure):
@@ -86,37 +86,37 @@ class _Uuid(ctypes.Structure):
 
 
 class CudaDriver:
-    """The calls, each in its device's context.
+    """Calls of the CUDA driver, each in its device's context.
 
-    All raise `CudaUnavailableError` and `RegionInvalidError`.
+    All methods raise `CudaUnavailableError` and `RegionInvalidError`.
     """
 
     def __init__(self) -> None:
-        """Load and initialise. Raises `CudaUnavailableError`."""
+        """Load and initialise the driver. Raises `CudaUnavailableError`."""
         self._library = _library()
 
     def device_uuids(self) -> list[bytes]:
-        """UUIDs of the devices that this process sees, in their order."""
+        """Return the UUIDs of the devices that this process sees, in order."""
         count = c_int()
         self._call("cuDeviceGetCount", byref(count))
         return [self._uuid(ordinal) for ordinal in range(count.value)]
 
     def allocation(self, address: int, device_id: int) -> tuple[int, int]:
-        """Address and size of the allocation that holds an address."""
+        """Return address and size of the allocation that contains an address."""
         base, size = c_uint64(), c_size_t()
         self._enter(device_id)
         self._call("cuMemGetAddressRange_v2", byref(base), byref(size), c_uint64(address))
         return base.value, size.value
 
     def export(self, address: int, device_id: int) -> bytes:
-        """Handle of the allocation at an address."""
+        """Return the handle of the allocation at an address."""
         handle = _Handle()
         self._enter(device_id)
         self._call("cuIpcGetMemHandle", byref(handle), c_uint64(address))
         return bytes(handle.bytes)
 
     def open(self, ipc_handle: bytes, device_id: int) -> int:
-        """Address at which another process's allocation appears here."""
+        """Map another process's allocation, and return its address here."""
         address = c_uint64()
         handle = _Handle.from_buffer_copy(ipc_handle)
         self._enter(device_id)
@@ -124,7 +124,7 @@ class CudaDriver:
         return address.value
 
     def close(self, address: int, device_id: int) -> None:
-        """Undo one `open`."""
+        """Undo one call of `open`."""
         self._enter(device_id)
         self._call("cuIpcCloseMemHandle", c_uint64(address))
 
@@ -143,7 +143,7 @@ class CudaDriver:
         status = getattr(self._library, name)(*arguments)
         if status:
             raise RegionInvalidError(
-                f"{name} of the CUDA driver says {_words(self._library, status)}; memory of "
+                f"the CUDA driver's {name} failed with {_words(self._library, status)}; memory of "
                 f"cuMemMap (torch's expandable_segments) and of ended processes can't be shared"
             )
 
@@ -170,13 +170,13 @@ def _words(library: ctypes.CDLL, status: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CudaHandle:
-    """An allocation of a device, for another process. Raises `RegionInvalidError` for odd sizes."""
+    """A device allocation, for other processes. Raises `RegionInvalidError` for wrong sizes."""
 
     ipc_handle: bytes
     device_uuid: bytes
 
     def __post_init__(self) -> None:
-        """Check: the driver is given nothing of another size."""
+        """Check the sizes, because the driver must not be given other sizes."""
         sizes = (len(self.ipc_handle), len(self.device_uuid))
         if sizes != (HANDLE_BYTES, UUID_BYTES):
             raise RegionInvalidError(
@@ -187,27 +187,27 @@ class CudaHandle:
 
 @dataclass(frozen=True, slots=True)
 class CudaRegion:
-    """Says where a region is inside an allocation of a device. `of` makes it."""
+    """A region inside an allocation of a device; `of` creates it."""
 
     name: str
-    """That of the region in the rank's layout."""
+    """Name of the region in the rank's layout."""
     handle: CudaHandle
     """The allocation, as the driver shares it."""
     offset_bytes: int
-    """Where page 0 begins in it."""
+    """Offset of page 0 in the allocation."""
     page_count: int
-    """How many pages it has."""
+    """Number of pages."""
     page_stride_bytes: int
-    """From one page to the next."""
+    """Bytes from one page to the next."""
     private: bool = False
-    """Read by no peer and written by no handoff."""
+    """Whether no peer reads it and no handoff writes it."""
 
     @classmethod
     def of(cls, region: RegionMemory, driver: CudaDriver | None = None) -> CudaRegion:
-        """Export a ``region`` of this process, whose memory must outlive everybody who opens it.
+        """Export a ``region`` of this process, whose memory must outlive all who open it.
 
-        ``driver`` None: that of this host. Raises `CudaUnavailableError`, and `RegionInvalidError`
-        if the region is no device memory or the driver does not share it.
+        ``driver`` None means the host's driver. Raises `CudaUnavailableError`, and
+        `RegionInvalidError` if the region is not device memory or the driver cannot share it.
         """
         if region.kind is not MemoryKind.CUDA:
             raise RegionInvalidError(
@@ -227,9 +227,9 @@ class CudaRegion:
         return shared
 
     def memory(self, opened: OpenedAllocation) -> RegionMemory:
-        """Return the region here, where its allocation is ``opened``.
+        """Return the region in this process, where its allocation is ``opened``.
 
-        Raises `RegionInvalidError` if it leaves the allocation.
+        Raises `RegionInvalidError` if the region leaves the allocation.
         """
         self._check(opened.size_bytes)
         return RegionMemory(
@@ -248,16 +248,16 @@ class CudaRegion:
 
 
 class OpenedAllocation:
-    """Another process's allocation, until `close`. Its size is the driver's word, no peer's."""
+    """Another process's allocation, until `close`; the driver, not the peer, states its size."""
 
     def __init__(self, handle: CudaHandle, driver: CudaDriver | None = None) -> None:
-        """Open. Raises `CudaUnavailableError` and `RegionInvalidError`."""
+        """Open it. Raises `CudaUnavailableError` and `RegionInvalidError`."""
         self._driver = driver or CudaDriver()
         uuids = self._driver.device_uuids()
         if handle.device_uuid not in uuids:
             raise CudaUnavailableError(
-                f"the memory lies on CUDA device {handle.device_uuid.hex()}, which is none of the "
-                f"{len(uuids)} devices here: check CUDA_VISIBLE_DEVICES"
+                f"the memory lies on CUDA device {handle.device_uuid.hex()}, but this process sees "
+                f"{len(uuids)} others: check CUDA_VISIBLE_DEVICES"
             )
         self.device_id = uuids.index(handle.device_uuid)
         self.address = self._driver.open(handle.ipc_handle, self.device_id)
@@ -270,7 +270,7 @@ class OpenedAllocation:
         self.size_bytes = base + size_bytes - self.address
 
     def close(self) -> None:
-        """Close. May be repeated."""
+        """Close it. May be called again."""
         if self._open:
             self._open = False
             self._driver.close(self.address, self.device_id)

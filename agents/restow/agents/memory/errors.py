@@ -1,4 +1,4 @@
-"""What an agent refuses or reports, with stable reasons."""
+"""Errors of agents, with their stable reasons."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ class AgentError(RestowError):
 
 
 class RegionInvalidError(AgentError, status="INVALID_ARGUMENT", reason="REGION_INVALID"):
-    """Memory that can't be a region, or does not lie where it is said to lie."""
+    """Memory that cannot be a region, or does not lie where it is said to lie."""
 
 
 class ProgramInvalidError(AgentError, status="INVALID_ARGUMENT", reason="PROGRAM_INVALID"):
-    """A program that would touch bytes outside of its pages, or that says nothing sensible."""
+    """A program that would touch bytes outside of its pages, or that makes no sense."""
 
 
 class OrderInvalidError(AgentError, status="FAILED_PRECONDITION", reason="ORDER_INVALID"):
-    """An order that does not fit what was sent before it."""
+    """An order that does not fit what the broker sent before it."""
 
 
 class OrderTooLargeError(AgentError, status="RESOURCE_EXHAUSTED", reason="ORDER_TOO_LARGE"):
@@ -26,7 +26,7 @@ class OrderTooLargeError(AgentError, status="RESOURCE_EXHAUSTED", reason="ORDER_
 
 
 class AgentBusyError(AgentError, status="RESOURCE_EXHAUSTED", reason="AGENT_BUSY"):
-    """More orders at once than an agent takes."""
+    """More orders at once than an agent accepts."""
 
 
 class StagingExhaustedError(AgentError, status="RESOURCE_EXHAUSTED", reason="STAGING_EXHAUSTED"):
@@ -34,7 +34,7 @@ class StagingExhaustedError(AgentError, status="RESOURCE_EXHAUSTED", reason="STA
 
 
 class ReadNotBegunError(AgentError, status="DEADLINE_EXCEEDED", reason="READ_NOT_BEGUN"):
-    """The grant ended before anything was read: it can be given again."""
+    """The grant ended before anything was read; the broker may grant again."""
 
 
 class ReadDeadlineError(AgentError, status="DEADLINE_EXCEEDED", reason="READ_DEADLINE"):
@@ -42,39 +42,39 @@ class ReadDeadlineError(AgentError, status="DEADLINE_EXCEEDED", reason="READ_DEA
 
 
 class PeerLostError(AgentError, status="UNAVAILABLE", reason="PEER_LOST"):
-    """The peer's process or the way to it is gone."""
+    """The peer's process, or the connection to it, is gone."""
 
 
 class MetadataRefusedError(AgentError, status="FAILED_PRECONDITION", reason="METADATA_REFUSED"):
-    """A peer's NIXL metadata is malformed, killed the process that tried it, or is another's."""
+    """A peer's NIXL metadata is malformed, killed the process that tried it, or names another."""
 
 
 class ReadFailedError(AgentError, status="INTERNAL", reason="READ_FAILED"):
-    """The transport refused or broke a read for another reason than a lost peer."""
+    """The transport refused or broke a read although the peer was not lost."""
 
 
 class CopyFailedError(AgentError, status="INTERNAL", reason="COPY_FAILED"):
-    """Torch or the device failed: no memory is left, the device broke, or rows overlap."""
+    """Torch or the device failed: out of memory, a broken device, or overlapping rows."""
 
 
 class DigestMismatchError(AgentError, status="DATA_LOSS", reason="DIGEST_MISMATCH"):
-    """What was read is not what its source hashed before: the state is thrown away."""
+    """The bytes read do not match their source's digest; the state is dropped."""
 
 
 class DigestMissingError(AgentError, status="FAILED_PRECONDITION", reason="DIGEST_MISSING"):
-    """Content was to be compared with a digest that the source did not make."""
+    """Content was to be compared with a digest that the source did not compute."""
 
 
 class TransportFailedError(AgentError, status="INTERNAL", reason="TRANSPORT_FAILED"):
-    """NIXL could not be set up, or would not register memory."""
+    """NIXL could not start, or refused to register memory."""
 
 
 class CudaUnavailableError(AgentError, status="FAILED_PRECONDITION", reason="CUDA_UNAVAILABLE"):
-    """No such CUDA device here, or no driver that serves it."""
+    """This process has no such CUDA device, or no driver that serves it."""
 
 
 class AgentClosedError(AgentError, status="CANCELLED", reason="AGENT_CLOSED"):
-    """The agent was closed before it was done."""
+    """The agent was closed before the operation ended."""
 
 
 class DaemonUnreachableError(AgentError, status="UNAVAILABLE", reason="DAEMON_UNREACHABLE"):

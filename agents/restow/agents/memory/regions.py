@@ -1,4 +1,4 @@
-"""The memory that an agent serves: regions, and the place where each is."""
+"""Regions that an agent serves, and the place of each."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ MAX_ADDRESS = 1 << 63
 
 
 class MemoryKind(StrEnum):
-    """Says what memory is attached to."""
+    """Kind of memory."""
 
     HOST = "host"
-    """The processor: what a pointer of the process reaches."""
+    """Host memory, which a pointer of the process reaches."""
     CUDA = "cuda"
-    """A device, whose index is given beside it."""
+    """Memory of a CUDA device, whose index is given separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlace(Worded):
-    """Where memory is: its kind, and the index of the CUDA device (0 for host memory)."""
+    """The place of memory: its kind, and the index of the CUDA device (0 for host memory)."""
 
     kind: MemoryKind = MemoryKind.HOST
     device_id: int = 0
 
     def __str__(self) -> str:
-        """Name it as torch does, and the host as ``host``."""
+        """Return torch's name of the device, or ``host``."""
         return "host" if self.kind is MemoryKind.HOST else f"{self.kind}:{self.device_id}"
 
     @property
     def device(self) -> torch.device:
-        """The device in torch's words."""
+        """The torch device."""
         if self.kind is MemoryKind.HOST:
             return torch.device("cpu")
         return torch.device("cuda", self.device_id)
@@ -52,33 +52,33 @@ HOST = MemoryPlace()
 
 @dataclass(frozen=True, slots=True)
 class RegionMemory(Worded):
-    """Says where a region is: page ``i`` is at ``base_address + i * page_stride_bytes``.
+    """The memory of a region: page ``i`` begins at ``base_address + i * page_stride_bytes``.
 
-    Raises `RegionInvalidError` for an address, count or stride that is not positive.
+    Raises `RegionInvalidError` if the address, count or stride is not positive.
     """
 
     name: str
-    """That of the region in the rank's layout."""
+    """Name of the region in the rank's layout."""
     base_address: int
-    """Where page 0 begins, in this process or on the device."""
+    """Address of page 0, in this process or on the device."""
     page_count: int
-    """How many pages it has: block ids are below this over the layout's ``pages_per_block``."""
+    """Number of pages. Block ids are below this divided by the layout's ``pages_per_block``."""
     page_stride_bytes: int
-    """From one page to the next; at least as the layout has it."""
+    """Bytes from one page to the next; at least the layout's page size."""
     kind: MemoryKind = MemoryKind.HOST
-    """What the memory is attached to."""
+    """Kind of the memory."""
     device_id: int = 0
-    """Index of the CUDA device. 0 for host memory."""
+    """Index of the CUDA device; 0 for host memory."""
     private: bool = False
-    """Read by no peer and written by no handoff: the constant regions of a layout are."""
+    """Whether no peer reads it and no handoff writes it, as a layout's constant regions."""
 
     def __post_init__(self) -> None:
-        """Check."""
+        """Check the numbers."""
         Worded.__post_init__(self)
         for field in ("base_address", "page_count", "page_stride_bytes"):
             if getattr(self, field) < 1:
                 raise RegionInvalidError(
-                    f"region {self.name}: {field} is {getattr(self, field)}, not positive",
+                    f"region {self.name}: {field} is {getattr(self, field)}, but must be positive",
                     region=self.name,
                 )
 
@@ -89,15 +89,15 @@ class RegionMemory(Worded):
 
     @property
     def place(self) -> MemoryPlace:
-        """Where the region is."""
+        """Place of the region."""
         return MemoryPlace(self.kind, self.device_id)
 
 
 def common_place(regions: Sequence[RegionMemory]) -> MemoryPlace:
     """Return the one place of a rank's regions; without regions it is the host.
 
-    The rank's staging lies there too, for a device's kernels reach no memory of another place.
-    Raises `RegionInvalidError` for regions at several places.
+    The rank's staging lies there too, because a device's kernels reach no memory of another place.
+    Raises `RegionInvalidError` if regions lie at several places.
     """
     places = list(dict.fromkeys(region.place for region in regions))
     if len(places) > 1:
@@ -109,7 +109,7 @@ def common_place(regions: Sequence[RegionMemory]) -> MemoryPlace:
 
 
 def region_table(regions: Sequence[RegionMemory]) -> RegionTable:
-    """The regions as the arrays that binding works on."""
+    """Return the regions as the arrays that binding uses."""
     return RegionTable(
         np.array([region.base_address for region in regions], np.int64),
         np.array([region.page_stride_bytes for region in regions], np.int64),
@@ -118,27 +118,30 @@ def region_table(regions: Sequence[RegionMemory]) -> RegionTable:
 
 
 def registrations(regions: Sequence[RegionMemory]) -> list[tuple[int, int, MemoryPlace]]:
-    """Address, bytes and place of what to register with NIXL, in the order of addresses.
+    """Return address, bytes and place of each area to register with NIXL, by address.
 
-    Regions that overlay each other are one: engines lay groups of layers over the same bytes, of
-    which a block id belongs to one at a time. Those that only touch stay apart.
+    Overlapping regions become one area: engines lay groups of layers over the same bytes, and a
+    block id belongs to one group at a time. Adjacent regions stay separate.
     """
     shared = [region for region in regions if not region.private]
     found: list[tuple[int, int, MemoryPlace]] = []
-    for region in sorted(shared, key=lambda one: (one.kind, one.device_id, one.base_address)):
+    for region in sorted(
+        shared, key=lambda region: (region.kind, region.device_id, region.base_address)
+    ):
         begin, end = region.base_address, region.base_address + region.length_bytes
         if found and found[-1][2] == region.place and begin < sum(found[-1][:2]):
             begin, length_bytes, _ = found.pop()
             end = max(end, begin + length_bytes)
         found.append((begin, end - begin, region.place))
-    return sorted(found, key=lambda one: one[0])
+    return sorted(found, key=lambda registration: registration[0])
 
 
 def address_spaces(regions: Sequence[RegionMemory]) -> list[tuple[str, int]]:
-    """Return for each region the name of an address space, and where it begins in that.
+    """Return each region's address space and its offset in that space.
 
-    Two agents of one engine whose regions are the same memory say the same of them: shared memory
-    is named by its file, for processes map it at addresses of their own; all else by the process.
+    Agents of one engine whose regions are the same memory return the same values. The address
+    space of shared memory is its file, because processes map it at different addresses; the
+    address space of other memory is the process.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
@@ -153,7 +156,7 @@ def address_spaces(regions: Sequence[RegionMemory]) -> list[tuple[str, int]]:
     found = []
     for region in regions:
         address = region.base_address
-        known = [one for one in shared if one[0] <= address < one[1]]
+        known = [mapping for mapping in shared if mapping[0] <= address < mapping[1]]
         if region.kind is MemoryKind.HOST and known:
             begin, _, name, offset_bytes = known[0]
             found.append((name, offset_bytes + address - begin))
@@ -165,7 +168,7 @@ def address_spaces(regions: Sequence[RegionMemory]) -> list[tuple[str, int]]:
 def check_inside(
     region: str, offset_bytes: int, length_bytes: int, holder: str, size_bytes: int
 ) -> None:
-    """Raise `RegionInvalidError` for a region that leaves the memory that it is said to lie in."""
+    """Raise `RegionInvalidError` if a region leaves the memory that is said to hold it."""
     end = offset_bytes + length_bytes
     if offset_bytes < 0 or end > size_bytes:
         raise RegionInvalidError(
@@ -176,10 +179,10 @@ def check_inside(
 
 
 def is_memory(address: int, size_bytes: int) -> bool:
-    """Whether bytes may lie there, so that no sum of addresses and offsets in them wraps around."""
+    """Return whether bytes may lie there, so that no sum of addresses and offsets overflows."""
     return size_bytes > 0 and 0 < address <= MAX_ADDRESS - size_bytes
 
 
 def address_of(mapping: mmap.mmap) -> int:
-    """Where a mapping begins."""
+    """Return the address of a mapping."""
     return np.frombuffer(mapping, np.uint8).ctypes.data

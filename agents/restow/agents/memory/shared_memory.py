@@ -1,8 +1,8 @@
-"""Names of shared memory that somebody has mapped, or nobody any more: a lock tells.
+"""Shared memory objects, and the removal of objects that no process has mapped any more.
 
 Each process that maps an object whose name begins with `PREFIX` holds a shared lock on it (`flock`)
-for as long as the mapping lives, however the process ends. A pid would not tell: engines and their
-daemon may be in containers that count processes for themselves.
+for as long as the mapping lives, however the process ends. The pid of an owner would not tell,
+because engines and their daemon may run in containers with separate pid namespaces.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ PREFIX = "restow-mem-"
 
 
 def new_name() -> str:
-    """A name that nobody has."""
+    """Return an unused random name."""
     return f"{PREFIX}{secrets.token_hex(8)}"
 
 
 def hold(fd: int, name: str) -> bool:
-    """Take the lock of an object that is about to be mapped. False: it was removed as left.
+    """Lock an object that is about to be mapped; return False if it was removed as abandoned.
 
-    Names of other forms have no lock. It goes with the mapping, which has a copy of ``fd``.
+    Objects without `PREFIX` have no lock. The lock ends with the mapping, which duplicates ``fd``.
     """
     if not name.startswith(PREFIX):
         return True
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:  # it is being removed: only where nobody holds it
+    except BlockingIOError:  # another process removes it, which it does only if nobody holds it
         return False
     return os.fstat(fd).st_nlink > 0
 
 
 def remove_left() -> list[str]:
-    """Remove this user's objects that nobody has mapped; returns their names."""
-    return [one for one in os.listdir(FOLDER) if one.startswith(PREFIX) and _is_removed(one)]
+    """Remove this user's objects that nobody has mapped; return their names."""
+    return [name for name in os.listdir(FOLDER) if name.startswith(PREFIX) and _is_removed(name)]
 
 
 def _is_removed(name: str) -> bool:
     path = f"{FOLDER}/{name}"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:  # somebody else's, no file, or removed meanwhile
+    except OSError:  # another user's object, not a file, or removed meanwhile
         return False
     try:
         found = os.fstat(fd)
@@ -63,7 +63,7 @@ def _is_removed(name: str) -> bool:
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.unlink(path)
-    except OSError:  # somebody holds it, or removes it himself
+    except OSError:  # another process holds it, or removes it
         return False
     finally:
         os.close(fd)
@@ -71,34 +71,37 @@ def _is_removed(name: str) -> bool:
 
 
 class SharedMemory:
-    """Maps a POSIX shared-memory object. The one who created it removes its name on `close`.
+    """A mapped POSIX shared-memory object. Its creator removes the name on `close`.
 
     Unlike `multiprocessing.shared_memory`, attaching leaves the object to its owner: no resource
-    tracker removes it when an attached process ends. What a killed owner leaves, and nobody has
-    mapped any more, is removed by the host's daemon, or where room is short.
+    tracker removes it when an attached process ends. If an owner is killed, its objects that
+    nobody has mapped are removed by the host's daemon, or when room is short.
     """
 
     def __init__(self, name: str, size_bytes: int, mapping: mmap.mmap, owned: bool) -> None:
-        """Take a ``mapping`` over: use `create`, whose object is ``owned``, or `attach`."""
+        """Take over a ``mapping``; use `create`, which owns its object, or `attach`."""
         self.name = name
-        """By which other processes attach it."""
+        """Name by which other processes attach it."""
         self.size_bytes = size_bytes
-        """Its length."""
+        """Size of the object."""
         self.address = address_of(mapping)
-        """Where it begins in this process."""
+        """Address in this process."""
         self._mapping = mapping
         self._owned = owned
 
     @classmethod
     def create(cls, size_bytes: int, name: str | None = None) -> SharedMemory:
-        """Make an object of ``size_bytes`` zeroes, readable by this user only.
+        """Create an object of ``size_bytes`` zeroes that only this user can read.
 
-        Without a ``name`` it gets a random one; one of a given name stays when its owner is
-        killed. Raises `RegionInvalidError` if the name exists or the size is not positive.
+        Without a ``name`` it gets a random name. An object with a given name remains if its owner
+        is killed. Raises `RegionInvalidError` if the name exists or the size is not positive.
         """
         wanted, name = name, name or new_name()
         if size_bytes < 1:
-            raise RegionInvalidError(f"shared memory {name} of {size_bytes} bytes", name=name)
+            raise RegionInvalidError(
+                f"shared memory {name} would have {size_bytes} bytes, but needs at least 1",
+                name=name,
+            )
         try:
             fd = os.open(_path(name), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -106,14 +109,14 @@ class SharedMemory:
                 f"shared memory {name} can't be created: {error.strerror}", name=name
             ) from None
         try:
-            if not hold(fd, name):  # taken for one that was left, before it was held
+            if not hold(fd, name):  # removed as abandoned before this process held it
                 return cls.create(size_bytes, wanted)
             _allocate(fd, size_bytes)
             mapping = mmap.mmap(fd, size_bytes)
         except OSError as error:
             os.unlink(_path(name))
             raise RegionInvalidError(
-                f"shared memory {name} of {size_bytes} bytes can't be had: {error.strerror}",
+                f"shared memory {name} of {size_bytes} bytes can't be allocated: {error.strerror}",
                 name=name,
             ) from None
         finally:
@@ -122,9 +125,9 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, name: str) -> SharedMemory:
-        """Map the object ``name`` of another process, whole.
+        """Map the whole object ``name`` of another process.
 
-        Raises `RegionInvalidError` if there is none.
+        Raises `RegionInvalidError` if it does not exist.
         """
         try:
             fd = os.open(_path(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -135,7 +138,7 @@ class SharedMemory:
         try:
             if not hold(fd, name):
                 raise RegionInvalidError(
-                    f"shared memory {name} can't be attached: the process that had it is gone",
+                    f"shared memory {name} can't be attached: the process that created it is gone",
                     name=name,
                 )
             size_bytes = os.fstat(fd).st_size
@@ -154,7 +157,7 @@ class SharedMemory:
         return memoryview(self._mapping)
 
     def close(self) -> None:
-        """Unmap, as soon as no view is left; the owner removes the name. May be repeated."""
+        """Unmap once no view is left; the owner removes the name. May be called again."""
         if self._owned:
             self._owned = False
             with contextlib.suppress(FileNotFoundError):
@@ -162,38 +165,38 @@ class SharedMemory:
         try:
             self._mapping.close()
         except BufferError:
-            return  # a view is left: the mapping ends with it
+            return  # a view is left, and the mapping ends with it
 
     def __enter__(self) -> Self:
-        """The object itself."""
+        """Return the object itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Close the object."""
         self.close()
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRegion:
-    """Says where a region is inside a shared-memory object. The rest is as of `RegionMemory`."""
+    """A region inside a shared-memory object. Other fields are as in `RegionMemory`."""
 
     name: str
-    """That of the region in the rank's layout."""
+    """Name of the region in the rank's layout."""
     shared_memory: str
-    """The name of the object."""
+    """Name of the object."""
     offset_bytes: int
-    """Where page 0 begins in it."""
+    """Offset of page 0 in the object."""
     page_count: int
-    """How many pages it has."""
+    """Number of pages."""
     page_stride_bytes: int
-    """From one page to the next."""
+    """Bytes from one page to the next."""
     private: bool = False
-    """Read by no peer and written by no handoff."""
+    """Whether no peer reads it and no handoff writes it."""
 
     def memory(self, shared: SharedMemory) -> RegionMemory:
         """Return the region in this process, where the object is mapped as ``shared``.
 
-        Raises `RegionInvalidError` if it leaves the object.
+        Raises `RegionInvalidError` if the region leaves the object.
         """
         length_bytes = self.page_count * self.page_stride_bytes
         check_inside(
@@ -210,7 +213,7 @@ class SharedRegion:
 
 
 def _allocate(fd: int, size_bytes: int) -> None:
-    """Have all pages now, not by SIGBUS later; what dead processes left makes room."""
+    """Allocate all pages now, not by SIGBUS later; remove abandoned objects to make room."""
     try:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as error:
@@ -221,12 +224,12 @@ def _allocate(fd: int, size_bytes: int) -> None:
 
 def _path(name: str) -> str:
     if not name or "/" in name or name.startswith("."):
-        raise RegionInvalidError(f"{name!r} is no name of a shared-memory object", name=name)
+        raise RegionInvalidError(f"{name!r} is not a name of a shared-memory object", name=name)
     return f"{FOLDER}/{name}"
 
 
 def region_to_proto(region: SharedRegion | CudaRegion) -> pb.SharedRegion:
-    """A region as an engine hands it over."""
+    """Return the message with which an engine hands over a region."""
     message = pb.SharedRegion(
         name=region.name,
         offset_bytes=region.offset_bytes,
@@ -243,7 +246,7 @@ def region_to_proto(region: SharedRegion | CudaRegion) -> pb.SharedRegion:
 
 
 def region_from_proto(message: pb.SharedRegion) -> SharedRegion | CudaRegion:
-    """A region that was handed over. Raises `RegionInvalidError`."""
+    """Return the region of a message. Raises `RegionInvalidError`."""
     where = (message.offset_bytes, message.page_count, message.page_stride_bytes, message.private)
     if bool(message.shared_memory) == message.HasField("cuda"):
         raise RegionInvalidError(
@@ -257,19 +260,19 @@ def region_from_proto(message: pb.SharedRegion) -> SharedRegion | CudaRegion:
 
 
 class OpenedRegions:
-    """The objects and allocations of a rank, each opened once, closed at the end."""
+    """The objects and allocations of a rank; opens each of them once, and closes them together."""
 
     def __init__(
         self, messages: Sequence[pb.SharedRegion], driver: CudaDriver | None = None
     ) -> None:
-        """Prepare; ``with`` opens. Raises `RegionInvalidError`."""
+        """Prepare; ``with`` opens them. Raises `RegionInvalidError`."""
         self._regions = [region_from_proto(message) for message in messages]
         self._driver = driver
         self._objects: dict[str, SharedMemory] = {}
         self._allocations: dict[CudaHandle, OpenedAllocation] = {}
 
     def __enter__(self) -> list[RegionMemory]:
-        """The regions in this process. Raises `RegionInvalidError` and `CudaUnavailableError`."""
+        """Return the regions here. Raises `RegionInvalidError` and `CudaUnavailableError`."""
         try:
             return [self._open(region) for region in self._regions]
         except AgentError:
@@ -277,7 +280,7 @@ class OpenedRegions:
             raise
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Close all objects and allocations."""
         self._close()
 
     def _open(self, region: SharedRegion | CudaRegion) -> RegionMemory:

@@ -1,4 +1,4 @@
-"""Staging: memory beside the regions, for what is gathered and for what is scattered."""
+"""Staging: memory beside the regions, for gathering and scattering."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from restow.agents.memory.regions import MemoryKind, MemoryPlace, address_of
 
 
 class Staging:
-    """Memory at one place, as long as this object is there. On a host it costs nothing until used.
+    """Memory at one place, for the life of this object; on a host unused pages cost nothing.
 
-    There it is in pages of 4 KiB, as engines' memory mostly is: what reading costs is measured in
-    it, and in huge pages small pieces would seem cheaper than they are.
+    Host staging uses 4 KiB pages, like most engines' memory, because read costs are measured in
+    it. In huge pages small pieces would seem cheaper than they are.
     """
 
     def __init__(self, place: MemoryPlace, size_bytes: int) -> None:
-        """Take at least one page. Raises `CopyFailedError` if a device has no room for it."""
+        """Allocate at least one page. Raises `CopyFailedError` if a device has no room."""
         self.size_bytes = size_bytes
         length_bytes = max(size_bytes, mmap.PAGESIZE)
         if place.kind is MemoryKind.HOST:
@@ -56,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """How much of a pool is in use, and how many wait for room in it."""
+    """The use of a pool, and the number of tasks that wait for room."""
 
     size_bytes: int = 0
     used_bytes: int = 0
@@ -64,33 +64,33 @@ class PoolFigures:
 
     @classmethod
     def together(cls, figures: Iterable[PoolFigures]) -> PoolFigures:
-        """The figures of several pools."""
+        """Add up the figures of several pools."""
         several = tuple(figures)
         return cls(
-            sum(one.size_bytes for one in several),
-            sum(one.used_bytes for one in several),
-            sum(one.waiting for one in several),
+            sum(pool.size_bytes for pool in several),
+            sum(pool.used_bytes for pool in several),
+            sum(pool.waiting for pool in several),
         )
 
 
 class StagingAllocator:
-    """First fit over sorted free runs; neighbours grow together again. No I/O, no waiting.
+    """First-fit allocator over sorted free runs, which joins neighbours. No I/O, no waiting.
 
     Law: the free runs and the runs in use tile ``[0, size_bytes)``; no two free runs touch.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """All free. Sizes are rounded down to a multiple of 64."""
+        """Start with everything free. Sizes are rounded down to a multiple of 64."""
         self.size_bytes = size_bytes // ALIGN_BYTES * ALIGN_BYTES
         self._free = [Run(0, self.size_bytes)] if self.size_bytes else []
 
     @property
     def free_bytes(self) -> int:
-        """Bytes in no run."""
+        """Bytes that are in no run."""
         return sum(run.length_bytes for run in self._free)
 
     def allocate(self, length_bytes: int) -> Run | None:
-        """A run of at least that length, or None if no free run is long enough."""
+        """Return a run of at least that length, or None if no free run is long enough."""
         length = max(1, -(-length_bytes // ALIGN_BYTES)) * ALIGN_BYTES
         for index, free in enumerate(self._free):
             if free.length_bytes >= length:
@@ -112,40 +112,40 @@ class StagingAllocator:
 
 
 class StagingPool:
-    """The allocator with a line in front of it: first come, first served, so nobody starves.
+    """An allocator with a queue: first come, first served, so that no task starves.
 
     Belongs to one event loop.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """All free, nobody waits."""
+        """Start with everything free and nobody waiting."""
         self._allocator = StagingAllocator(size_bytes)
         self._line: deque[tuple[int, asyncio.Future[Run]]] = deque()
 
     @property
     def free_bytes(self) -> int:
-        """Bytes in no run."""
+        """Bytes that are in no run."""
         return self._allocator.free_bytes
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiting tasks."""
         return len(self._line)
 
     @property
     def figures(self) -> PoolFigures:
-        """What is in use."""
+        """Use of the pool."""
         size_bytes = self._allocator.size_bytes
         return PoolFigures(size_bytes, size_bytes - self.free_bytes, self.waiting)
 
     async def acquire(self, length_bytes: int) -> Run:
-        """A run of at least that length, when it is free and all who came before are served.
+        """Return a run of at least that length, once it is free and earlier tasks are served.
 
-        Raises `StagingExhaustedError` at once for more than the whole pool.
+        Raises `StagingExhaustedError` at once if the length exceeds the whole pool.
         """
         if length_bytes > self._allocator.size_bytes:
             raise StagingExhaustedError(
-                f"{length_bytes} bytes are to be staged, but the staging pool has "
+                f"{length_bytes} bytes must be staged, but the staging pool has "
                 f"{self._allocator.size_bytes}: start the agent with more staging",
                 needed_bytes=length_bytes,
                 pool_bytes=self._allocator.size_bytes,
@@ -166,7 +166,7 @@ class StagingPool:
             raise
 
     def release(self, run: Run) -> None:
-        """Give a run back, once."""
+        """Release a run; call it once for each run."""
         self._allocator.free(run)
         self._serve()
 

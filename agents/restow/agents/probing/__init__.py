@@ -1,1 +1,1 @@
-"""What reading and copying cost here, and over which transport a peer is read."""
+"""Measure what reading and copying cost, and find the transport that reads a peer."""

@@ -1,9 +1,10 @@
-"""Measure what copying costs on this host, and what reading from a peer does, in staging.
+"""Measure in staging what copying on this host costs, and what reading from a peer costs.
 
-The lower quartile of some repetitions, so that what else the machine does counts little, and luck
-neither: the least of them is another one's each time. They are taken in turns and in other parts of
-the memory, as states are not in any cache either. Only one thread reads: what a handoff gains by
-more depends on idle cores, and a measurement must not teach how many there are.
+The result is the lower quartile of several repetitions: other load on the machine hardly affects
+it, and neither does luck, as it would affect the minimum. Repetitions alternate and use different
+parts of the memory, because states are not in any cache either. Only one thread reads: the gain of
+more threads depends on idle cores, and a measurement must not teach `Spreading` how many cores are
+idle.
 """
 
 from __future__ import annotations
@@ -30,25 +31,28 @@ from restow.broker.planner import CopyCosts, ReadCosts
 
 LEAST_BYTES = 1 << 20
 USUAL = 0.25
-"""The quantile that is taken."""
+"""The quantile that is reported."""
 COPY_ROUNDS = 30
 COPY_TURNS = 8
-"""Places of host memory to copy from and to in turns: what is next must be in no cache."""
+"""Places of host memory that take turns, so that the next place is in no cache."""
 LEAST_READ_ROUNDS = 4
 MOST_READ_ROUNDS = 24
 READING_S = 0.5
-"""After which no more rounds are begun, if there were a few."""
+"""No more rounds begin after this time, once `LEAST_READ_ROUNDS` were made."""
 READ_PIECE_BYTES = 4096
 MOST_READ_PIECES = 3072
 COPY_PIECE_BYTES = (1024, 8192)
-"""Between them lies what an auto choice hangs on; long runs are copied faster than pieces."""
+"""The automatic choice of a strategy depends on sizes between these."""
 MOST_COPY_PIECES = (4096, 512)
-"""Many, as in a state: a host copies few pieces in another way."""
+"""Most pieces of each size; many, as in a state, because a host copies few pieces differently."""
 MOST_PIECES_ON_DEVICE = (4096, 4096)
-"""More bytes, in one place: a device copies the few megabytes of a host's turn in no time beside
-what the launch takes, and would seem as slow as a host."""
+"""Most pieces of each size on a device, which copies them in one place.
+
+The few megabytes of a host's turn would take a device no time beside the launch, and make it seem
+as slow as a host.
+"""
 ROWS = 48
-"""Strided rows, each of the length of a conv window's."""
+"""Strided rows, each as long as a conv window's."""
 ROW_ELEMENTS = 2048
 ALIGNED_BYTES = 64
 _TINY_BYTES = 64
@@ -56,10 +60,11 @@ _WIDE = DType.BFLOAT16
 
 
 def check_room(size_bytes: int) -> None:
-    """Raise `StagingExhaustedError` for less staging than a measurement needs."""
+    """Raise `StagingExhaustedError` if there is less staging than a measurement needs."""
     if size_bytes < LEAST_BYTES:
         raise StagingExhaustedError(
-            f"{size_bytes} bytes of staging are too few to measure with: {LEAST_BYTES} are needed"
+            f"{size_bytes} bytes of staging are too few for a measurement, which needs "
+            f"{LEAST_BYTES} bytes: start the agent with more staging"
         )
 
 
@@ -69,9 +74,9 @@ async def measure_copying(
     place: MemoryPlace,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CopyCosts:
-    """Copy between the memory at ``address`` and such as engines have, both ways, in short turns.
+    """Measure copies between the memory at ``address`` and memory like an engine's, both ways.
 
-    On a host that is other memory: staging lies in huge pages, which are copied faster.
+    On a host that is other memory, because staging may lie in huge pages, which copy faster.
     """
     room, there = size_bytes // 2, address + size_bytes // 2
     turns, most_pieces = (1, MOST_PIECES_ON_DEVICE)
@@ -80,7 +85,7 @@ async def measure_copying(
         pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE)
         room, there = size_bytes, address_of(pages)
         for begin in (address, there):
-            ctypes.memset(begin, 1, room)  # no page is missing any more
+            ctypes.memset(begin, 1, room)  # so that all pages exist
     pieces = [
         _gathers_and_scatters(address, there, room, piece_bytes, turns, most)
         for piece_bytes, most in zip(COPY_PIECE_BYTES, most_pieces, strict=True)
@@ -98,7 +103,7 @@ async def measure_copying(
             run_copies(copies[(turns // 2 * index + number) % len(copies)], place.device)
             taken_s.append(clock() - began_s)
             await asyncio.sleep(0)
-        if index:  # the first one warms up
+        if index:  # the first round warms up
             rounds.append(taken_s)
     launch_s, *pieces_s, rows_s = np.quantile(rounds, USUAL, axis=0).tolist()
     short_s, long_s = (
@@ -106,7 +111,7 @@ async def measure_copying(
         for taken, both in zip(np.reshape(pieces_s, (-1, 2)).mean(axis=1), pieces, strict=True)
     )
     short, long = COPY_PIECE_BYTES
-    # On a busy machine a short copy may take as long as a long one.
+    # On a busy machine a short copy may take as long as a long copy.
     second_per_byte = max(long_s - short_s, long_s / 2) / (long - short)
     elements = ROWS * ROW_ELEMENTS
     spread_s = rows_s - launch_s - elements * _WIDE.itemsize_bytes * second_per_byte
@@ -126,10 +131,10 @@ async def measure_reading(
     deadline_s: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ReadCosts:
-    """Read what the peer holds, in one piece and in many. Raises as `Reader.read`.
+    """Measure reads of the peer's memory, in one piece and in many. Raises as `Reader.read`.
 
-    ``places`` are those of the peer's memory and of the own one. Many pieces, as a state has: over
-    TCP few of them come while others are still being asked for, and seem cheap.
+    ``places`` are those of the peer's memory and of the own memory. The pieces are as many as a
+    state has: over TCP a few pieces arrive while others are still requested, and seem cheap.
     """
     rng = np.random.default_rng(0)
     room = size_bytes // READ_PIECE_BYTES
@@ -142,7 +147,7 @@ async def measure_reading(
         return Descriptors(*_one(src_address + at, dst_address + at, length_bytes))
 
     def pieces() -> Descriptors:
-        # None touches another: those that do may be read as one.
+        # No piece touches another, because adjacent pieces may be read as one.
         src, dst = (2 * READ_PIECE_BYTES * rng.permutation(room // 2)[:count] for _ in range(2))
         return Descriptors(src_address + src, dst_address + dst, each_bytes)
 
@@ -154,19 +159,19 @@ async def measure_reading(
             began_s = clock()
             await reader.read([Read(peer, descriptors, *places, alone=True)], deadline_s)
             taken_s.append(clock() - began_s)
-        if index:  # the first one connects
+        if index:  # the first round connects
             rounds.append(taken_s)
         if index >= LEAST_READ_ROUNDS and clock() > enough_s:
             break
     short_s, long_s, pieces_s = np.quantile(rounds, USUAL, axis=0).tolist()
-    # What every read costs, however many bytes it has, is in all of them and cancels out.
+    # The fixed cost of a read is in all three times and cancels out.
     longer_s = max(long_s - short_s, long_s / 4)
     extra_s = max(pieces_s - long_s, 0.0)
     return ReadCosts(extra_s / count, (long_bytes - short_bytes) / longer_s)
 
 
 def _windows(size_bytes: int, length_bytes: int) -> Iterator[int]:
-    """Where to begin: another place each time, as far as there are others."""
+    """Yield offsets for the turns, different as far as there is room."""
     for index in range(COPY_TURNS):
         yield (
             index * length_bytes % (size_bytes - length_bytes + 1) // ALIGNED_BYTES * ALIGNED_BYTES
@@ -180,7 +185,7 @@ def _runs(src_address: int, dst_address: int, size_bytes: int, length: int) -> I
 
 
 def _strided(src_address: int, dst_address: int, size_bytes: int) -> Iterator[Copies]:
-    """Rows of a window that lies tap by tap, to one that lies channel by channel."""
+    """Yield copies of rows from a window stored tap by tap to one stored channel by channel."""
     item = _WIDE.itemsize_bytes
     rows = item * np.arange(ROWS)
     for at in _windows(size_bytes, ROWS * ROW_ELEMENTS * item):
@@ -191,7 +196,7 @@ def _strided(src_address: int, dst_address: int, size_bytes: int) -> Iterator[Co
 def _gathers_and_scatters(
     address: int, there: int, size_bytes: int, piece_bytes: int, turns: int, most: int
 ) -> tuple[list[Copies], list[Copies]]:
-    """Pieces that lie in no order ``there``, and one after the other at ``address``."""
+    """Return copies between pieces scattered ``there`` and adjacent pieces at ``address``."""
     count = min(size_bytes // piece_bytes // turns, most)
     order = np.random.default_rng(0).permutation(size_bytes // piece_bytes)
     gathers, scatters = [], []
@@ -206,7 +211,7 @@ def _gathers_and_scatters(
 def _copies(
     src: Int64s, dst: Int64s, count: int, steps_bytes: tuple[int, int], dtype: DType
 ) -> Copies:
-    """Rows that are all alike."""
+    """Return copies of equal rows."""
     counts, src_step, dst_step, number = (
         np.array(value, np.int64) for value in (count, *steps_bytes, int(dtype))
     )

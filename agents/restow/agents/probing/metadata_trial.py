@@ -1,8 +1,8 @@
-"""Load peers' NIXL metadata, in a process of its own that may die of it.
+"""A program that loads peers' NIXL metadata, and may crash in place of the agent.
 
-Run as a program, with the name of NIXL's module (which, unlike NIXL itself, loads no torch). The
-size of a peer's metadata comes as a line of JSON on stdin, then its bytes. The answer is a line of
-JSON on stdout: whose metadata NIXL says it is, and why it can't be loaded.
+Its argument is the name of NIXL's module (which, unlike NIXL itself, loads no torch). For each peer
+stdin has the metadata's size as a line of JSON, then its bytes. The answer is a line of JSON on
+stdout: the agent's name in the metadata, and the error if it can't be loaded.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import sys
 from typing import Any
 
 START_S = 60
-"""For NIXL to be loaded and set up, where the machine is busy."""
+"""Time for NIXL to start on a busy machine."""
 LOAD_S = 10
 
 
 class Trial:
-    """A NIXL agent that reads nobody."""
+    """A NIXL agent that only loads metadata."""
 
     def __init__(self, nixl: Any) -> None:
-        """Set it up."""
+        """Start NIXL."""
         config = nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         self._agent = nixl.nixl_agent(f"trial-{secrets.token_hex(6)}", config)
         self._refusals: tuple[type[Exception], ...] = (UnicodeError, RuntimeError, MemoryError)
-        for one in vars(nixl.nixlBind).values():
-            if isinstance(one, type) and issubclass(one, Exception):
-                self._refusals += (one,)
+        for value in vars(nixl.nixlBind).values():
+            if isinstance(value, type) and issubclass(value, Exception):
+                self._refusals += (value,)
 
     def load(self, metadata: bytes) -> tuple[str, str]:
-        """Whose it is, and why it can't be loaded."""
+        """Return the name of the metadata's agent, and the error if it can't be loaded."""
         try:
             loaded = self._agent.add_remote_agent(metadata)
             name = loaded.decode() if isinstance(loaded, bytes) else loaded
@@ -44,11 +44,11 @@ class Trial:
 
 
 def main() -> None:
-    """Load and drop what comes, until stdin ends, or this process by a signal."""
+    """Load what stdin has until it ends, or a signal ends this process."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(START_S)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what UCX prints is no answer
+    os.dup2(2, 1)  # UCX's prints must not mix with the answers
     trial = Trial(importlib.import_module(sys.argv[1]))
     signal.alarm(0)
     while line := sys.stdin.buffer.readline():

@@ -1,7 +1,8 @@
-"""NIXL's metadata as NIXL 1.5 and UCX 1.23 write it, walked to the last field.
+"""Check a peer's NIXL metadata, and try to load it in another process, before it is trusted.
 
-Both take some fields at their word: an index that is too large leads them beyond their tables, and
-whether the process dies of that is chance.
+The check walks the metadata as NIXL 1.5 and UCX 1.23 write it, to the last field. Both libraries
+trust some fields: an index that is too large leads them beyond their tables, and whether the
+process crashes is chance.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from restow.agents.reading.nixl_transport import NIXL_MODULE
 
 MAGIC = b"nixlSerDes|"
 KINDS = {0, 1}
-"""Of memory, as NIXL numbers them: host and device memory. Agents register no other."""
+"""Memory kinds that agents register, as NIXL numbers them: host and device memory."""
 MEMORY_TYPES = 9
-"""As UCX numbers them, in remote keys."""
+"""Number of memory types that UCX writes into remote keys."""
 PLACE_BYTES = 24
-"""Before a remote key: address, length, device."""
+"""Bytes before a remote key: address, length, device."""
 
 
 class FormError(ValueError):
-    """What is wrong, in words."""
+    """A flaw of the metadata, in words."""
 
 
 @dataclass(slots=True)
 class _Fields:
-    """Fields that follow each other: a tag, eight bytes of length, the value, a bar."""
+    """A sequence of fields: each is a tag, eight bytes of length, the value, and a bar."""
 
     data: bytes
     at: int = 0
@@ -59,11 +60,11 @@ class _Fields:
 
     def word(self, tag: bytes, expected: bytes) -> None:
         if (found := self.value(tag)) != expected:
-            raise FormError(f"{found!r}, where {expected!r} was to be")
+            raise FormError(f"{found!r} in place of {expected!r}")
 
 
 def malformed(metadata: bytes) -> str:
-    """What of it NIXL does not write, after "the metadata"; empty: nothing."""
+    """Return the metadata's flaw as a clause ("is malformed: ..."), or an empty string."""
     try:
         _check(metadata)
     except FormError as error:
@@ -73,10 +74,10 @@ def malformed(metadata: bytes) -> str:
 
 def _check(metadata: bytes) -> None:
     if not metadata.startswith(MAGIC):
-        raise FormError("it does not begin as metadata does")
+        raise FormError("it does not begin as NIXL metadata")
     fields = _Fields(metadata, len(MAGIC))
     fields.value(b"Agent")
-    # A count that is too large runs out of fields.
+    # A count that is too large runs out of fields, which is reported there.
     for _ in range(fields.number(b"Conns")):
         fields.value(b"t")
         fields.value(b"c")
@@ -89,34 +90,34 @@ def _check(metadata: bytes) -> None:
         for _ in range(fields.number(b"n")):
             _check_key(fields.value(b"")[PLACE_BYTES:])
     if fields.at != len(metadata):
-        raise FormError("it goes on behind its last field")
+        raise FormError("it continues after its last field")
 
 
 def _check_key(key: bytes) -> None:
-    """A map of UCX's memory domains, a type of memory, a key for each domain, and distances."""
+    """Check a map of memory domains, a memory type, a key for each domain, and distances."""
     domains = int.from_bytes(key[:8], "little").bit_count()
     if len(key) < 9 + domains or key[8] >= MEMORY_TYPES:
-        raise FormError("a remote key of a type that is none")
+        raise FormError("a remote key has an unknown memory type")
     at = 9
     for _ in range(domains):
         at += 1 + key[at] if at < len(key) else len(key)
     if at > len(key):
-        raise FormError("a remote key that ends too early")
+        raise FormError("a remote key ends too early")
 
 
 _PROGRAM = "restow.agents.probing.metadata_trial"
 
 
 class PeerTrial:
-    """Tries metadata on a thread and in a process of its own; holds no event loop up."""
+    """Tries metadata on a thread and in another process, without blocking the event loop."""
 
     def __init__(self, own_metadata: bytes, is_on: bool = True) -> None:
-        """Nothing is started: `begin` does that, or the first peer; if not ``is_on``, nobody.
+        """Prepare; `begin` or the first peer starts the process, unless ``is_on`` is False.
 
-        ``own_metadata`` shows whether NIXL writes the form that is known here.
+        ``own_metadata`` shows whether the installed NIXL writes the form that is known here.
         """
         self._is_on = is_on
-        # Another release may write another one: then only loading tells.
+        # Another release may write another form; then only loading can tell.
         self._knows_form = not malformed(own_metadata)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="restow-trial")
         self._process: subprocess.Popen[bytes] | None = None
@@ -128,7 +129,7 @@ class PeerTrial:
             self._thread.submit(self._running)
 
     async def load(self, peer: str, metadata: bytes) -> None:
-        """Return when the metadata could be loaded, and is the peer's.
+        """Return once the metadata could be loaded, and names the peer.
 
         Raises `MetadataRefusedError`, `PeerLostError`, `TransportFailedError` and
         `AgentClosedError`.
@@ -140,7 +141,7 @@ class PeerTrial:
             await loop.run_in_executor(self._thread, self._load, peer, metadata)
 
     async def close(self) -> None:
-        """End the process. May be repeated."""
+        """End the process. May be called again."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
@@ -154,29 +155,29 @@ class PeerTrial:
         if self._knows_form and (fault := malformed(metadata)):
             raise _refused(peer, fault)
         try:
-            # What was loaded before may have harmed the process: a new one has the last word.
+            # Metadata that was loaded before may have harmed the process, so a new process decides.
             answer = self._ask(metadata) or self._ask(metadata)
             if self._closed:
                 raise AgentClosedError("the agent was closed before a read")
             name, failure = answer or ("", "")
-            if name != peer:  # what failed once spoils what is loaded next
+            if name != peer:  # a failure may spoil what is loaded next
                 self._end()
                 self._running()
         except OSError as error:
             raise TransportFailedError(
-                f"no process can be started to try metadata in: {error.strerror}"
+                f"no process for trying metadata can be started: {error.strerror}"
             ) from None
         if answer is None:
-            raise _refused(peer, "ends the process that loads it")
+            raise _refused(peer, "kills the process that loads it")
         if failure:
             raise PeerLostError(f"agent {peer} can't be connected: {failure}", agent=peer)
         if name != peer:
-            raise _refused(peer, f"is of agent {name}")
+            raise _refused(peer, f"names agent {name}")
 
     def _ask(self, metadata: bytes) -> tuple[str, str] | None:
-        """Whose the process says it is, and why it can't be loaded. None: it died of it.
+        """Return the agent's name and the loading error that the process reports; None if it died.
 
-        Raises `OSError` if there is no process.
+        Raises `OSError` if no process can be started.
         """
         process = self._running()
         if process is None or process.stdin is None or process.stdout is None:
@@ -194,15 +195,15 @@ class PeerTrial:
         return name, failure
 
     def _running(self) -> subprocess.Popen[bytes] | None:
-        """The process; None when there is to be none any more. Raises `OSError`."""
+        """Return the process, or None after `close`. Raises `OSError`."""
         if self._process is None and not self._closed:
-            self._process = subprocess.Popen(  # noqa: S603 - an own module
+            self._process = subprocess.Popen(  # noqa: S603 - a module of this package
                 [sys.executable, "-m", _PROGRAM, NIXL_MODULE],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "UCX_HANDLE_ERRORS": "none"},
-                process_group=0,  # a terminal's interrupt is for the engine
+                process_group=0,  # so that a terminal's interrupt reaches only the engine
             )
         if self._closed:
             self._end()
@@ -217,6 +218,6 @@ class PeerTrial:
 
 def _refused(peer: str, why: str) -> MetadataRefusedError:
     return MetadataRefusedError(
-        f"the NIXL metadata of agent {peer} {why}: nothing is read from it; restart its engine",
+        f"the NIXL metadata of agent {peer} {why}; nothing is read from it: restart its engine",
         agent=peer,
     )

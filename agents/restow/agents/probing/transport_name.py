@@ -1,4 +1,4 @@
-"""Which transport UCX reads a peer's memory over: found by reading it once, in another process."""
+"""Find the transport over which UCX reads a peer, by reading once in another process."""
 
 from __future__ import annotations
 
@@ -13,48 +13,51 @@ from restow.agents.memory.errors import ReadFailedError
 from restow.agents.probing.transport_probe import OneRead
 
 START_S = 30.0
-"""For a process to import NIXL, where the machine is busy."""
+"""Time for a process to import NIXL on a busy machine."""
 _ROW = re.compile(r"\|\s*([^|]*?)\s*\|\s*([^|]*?)\s*\|\s*([^|]*?)\s*\|\s*$")
 _READS = "remote memory read by ucp_get"
 _TITLE = re.compile(r"\| (?P<own>\S+ self )?.*cfg#\d+")
 
 
 class TransportName(NamedTuple):
-    """What UCX said."""
+    """The way in which UCX reads a peer, from its log."""
 
     transport: str
-    """Its transport and device, as ``cma/memory`` or ``rc_mlx5/mlx5_0:1``."""
+    """Transport and device, as ``cma/memory`` or ``rc_mlx5/mlx5_0:1``."""
     method: str
-    """How it reads over it, as ``zero-copy`` or ``software emulation``."""
+    """Method, as ``zero-copy`` or ``software emulation``."""
 
 
-def find_transport(one: OneRead, metadata: bytes) -> TransportName:
-    """Blocks. Raises what the read raises, and `ReadFailedError` where UCX does not say."""
+def find_transport(read: OneRead, metadata: bytes) -> TransportName:
+    """Read once and return how; blocks.
+
+    Raises what the read raises, and `ReadFailedError` if UCX does not log its transport.
+    """
     environment = {**os.environ, "UCX_PROTO_INFO": "y"}
     environment.pop("UCX_LOG_FILE", None)
     try:
         done = subprocess.run(
             [sys.executable, "-m", "restow.agents.probing.transport_probe"],
-            input=one.as_line() + metadata,
+            input=read.as_line() + metadata,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            timeout=START_S + one.within_s,
+            timeout=START_S + read.within_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ReadFailedError(f"no process could read from agent {one.peer} in time") from None
+        raise ReadFailedError(f"the read from agent {read.peer} did not end in time") from None
     log = done.stdout.decode(errors="replace")
     if done.returncode:
-        raise ReadFailedError(_why(log, one.peer, done.returncode))
+        raise ReadFailedError(_why(log, read.peer, done.returncode))
     found = transport_in(log)
     if found is None:
-        raise ReadFailedError(f"UCX does not say how it read from agent {one.peer}")
+        raise ReadFailedError(f"UCX did not log how it read from agent {read.peer}")
     return found
 
 
 def transport_in(log: str) -> TransportName | None:
-    """The last choice for long reads of another process's memory in a log of UCX_PROTO_INFO.
+    """Return the last transport that a log of UCX_PROTO_INFO has for long reads of other processes.
 
     >>> transport_in('''
     ... | examiner intra-node cfg#1                               |
@@ -86,9 +89,9 @@ def transport_in(log: str) -> TransportName | None:
 
 
 def _why(log: str, peer: str, status: int) -> str:
-    """What the process said last."""
+    """Return the process's last words, or its exit status."""
     try:
         reason, words = json.loads(log.splitlines()[-1])
     except (IndexError, ValueError):
-        return f"the process that was to read from agent {peer} ended with {status}"
+        return f"the process that was to read from agent {peer} ended with status {status}"
     return f"{reason}: {words}"

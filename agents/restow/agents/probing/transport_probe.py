@@ -1,8 +1,9 @@
-"""Read a peer's memory once, in a process of its own that UCX tells how it reads.
+"""A program that reads a peer's memory once, while UCX logs how it reads.
 
-UCX says over what it reads only in its log, and only as it chooses: never to NIXL, and never again
-in a process that has read already. Run as a program: how to read comes as a line of JSON on stdin,
-then the peer's metadata; UCX's words and, last, an error as a line of JSON go to stdout.
+UCX names the transport of a read only in its log and only at its first choice: it never tells NIXL,
+and never logs it again in a process that has read already. The read to make comes as a line of JSON
+on stdin, followed by the peer's metadata. UCX's log goes to stdout; an error follows as a line of
+JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ POLL_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class OneRead:
-    """What is read: so many bytes at ``address`` of the peer, within ``within_s``."""
+    """A read of ``size_bytes`` at the peer's ``address``, to end within ``within_s``."""
 
     peer: str
     address: int
@@ -36,12 +37,12 @@ class OneRead:
     within_s: float
 
     def as_line(self) -> bytes:
-        """For stdin."""
+        """Return the line for stdin."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def of_line(cls, line: bytes) -> OneRead:
-        """From stdin; the line is of the own agent, not of a peer."""
+        """Parse the line from stdin, which this rank's agent wrote, not a peer."""
         value = json.loads(line)
         for side in ("src", "dst"):
             place = value[side]
@@ -49,35 +50,36 @@ class OneRead:
         return cls(**value)
 
 
-def read_once(one: OneRead, metadata: bytes) -> None:
-    """Read it. Raises what `NixlTransport` raises, and `ReadDeadlineError`."""
+def read_once(wanted: OneRead, metadata: bytes) -> None:
+    """Do the read. Raises what `NixlTransport` raises, and `ReadDeadlineError`."""
     from restow.agents.reading.nixl_transport import NixlTransport
     from restow.agents.reading.transport import Known, Read
 
-    until_s = time.monotonic() + one.within_s
-    transport, room = NixlTransport("examiner"), Staging(one.dst, one.size_bytes)
+    until_s = time.monotonic() + wanted.within_s
+    transport, room = NixlTransport("examiner"), Staging(wanted.dst, wanted.size_bytes)
     with closing(transport):
-        transport.register(room.address, one.size_bytes, one.dst)
-        transport.prepare(one.peer, Known(metadata))
+        transport.register(room.address, wanted.size_bytes, wanted.dst)
+        transport.prepare(wanted.peer, Known(metadata))
         rows: list[Any] = [
-            np.array([value], np.int64) for value in (one.address, room.address, one.size_bytes)
+            np.array([value], np.int64)
+            for value in (wanted.address, room.address, wanted.size_bytes)
         ]
-        read = Read(one.peer, Descriptors(*rows), one.src, one.dst)
+        read = Read(wanted.peer, Descriptors(*rows), wanted.src, wanted.dst)
         flight = transport.post(read, lambda: None)
         while not transport.poll(flight):
             if time.monotonic() > until_s:
                 raise ReadDeadlineError(
-                    f"no byte of agent {one.peer} came within {one.within_s:g} s"
+                    f"the read from agent {wanted.peer} did not end within {wanted.within_s:g} s"
                 )
             time.sleep(POLL_S)
         transport.release(flight)
 
 
 def main() -> int:
-    """Read what stdin says. Exits with 1 if that failed."""
-    one = OneRead.of_line(sys.stdin.buffer.readline())
+    """Do the read that stdin describes; return 1 if it failed."""
+    read = OneRead.of_line(sys.stdin.buffer.readline())
     try:
-        read_once(one, sys.stdin.buffer.read())
+        read_once(read, sys.stdin.buffer.read())
     except AgentError as error:
         sys.stdout.write("\n" + json.dumps([error.reason, error.message]) + "\n")
         return 1

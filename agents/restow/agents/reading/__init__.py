@@ -1,1 +1,1 @@
-"""Reads from other agents: by NIXL, or by this process where the other is on the same host."""
+"""Read from other agents, by NIXL or directly from another process of the same host."""

@@ -1,12 +1,14 @@
-"""What a process shows of its host memory, so that others of its host may read it themselves.
+"""What a process shows of its host memory, so that other processes of the host may read it.
 
-It is what NIXL's metadata is to NIXL, and says what NIXL's does not: where a *mark* stands in the
-process's memory, which no other process has, for exactly as long as its memory may be read. Who
-finds the mark behind the last byte that he read, knows that he read this process, and in time.
+It corresponds to NIXL's metadata, and adds what that lacks: the address of a *mark* in the
+process's memory. No other process has this mark, and it exists exactly as long as the memory may be
+read. A reader that finds the mark after it has read the last byte knows that it read this process,
+in time.
 
-What may be read stands behind the mark, in the process's own memory, so that it is its own word and
-nobody's who handed the rest on. Nor can anybody put a mark there by sending a process bytes: it
-begins a mapping with a name that none has by chance.
+The ranges that may be read are stored behind the mark, in the process's own memory. So they are the
+process's own word, and not that of a party which passed the rest on. Nobody can forge a mark by
+sending bytes to a process either: the mark begins a mapping whose name no other mapping has by
+chance.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_name() -> str:
-    """The host, and in which life of it: containers on one have names of their own."""
+    """Return the host's name and boot; each container of a host has a name of its own."""
     with contextlib.suppress(OSError):
         return f"{socket.gethostname()}/{BOOT_ID.read_text().strip()[:8]}"
     return socket.gethostname()
@@ -49,25 +51,25 @@ def host_name() -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRanges:
-    """Host memory that may be read, or read into: ranges ``[begin, end)`` that rise and lie apart.
+    """Host memory that may be read or read into: separate ranges ``[begin, end)`` in rising order.
 
-    Raises `OrderInvalidError` for others.
+    Raises `OrderInvalidError` for other ranges.
     """
 
     begin: Int64s
     end: Int64s
 
     def __post_init__(self) -> None:
-        """Check."""
+        """Check the order of the ranges."""
         if len(self.begin) != len(self.end):
-            raise OrderInvalidError("ranges of host memory that begin or end only")
+            raise OrderInvalidError("ranges of host memory must have as many ends as beginnings")
         edges = np.stack([self.begin, self.end], axis=1).reshape(-1)
         if len(edges) and (edges[0] < 1 or (np.diff(edges) < 0).any()):
-            raise OrderInvalidError("ranges of host memory that overlap or fall")
+            raise OrderInvalidError("ranges of host memory must rise and must not overlap")
 
     @classmethod
     def of(cls, registered: Iterable[tuple[int, int, MemoryPlace]]) -> HostRanges:
-        """The host memory among address, bytes and place of what is registered."""
+        """Return the host memory among the (address, bytes, place) that are registered."""
         spans = sorted(
             (address, address + length_bytes)
             for address, length_bytes, place in registered
@@ -76,11 +78,12 @@ class HostRanges:
         return cls(*np.array(spans, np.int64).reshape(-1, 2).T)
 
     def hold(self, address: Int64s, length_bytes: Int64s) -> bool:
-        """Whether each of these pieces lies inside one range."""
+        """Return whether each piece lies inside a single range."""
         if not len(self.begin):
             return not len(address)
         index = np.searchsorted(self.begin, address, "right") - 1
-        # The first range is far from what lies below all: nothing there is inside.
+        # For an address below the first range, the index -1 wraps to the last range; it is not
+        # inside.
         return bool(
             ((index >= 0) & (length_bytes >= 0) & (length_bytes <= self.end[index] - address)).all()
         )
@@ -88,15 +91,15 @@ class HostRanges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostMemory:
-    """How a process of the same host is read. Raises `OrderInvalidError`."""
+    """Access to the memory of a process on this host. Raises `OrderInvalidError`."""
 
     pid: int
-    """As its own namespace numbers it."""
+    """The pid in the process's own namespace."""
     mark_address: int
     mark: bytes
 
     def __post_init__(self) -> None:
-        """Check."""
+        """Check pid, address and mark."""
         if (
             not 0 < self.pid < MAX_PID
             or not 0 < self.mark_address < MAX_ADDRESS - MAX_MARK_BYTES
@@ -104,16 +107,16 @@ class HostMemory:
             or not self.mark.startswith(MAGIC)
         ):
             raise OrderInvalidError(
-                f"host memory of process {self.pid}, marked with {len(self.mark)} bytes at "
-                f"{self.mark_address}, can't be"
+                f"process {self.pid} can't show host memory with a mark of {len(self.mark)} bytes "
+                f"at address {self.mark_address}"
             )
 
     def is_of(self, agent_name: str) -> bool:
-        """Whether the mark is that agent's: no agent can show another's memory as its own."""
+        """Return whether the mark names that agent, so that no agent shows another's memory."""
         return self.mark[len(MAGIC) + TOKEN_BYTES :] == agent_name.encode()
 
     def encoded(self) -> bytes:
-        """For the broker, which hands it on unread."""
+        """Return the message for the broker, which passes it on unread."""
         return pb.HostMemory(
             pid=self.pid,
             mark_address=self.mark_address,
@@ -122,18 +125,18 @@ class HostMemory:
 
     @classmethod
     def decoded(cls, message: bytes) -> HostMemory | None:
-        """From a peer's bytes; None if it shows nothing. Raises `OrderInvalidError`."""
+        """Return the value of a peer's message; None if empty. Raises `OrderInvalidError`."""
         if not message:
             return None
         try:
             shown = pb.HostMemory.FromString(message)
         except DecodeError:
-            raise OrderInvalidError("host memory that can't be decoded") from None
+            raise OrderInvalidError("a peer's host memory can't be decoded") from None
         return cls(shown.pid, shown.mark_address, shown.mark)
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the process itself put something there that is called a mark."""
+        """Whether the process itself has a mapping with a mark's name at the address."""
         begins = f"^{self.mark_address:08x}-.* /memfd:{MAPPING} \\(deleted\\)$".encode()
         try:
             maps = Path(f"/proc/{self.pid}/maps").read_bytes()
@@ -142,9 +145,9 @@ class HostMemory:
         return re.search(begins, maps, re.MULTILINE) is not None
 
     def ranges(self, read: Callable[[int, int], bytes]) -> HostRanges:
-        """What may be read, as the process itself has it; ``read`` reads bytes at an address there.
+        """Return the ranges that the process shows; ``read`` reads bytes at an address there.
 
-        Raises `OrderInvalidError` for nonsense.
+        Raises `OrderInvalidError` for impossible ranges.
         """
         address = self.mark_address + len(self.mark)
         (count,) = _COUNT.unpack(read(address, _COUNT.size))
@@ -155,14 +158,14 @@ class HostMemory:
 
 
 class HostMark:
-    """A mark in this process's memory. It ends with the object, if not before."""
+    """A mark in this process's memory. It ends with the object at the latest."""
 
     def __init__(self, agent_name: str, ranges: HostRanges) -> None:
-        """Let it stand: these ranges of this process may be read."""
+        """Set the mark: these ranges of this process may be read."""
         self._bytes = MAGIC + secrets.token_bytes(TOKEN_BYTES) + agent_name.encode()
         edges = np.stack([ranges.begin, ranges.end], axis=1).astype(np.int64)
         written = self._bytes + _COUNT.pack(len(edges)) + edges.tobytes()
-        # A mapping of its own is gone with its owner, where the heap would keep the bytes.
+        # A separate mapping vanishes with its owner, while the heap could keep the bytes.
         fd = os.memfd_create(MAPPING, os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, len(written))
@@ -172,9 +175,9 @@ class HostMark:
         self._page[:] = written
 
     def show(self) -> HostMemory:
-        """How this process is read while the mark stands."""
+        """Return how this process is read while the mark is set."""
         return HostMemory(os.getpid(), address_of(self._page), self._bytes)
 
     def wipe(self) -> None:
-        """From now on no read is taken for good. May be repeated."""
+        """Remove the mark, so that no later read succeeds. May be called again."""
         self._page[: len(self._bytes)] = bytes(len(self._bytes))

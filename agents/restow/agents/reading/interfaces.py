@@ -1,10 +1,10 @@
-"""The network interfaces that UCX found when it was set up, and whether all of them are gone.
+"""The network interfaces that UCX found at its start, and whether all of them are gone.
 
-UCX's TCP binds to interfaces by name when a worker is made, and knows the routes of those that were
-there when the process first asked (UCX 1.23). When a container is cut off its network and connected
-again, its interface is another one: no read over the old worker ends any more, a peer that connects
-to it may bring the process down, and a new worker finds no route. Nothing but a new process helps,
-and nothing says so: whoever is read from looks by itself.
+UCX's TCP binds to interfaces by name when a worker is made, and knows only the routes of interfaces
+that existed when the process first asked (UCX 1.23). If a container is disconnected from its
+network and connected again, it gets another interface. Then no read over the old worker ends any
+more, a peer that connects to it may crash the process, and a new worker finds no route. Only a new
+process helps, and UCX reports nothing, so a process that is read from checks by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from restow.agents.reading.ucx_tls import allows_tcp
 LOOK_S = 1.0
 SIOCGIFADDR = 0x8915
 _NAME_BYTES = 40
-"""Of `struct ifreq`."""
+"""Size of `struct ifreq`."""
 _NAME_CHARACTERS = 15
 _IPV6 = Path("/proc/net/if_inet6")
 _DEVICES = Path("/sys/class/net")
@@ -32,13 +32,13 @@ _DEVICES = Path("/sys/class/net")
 
 @dataclass(frozen=True, slots=True)
 class Interfaces:
-    """Those with an address that are no bridges, and their numbers, at one moment."""
+    """Interfaces with an address that are not bridges, and their numbers, at one moment."""
 
     numbers: Mapping[str, int]
 
     @classmethod
     def found(cls, environment: Mapping[str, str] = os.environ) -> Interfaces:
-        """Those that UCX may bind to now; none where it is told to use no TCP."""
+        """Return the interfaces that UCX may bind to now; none if it must not use TCP."""
         if not allows_tcp(environment.get("UCX_TLS")):
             return cls({})
         wanted = environment.get("UCX_NET_DEVICES", "all").split(",")
@@ -52,9 +52,9 @@ class Interfaces:
 
     @property
     def are_gone(self) -> bool:
-        """Whether none of them is there any more, or each is another one by now.
+        """Whether every interface is gone or has been replaced by another of the same name.
 
-        While one is left, so may be what UCX reads over: it tells nobody which one that is.
+        While one interface remains, UCX may still read over it: it does not tell which it uses.
         """
         if not self.numbers:
             return False
@@ -62,29 +62,29 @@ class Interfaces:
 
 
 class InterfaceWatch:
-    """Looks after them, now and then."""
+    """Checks from time to time whether the interfaces still exist."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Those that a transport is set up with now."""
+        """Note the interfaces with which a transport is being set up."""
         self._clock = clock
         self._found = Interfaces.found()
         self._look_s = 0.0
 
     def check(self) -> None:
-        """Look, once in `LOOK_S`. Raises `TransportFailedError` if they are gone."""
+        """Check, at most once in `LOOK_S`. Raises `TransportFailedError` if they are gone."""
         now_s = self._clock()
         if now_s >= self._look_s:
             self._look_s = now_s + LOOK_S
             if self._found.are_gone:
                 names = ", ".join(self._found.numbers)
                 raise TransportFailedError(
-                    f"the network interface that memory was read over is gone ({names}), and UCX "
-                    f"takes no other one: start this process again"
+                    f"the network interfaces that memory was read over are gone ({names}), and UCX "
+                    f"does not use new ones: restart this process"
                 )
 
 
 def _number(name: str) -> int | None:
-    # Quicker than a list of all: a tick of a few microseconds must not look like one with work.
+    # Faster than listing all, because a tick of a few microseconds must not look like work.
     try:
         return socket.if_nametoindex(name)
     except OSError:

@@ -1,4 +1,4 @@
-"""What became of reads, by the kind of transport that took them."""
+"""Lanes: transports with their reads in flight, counts of reads, and ticks of progress."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from restow.agents.reading.transport import Flight, Known, Read, Transport
 NIXL = "nixl"
 PROCESS_VM_READV = "process_vm_readv"
 KINDS = (NIXL, PROCESS_VM_READV)
-"""Of all transports."""
+"""Kinds of all transports."""
 
 
 @dataclass(slots=True)
 class ReadCounts:
-    """Counts the reads that one kind of transport took, since its agent began."""
+    """Counts the reads of one kind of transport since its agent started."""
 
     reads: int = 0
-    """That ended well."""
+    """Reads that succeeded."""
     read_bytes: int = 0
-    """Of those."""
+    """Bytes of the reads that succeeded."""
     errors: int = 0
-    """Reads that failed, and connections for them."""
+    """Reads that failed, and connections that failed before a read."""
 
     def add(self, other: ReadCounts) -> None:
-        """Count what another has counted, too."""
+        """Add another's counts."""
         self.reads += other.reads
         self.read_bytes += other.read_bytes
         self.errors += other.errors
@@ -46,12 +46,12 @@ CountsByKind = dict[str, ReadCounts]
 
 
 def no_reads(transports: Iterable[Transport] = ()) -> CountsByKind:
-    """Counts of nothing, for all kinds and those of ``transports``."""
-    return {kind: ReadCounts() for kind in (*KINDS, *(one.kind for one in transports))}
+    """Return zero counts for all kinds, and for those of ``transports``."""
+    return {kind: ReadCounts() for kind in (*KINDS, *(transport.kind for transport in transports))}
 
 
 def add_all(counts: CountsByKind, others: Mapping[str, ReadCounts]) -> None:
-    """Add to each kind's counts those of others."""
+    """Add the counts of each kind in ``others``."""
     for kind, other in others.items():
         counts.setdefault(kind, ReadCounts()).add(other)
 
@@ -62,20 +62,23 @@ ALERT_FOR_S = 10.0
 REST_S = 0.1
 SUSPECT_FOR_S = 0.05
 WORK_S = 150e-6
-"""An idle tick takes 2 to 80 us. One after a large read, which leaves nothing in the caches, may
-take longer than this; the next one does not."""
+"""Ticks that take longer had work to do; an idle tick takes 2 to 80 us.
+
+A tick after a large read, which leaves nothing in the caches, may take longer without work, but not
+the next tick too.
+"""
 
 
 class Ticker:
     """Calls ``work`` on an event loop, for peers that read over transports which need this side.
 
-    A tick that takes long may have had work to do: it is looked again at once. Two in a row have
-    had some; then more is likely to come. A rank that nobody reads is looked after rarely, because
-    a host has many ranks.
+    A long tick may have had work to do, so the next tick follows at once. After two long ticks in
+    a row more work is likely. A rank that nobody reads ticks rarely, because a host has many
+    ranks.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
-        """`start` begins; ``work`` must not block."""
+        """Prepare; `start` begins, and ``work`` must not block."""
         self._work = work
         self._worked_s = self._suspected_s = -ALERT_FOR_S
         self._took_long = False
@@ -83,23 +86,23 @@ class Ticker:
         self._next: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Tick on ``loop``, or on the running one."""
+        """Tick on ``loop``, or on the running loop."""
         self._loop = loop or asyncio.get_running_loop()
         self._plan()
 
     def stop(self) -> None:
-        """Tick no more. May be repeated."""
+        """Stop ticking. May be called again."""
         self._loop = None
         if self._next is not None:
             self._next.cancel()
 
     def expect_work(self) -> None:
-        """Something is about to happen."""
+        """Tick often, because work is about to come."""
         self._worked_s = time.monotonic()
         self._plan()
 
     def _tick(self) -> None:
-        # Time on the processor: on a crowded host an idle tick may last long too.
+        # Processor time, because on a crowded host an idle tick may last long too.
         began_s = time.thread_time()
         try:
             self._work()
@@ -124,45 +127,45 @@ class Ticker:
 
 
 def pause_s(idle_s: float) -> float:
-    """Until the next tick, after so long without work: a quarter of it, within bounds."""
+    """Return the pause after ``idle_s`` without work: a quarter of it, within bounds."""
     if idle_s >= ALERT_FOR_S:
         return REST_S
     return min(max(idle_s / 4, BUSY_S), ALERT_S)
 
 
 class Lane:
-    """Transports that read, and what flies on them.
+    """Transports that read, and their reads in flight.
 
-    `post` may be called on any thread and may take as long as the bytes need. Everything else
-    belongs to the event loop, and does nothing (``busy``) while another thread posts.
+    `post` may be called on any thread and may take as long as the bytes need. All other methods
+    belong to the event loop, and do nothing while another thread posts (``busy``).
     """
 
     def __init__(self, transports: Sequence[Transport]) -> None:
-        """Nothing flies yet. The last of ``transports`` takes what no other does."""
+        """Use ``transports``, of which the last takes every read that no other takes."""
         self.readers = 0
-        """Calls of `Reader.read` that have not given up on the lane."""
+        """Calls of `Reader.read` that still use the lane."""
         self.closed = asyncio.Event()
         self._closing = False
         self._transports = transports
         self._lock = threading.Lock()
         self._flying: dict[Flight, Transport] = {}
-        """Reads that may still write, those that were given up too."""
+        """Reads that may still write, including reads that were given up."""
         self._broken: set[tuple[Transport, str]] = set()
-        """Peers whose connection broke: to be prepared anew."""
+        """Peers whose connection broke and must be prepared again."""
         self._leaving: set[str] = set()
-        """Peers to forget as soon as no read of theirs may still write."""
+        """Peers to forget once none of their reads may still write."""
         self.counts = no_reads(transports)
-        """What became of its reads. Changed under the lock."""
+        """Counts of its reads, changed under the lock."""
 
     @property
     def busy(self) -> bool:
-        """Whether a thread posts right now."""
+        """Whether a thread posts now."""
         return self._lock.locked()
 
     def post(
         self, read: Read, known: Known, deadline_s: float, clock: Callable[[], float]
     ) -> Flight:
-        """Begin to read; between processes of one host all is read when this returns.
+        """Begin a read; between processes of one host all is read when this returns.
 
         Raises `ReadNotBegunError`, `ReadDeadlineError`, `PeerLostError`, `ReadFailedError` and
         `AgentClosedError`.
@@ -193,7 +196,7 @@ class Lane:
             return flight
 
     def _prepared(self, read: Read, known: Known) -> Transport:
-        """The transport for a read, which knows the peer. Raises `PeerLostError`."""
+        """Return the transport for a read, with the peer prepared. Raises `PeerLostError`."""
         for transport in self._transports:
             broken = transport, read.peer
             if broken in self._broken and not self._flies_from(read.peer):
@@ -210,15 +213,15 @@ class Lane:
         raise ReadFailedError(f"no transport takes a read from {read.peer}", agent=read.peer)
 
     def words(self, peer: str, known: Known) -> str:
-        """What to say of how a peer is read, beside NIXL's transport. Connects to nobody."""
+        """Describe how a peer is read, beside NIXL's transport. Connects to nobody."""
         for transport in self._transports[:-1]:
             transport.prepare(peer, known)
-        return ", ".join(filter(None, (one.words(peer) for one in self._transports)))
+        return ", ".join(filter(None, (transport.words(peer) for transport in self._transports)))
 
     def has_ended(self, flight: Flight) -> bool:
-        """Whether a read will write no more; what it held is then free.
+        """Return whether a read will write no more, and free what it held if so.
 
-        Raises `PeerLostError` and `ReadFailedError`: it ended, but not well.
+        Raises `PeerLostError` and `ReadFailedError` if the read has ended with a failure.
         """
         if not self._lock.acquire(blocking=False):
             return False
@@ -259,7 +262,7 @@ class Lane:
                 self._lock.release()
 
     def forget_peer(self, peer: str) -> None:
-        """Forget a peer's metadata, as soon as no read of it can land any more."""
+        """Forget a peer's metadata once none of its reads can land any more."""
         self._leaving.add(peer)
         if self._lock.acquire(blocking=False):
             try:
@@ -268,7 +271,7 @@ class Lane:
                 self._lock.release()
 
     def close(self) -> None:
-        """Stop all writing. Waits for a post to end. May be repeated."""
+        """Stop all writing. Waits for a post to end. May be called again."""
         self._closing = True
         with self._lock:
             if self.closed.is_set():
@@ -293,10 +296,10 @@ class Lane:
 
 
 def not_begun() -> ReadNotBegunError:
-    """The grant is over, and nothing was read."""
-    return ReadNotBegunError("others were read until the grant ended")
+    """Return the error of a grant that ended before anything was read."""
+    return ReadNotBegunError("other handoffs were read until the grant ended")
 
 
 def late() -> ReadDeadlineError:
-    """The grant is over."""
+    """Return the error of a grant that ended during a read."""
     return ReadDeadlineError("the grant ended before the last byte was in place")

@@ -1,9 +1,9 @@
-"""Reading, and being read, by NIXL.
+"""Read, and be read, by NIXL.
 
-One transport is one NIXL agent, with a name that no other life of it ever has. It belongs to one
-thread and has no progress thread, which would spin on a core and halve the rate of small pieces
-(docs/benchmarks.md): whoever owns a transport calls `progress`, often while it reads and every few
-milliseconds while it is read from.
+A transport is one NIXL agent, with a name that is never used again. It belongs to one thread. It
+has no progress thread, which would spin on a core and halve the rate of small pieces
+(docs/benchmarks.md). So the owner of a transport calls `progress`: often while it reads, and every
+few milliseconds while it is read from.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from restow.agents.reading.lane import NIXL
 from restow.agents.reading.transport import Flight, Known, Read
 from restow.agents.reading.ucx_tls import ucx_settings
 
-# Without this UCX reads GPU memory over TCP where a GPU has no NVLink (docs/benchmarks.md); later
-# NIXL releases say the same (NIXL's pull request 2208). Where no GPU is, UCX warns of it on stdout.
+# Without this setting UCX reads GPU memory over TCP if a GPU has no NVLink (docs/benchmarks.md);
+# later NIXL releases set it too (NIXL's pull request 2208). Without a GPU, UCX would print a
+# warning about it on stdout.
 _OF_A_GPU = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"} if Path("/dev/nvidiactl").exists() else {}
-# UCX reads these when it is loaded. With those of TCP a silent partition ends a read after about
-# 5 s, and holds no thread that connects; without them after minutes, in which such a thread stands
-# still.
+# UCX reads these variables when it is loaded. With the TCP settings a silent partition ends a read
+# after about 5 s, and does not block a connecting thread; without them it takes minutes, in which
+# the thread blocks.
 for _name, _value in {
     **_OF_A_GPU,
     "UCX_TCP_KEEPIDLE": "2s",
@@ -45,7 +46,7 @@ import nixl._api as nixl_api  # noqa: E402
 import nixl._bindings as nixl_bindings  # noqa: E402
 
 NIXL_MODULE: str = nixl_api.__name__
-"""Of the several that may be installed: NIXL loads torch to choose."""
+"""The NIXL module in use. Several may be installed; NIXL loads torch to choose."""
 _SEGMENTS = {MemoryKind.HOST: "DRAM", MemoryKind.CUDA: "VRAM"}
 _LOST = (nixl_bindings.nixlRemoteDisconnectError, nixl_bindings.nixlCancelledError)
 _FAILURES = (
@@ -62,12 +63,12 @@ _FAILURES = (
 
 
 class NixlTransport:
-    """One NIXL agent over UCX: a `Transport` that takes whatever comes."""
+    """A NIXL agent over UCX, as a `Transport` that takes every read."""
 
     kind = NIXL
 
     def __init__(self, label: str) -> None:
-        """Set NIXL up. Raises `TransportFailedError`."""
+        """Start NIXL. Raises `TransportFailedError`."""
         self.name = f"{label}-{secrets.token_hex(6)}"
         config = nixl_api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         try:
@@ -88,11 +89,11 @@ class NixlTransport:
             self._registered.append(self._agent.register_memory(descriptors))
         except _FAILURES as error:
             raise TransportFailedError(
-                f"NIXL does not register {length_bytes} bytes of {place.kind} memory: {error}"
+                f"NIXL refuses to register {length_bytes} bytes of {place.kind} memory: {error}"
             ) from None
 
     def metadata(self) -> bytes:
-        """What a peer needs to read everything registered so far."""
+        """Return what a peer needs to read everything that is registered so far."""
         metadata: bytes = self._agent.get_agent_metadata()
         return metadata
 
@@ -111,21 +112,21 @@ class NixlTransport:
         self._peers.add(peer)
 
     def takes(self, read: Read) -> bool:
-        """Any."""
+        """Return True: NIXL takes every read."""
         return True
 
     def forget(self, peer: str) -> None:
-        """Drop a peer's metadata. May be repeated.
+        """Drop a peer's metadata. May be called again.
 
-        Bytes of a read in flight still land afterwards, and nothing tells when the last one has:
-        wait for the end of all reads of the peer first, or close the transport.
+        Bytes of a read in flight still land afterwards, and nothing reports when the last byte has
+        landed. So wait for the end of all reads of the peer first, or close the transport.
         """
         if peer in self._peers:
             self._peers.discard(peer)
             self._agent.remove_remote_agent(peer)
 
     def post(self, read: Read, check: Callable[[], None]) -> Flight:
-        """Begin; on CMA the bytes are copied before this returns.
+        """Begin a read; over CMA the bytes are copied before this returns.
 
         Raises `PeerLostError` and `ReadFailedError`.
         """
@@ -152,11 +153,11 @@ class NixlTransport:
                 agent=peer,
             ) from None
         if state == "ERR":
-            raise ReadFailedError(f"a read from agent {peer} broke at once", agent=peer)
+            raise ReadFailedError(f"a read from agent {peer} failed at once", agent=peer)
         return Flight(peer, handle, state == "DONE")
 
     def poll(self, flight: Flight) -> bool:
-        """Whether every byte is in place. Makes progress.
+        """Return whether every byte is in place, and make progress.
 
         Raises `PeerLostError` and `ReadFailedError`; then the read has ended.
         """
@@ -170,26 +171,26 @@ class NixlTransport:
             ) from None
         except _FAILURES as error:
             raise ReadFailedError(
-                f"a read from agent {flight.peer} broke: {error}", agent=flight.peer
+                f"a read from agent {flight.peer} failed: {error}", agent=flight.peer
             ) from None
         if state == "ERR":
-            raise ReadFailedError(f"a read from agent {flight.peer} broke", agent=flight.peer)
+            raise ReadFailedError(f"a read from agent {flight.peer} failed", agent=flight.peer)
         flight.done = state == "DONE"
         return flight.done
 
     def release(self, flight: Flight) -> None:
-        """Free what NIXL keeps for a read that has ended. May be repeated."""
+        """Free what NIXL keeps for a read that has ended. May be called again."""
         handle, flight.handle = flight.handle, None
         if handle is not None:
             self._agent.release_xfer_handle(handle)
 
     def progress(self) -> None:
-        """Serve peers that read from here, over transports that need it, and new connections."""
+        """Serve peers that read from here over transports that need it, and new connections."""
         if self._agent is not None:
             self._agent.get_new_notifs()
 
     def close(self) -> None:
-        """End the NIXL agent: no byte of any of its reads lands after this. May be repeated.
+        """End the NIXL agent: no byte of any of its reads lands after this. May be called again.
 
         Release every flight before.
         """
@@ -203,14 +204,14 @@ class NixlTransport:
         self._agent = None
 
     def words(self, peer: str) -> str:
-        """Nothing: over which transport NIXL reads is asked of UCX."""
+        """Return an empty string: which transport NIXL uses is asked of UCX."""
         return ""
 
 
 def _rows(
     address: np.ndarray[Any, np.dtype[np.int64]], descriptors: Descriptors, place: MemoryPlace
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """NIXL's form: address, length, device."""
+    """Return the pieces in NIXL's form: address, length, device."""
     rows = np.empty((len(address), 3), np.uint64)
     rows[:, 0] = address
     rows[:, 1] = descriptors.length_bytes

@@ -1,4 +1,4 @@
-"""Start NIXL, and say which UCX that has loaded. A program: it prints a JSON list of paths."""
+"""A program that starts NIXL and prints the paths of the UCX libraries it loads, as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UCP = re.compile(r"(/\S*/libucp[^/\s]*)$", re.MULTILINE)
 
 
 def loaded_ucx(maps: str) -> list[str]:
-    """The paths of every libucp in a process's map.
+    """Return the path of every libucp in a process's memory map.
 
     >>> loaded_ucx('''7f1-7f2 r-xp 0000 00:1b 77   /a/nixl.libs/libucp-1c.so.0
     ... 7f2-7f3 r--p 0000 00:1b 77   /a/nixl.libs/libucp-1c.so.0
@@ -22,7 +22,7 @@ def loaded_ucx(maps: str) -> list[str]:
 
 
 def main() -> None:
-    """Raises `TransportFailedError`."""
+    """Print the list. Raises `TransportFailedError`."""
     from restow.agents.reading.nixl_transport import NixlTransport
 
     transport = NixlTransport("doctor")

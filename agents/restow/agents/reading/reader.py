@@ -1,17 +1,17 @@
-"""Reading from peers, so that the end of a read is the end of its writing.
+"""Read from peers, so that the end of a read is the end of its writing.
 
-NIXL does not cancel: a read that timed out may still write, even when its handle was released and
-its peer removed; only the end of the NIXL agent stops it. Hence
+NIXL cannot cancel: a read that timed out may still write, even if its handle was released and its
+peer removed. Only the end of the NIXL agent stops it. Hence
 
     Law: when `Reader.read` returns or raises, no byte of its reads lands any more.
 
-A read that failed is first given ``quarantine_s`` to end by itself. If it does not (a peer that is
-stopped, not dead), the lane that it flew on is retired: it takes no new reads, and when its other
-reads have ended, its transports are closed. New reads get a new lane meanwhile. Nobody reads from a
-lane, so that closing one is nobody else's business.
+A read that failed first gets ``quarantine_s`` to end by itself. If it does not end (its peer is
+stopped, not dead), its lane is retired: the lane takes no new reads, and when its other reads have
+ended, its transports are closed. New reads use a new lane meanwhile. No peer reads from a lane, so
+closing a lane disturbs nobody.
 
-Between processes of one host the thread that posts a read copies all of it, so large reads are
-posted beside the event loop.
+Between processes of one host, the thread that posts a read copies all of it. So large reads are
+posted on threads beside the event loop.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from restow.broker.logs import get_logger
 SPIN_S = 0.002
 POLL_S = 0.001
 LARGE_BYTES = 1 << 20
-"""From here on a read may keep a thread for longer than an event loop should be kept."""
+"""A read of this size or more could block the event loop for too long."""
 POSTING_THREADS = 2
-"""One lane posts at a time, and one that was given up may not have ended to."""
+"""A lane posts one read at a time; the second thread serves while a given-up lane still posts."""
 
 
-async def _trust(peer: str, metadata: bytes) -> None:
-    """Try nothing."""
+async def _accept_peer(peer: str, metadata: bytes) -> None:
+    """Accept every peer."""
 
 
-def _hear(trial: asyncio.Future[None]) -> None:
-    """A trial that nobody waits for may fail."""
+def _retrieve_failure(trial: asyncio.Future[None]) -> None:
+    """Consume the failure of a trial that nobody waits for."""
     if not trial.cancelled():
         trial.exception()
 
 
 class Reader:
-    """Reads from peers. Belongs to one event loop, on which it keeps others running."""
+    """Reads from peers. Belongs to one event loop, which it does not block."""
 
     def __init__(
         self,
         open_transports: Callable[[], Sequence[Transport]],
         quarantine_s: float = 6.0,
         clock: Callable[[], float] = time.monotonic,
-        try_peer: Callable[[str, bytes], Awaitable[None]] = _trust,
+        try_peer: Callable[[str, bytes], Awaitable[None]] = _accept_peer,
     ) -> None:
-        """Open a lane; ``open_transports`` opens what is on it, as `Lane` wants it.
+        """Open a lane; ``open_transports`` opens its transports, in the order that `Lane` expects.
 
-        ``try_peer`` is asked before the first read of each peer, and raises if its metadata must
-        not be loaded.
+        ``try_peer`` is called before the first read of each peer, and raises if the peer's metadata
+        must not be loaded.
         """
         self._open_transports = open_transports
         self._quarantine_s = quarantine_s
@@ -73,32 +73,32 @@ class Reader:
         self._known: dict[str, Known] = {}
         self._try_peer = try_peer
         self._trials: dict[str, asyncio.Future[None]] = {}
-        """Those of which no read has heard the end."""
+        """Trials whose end no read has seen yet."""
         self._passed: dict[str, Known] = {}
         self._lane: Lane | None = Lane(open_transports())
-        """None: the last one was retired."""
+        """The lane of new reads; None after the last lane was retired."""
         self._retired: list[Lane] = []
-        """They wait for their last reads."""
+        """Lanes that wait for their last reads."""
         self.lanes_given_up = 0
         self._past = no_reads()
-        """Of lanes that are closed."""
+        """Counts of closed lanes."""
         self._counting = threading.Lock()
-        """Held where a lane changes its place: `counts` misses none, and has none twice."""
+        """Held while a lane changes its list, so that `counts` counts each lane once."""
         self._closed = False
         self._log = get_logger("restow.agent")
 
     def add_peer(self, peer: str, metadata: bytes, host_memory: HostMemory | None = None) -> None:
-        """Know a peer; what has to connect does so with its first read."""
+        """Add a peer; its first read connects it."""
         self._drop_trial(peer)
         self._known[peer] = Known(metadata, host_memory)
 
     def words(self, peer: str) -> str:
-        """What to say of how a peer is read, beside NIXL's transport; "": nothing."""
+        """Describe how a peer is read, beside NIXL's transport; may be empty."""
         known = self._known.get(peer)
         return self._lane.words(peer, known) if known is not None and self._lane else ""
 
     def forget_peer(self, peer: str) -> None:
-        """A peer is gone: its reads in flight fail, new ones are refused. May be repeated."""
+        """Forget a peer that is gone: its reads fail, new ones are refused. May be called again."""
         self._known.pop(peer, None)
         self._drop_trial(peer)
         for lane in self._lanes():
@@ -127,12 +127,12 @@ class Reader:
 
     @property
     def lanes(self) -> int:
-        """How many are open."""
+        """Number of open lanes."""
         return len(self._lanes())
 
     @property
     def counts(self) -> CountsByKind:
-        """What became of all reads so far, by kind of transport. Suits any thread."""
+        """Counts of all reads so far, by kind of transport. May be read on any thread."""
         found = no_reads()
         with self._counting:
             for counts in (self._past, *(lane.counts for lane in self._lanes())):
@@ -145,7 +145,7 @@ class Reader:
             self._lane.progress()
 
     def close(self) -> None:
-        """End all lanes: nothing lands any more. Waits for threads that copy. May be repeated."""
+        """Close all lanes, after which nothing lands; waits for copies. May be called again."""
         self._closed = True
         for lane in self._lanes():
             lane.close()
@@ -163,7 +163,7 @@ class Reader:
 
     def _retire(self, lane: Lane, peers: set[str]) -> None:
         if lane is self._lane:
-            self._log.warning("reads do not end: their lane is given up", peers=sorted(peers))
+            self._log.warning("reads do not end, so their lane is given up", peers=sorted(peers))
             with self._counting:
                 self._lane = None
                 self._retired.append(lane)
@@ -182,7 +182,7 @@ class Reader:
     async def _fly(
         self, lane: Lane, reads: Sequence[Read], deadline_s: float
     ) -> tuple[Exception | None, bool]:
-        """Post, and wait for the end of every read or of the quarantine.
+        """Post the reads, and wait for the end of every read or of the quarantine.
 
         Returns the failure, and whether a read may still write.
         """
@@ -191,7 +191,7 @@ class Reader:
         try:
             for read in reads:
                 flying.append(await self._post(lane, read, deadline_s))
-        except Exception as error:  # noqa: BLE001 - it is raised when what flies has ended
+        except Exception as error:  # noqa: BLE001 - raised when the reads in flight have ended
             failure = late() if flying and isinstance(error, ReadNotBegunError) else error
         spin_until_s = self._clock() + SPIN_S
         give_up_s = float("inf")
@@ -229,15 +229,15 @@ class Reader:
         )
 
     async def _pass_trial(self, peer: str, known: Known, deadline_s: float) -> None:
-        """Wait for a peer's trial. One that takes longer than this read serves the next."""
+        """Wait for a peer's trial. A trial that takes longer than this read serves the next."""
         trial = self._trials.get(peer)
         if trial is None:
             trial = asyncio.ensure_future(self._try_peer(peer, known.metadata))
-            trial.add_done_callback(_hear)
+            trial.add_done_callback(_retrieve_failure)
             self._trials[peer] = trial
         await asyncio.wait([trial], timeout=max(0.0, deadline_s - self._clock()))
         if not trial.done():
-            raise ReadNotBegunError(f"agent {peer} was being tried until the grant ended")
+            raise ReadNotBegunError(f"the trial of agent {peer} lasted until the grant ended")
         if self._trials.get(peer) is trial:
             del self._trials[peer]
         try:
@@ -255,7 +255,7 @@ class Reader:
     def _still_flying(
         self, lane: Lane, flying: Sequence[Flight]
     ) -> tuple[list[Flight], Exception | None]:
-        """Poll all; those that have not ended, and the first failure."""
+        """Poll all reads; return those still in flight, and the first failure."""
         rest: list[Flight] = []
         failure: Exception | None = None
         for flight in flying:
@@ -265,8 +265,8 @@ class Reader:
                     continue
             except AgentError as error:
                 failure = failure or error
-            except Exception as error:  # noqa: BLE001 - it is raised when the lane is closed
-                # Nothing says whether such a read has ended.
+            except Exception as error:  # noqa: BLE001 - raised when the lane is closed
+                # Nothing tells whether this read has ended.
                 failure = failure or error
                 rest.append(flight)
             if flight.peer not in self._known:
@@ -276,7 +276,7 @@ class Reader:
     def _refusal(
         self, flying: Sequence[Flight], now_s: float, deadline_s: float
     ) -> AgentError | None:
-        """Why reads that may still be well are not waited for."""
+        """Return why reads in flight are no longer waited for, or None."""
         if now_s > deadline_s:
             return late()
         for flight in flying:

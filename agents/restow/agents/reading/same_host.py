@@ -1,7 +1,7 @@
-"""Whether large reads are shared out over threads: only while there are cores for them.
+"""Read host memory of other processes of this host, on several threads while cores are idle.
 
-Two threads copy nearly twice as fast as one on idle cores. Where every core has work already (the
-ranks of an engine read at the same time), more threads only take turns, and cost more than one.
+Two threads copy nearly twice as fast as one on idle cores. If every core is busy already, because
+the ranks of an engine read at the same time, more threads only take turns and cost more.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from restow.agents.reading.lane import PROCESS_VM_READV
 from restow.agents.reading.transport import Flight, Known, Read
 
 GAIN = 1.1
-"""Threads that together ran for less than this of a read's time did no more than one would."""
+"""Threads that together ran for less than this times the read's duration gained nothing."""
 BUSY_READS = 2
-"""One read may have met something that passes."""
+"""Reads in a row without gain before a pause; a single read may have met a passing load."""
 SHORT_S = 0.002
-"""A read that took no longer tells nothing."""
+"""A read that took less than this tells nothing."""
 FIRST_PAUSE_READS = 2
 LAST_PAUSE_READS = 64
 
 
 class Spreading:
-    """Learns from every shared read; when some in a row gained nothing, pauses for a while."""
+    """Learns from every shared read; pauses sharing if several reads in a row gained nothing."""
 
     def __init__(self) -> None:
-        """Nothing is known to speak against it."""
+        """Begin with sharing allowed."""
         self._pause_reads = FIRST_PAUSE_READS
         self._left_reads = 0
         self._busy_reads = 0
-        """Of the latest ones, with none between them that gained."""
+        """Reads without gain since the last read that gained."""
 
     def allows(self) -> bool:
-        """Whether the next read may be shared out. Counts it if not."""
+        """Return whether the next read may be shared; counts it if not."""
         if self._left_reads:
             self._left_reads -= 1
             return False
         return True
 
     def saw(self, ran_s: float, elapsed_s: float) -> None:
-        """A shared read took ``elapsed_s``; all its threads together ran for ``ran_s``."""
+        """Note that a shared read took ``elapsed_s`` and its threads ran for ``ran_s`` in all."""
         if elapsed_s < SHORT_S or self._left_reads:
             return
         if ran_s >= GAIN * elapsed_s:
@@ -64,11 +64,11 @@ class Spreading:
 
 
 CALL_PIECES = 1024
-"""What the kernel takes at most (UIO_MAXIOV)."""
+"""Most pieces that the kernel takes in one call (UIO_MAXIOV)."""
 CALL_BYTES = 64 << 20
-"""About 10 ms: between two calls a read can end."""
+"""Most bytes of a call, about 10 ms: a read can be stopped between two calls."""
 THREAD_BYTES = 2 << 20
-"""What a thread must get to be worth its start."""
+"""Bytes for which starting a thread pays."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _readv = _libc.process_vm_readv
@@ -87,16 +87,18 @@ class HostPeer:
     """A peer whose memory this process can read."""
 
     def __init__(self, agent_name: str, memory: HostMemory, own: HostRanges) -> None:
-        """Look for its mark; ``own`` is what may be read into.
+        """Look for the peer's mark; ``own`` is the memory that may be read into.
 
-        Raises `PeerLostError` where it is not to be had: another host or namespace, no permission,
-        or no such process any more; `ReadFailedError` and `OrderInvalidError`.
+        Raises `PeerLostError` if the memory cannot be read: another host or namespace, no
+        permission, or an ended process. Raises `ReadFailedError` and `OrderInvalidError`.
         """
         self._name = agent_name
         self._memory = memory
         self._own = own
         if not memory.is_of(agent_name):
-            raise PeerLostError(f"agent {agent_name} shows another's memory", agent=agent_name)
+            raise PeerLostError(
+                f"agent {agent_name} shows another agent's memory", agent=agent_name
+            )
         if not memory.is_mapped:
             raise PeerLostError(f"agent {agent_name} shows no mark of its own", agent=agent_name)
         self._ranges = memory.ranges(self._bytes)
@@ -104,16 +106,16 @@ class HostPeer:
         self.read(Descriptors(nothing, nothing, nothing), lambda: None)
 
     def read(self, descriptors: Descriptors, check: Callable[[], None]) -> None:
-        """Read all pieces. Blocks; others of this process run meanwhile.
+        """Read all pieces. Blocks this thread; other threads of the process run meanwhile.
 
-        Raises `ReadFailedError` and `PeerLostError`, and what ``check`` raises, which is asked
-        before every call.
+        Raises `ReadFailedError`, `PeerLostError` and what ``check`` raises, which is called before
+        every call of the kernel.
         """
         memory = self._memory
         if not self._ranges.hold(descriptors.src_address, descriptors.length_bytes):
-            raise self._failed("pieces lie outside of what it shows")
+            raise self._failed("pieces lie outside of the memory that it shows")
         if not self._own.hold(descriptors.dst_address, descriptors.length_bytes):
-            raise self._failed("pieces would land outside of what is registered here")
+            raise self._failed("pieces would land outside of the memory registered here")
         descriptors = descriptors.cut(CALL_BYTES).in_source_order()
         count = len(descriptors.length_bytes)
         seen = np.zeros(len(memory.mark), np.uint8)
@@ -121,7 +123,7 @@ class HostPeer:
         entries[0, :count, 0] = descriptors.dst_address
         entries[1, :count, 0] = descriptors.src_address
         entries[:, :count, 1] = descriptors.length_bytes
-        # The kernel goes from the first entry to the last: the mark is read behind all bytes.
+        # The kernel copies from the first entry to the last, so the mark is read after all bytes.
         entries[0, count] = seen.ctypes.data, len(seen)
         entries[1, count] = memory.mark_address, len(seen)
         ends = np.cumsum(entries[0, :, 1].astype(np.int64))
@@ -134,13 +136,12 @@ class HostPeer:
             begin, done_bytes = end, int(ends[end - 1])
         if seen.tobytes() != memory.mark:
             raise PeerLostError(
-                f"agent {self._name} is gone: process {memory.pid} does not show its memory any "
-                f"more",
+                f"agent {self._name} is gone: process {memory.pid} no longer shows its memory",
                 agent=self._name,
             )
 
     def _bytes(self, address: int, size_bytes: int) -> bytes:
-        """Some of its memory, however that is called there."""
+        """Return bytes of the peer's memory, without checking its ranges."""
         found = np.empty(size_bytes, np.uint8)
         entries = np.array([[[found.ctypes.data, size_bytes]], [[address, size_bytes]]], np.uint64)
         self._call(entries, 0, 1, size_bytes)
@@ -154,7 +155,7 @@ class HostPeer:
         if got_bytes == wanted_bytes:
             return
         if got_bytes >= 0:
-            raise self._failed(f"{got_bytes} of {wanted_bytes} bytes could be read")
+            raise self._failed(f"only {got_bytes} of {wanted_bytes} bytes could be read")
         number = ctypes.get_errno()
         if number == errno.ESRCH:
             raise PeerLostError(
@@ -165,7 +166,7 @@ class HostPeer:
 
     def _failed(self, why: str) -> ReadFailedError:
         return ReadFailedError(
-            f"the memory of agent {self._name}, process {self._memory.pid}, is not read: {why}",
+            f"the memory of agent {self._name}, process {self._memory.pid}, can't be read: {why}",
             agent=self._name,
         )
 
@@ -176,13 +177,13 @@ class SameHost:
     kind = PROCESS_VM_READV
 
     def __init__(self, own: HostRanges, threads: int = 1) -> None:
-        """``own`` is what may be read into; ``threads`` share a long read."""
+        """Read into ``own`` memory, with up to ``threads`` threads for a long read."""
         self._own = own
         self._width = threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="restow-copy")
         self._spreading = Spreading()
         self._peers: dict[str, HostPeer | None] = {}
-        """None: it can't be read so."""
+        """Peers by name; None for a peer that can't be read in this way."""
 
     def prepare(self, peer: str, known: Known) -> None:
         """Look for the peer's mark, once."""
@@ -194,16 +195,16 @@ class SameHost:
                 self._peers[peer] = HostPeer(peer, known.host_memory, self._own)
 
     def takes(self, read: Read) -> bool:
-        """Whether such a read is faster than NIXL's."""
+        """Return whether this transport does a read faster than NIXL."""
         of_hosts = read.src.kind is read.dst.kind is MemoryKind.HOST
         is_faster = len(read.descriptors.length_bytes) > 1 or self._threads_for(read) > 1
         return of_hosts and is_faster and self._peers.get(read.peer) is not None
 
     def post(self, read: Read, check: Callable[[], None]) -> Flight:
-        """Read all of it."""
+        """Read everything before returning."""
         peer = self._peers[read.peer]
         if peer is None:
-            raise PeerLostError(f"agent {read.peer} shows no memory here", agent=read.peer)
+            raise PeerLostError(f"agent {read.peer} shows no memory on this host", agent=read.peer)
         count = self._threads_for(read)
         if count > 1 and self._spreading.allows():
             self._read_in_parts(peer, read.descriptors.split(count), check)
@@ -212,52 +213,52 @@ class SameHost:
         return Flight(read.peer, None, True)
 
     def _threads_for(self, read: Read) -> int:
-        """How many threads are worth their start."""
+        """Return the number of threads that are worth their start."""
         most = 1 if read.alone else self._width
         return max(1, min(most, read.descriptors.size_bytes // THREAD_BYTES))
 
     def _read_in_parts(
         self, peer: HostPeer, parts: Sequence[Descriptors], check: Callable[[], None]
     ) -> None:
-        """Read each part on a thread of its own, and wait for all, also if one fails."""
+        """Read each part on a thread of its own, and wait for all, even if one fails."""
         began_s = time.perf_counter()
         running = [self._threads.submit(_timed, peer, part, check) for part in parts]
         wait(running)
-        ran_s = sum(one.result() for one in running)
+        ran_s = sum(future.result() for future in running)
         self._spreading.saw(ran_s, time.perf_counter() - began_s)
 
     def poll(self, flight: Flight) -> bool:
-        """True: it was read when it was posted."""
+        """Return True: `post` has read everything."""
         return flight.done
 
     def release(self, flight: Flight) -> None:
-        """Nothing is kept."""
+        """Do nothing, because nothing is kept."""
 
     def forget(self, peer: str) -> None:
-        """Drop what it showed."""
+        """Forget what the peer showed."""
         self._peers.pop(peer, None)
 
     def progress(self) -> None:
-        """There is no connection."""
+        """Do nothing, because there are no connections."""
 
     def close(self) -> None:
-        """Nothing flies."""
+        """Stop the threads; no read is in flight."""
         self._threads.shutdown()
 
     def words(self, peer: str) -> str:
-        """That pieces are read so."""
+        """Say that pieces are read by `process_vm_readv`, if the peer can be read so."""
         return "pieces by process_vm_readv" if self._peers.get(peer) is not None else ""
 
 
 def _timed(peer: HostPeer, part: Descriptors, check: Callable[[], None]) -> float:
-    """Read, and say for how long this thread ran."""
+    """Read, and return how long this thread ran."""
     began_s = time.thread_time()
     peer.read(part, check)
     return time.thread_time() - began_s
 
 
 def _joined(entries: np.ndarray) -> np.ndarray:
-    """Entries that lie together, as one: the kernel looks up the pages of each one anew."""
+    """Join adjacent entries, because the kernel looks up the pages of each entry anew."""
     address, length_bytes = entries.T
     is_apart = address[1:] != address[:-1] + length_bytes[:-1]
     first = np.flatnonzero(np.concatenate([[True], is_apart]))

@@ -1,4 +1,4 @@
-"""A way to read from other agents, behind a few verbs. A lane has one of each, in order."""
+"""The interface of transports, which read from other agents. A lane tries them in order."""
 
 from __future__ import annotations
 
@@ -13,71 +13,74 @@ from restow.agents.reading.host_memory import HostMemory
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """Pieces to read from one peer, all from one place to one place."""
+    """Pieces to read from one peer, all from the same place to the same place."""
 
     peer: str
     descriptors: Descriptors
     src: MemoryPlace
     dst: MemoryPlace
     alone: bool = False
-    """By one thread, because it is measured."""
+    """Read on one thread, because the read is measured."""
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A read that was posted. ``done`` once every byte is in place."""
+    """A posted read; ``done`` once every byte is in place."""
 
     peer: str
     handle: Any
     done: bool
     size_bytes: int = 0
-    """The lane's, to count."""
+    """Bytes of the read, set by the lane for its counts."""
 
 
 class Known(NamedTuple):
-    """What a peer shows of itself."""
+    """The data with which a peer can be read."""
 
     metadata: bytes
-    """NIXL's."""
+    """The peer's NIXL metadata."""
     host_memory: HostMemory | None = None
-    """For processes of its own host; None: it shows nothing."""
+    """Access for processes of the peer's host; None if it grants none."""
 
 
 class Transport(Protocol):
-    """Used by one thread at a time. A failed read has ended; a read that flies may still write."""
+    """A way to read from peers, for one thread at a time.
+
+    A read that failed has ended; a read in flight may still write.
+    """
 
     kind: str
-    """What reads are counted under."""
+    """Kind under which reads are counted."""
 
     def prepare(self, peer: str, known: Known) -> None:
-        """Make a peer readable; one that is stays as it is.
+        """Make a peer readable; does nothing if it is already.
 
-        Raises `PeerLostError`. Where a peer can't be read in this way at all, it is not taken.
+        Raises `PeerLostError`. A transport that can never read the peer does not take its reads.
         """
 
     def takes(self, read: Read) -> bool:
-        """Whether this is the way for a read, of this one and those behind it."""
+        """Return whether this transport should do a read, rather than a later one of the lane."""
 
     def post(self, read: Read, check: Callable[[], None]) -> Flight:
-        """Begin to read; may take as long as the bytes need, and asks ``check`` now and then.
+        """Begin a read; may take as long as the bytes need, and calls ``check`` now and then.
 
-        Raises `PeerLostError`, `ReadFailedError` and what ``check`` does.
+        Raises `PeerLostError`, `ReadFailedError` and what ``check`` raises.
         """
 
     def poll(self, flight: Flight) -> bool:
-        """Whether every byte is in place. Raises `PeerLostError` and `ReadFailedError`."""
+        """Return whether every byte is in place. Raises `PeerLostError` and `ReadFailedError`."""
 
     def release(self, flight: Flight) -> None:
-        """Free what is kept for a read. May be repeated."""
+        """Free what is kept for a read. May be called again."""
 
     def forget(self, peer: str) -> None:
-        """Drop what is known of a peer, of which nothing flies. May be repeated."""
+        """Forget a peer that has no reads in flight. May be called again."""
 
     def progress(self) -> None:
         """Let connections be made and broken."""
 
     def close(self) -> None:
-        """End: no byte of any read lands after this. Release every flight before."""
+        """Close: no byte of any read lands after this. Release every flight before."""
 
     def words(self, peer: str) -> str:
-        """What to say of how a prepared peer is read, beside NIXL's transport; "": nothing."""
+        """Describe how a prepared peer is read, beside NIXL's transport; may be empty."""

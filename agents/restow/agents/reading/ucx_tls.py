@@ -1,4 +1,4 @@
-"""Which transports UCX may use, as the environment says (``UCX_TLS``)."""
+"""The transports that the environment lets UCX use (``UCX_TLS``)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _RDMA = Path("/sys/class/infiniband")
 
 
 def ucx_settings(environment: Mapping[str, str] = os.environ) -> str:
-    """What of the environment may keep UCX from starting, to be said behind its error.
+    """Return the environment's settings that may keep UCX from starting, to append to its error.
 
     >>> ucx_settings({"UCX_TLS": "tpc"})
-    "; see whether it is right what the environment says: UCX_TLS='tpc'"
+    "; check these environment variables: UCX_TLS='tpc'"
     """
     said = [f"{name}={environment[name]!r}" for name in ("UCX_TLS",) if name in environment]
     if "UCX_NET_DEVICES" in environment:
         devices = [name for _, name in socket.if_nameindex()]
         with suppress(OSError):
-            devices += sorted(one.name for one in _RDMA.iterdir())
+            devices += sorted(device.name for device in _RDMA.iterdir())
         given = environment["UCX_NET_DEVICES"]
-        said.append(f"UCX_NET_DEVICES={given!r} (here are {', '.join(devices)})")
+        said.append(f"UCX_NET_DEVICES={given!r} (this host has {', '.join(devices)})")
     if not said:
         return ""
-    return f"; see whether it is right what the environment says: {', '.join(said)}"
+    return f"; check these environment variables: {', '.join(said)}"
 
 
 def allows_tcp(tls: str | None) -> bool:
-    """Whether UCX may use TCP.
+    """Return whether UCX may use TCP.
 
     >>> [allows_tcp(tls) for tls in (None, "all", "tcp,self", "^tcp", "^all", "sm")]
     [True, True, True, False, False, False]
@@ -39,7 +39,7 @@ def allows_tcp(tls: str | None) -> bool:
 
 
 def allows_process_reads(tls: str | None) -> bool:
-    """Whether UCX may read other processes' memory on one host, by `process_vm_readv`.
+    """Return whether UCX may read other processes' memory on the host, by `process_vm_readv`.
 
     >>> [allows_process_reads(tls) for tls in (None, "all", "cma,self", "^tcp", "rc,sm")]
     [True, True, True, True, True]
@@ -50,7 +50,7 @@ def allows_process_reads(tls: str | None) -> bool:
 
 
 def _allows(tls: str | None, one_of: set[str]) -> bool:
-    """A list of what is used, or with ``^`` of what is left out; nothing: all are used."""
+    """Evaluate a list of allowed names, or after ``^`` of excluded names; empty allows all."""
     if not tls:
         return True
     names = {name.split(":")[0].strip() for name in tls.removeprefix("^").split(",")}

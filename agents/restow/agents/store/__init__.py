@@ -1,1 +1,1 @@
-"""A store: an engine that never computes. It keeps states, and gives them back."""
+"""The store: an engine that never computes. It keeps states and gives them back."""

@@ -1,4 +1,4 @@
-"""`Waiting` are states that a store is to ask for, as soon as fewer are on their way."""
+"""Request the states that engines report as worth keeping."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from restow.broker.errors import ChainFormError, RestowError
 from restow.broker.logs import get_logger
 
 MAX_HASHES = 1 << 18
-"""Of all that wait: about 20 MB. Of longer prompts fewer wait."""
+"""Most hashes of all waiting states: about 20 MB. Of longer prompts fewer may wait."""
 
 
 class Waiting:
-    """Those told of first come first; of too many the first ones are dropped. Any thread."""
+    """A queue of states to request, which drops the oldest if it is too long. Thread-safe."""
 
     def __init__(self, max_hashes: int = MAX_HASHES) -> None:
-        """Nothing waits."""
+        """Begin empty."""
         self.dropped = 0
-        """How many waited in vain."""
+        """Number of states that were dropped."""
         self._max_hashes = max_hashes
         self._hashes = 0
         self._prefixes: OrderedDict[Prefix, None] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of waiting states."""
         return len(self._prefixes)
 
     def add(self, prefix: Prefix) -> None:
-        """Have a state wait, if it does not yet."""
+        """Add a state, unless it already waits."""
         with self._lock:
             if prefix in self._prefixes:
                 return
@@ -48,7 +48,7 @@ class Waiting:
                 self.dropped += 1
 
     def take(self) -> Prefix | None:
-        """The one that waited longest; None: none does."""
+        """Take the state that has waited longest; None if none waits."""
         with self._lock:
             if not self._prefixes:
                 return None
@@ -62,11 +62,11 @@ def _size(prefix: Prefix) -> int:
 
 
 MOST_AT_ONCE = 4
-"""Demands under way: enough that the next one is granted while one is read."""
+"""Open requests, enough to have the next request granted while a state is read."""
 
 
 class Asking:
-    """Demands under way, and states that wait for one to end. It has one thread, but for `hear`."""
+    """Requests states, a few at a time. All methods but `hear` run on one thread."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class Asking:
         run: Callable[[Callable[[], None]], None],
         arrived: Callable[[Prefix], None],
     ) -> None:
-        """Ask for nothing yet. ``run`` has the thread do something; ``arrived`` hears what came."""
+        """Begin; ``run`` does work on the thread, ``arrived`` is called with new states."""
         self.waiting = Waiting()
         self.asked = self.kept = 0
-        """Demands, and states of them that came."""
+        """Requests made, and requests that brought their state."""
         self._session, self._holdings = session, holdings
         self._run, self._arrived = run, arrived
         self._open: set[Prefix] = set()
@@ -87,7 +87,7 @@ class Asking:
         self._log = get_logger("restow.store")
 
     def hear(self, prefix: Prefix) -> None:
-        """A state is worth keeping. Returns at once, on any thread."""
+        """Note that a state is worth keeping. Returns at once, on any thread."""
         self.waiting.add(prefix)
         if not self._called:
             self._called = True
@@ -113,11 +113,11 @@ class Asking:
         found.add_done_callback(lambda _: self._run(lambda: self._found(prefix, found)))
 
     def _found(self, prefix: Prefix, found: Future[Holders]) -> None:
-        """Nothing is evicted for a state that nobody holds any more, as when an engine has left."""
+        """Request the state if someone holds it: nothing is evicted for a state that is gone."""
         self._open.discard(prefix)
         try:
             (holders,) = found.result()
-            if any(one.tokens == prefix.position_tokens for one in holders):
+            if any(holder.tokens == prefix.position_tokens for holder in holders):
                 self._reserve(prefix)
         except RestowError as error:
             self._refuse(error)
@@ -129,7 +129,7 @@ class Asking:
             self._ask(pinned)
         else:
             self._log.warning(
-                "a state is not kept: there is no room", tokens=prefix.position_tokens
+                "a state is not kept, because the memory has no room", tokens=prefix.position_tokens
             )
 
     def _ask(self, pinned: Pinned) -> None:
@@ -161,7 +161,7 @@ class Asking:
                 self._arrived(pinned.prefix)
         else:
             self._log.info(
-                "a state did not come",
+                "a state did not arrive",
                 tokens=pinned.prefix.position_tokens,
                 detail=str(error or delivery.result().reason),
             )
@@ -171,12 +171,12 @@ class Asking:
         self._next()
 
     def _give_up_if(self, free: Future[None], pinned: Pinned) -> None:
-        """Have the pages back, unless nobody can say whether they are still written to."""
+        """Release the pages, unless nobody can tell whether they are still written to."""
         if free.exception() is None:
             self._holdings.give_up(pinned)
 
     def _refuse(self, error: RestowError) -> None:
-        """Say why a state is not kept: once, where one after the other is refused alike."""
+        """Log why a state is not kept, unless the last refusal was the same."""
         if error.message != self._refused:
             self._refused = error.message
             self._log.warning("a state is not kept", reason=error.reason, detail=error.message)

@@ -1,4 +1,4 @@
-"""What the command `restow store` runs."""
+"""The command `restow store`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
 
 LOOK_EVERY_S = 1.0
-"""How often is looked whether an engine has come, or a signal that did not end the wait."""
+"""Interval of checking for an engine, or for a signal that did not end the wait."""
 Ends = queue.SimpleQueue[RestowError | None]
 
 
@@ -28,9 +28,10 @@ def run_store(
 ) -> None:
     """Keep states of the model of ``source`` until SIGTERM or SIGINT.
 
-    That is a layout, or the id of an engine that has one: it is waited for. Says one line, ``store
-    ready``, when the broker knows the store. ``http_listen``: where to show metrics, if anywhere.
-    Raises what `Store` does, `ListenError`, and why the store was lost if it was.
+    ``source`` is a layout, or the id of an engine to take the layout from; the store waits for
+    that engine. Logs ``store ready`` when the broker knows the store. ``http_listen`` is the
+    address for metrics; None serves none. Raises what `Store` raises, `ListenError`, and the reason
+    for which the store was lost.
     """
     ends: Ends = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -60,9 +61,9 @@ def run_store(
 
 
 def end_of(ends: Ends) -> RestowError | None:
-    """Wait for an end, in the main thread; None: a signal has asked for it."""
+    """Wait for the end, in the main thread; None if a signal asked for it."""
     while True:
-        # A signal that comes just before the wait, or to another thread, is heard after it.
+        # A signal just before the wait, or on another thread, is handled after the wait.
         with contextlib.suppress(queue.Empty):
             return ends.get(timeout=LOOK_EVERY_S)
 
@@ -70,7 +71,7 @@ def end_of(ends: Ends) -> RestowError | None:
 def _layout_of(
     engine_id: str, options: StoreOptions, credentials: Credentials, ends: Ends
 ) -> Layout | None:
-    """Wait for an engine, and return its layout; None: the store is to end before that."""
+    """Wait for an engine, and return its layout; None if the store must end before."""
     log = get_logger("restow.store").bind(engine=options.engine_id)
     told = False
     with AdminClient(options.broker, credentials=credentials) as admin:

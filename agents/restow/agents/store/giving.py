@@ -1,4 +1,4 @@
-"""`Giving` answers for a store when a state is asked for: it publishes that, as P does."""
+"""Answer requests for a store's states, by publishing them as P does."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from restow.broker.errors import ChainFormError, ChainInvalidError, RestowError
 from restow.broker.logs import get_logger
 
 HOLD_MS = 60_000
-"""For how long a publication is held: who asked waits for it."""
+"""Time for which a publication is held, while the requester waits for it."""
 
 
 class Giving:
-    """Offers that are answered. It has one thread, but for `hear`."""
+    """Answers the broker's offers. All methods but `hear` run on one thread."""
 
     def __init__(
         self,
@@ -31,16 +31,16 @@ class Giving:
         disk: DiskThread | None,
         run: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Give nothing yet. ``run`` has the thread do something."""
+        """Answer nothing yet. ``run`` does work on the thread."""
         self.offered = self.given = self.declined = 0
-        """Offers; those of them whose D has the state; those that were answered with no."""
+        """Offers; offers whose D received the state; offers that were declined."""
         self._session, self._agent = session, agent
         self._holdings, self._disk = holdings, disk
         self._run = run
         self._log = get_logger("restow.store")
 
     def hear(self, offer: Offer) -> None:
-        """Somebody wants a state. Returns at once, on any thread."""
+        """Take an offer. Returns at once, on any thread."""
         until_s = time.monotonic() + offer.within_ms / 1000
         self._run(lambda: self._answer(offer, until_s))
 
@@ -57,16 +57,16 @@ class Giving:
         elif self._disk is not None and self._holdings.holds(offer.prefix):
             self._disk.read(partial(self._load, self._disk, offer, until_s))
         else:
-            self._decline(offer, "the store has it no longer")
+            self._decline(offer, "the store no longer has the state")
 
     def _load(self, disk: DiskThread, offer: Offer, until_s: float) -> None:
-        """Read a state from the disk, keep it, and have it published. On the disk's thread."""
+        """Read a state from disk, keep it, and have it published. Runs on the disk's thread."""
         if time.monotonic() > until_s:
             self._run(lambda: self._decline(offer, "the disk was too slow"))
             return
         pinned = self._holdings.reserve(offer.prefix)
         if pinned is None:
-            self._run(lambda: self._decline(offer, "no room to read the state into"))
+            self._run(lambda: self._decline(offer, "the memory has no room to read the state into"))
             return
         try:
             disk.load(pinned)

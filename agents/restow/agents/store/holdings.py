@@ -1,4 +1,4 @@
-"""A `DiskThread` reads and writes a store's shelf: what somebody waits for first."""
+"""The states of a store, in memory and on disk, and the thread that reads and writes the disk."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from restow.broker.logs import get_logger
 
 
 class DiskThread:
-    """One thread of its own. Any thread may give it work."""
+    """Reads and writes the disk on a thread, reads first. Any thread may give it work."""
 
     def __init__(self, shelf: Shelf, holdings: Holdings, memory_bytes: int) -> None:
-        """Start. Half of the memory may wait to be written."""
+        """Start the thread. Up to half of ``memory_bytes`` may wait to be written."""
         self._shelf, self._holdings = shelf, holdings
         self._most_unwritten_bytes = memory_bytes // 2
         self._unwritten_bytes = 0
@@ -34,37 +34,37 @@ class DiskThread:
         self._log = get_logger("restow.store").bind(folder=str(shelf.folder))
 
     def close(self) -> None:
-        """Do what is left, and end."""
+        """Finish the remaining work, and stop."""
         self._executor.shutdown()
 
     def read(self, work: Callable[[], None]) -> None:
-        """Have the thread do ``work``, which reads a state, before it writes any."""
+        """Run ``work``, which reads a state, before any writes."""
         self._reads.append(work)
         run(self._executor, self._next)
 
     def load(self, pinned: Pinned) -> None:
-        """Read the pages of a state that are to be written. Only on the thread.
+        """Read a state into its new pages. Must run on this thread.
 
         Raises `RunLostError`.
         """
         self._shelf.read(self._holdings.pages(pinned.new.items()))
 
     def write(self, prefix: Prefix) -> None:
-        """Have a state written. It stays in memory until it is, unless too much waits for that."""
+        """Write a state, which stays in memory until then, unless too much waits to be written."""
         pinned = self._holdings.pin_quietly(prefix)
         if pinned is None:
             return
         size_bytes = self._holdings.size_bytes(pinned)
         if self._unwritten_bytes + size_bytes > self._most_unwritten_bytes:
             self._holdings.give_up(pinned)
-            self._log.warning("a state is in memory alone", detail="the disk is too slow")
+            self._log.warning("a state is kept only in memory", detail="the disk is too slow")
             return
         self._unwritten_bytes += size_bytes
         self._writes.append(lambda: self._spill(pinned, size_bytes))
         run(self._executor, self._next)
 
     def forget_revision(self, revision: str) -> None:
-        """Drop the states of a revision, those that wait to be written too."""
+        """Drop the states of a revision, including those that wait to be written."""
         self._writes.append(lambda: self._shelf.forget_revision(revision))
         run(self._executor, self._next)
 
@@ -75,37 +75,37 @@ class DiskThread:
         try:
             self._shelf.write(pinned.prefix.form, self._holdings.pages(pinned.pages()))
         except RunLostError as error:
-            self._log.warning("a state is in memory alone", detail=error.message)
+            self._log.warning("a state is kept only in memory", detail=error.message)
         finally:
             self._unwritten_bytes -= size_bytes
             self._holdings.give_up(pinned)
 
 
 def run(executor: ThreadPoolExecutor, work: Callable[[], None]) -> None:
-    """Have a thread do ``work``; a fault of it is logged, and ends nothing else."""
-    executor.submit(work).add_done_callback(_tell_fault)
+    """Run ``work`` on a thread; log a failure of it, which ends nothing else."""
+    executor.submit(work).add_done_callback(_log_failure)
 
 
-def _tell_fault(done: Future[None]) -> None:
-    done.result()  # what a callback raises is logged, with its traceback
+def _log_failure(done: Future[None]) -> None:
+    done.result()  # the executor logs what a callback raises, with its traceback
 
 
 class Teller(Protocol):
-    """What tells, as a session does."""
+    """Tells the broker what is held, as a session does."""
 
     def hold(
         self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str, revision: str
     ) -> None:
-        """Say that these are held."""
+        """Report hashes that are held."""
 
     def evict(
         self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str, revision: str
     ) -> None:
-        """Say that these are held no longer."""
+        """Report hashes that are no longer held."""
 
 
 class Holdings:
-    """The states of one store. Any thread may call it; only what it moves in memory takes time."""
+    """The states of one store. Thread-safe; only moving pages in memory takes time."""
 
     def __init__(
         self,
@@ -116,10 +116,10 @@ class Holdings:
         shelf: Shelf | None,
         teller: Teller,
     ) -> None:
-        """Have what is on the disk. Nothing is told before `tell_everything`."""
+        """Begin with the states on disk. Nothing is reported before `tell_everything`."""
         self.shape = shape
         self.form = shelf.hash_form if shelf is not None else None
-        """How the hashes of all that it has are made; None: it never had anything."""
+        """The form of all hashes; None before the first state."""
         self._room, self._memory = room, memory
         self._kept = Kept(shape, room, recomputing_cost, recomputing, self._note)
         self._shelf, self._teller = shelf, teller
@@ -129,54 +129,54 @@ class Holdings:
             shelf.on_gone = self._gone_from_disk
 
     def tell_everything(self) -> None:
-        """Tell what a life before this one left on the disk."""
+        """Report the states that an earlier process left on disk."""
         if self._shelf is not None:
             with self._lock:
                 self._tell(self._shelf.pieces, held=True)
 
     def check(self, prefix: Prefix) -> None:
-        """Raise `ChainFormError` or `ChainInvalidError` for what can't be kept here.
+        """Raise `ChainFormError` or `ChainInvalidError` for a state that can't be kept here.
 
-        All hashes have one form, that of the first state that came: others name no tokens that
-        anybody knows to be the same.
+        All hashes have one form, that of the first state. Hashes of another form would not be known
+        to name the same tokens.
         """
         self.shape.check(prefix)
         if self.form not in (None, prefix.form):
             raise ChainFormError(
-                f"the store has states by {self.form}, and this one is by {prefix.form}: have all "
-                f"engines hash alike, or start another store"
+                f"the store has states hashed by {self.form}, but this one is hashed by "
+                f"{prefix.form}: have all engines hash alike, or start another store"
             )
 
     @property
     def states(self) -> int:
-        """How many are in memory."""
+        """Number of states in memory."""
         return len(self._kept)
 
     @property
     def evictions(self) -> int:
-        """How many had to make room in memory."""
+        """Number of states evicted from memory."""
         return self._kept.evictions
 
     @property
     def used_bytes(self) -> int:
-        """Of memory."""
+        """Bytes of memory in use."""
         with self._lock:
             return self._room.usable_bytes - self._room.free_bytes
 
     def holds(self, prefix: Prefix) -> bool:
-        """Whether it has the state, in its memory or on its disk."""
+        """Return whether the store has the state, in memory or on disk."""
         with self._lock:
             missing = self._kept.missing(prefix)
         return not missing or self._on_disk(missing)
 
     def use(self, prefix: Prefix) -> None:
-        """Somebody wanted a state: it is evicted later, if it is in memory."""
+        """Note that a state in memory was wanted, so that it is evicted later."""
         pinned = self.pin(prefix)
         if pinned is not None:
             self.give_up(pinned)
 
     def reserve(self, prefix: Prefix) -> Pinned | None:
-        """Find pages for a state of which some may be here; None: there is no room for it."""
+        """Find pages for a state of which parts may be here; None if there is no room."""
         with self._changing():
             reserved = self._kept.reserve(prefix, time.monotonic())
             if reserved is None:
@@ -185,49 +185,49 @@ class Holdings:
             return reserved.pinned
 
     def commit(self, pinned: Pinned) -> None:
-        """The pages of a state are written: keep it. Raises as `check`, and has given it up."""
+        """Keep a state whose pages are written. Raises as `check`, after giving the state up."""
         with self._changing():
             try:
                 self.check(pinned.prefix)
-            except ChainFormError:  # another one came meanwhile, and first
+            except ChainFormError:  # a state with another form arrived first
                 self._kept.give_up(pinned)
                 raise
             self.form = pinned.prefix.form
             self._kept.commit(pinned, time.monotonic())
 
     def pin(self, prefix: Prefix) -> Pinned | None:
-        """Have a state that is wanted stay where it is; None: it is not in memory."""
+        """Pin a state that is wanted; None if it is not in memory."""
         with self._lock:
             return self._kept.pin(prefix, time.monotonic())
 
     def pin_quietly(self, prefix: Prefix) -> Pinned | None:
-        """Have it stay though nobody wants it."""
+        """Pin a state without counting it as wanted."""
         with self._lock:
             return self._kept.pin_quietly(prefix)
 
     def give_up(self, pinned: Pinned) -> None:
-        """Nothing reads or writes the pages any more."""
+        """Unpin a state whose pages are no longer read or written."""
         with self._changing():
             self._kept.give_up(pinned)
 
     def forget_revision(self, revision: str) -> None:
-        """Drop the states in memory that some weights computed."""
+        """Drop the states in memory that these weights computed."""
         with self._changing():
             self._kept.forget_revision(revision)
 
     def size_bytes(self, pinned: Pinned) -> int:
-        """Of its pages that are not to be written."""
+        """Return the size of its pages that are held already."""
         return sum(self._room.strides[key.group] for key in pinned.held)
 
     def pages(self, pages: Iterable[tuple[PieceKey, int]]) -> list[Page]:
-        """The bytes of pinned pages."""
+        """Return the bytes of pinned pages."""
         return [(key, self._memory.page(key.group, page)) for key, page in pages]
 
     # -- inside -----------------------------------------------------------------------------------
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Tell what comes and goes meanwhile, in the order in which it does."""
+        """Report what comes and goes in the body, in that order."""
         with self._lock:
             try:
                 yield
@@ -254,5 +254,7 @@ class Holdings:
         say = self._teller.hold if held else self._teller.evict
         for (group, salt, revision), hashes in by_group.items():
             if self.form is not None:
-                with suppress(SessionClosedError):  # what is held is forgotten with the session
+                with suppress(
+                    SessionClosedError
+                ):  # the broker forgets what is held with the session
                     say(self.form, group, hashes, salt=salt, revision=revision)

@@ -1,4 +1,4 @@
-"""What a store is given: its options, and the memory that it registers."""
+"""A store's options, figures and registered memory."""
 
 from __future__ import annotations
 
@@ -14,59 +14,60 @@ from restow.agents.store.books.kept import Recomputing
 from restow.agents.store.books.room import PageMove, Room
 
 MADV_POPULATE_WRITE = 23
-"""Of Linux, from 5.14 on; Python has no name for it."""
+"""Advice of Linux 5.14 and later, for which Python has no name."""
 
 
 class StoreMemory:
     """Memory of one rank whose regions overlay each other."""
 
     def __init__(self, room: Room) -> None:
-        """Take as many bytes as ``room`` cuts up, now: a handoff need not wait for them."""
+        """Allocate all bytes of ``room`` now, so that no handoff has to wait for them."""
         self._room = room
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._mapping = mmap.mmap(-1, room.size_bytes, flags=flags)
         for advice in (mmap.MADV_HUGEPAGE, MADV_POPULATE_WRITE):
-            with contextlib.suppress(OSError):  # a system that knows no such advice
+            with contextlib.suppress(OSError):  # the kernel may not know this advice
                 self._mapping.madvise(advice)
         self.address = address_of(self._mapping)
         self._bytes = memoryview(self._mapping)
 
     def regions(self, names: Sequence[str]) -> list[RegionMemory]:
-        """Each group's region, which has its name."""
+        """Return each group's region, which has the group's name."""
         counts, strides = self._room.page_counts, self._room.strides
         return [RegionMemory(name, self.address, counts[name], strides[name]) for name in names]
 
     def page(self, group: str, page: int) -> memoryview:
-        """The bytes of one page, padding included."""
+        """Return the bytes of one page, padding included."""
         stride = self._room.strides[group]
         return self._bytes[page * stride : (page + 1) * stride]
 
     def move(self, moves: Sequence[PageMove]) -> None:
-        """Move pages, one after the other."""
-        for one in moves:
-            stride = self._room.strides[one.group]
-            target, source = (self.address + page * stride for page in (one.target, one.source))
+        """Move pages, one after another."""
+        for move in moves:
+            stride = self._room.strides[move.group]
+            target, source = (self.address + page * stride for page in (move.target, move.source))
             ctypes.memmove(target, source, stride)
 
     def close(self) -> None:
-        """Give the memory back, as soon as nobody has a page of it."""
+        """Release the memory once no page of it is in use."""
         self._bytes.release()
         try:
             self._mapping.close()
         except BufferError:
-            return  # a page is read or written by a disk: the mapping ends with it
+            return  # the disk thread still uses a page, and the mapping ends with it
 
 
 ATTENTION_AT_10_000 = Recomputing(1.0, 1e-4)
-"""From 10,000 tokens on attention costs more than the rest of the model."""
+"""Costs of a model whose attention outweighs the rest of the model from 10,000 tokens on."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """How a store is run.
+    """The options of a store.
 
-    ``block_tokens`` None: as few as any block of the layout that it is made from. ``disk`` is a
-    folder, of which states take up to ``disk_bytes``; None: what is evicted is gone.
+    ``block_tokens`` None means the smallest block of the layout from which the store is made.
+    ``disk`` is a folder, in which states take up to ``disk_bytes``. With None, evicted states are
+    gone.
     """
 
     engine_id: str
@@ -80,29 +81,29 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """What a store has at the moment, and what it has done since it started."""
+    """A store's present content, and counts since its start."""
 
     states: int
-    """In memory."""
+    """States in memory."""
     used_bytes: int
     memory_bytes: int
     evictions: int
-    """States that others took the place of, in memory."""
+    """States evicted from memory."""
     disk_runs: int
     disk_used_bytes: int
     disk_lost: int
     """States that were not written, and runs that could not be read."""
     waiting: int
-    """States to be asked for, as soon as fewer are on their way."""
+    """States to request once fewer requests are open."""
     dropped: int
-    """Those that waited in vain, because too many did."""
+    """States that were never requested, because too many waited."""
     asked: int
-    """Demands for states that engines said are worth keeping."""
+    """Requests for states that engines reported as worth keeping."""
     kept: int
-    """Those of them whose states came."""
+    """Requests that brought their state."""
     offered: int
-    """States that were asked for."""
+    """Requests for states of the store."""
     given: int
-    """Those of them that D has."""
+    """Requests that were served."""
     declined: int
-    """Those of them that were not there, or could not be read."""
+    """Requests for states that were gone or unreadable."""

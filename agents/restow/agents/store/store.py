@@ -1,4 +1,4 @@
-"""A `Store` takes states as D does and gives them back as P does. It never computes."""
+"""The store, which receives states as D does and gives them back as P does, and never computes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from restow.broker.logs import get_logger
 
 
 class Store:
-    """One store of one model: it asks for what engines say is worth keeping, and answers offers.
+    """A store for one model: it requests states worth keeping, and answers offers.
 
-    It keeps the states of each revision of the model's weights apart; a prefix that names no
-    revision is of its layout's.
+    States of each revision of the model's weights are kept apart. A prefix without a revision
+    belongs to the layout's revision.
 
-    A context. Any thread may call it.
+    Use it as a context manager. Its methods may be called from any thread.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class Store:
         credentials: Credentials | None = None,
         on_lost: Callable[[RestowError], None] = lambda _: None,
     ) -> None:
-        """Prepare for the model of ``layout``, any engine's of it; ``with`` starts.
+        """Prepare for the model of ``layout``, from any engine of the model; ``with`` starts it.
 
-        ``on_lost`` hears, on some thread, why the store is an engine no more.
+        ``on_lost`` is called, on any thread, with the reason why the store is no longer an engine.
         Raises `WeightsUnknownError`, `RoomTooSmallError`, `LayoutFormError`, `DiskInUseError`,
         `DiskOtherError` and `DiskUnusableError`.
         """
         layout.model.identity.check_weights()
         self.layout = in_room(store_layout(layout, options.block_tokens))
-        """Its own."""
+        """The store's own layout."""
         self._shape = Shape.of(self.layout)
         self._room = Room(self._shape.page_bytes, options.memory_bytes)
         self._options, self._credentials, self._on_lost = options, credentials, on_lost
@@ -59,7 +59,7 @@ class Store:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        """Register with the broker, and start the agent. Raises what these do."""
+        """Register with the broker, and start the agent. Raises what these raise."""
         with ExitStack() as stack:
             if self._shelf is not None:
                 stack.callback(self._shelf.close)
@@ -78,7 +78,7 @@ class Store:
             if self._shelf is not None:
                 disk = DiskThread(self._shelf, self._holdings, self._room.usable_bytes)
                 stack.callback(disk.close)
-            # The disk and the worker give each other work: what the session left is done first.
+            # The disk and the worker give each other work, so first finish what the session left.
             stack.callback(lambda: worker.submit(int).result())
             written = disk.write if disk is not None else lambda _: None
             self._asking = Asking(session, self._holdings, work, written)
@@ -91,17 +91,17 @@ class Store:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop: what is not on the disk is gone."""
+        """Stop the store; states that are not on the disk are gone."""
         self._stack.close()
 
     @property
     def block_tokens(self) -> int:
-        """How many tokens its blocks have: a multiple of what lies between hashes of prefixes."""
+        """Tokens of a block: a multiple of the distance between the hashes of prefixes."""
         return self._shape.block_tokens
 
     @property
     def figures(self) -> StoreFigures:
-        """What it has at the moment, and has done."""
+        """The store's present content, and counts of its work."""
         holdings, asking, giving, shelf = self._holdings, self._asking, self._giving, self._shelf
         return StoreFigures(
             states=holdings.states,
@@ -122,29 +122,29 @@ class Store:
 
     @property
     def agent_figures(self) -> AgentFigures:
-        """What its agent has in use, and has read."""
+        """Memory in use and reads so far, of the store's agent."""
         return self._agent.figures
 
     def holds(self, prefix: Prefix) -> bool:
-        """Whether it has the state, in its memory or on its disk.
+        """Return whether the store has the state, in memory or on disk.
 
-        Raises `ChainFormError` and `ChainInvalidError` for what it can't have.
+        Raises `ChainFormError` and `ChainInvalidError` for a prefix that it can never have.
         """
         named = self._named(prefix)
         self._holdings.check(named)
         return self._holdings.holds(named)
 
     def keep(self, prefix: Prefix) -> None:
-        """Ask for a state, as if an engine had said that it is worth keeping.
+        """Request a state, as if an engine had reported that it is worth keeping.
 
-        Who holds it gives it; of one that nobody holds, nothing comes.
+        A holder of the state gives it; if nobody holds it, nothing is kept.
         """
         self._asking.hear(self._named(prefix))
 
     def forget_revision(self, revision: str) -> None:
-        """Drop the states that some weights computed, in memory and on the disk.
+        """Drop the states that these weights computed, in memory and on disk.
 
-        A state that is being read goes when nobody reads it any more.
+        A state that is being read is dropped after its last reader.
         """
         self._holdings.forget_revision(revision)
         if self._disk is not None:
@@ -178,5 +178,5 @@ class Store:
         self._giving.hear(replace(offer, prefix=self._named(offer.prefix)))
 
     def _named(self, prefix: Prefix) -> Prefix:
-        """Return a prefix that says its revision; a store has states of several."""
+        """Return the prefix with its revision, because a store has states of several revisions."""
         return replace(prefix, revision=prefix.revision or self.layout.model.revision)

@@ -1,4 +1,4 @@
-"""The client: how an engine or a tool speaks to the broker. Needs no torch."""
+"""The client, with which engines and tools call the broker. It needs no torch."""
 
 from restow.broker.client.admin import AdminClient, AsyncAdminClient
 from restow.broker.client.connection.channel import Credentials

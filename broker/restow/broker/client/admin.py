@@ -88,7 +88,7 @@ class _Admin:
         return from_rpc_error(error, address, self._credentials.secure)
 
     def _ask_another(self, error: RestowError) -> bool:
-        """Return whether another broker is to be asked: the leader that this one names, or the next.
+        """Return whether to ask another broker: the leader that this one names, or the next one.
 
         Of all that were given each is asked once.
         """

@@ -1,4 +1,4 @@
-"""The calls of `restow.v1.Admin`, told apart from how they are made."""
+"""The calls of `restow.v1.Admin` as values, independent of how they are made."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ T = TypeVar("T")
 RETRIES = {
     "methodConfig": [
         {
-            # Each of them may be repeated: none does more the second time. Not Find: a broker that
-            # does not own the pool names who does with the same status.
+            # All these calls may be repeated: a second one does nothing more. Find is not listed,
+            # because a broker that does not own the pool answers it with the same status.
             "name": [{"service": "restow.v1.Admin"}],
             "retryPolicy": {
                 "maxAttempts": 4,
@@ -45,9 +45,9 @@ PROBE_S = 45.0
 
 
 def admin_options(several: bool) -> tuple[tuple[str, int | str], ...]:
-    """As `channel_options`; a broker that starts again is not noticed, if it is quick.
+    """Return channel options with which a quick broker restart goes unnoticed.
 
-    Of ``several`` another one is asked instead.
+    With ``several`` brokers another broker is called instead.
     """
     if several:
         return channel_options()
@@ -56,13 +56,13 @@ def admin_options(several: bool) -> tuple[tuple[str, int | str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class AdminCall(Generic[T]):
-    """One call: its method, what is said, and what of the answer is wanted."""
+    """A call: its method, its request, and the wanted part of its answer."""
 
     method: str
     request: Message
     pick: Callable[[Any], T]
     least_s: float = 0.0
-    """How long it may take at least, whatever patience is usual."""
+    """Least time that the call gets, whatever the client's timeout is."""
     of_broker: bool = False
     """Whether it is one of `restow.v1.Broker`."""
 
@@ -74,7 +74,7 @@ def _whole(response: Any) -> Any:
 def status(traffic: bool = False) -> AdminCall[pb.GetStatusResponse]:
     """Return counts of the whole broker: engines, agents, handoffs and how they ended.
 
-    ``traffic``: with what ended in the last quarter of an hour.
+    With ``traffic``, also what ended in the last quarter of an hour.
     """
     return AdminCall("GetStatus", pb.GetStatusRequest(traffic=traffic), _whole)
 
@@ -94,7 +94,7 @@ def engines() -> AdminCall[list[pb.EngineInfo]]:
 
 
 def layout(engine_id: str) -> AdminCall[Layout]:
-    """Return the layout of engine ``engine_id``. Engines of its tenant may ask too.
+    """Return the layout of engine ``engine_id``. Engines of its tenant may call it too.
 
     Raises `BrokerCallError`, ENGINE_UNKNOWN.
     """
@@ -108,7 +108,7 @@ def agents() -> AdminCall[list[pb.AgentInfo]]:
 
 
 def holdings() -> AdminCall[pb.ListHoldingsResponse]:
-    """Return what engines say that they hold of prefixes, and what that takes by tenant."""
+    """Return the prefixes that engines report, and the memory that they take by tenant."""
     return AdminCall("ListHoldings", pb.ListHoldingsRequest(), _whole)
 
 
@@ -119,11 +119,11 @@ def find(
     model: ModelIdentity | None = None,
     limit: int = 0,
 ) -> AdminCall[Holders]:
-    """Return who holds how much of ``chains``: prompts for ``model``, or that of ``engine_id``.
+    """Return who holds how much of ``chains``, for ``model`` or the model of ``engine_id``.
 
-    Those with most tokens first, ``limit`` of them at most; 0: as many as the broker tells. It is
-    a hint. Routers may ask too. Raises `ChainFormError` for chains of several forms;
-    `BrokerCallError`, CHAIN_FORM_DIFFERS, where engines tell what they hold, and none hashes so.
+    Holders of most tokens come first, at most ``limit``; 0 means the broker's default. The answer
+    is a hint. Routers may call it too. Raises `ChainFormError` for chains of several forms, and
+    `BrokerCallError`, CHAIN_FORM_DIFFERS, if engines report prefixes but none with this form.
     """
     named = None
     if model is not None:
@@ -137,9 +137,9 @@ def handoffs(
 ) -> AdminCall[pb.ListHandoffsResponse]:
     """Return handoffs, the newest first.
 
-    Only those in ``state`` (a word as "READY"), whose ids have this ``beginning``, and that ended
-    within the last ``ended_within_s`` seconds, where that is given; ``limit`` at most, 0: as many
-    as the broker tells at once. Raises `ValueError` for an unknown state.
+    Filters, if given: the ``state`` (a word such as "READY"), the ``beginning`` of the id, and an
+    end within the last ``ended_within_s`` seconds. Returns at most ``limit``; 0 means the
+    broker's default. Raises `ValueError` for an unknown state.
     """
     request = pb.ListHandoffsRequest(
         state=broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state or 'UNSPECIFIED'}"),
@@ -151,11 +151,11 @@ def handoffs(
 
 
 def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:
-    """Return one handoff, ``handoff_id``, with its timeline.
+    """Return handoff ``handoff_id`` with its timeline.
 
-    The timeline's entries are when it was published, fenced, requested, granted, staged, settled
-    and ended, as far as that has come, in seconds of the broker's clock. Raises `BrokerCallError`,
-    HANDOFF_UNKNOWN.
+    The timeline says, in seconds of the broker's clock, when the handoff was published, fenced,
+    requested, granted, staged, settled and ended, as far as it has come. Raises
+    `BrokerCallError`, HANDOFF_UNKNOWN.
     """
     return AdminCall("GetHandoff", pb.GetHandoffRequest(handoff_id=handoff_id), _whole)
 
@@ -169,14 +169,14 @@ def brokers() -> AdminCall[pb.ListBrokersResponse]:
 
 
 def costs() -> AdminCall[pb.ListCostsResponse]:
-    """Return what reading and copying costs, by pair of hosts, as agents measured it."""
+    """Return the costs of reading and copying by pair of hosts, as agents measured them."""
     return AdminCall("ListCosts", pb.ListCostsRequest(), _whole)
 
 
 def probe_pair(source: str, destination: str) -> AdminCall[pb.ProbePairResponse]:
-    """Have an agent of engine ``destination`` read from one of ``source``, and return how it did.
+    """Let an agent of engine ``destination`` read from one of ``source``; return how it read.
 
-    No engine's pages are touched. It may take 45 s, whatever the client's ``timeout_s``. Raises
+    No engine's pages are touched. It may take 45 s, whatever the client's ``timeout_s`` is. Raises
     `BrokerCallError`, PAIR_NOT_READY.
     """
     request = pb.ProbePairRequest(source_engine=source, destination_engine=destination)
@@ -184,28 +184,28 @@ def probe_pair(source: str, destination: str) -> AdminCall[pb.ProbePairResponse]
 
 
 def audit() -> AdminCall[pb.AuditBrokerResponse]:
-    """Return everything that must not be, of all tenants. None is what a sound broker says."""
+    """Return every violated invariant, of all tenants; a sound broker has none."""
     return AdminCall("AuditBroker", pb.AuditBrokerRequest(), _whole)
 
 
 def release(handoff_id: str) -> AdminCall[pb.HandoffInfo]:
-    """Give handoff ``handoff_id`` up, whoever waits for it, and return how it ended."""
+    """Give handoff ``handoff_id`` up, even if a side waits for it, and return how it ended."""
     request = pb.ReleaseHandoffRequest(handoff_id=handoff_id)
     return AdminCall("ReleaseHandoff", request, lambda found: found.handoff)
 
 
 def drain_engine(engine_id: str, draining: bool = True) -> AdminCall[int]:
-    """Have engine ``engine_id`` take nothing new; with ``draining`` False: again.
+    """Let engine ``engine_id`` take nothing new; with ``draining`` False, let it resume.
 
-    Returns how many handoffs of its have not ended, and 1 more while it hands over what it holds.
-    Raises `BrokerCallError`, ENGINE_UNKNOWN.
+    Returns the number of its open handoffs, plus 1 while it hands over its states. Raises
+    `BrokerCallError`, ENGINE_UNKNOWN.
     """
     request = pb.DrainEngineRequest(engine_id=engine_id, draining=draining)
     return AdminCall("DrainEngine", request, lambda found: found.open)
 
 
 def forget_states(revision: str) -> AdminCall[int]:
-    """Have the tenant's stores drop the states of ``revision``; return how many were told.
+    """Let the tenant's stores drop the states of ``revision``; return how many were told.
 
     Raises as every call does, and `BrokerCallError` for an empty text.
     """
@@ -225,14 +225,14 @@ def forget_engine(engine_id: str) -> AdminCall[int]:
 def abandon(handoff_id: str) -> AdminCall[str]:
     """Give handoff ``handoff_id`` up if no D has asked for it.
 
-    Returns the word for how it ended ("CANCELLED"), or for the state in which it was left alone.
+    Returns the name of its end ("CANCELLED"), or of the state in which it was left.
     """
     request = pb.AbandonHandoffRequest(handoff_id=handoff_id)
     return AdminCall("AbandonHandoff", request, lambda found: state_name(found.state))
 
 
 def set_draining(draining: bool) -> AdminCall[int]:
-    """Have the broker grant nothing any more; with ``draining`` False: again.
+    """Stop granting at the broker; with ``draining`` False, resume.
 
     Returns how many handoffs are granted and have not ended.
     """

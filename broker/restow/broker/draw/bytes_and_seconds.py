@@ -1,7 +1,6 @@
 """Bytes and seconds in words: everywhere in powers of 1024, and rounded in one way.
 
-The status page has the same functions in `server/observe/page/units.js`; a test holds them equal.
-Halves are rounded up, as both languages can do alike; what is rounded up to a unit is told in it.
+Halves are rounded up, and a number that is rounded up to a unit is told in that unit.
 """
 
 from __future__ import annotations

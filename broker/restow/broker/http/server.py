@@ -1,85 +1,130 @@
-"""A small HTTP server on an event loop and a thread of its own: whoever holds it up, others don't.
+"""Serve metrics, probes and pages over HTTP, on an event loop and a thread of their own.
 
-It answers one request on each connection, and has so few open that probes find room at any time:
-the oldest makes room for a new one.
+A page is made on the event loop of the process that it shows. That loop may be busy, and a probe
+must be told so within a bounded time: so the server has a loop of its own, asks the other loop for
+each page, and answers 503 when the page does not come.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
-from urllib.parse import parse_qsl
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from restow.broker.addresses import HTTP_PORT, host_and_port
 from restow.broker.errors import ListenError
 
 MAX_OPEN: Final = 64
-MAX_HEAD_BYTES: Final = 8 << 10
-MAX_FIELDS: Final = 8
-"""Of a query."""
-WHOLE_S: Final = 10.0
-"""For so long a connection may take, from its first byte to its last."""
+"""Connections. The oldest makes room for a new one, so that probes are always let in."""
+IDLE_S: Final = 10.0
+"""Close a connection on which nothing was asked for this long after an answer."""
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is asked for; names of headers are in lower case."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    peer: str
-    """The address of who asks."""
-    query: Mapping[str, str]
-    """What is asked for in detail; of a name that is given twice, the last value."""
+Query = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is said."""
+    """Hold the answer to a request."""
 
     status: HTTPStatus
     media_type: str
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Application = Callable[[Request], Awaitable[Answer]]
+Page = Callable[[Query], Answer]
 
 
-def request_of(head: bytes, peer: str = "") -> Request | None:
-    r"""The request whose head this is; None: it is none.
+class Pages:
+    """Answer requests with pages, each made once for all who wait for it."""
 
-    >>> request_of(b"GET /a?b HTTP/1.1\r\nHost: x\r\n\r\n")
-    Request(method='GET', path='/a', headers={'host': 'x'}, peer='', query={})
-    >>> request_of(b"GET /a?b=%2Fc&d HTTP/1.1").query
-    {'b': '/c'}
-    """
-    first, *lines = head.decode("latin-1").split("\r\n")
-    words = first.split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        return None
-    parted = [line.partition(":") for line in lines if line]
-    headers = {name.strip().lower(): value.strip() for name, _, value in parted}
-    path, _, query = words[1].partition("?")
-    try:
-        named = dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
-    except ValueError:  # too many
-        return None
-    return Request(words[0], path, headers, peer, named)
+    def __init__(
+        self,
+        who: str,
+        pages: Mapping[str, Page],
+        fields: Mapping[str, Collection[str]],
+        answer_s: float = 5.0,
+    ) -> None:
+        """Serve ``pages`` by path, made on the loop that runs now; ``who`` names the process.
+
+        ``fields`` are the names that a page reads of its query, by path. The others are dropped:
+        a caller who varies them does not have the page made again. A page that is not made within
+        ``answer_s`` is answered with 503.
+        """
+        self._who, self._pages, self._fields = who, dict(pages), dict(fields)
+        self._answer_s = answer_s
+        self._loop = asyncio.get_running_loop()
+        self._made: dict[tuple[str, tuple[tuple[str, str], ...]], Future[Answer]] = {}
+        """Pages that are asked for and not yet made."""
+
+    async def answer(self, method: str, path: str, query: Query) -> Answer:
+        """Return the answer to a request. Called on the server's loop."""
+        page = self._pages.get(path)
+        if page is None:
+            return line(HTTPStatus.NOT_FOUND, f"the pages are {', '.join(self._pages)}")
+        if method not in ("GET", "HEAD"):
+            return line(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
+        used = {name: query[name] for name in self._fields.get(path, ()) if name in query}
+        key = path, tuple(used.items())
+        made = self._made.get(key)
+        if made is None:
+            try:
+                made = asyncio.run_coroutine_threadsafe(_made(page, used), self._loop)
+            except RuntimeError:
+                return line(HTTPStatus.SERVICE_UNAVAILABLE, f"the {self._who} has ended")
+            self._made[key] = made
+            made.add_done_callback(lambda _: self._made.pop(key, None))
+        done, _ = await asyncio.wait({asyncio.wrap_future(made)}, timeout=self._answer_s)
+        if not done or made.cancelled():
+            return line(HTTPStatus.SERVICE_UNAVAILABLE, f"the {self._who} does not answer")
+        return made.result()
+
+
+async def _made(page: Page, query: Query) -> Answer:
+    return page(query)
+
+
+def metrics_page(registry: CollectorRegistry) -> Page:
+    """Return a page that shows a registry to Prometheus."""
+    return lambda _: Answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(registry))
+
+
+def healthy_page(_: Query) -> Answer:
+    """Answer a probe: the loop that makes this page runs."""
+    return line(HTTPStatus.OK, "ok")
+
+
+def line(status: HTTPStatus, words: str) -> Answer:
+    """Return an answer of one line of text."""
+    return Answer(status, "text/plain; charset=utf-8", f"{words}\n".encode())
+
+
+Answering = Callable[[web.BaseRequest], Awaitable[Answer]]
 
 
 @contextlib.asynccontextmanager
-async def http_server(listen: str, application: Application) -> AsyncIterator[str]:
-    """Serve inside the ``async with``, at ``HOST:PORT``; port 0 takes a free one. The address.
+async def http_server(
+    listen: str, answering: Answering, headers: Mapping[str, str]
+) -> AsyncIterator[str]:
+    """Serve inside the ``async with``, and yield the address; port 0 takes a free port.
 
-    ``application`` runs on the server's own loop. Raises `ListenError`, and `AddressInvalidError`.
+    ``answering`` runs on the server's loop, and ``headers`` stand in each of its answers.
+
+    Raises:
+        ListenError: the address can't be listened on.
+        AddressInvalidError: ``listen`` is no HOST:PORT.
+
     """
     host, port = host_and_port(listen, HTTP_PORT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -91,79 +136,50 @@ async def http_server(listen: str, application: Application) -> AsyncIterator[st
             f"({error})",
             listen=listen,
         ) from None
-    loop = asyncio.new_event_loop()
-    ends = asyncio.Event()
-    thread = threading.Thread(
-        target=_run, args=(loop, held, application, ends), name="observe", daemon=True
-    )
+    loop, ends = asyncio.new_event_loop(), asyncio.Event()
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(_serve(held, answering, headers, ends))
+
+    thread = threading.Thread(target=run, name="observe", daemon=True)
     thread.start()
     try:
         yield f"{listen.rpartition(':')[0]}:{held.getsockname()[1]}"
     finally:
         loop.call_soon_threadsafe(ends.set)
-        # It may wait for the caller's loop, which this must not hold up.
+        # A page that is being made needs the caller's loop: it must not be blocked here.
         await asyncio.to_thread(thread.join)
 
 
-def _run(
-    loop: asyncio.AbstractEventLoop,
-    held: socket.socket,
-    application: Application,
-    ends: asyncio.Event,
+async def _serve(
+    held: socket.socket, answering: Answering, headers: Mapping[str, str], ends: asyncio.Event
 ) -> None:
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(_serve(held, application, ends))
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        found = await answering(request)
+        said = {"Content-Type": found.media_type, "Server": "restow", **headers}
+        return web.Response(body=found.body, status=found.status, headers=said)
 
-
-async def _serve(held: socket.socket, application: Application, ends: asyncio.Event) -> None:
-    served: dict[asyncio.StreamWriter, None] = {}
-    """The oldest first."""
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(served) >= MAX_OPEN:
-            oldest = next(iter(served))
-            del served[oldest]
-            oldest.transport.abort()
-        served[writer] = None
-        try:
-            async with asyncio.timeout(WHOLE_S):
-                await _answer(reader, writer, application)
-                writer.close()
-                await writer.wait_closed()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass
-        finally:  # also of a page that could not be made
-            served.pop(writer, None)
-            writer.transport.abort()
-
-    server = await asyncio.start_server(connected, sock=held, limit=MAX_HEAD_BYTES)
+    # A stranger must not be able to fill the log with requests that are not HTTP.
+    logger = logging.getLogger("restow.http")
+    logger.addFilter(_not_the_callers)
+    server = _BoundedServer(handle, access_log=None, logger=logger, keepalive_timeout=IDLE_S)
+    listening = await asyncio.get_running_loop().create_server(server, sock=held)
     await ends.wait()
-    server.close()
-    for writer in served:
-        writer.transport.abort()
+    listening.close()
+    await server.shutdown(0)
 
 
-async def _answer(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, application: Application
-) -> None:
-    try:
-        peer = str(writer.get_extra_info("peername", ("",))[0])
-        request = request_of(await reader.readuntil(b"\r\n\r\n"), peer)
-    except asyncio.LimitOverrunError:
-        request = None
-    if request is None:
-        answer = Answer(HTTPStatus.BAD_REQUEST, "text/plain", b"no request of HTTP/1.1\n")
-    else:
-        answer = await application(request)
-    status = answer.status
-    headers = {
-        "Content-Type": answer.media_type,
-        "Content-Length": str(len(answer.body)),
-        "Connection": "close",
-        **answer.headers,
-    }
-    lines = [f"HTTP/1.1 {status.value} {status.phrase}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    body = b"" if request is not None and request.method == "HEAD" else answer.body
-    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
-    await writer.drain()
+class _BoundedServer(web.Server):  # type: ignore[misc]
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Let a connection in, and close the oldest ones beyond `MAX_OPEN`."""
+        super().connection_made(handler, transport)
+        for oldest in self.connections[:-MAX_OPEN]:
+            if oldest.transport is not None:
+                oldest.transport.abort()
+
+
+def _not_the_callers(record: logging.LogRecord) -> bool:
+    """Return whether a log record is of an error of ours, and not of what a caller sent."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)

@@ -1,8 +1,8 @@
 """A fleet's keys in etcd.
 
 Below ``/restow/FLEET/``: ``leader`` has the address and epoch of the leader, under its lease.
-``brokers/ADDRESS``, quoted as in a URL, is there while the lease of that broker lives. ``epoch`` is the
-highest epoch, and stays.
+``brokers/ADDRESS``, quoted as in a URL, is there while the lease of that broker lives. ``epoch`` is
+the highest epoch, and stays.
 """
 
 from __future__ import annotations
@@ -160,8 +160,9 @@ class EtcdRegistry:
                     _epoch(one.value.decode(errors="replace"), one.key),
                     (one.mod_revision),
                 )
-            elif one.lease and (address := _address(one.value)):
-                if one.key == self._broker_key(address):
+            else:
+                address = _address(one.value)
+                if address and one.lease and one.key == self._broker_key(address):
                     brokers.add(address)
         return _Found(Fleet(leader, frozenset(brokers), epoch), leader_lease, epoch_revision)
 

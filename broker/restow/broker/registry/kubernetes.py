@@ -176,16 +176,15 @@ class KubernetesRegistry:
 
     async def join(self, address: str, lease_s: float) -> float:
         """Make the broker's own Lease. Raises `AddressTakenError` and `KubernetesError`."""
-        name = (
-            f"restow-{self._fleet}-{hashlib.blake2b(address.encode(), digest_size=16).hexdigest()}"
-        )
+        digest = hashlib.blake2b(address.encode(), digest_size=16).hexdigest()
+        name = f"restow-{self._fleet}-{digest}"
         found = await self._list()
         earlier = next((one for one in found.brokers.values() if one.name == name), None)
         if earlier is not None:
             if not self._silence.is_over(earlier):
                 raise AddressTakenError(
-                    f"another broker advertises {address}, or did a moment ago: give each broker an "
-                    f"--advertise of its own; one that was killed is gone when its lease ends",
+                    f"another broker advertises {address}, or did a moment ago: give each broker "
+                    f"an --advertise of its own; one that was killed is gone when its lease ends",
                     address=address,
                 )
             await self._delete(earlier)
@@ -366,7 +365,7 @@ class KubernetesRegistry:
         )
         await self._call("delete a Lease", deleted)
 
-    async def _api(self) -> CoordinationV1Api:
+    async def _api(self) -> Any:
         if self._client is None:
             loader = InClusterConfigLoader(
                 str(self._account / "token") if self._account else SERVICE_TOKEN_FILENAME,

@@ -65,11 +65,11 @@ class Registry(Protocol):
         ...
 
     async def look(self) -> Fleet:
-        """Return who leads and who is there, as it is now. Put the own entry again if it is gone."""
+        """Return who leads and who is there now. Put the own entry again if it is gone."""
         ...
 
     async def lead(self, epoch: int) -> Leader:
-        """Lead if nobody does, in an epoch above ``epoch`` and above all before; return who leads."""
+        """Lead if nobody does, in an epoch above ``epoch`` and all before; return who leads."""
         ...
 
     async def raise_epoch(self, epoch: int) -> Leader:
@@ -116,7 +116,7 @@ class Timing:
         usable_s = self.lease_s - self.margin_s
         if self.margin_s < 0 or self.keep_alive_every_s <= 0 or usable_s < self.keep_alive_every_s:
             raise RequestError(
-                f"a lease of {self.lease_s:g} s with a margin of {self.margin_s:g} s cannot be kept "
-                f"alive every {self.keep_alive_every_s:g} s: make the lease longer",
+                f"a lease of {self.lease_s:g} s with a margin of {self.margin_s:g} s cannot be "
+                f"kept alive every {self.keep_alive_every_s:g} s: make the lease longer",
                 field="lease_s",
             )

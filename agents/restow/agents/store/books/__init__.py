@@ -1,1 +1,1 @@
-"""What a store's memory keeps, where it lies and what it is worth: bookkeeping that does no I/O."""
+"""Bookkeeping of a store's memory: what it keeps, where, and what to evict. No I/O."""

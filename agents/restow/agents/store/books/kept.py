@@ -1,6 +1,6 @@
-"""What a kept state is worth: the one that is worth least is evicted first.
+"""The states in a store's memory, and the choice of the next state to evict.
 
-`recomputing_cost` is measured beside `least_recently_used` by ``./run bench --suite store``.
+``./run bench --suite eviction`` measures `recomputing_cost` beside `least_recently_used`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from restow.broker.layout.store_layout import NULL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class Recomputing:
-    """What prefilling takes: ``token_cost`` a token, and ``pair_cost`` a token and one before it.
+    """Costs of prefilling: ``token_cost`` a token, and ``pair_cost`` a pair of tokens.
 
-    In any unit, for only their ratio counts. Attention alone makes pairs.
+    The unit is arbitrary, because only the ratio counts. Attention causes the cost of pairs.
     """
 
     token_cost: float = 1.0
     pair_cost: float = 0.0
 
     def cost(self, start_tokens: int, stop_tokens: int) -> float:
-        """What the tokens from one position to another cost.
+        """Return the cost of the tokens between two positions.
 
         >>> Recomputing(1.0, 0.5).cost(2, 4)
         5.0
@@ -41,9 +41,9 @@ class Recomputing:
 class Candidate:
     """A state that may be evicted.
 
-    ``cost`` is what computing it takes from the nearest state that is kept before it,
-    ``freed_bytes`` what its eviction frees: what other states have too stays. It was used ``uses``
-    times, and last, or made, ``age_s`` ago.
+    ``cost`` is that of computing it from the nearest kept state before it. ``freed_bytes`` are
+    what its eviction frees, without pieces that other states share. It was used ``uses`` times,
+    and was last used or made ``age_s`` ago.
     """
 
     cost: float
@@ -55,32 +55,32 @@ class Candidate:
 Worth = Callable[[Candidate], float]
 
 
-def least_recently_used(one: Candidate) -> float:
-    """What was used longest ago is worth least."""
-    return -one.age_s
+def least_recently_used(state: Candidate) -> float:
+    """Value a state by its last use: evict the least recently used first."""
+    return -state.age_s
 
 
-def recomputing_cost(one: Candidate) -> float:
-    """What costs little to compute again for the bytes that it takes is worth least.
+def recomputing_cost(state: Candidate) -> float:
+    """Value a state by its recomputing cost a byte: evict what is cheap to compute again first.
 
-    That it will be wanted is less likely the longer ago it was, and likelier the more often. Costs
-    per byte and uses differ by thousands between states, and say less of the next use than the age
-    does: so they count by their roots.
+    A state is less likely to be wanted the longer ago its last use was, and more likely the more
+    often it was used. Costs a byte and uses differ by thousands between states, and predict the
+    next use less well than the age, so their square root counts.
     """
-    density = one.cost / max(one.freed_bytes, 1)
-    return math.sqrt(density * (1 + one.uses)) / (one.age_s + 1)
+    density = state.cost / max(state.freed_bytes, 1)
+    return math.sqrt(density * (1 + state.uses)) / (state.age_s + 1)
 
 
 SAMPLE = 64
-"""So many states are looked at to find the one that is worth least."""
+"""Number of states that are compared to find the least valuable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
     """Pages of one state that stay as they are until they are given up.
 
-    ``blocks`` are the lists that a handoff names. Of the first ``held_tokens`` tokens they hold the
-    state already; ``new`` are pages that are to be written.
+    ``blocks`` are the page lists that a handoff names. They hold the state's first ``held_tokens``
+    tokens already; ``new`` pages are to be written.
     """
 
     prefix: Prefix
@@ -90,21 +90,21 @@ class Pinned:
     new: dict[PieceKey, int] = field(default_factory=dict)
 
     def pages(self) -> Iterator[tuple[PieceKey, int]]:
-        """Each piece that it holds, with its page; of what is to be written nothing."""
-        pages = (page for some in self.blocks.values() for page in some if page != NULL_BLOCK)
+        """Yield each piece that is held, with its page; new pages are left out."""
+        pages = (page for ids in self.blocks.values() for page in ids if page != NULL_BLOCK)
         return zip(self.held, pages, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Room for a state: the pages, and what has to be moved before they are written."""
+    """Room for a state: its pages, and the moves to make before they are written."""
 
     pinned: Pinned
     moves: tuple[PageMove, ...]
 
 
 class Kept:
-    """The states in a store's memory. One thread at a time."""
+    """The states in a store's memory. For one thread at a time."""
 
     def __init__(
         self,
@@ -115,60 +115,60 @@ class Kept:
         changed: Callable[[PieceKey, bool], None] = lambda *_: None,
         seed: int = 0,
     ) -> None:
-        """Keep nothing yet; states are chosen to be evicted by ``worth``.
+        """Begin empty; ``worth`` chooses the states to evict.
 
-        ``changed`` is called with each piece that comes (True) or goes.
+        ``changed`` is called with each piece that is added (True) or removed.
         """
         self.shape, self.room = shape, room
         self._worth, self._recomputing = worth, recomputing
-        self._random = Random(seed)  # noqa: S311 - which states are looked at
+        self._random = Random(seed)  # noqa: S311 - samples the states to compare
         self._changed = changed
         self._states = States(self._gone)
         self._pieces = self._states.pieces
         self._writing: Counter[tuple[str, int]] = Counter()
-        """Pages that are new and not yet a piece."""
+        """New pages that are not pieces yet."""
         self.evictions = 0
 
     def __len__(self) -> int:
-        """How many states are kept."""
+        """Return the number of kept states."""
         return len(self._states.order)
 
     def holds(self, prefix: Prefix) -> bool:
-        """Whether all pieces of the state are here."""
+        """Return whether all pieces of the state are kept."""
         return not self.missing(prefix)
 
     def missing(self, prefix: Prefix) -> list[PieceKey]:
-        """The pieces of a state that are not here."""
+        """Return the pieces of a state that are not kept."""
         return self.lacks(_keys(self.shape.pieces(prefix)))
 
     def lacks(self, keys: Iterable[PieceKey]) -> list[PieceKey]:
-        """Those of some pieces that are not here."""
+        """Return those pieces that are not kept."""
         return [key for key in keys if key not in self._pieces]
 
     def pin(self, prefix: Prefix, now_s: float) -> Pinned | None:
-        """Have the state stay where it is, as one that was wanted; None: it is not kept."""
+        """Pin a state and count it as used; None if it is not kept."""
         pinned = self.pin_quietly(prefix)
         if pinned is not None:
             self._use(self._owner(prefix, pinned.held), now_s)
         return pinned
 
     def pin_quietly(self, prefix: Prefix) -> Pinned | None:
-        """Have the state stay where it is; nobody wanted it. None: it is not kept."""
+        """Pin a state without counting it as used; None if it is not kept."""
         listed = self.shape.pieces(prefix)
         keys = tuple(_keys(listed))
         if not all(key in self._pieces for key in keys):
             return None
         self._states.pin(keys)
         blocks = {
-            group: [NULL_BLOCK if key is None else self._pieces[key].page for key in some]
-            for group, some in listed.items()
+            group: [NULL_BLOCK if key is None else self._pieces[key].page for key in keys_of_group]
+            for group, keys_of_group in listed.items()
         }
         return Pinned(prefix, blocks, keys, prefix.position_tokens)
 
     def reserve(self, prefix: Prefix, now_s: float) -> Reserved | None:
-        """Find pages for a state of which some may be here; None: there is no room for it.
+        """Find pages for a state of which parts may be kept; None if there is no room.
 
-        What is worth least is evicted for it, but nothing that is pinned.
+        The least valuable states are evicted for it, but no pinned ones.
         """
         listed = self.shape.pieces(prefix)
         held_tokens = self._held_tokens(listed, prefix)
@@ -182,15 +182,15 @@ class Kept:
         pages = {group: iter(self.room.take(group, count)) for group, count in counts.items()}
         new = {key: next(pages[key.group]) for key in wanted}
         self._writing.update((key.group, page) for key, page in new.items())
-        blocks = {group: [self._page(key, new) for key in some] for group, some in listed.items()}
+        blocks = {group: [self._page(key, new) for key in keys] for group, keys in listed.items()}
         return Reserved(Pinned(prefix, blocks, held, held_tokens, new), tuple(moves))
 
     def commit(self, pinned: Pinned, now_s: float) -> None:
-        """The new pages are written: keep the state. It is no longer pinned."""
+        """Keep a state whose new pages are written, and unpin it."""
         prefix, brought = pinned.prefix, []
         for key, page in pinned.new.items():
             self._written(key.group, page)
-            if key in self._pieces:  # another handoff brought it meanwhile
+            if key in self._pieces:  # another handoff brought this piece meanwhile
                 self.room.give(key.group, page)
             else:
                 self._pieces[key] = Piece(page, self.room.strides[key.group], pins=1)
@@ -201,40 +201,40 @@ class Kept:
         self._states.unpin((*pinned.held, *brought))
 
     def give_up(self, pinned: Pinned) -> None:
-        """Nothing reads or writes the pages any more; new ones are free."""
+        """Unpin pages that are no longer read or written; new pages become free."""
         for key, page in pinned.new.items():
             self._written(key.group, page)
             self.room.give(key.group, page)
         self._states.unpin(pinned.held)
 
     def forget(self, prefix: Prefix) -> None:
-        """Drop a state, if it is kept; pieces that others have stay."""
+        """Drop a state if it is kept; pieces that other states share stay."""
         self._states.forget(StateKey.of(prefix))
 
     def forget_revision(self, revision: str) -> None:
-        """Drop all states that some weights computed; what is pinned goes when it is given up."""
-        for name in [one for one in self._states.order if one.revision == revision]:
+        """Drop all states that these weights computed; pinned pieces go when they are unpinned."""
+        for name in [key for key in self._states.order if key.revision == revision]:
             self._states.forget(name)
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _held_tokens(self, listed: dict[str, list[PieceKey | None]], prefix: Prefix) -> int:
-        """Up to where all groups have all blocks; a block that is not whole is not counted."""
+        """Return up to which token all groups have all whole blocks."""
         block_tokens = self.shape.block_tokens
         if not block_tokens:
             return 0
         blocks = prefix.position_tokens // block_tokens
         for group in self.shape.groups:
             if group.block_tokens:
-                some = listed[group.name][:blocks]
-                have = (key is None or key in self._pieces for key in some)
-                blocks = next((index for index, one in enumerate(have) if not one), blocks)
+                keys = listed[group.name][:blocks]
+                have = (key is None or key in self._pieces for key in keys)
+                blocks = next((index for index, held in enumerate(have) if not held), blocks)
         return blocks * block_tokens
 
     def _split(
         self, listed: dict[str, list[PieceKey | None]], held_tokens: int
     ) -> tuple[tuple[PieceKey, ...], list[PieceKey]]:
-        """What stays, and what is to be written, though some of it may be here."""
+        """Return the pieces that stay, and those to write, though some of these may be kept."""
         held: list[PieceKey] = []
         wanted: list[PieceKey] = []
         for group in self.shape.groups:
@@ -253,7 +253,7 @@ class Kept:
         if needed > self.room.usable_bytes:
             return False
         while not self.room.can_take(counts):
-            # Free bytes enough, but in pieces: put these together before more is evicted.
+            # Enough bytes are free, but scattered: move pages together before more is evicted.
             if self.room.free_bytes >= needed + self.room.slab_bytes and self._gather(moves):
                 continue
             victim = self._victim(now_s)
@@ -279,12 +279,12 @@ class Kept:
         return bool(found)
 
     def _victim(self, now_s: float) -> StateKey | None:
-        """Of some states the one that is worth least; None: all that there are are pinned."""
-        some = self._states.order
-        if len(some) > SAMPLE:
-            some = self._random.sample(some, SAMPLE)
+        """Return the least valuable of some states that are not pinned; None if all are pinned."""
+        sample = self._states.order
+        if len(sample) > SAMPLE:
+            sample = self._random.sample(sample, SAMPLE)
         best: tuple[float, StateKey] | None = None
-        for name in some:
+        for name in sample:
             state = self._states.by_key[name]
             if self._pinned(name):
                 continue
@@ -295,11 +295,11 @@ class Kept:
             if best is None or worth < best[0]:
                 best = worth, name
         if best is None and len(self._states.order) > SAMPLE:
-            return next((one for one in self._states.order if not self._pinned(one)), None)
+            return next((key for key in self._states.order if not self._pinned(key)), None)
         return best and best[1]
 
     def _pinned(self, name: StateKey) -> bool:
-        """Whether a handoff of the state has it, for each pins its last piece."""
+        """Return whether a handoff uses the state: every handoff pins the state's last piece."""
         return self._pieces[self._states.by_key[name].pieces[-1]].pins > 0
 
     def _evict(self, name: StateKey) -> None:
@@ -312,12 +312,12 @@ class Kept:
         self._states.add(StateKey.of(prefix), state)
 
     def _owner(self, prefix: Prefix, keys: tuple[PieceKey, ...]) -> StateKey | None:
-        """The state that is used when these pieces are."""
+        """Return the state to count as used when these pieces are."""
         name = StateKey.of(prefix)
         if name in self._states.by_key:
             return name
         users = self._pieces[keys[-1]].users
-        return max(users, key=lambda one: self._states.by_key[one].used_s, default=None)
+        return max(users, key=lambda user: self._states.by_key[user].used_s, default=None)
 
     def _use(self, name: StateKey | None, now_s: float) -> None:
         state = self._states.by_key.get(name) if name else None
@@ -335,7 +335,7 @@ class Kept:
 
 
 def _keys(listed: dict[str, list[PieceKey | None]]) -> Iterator[PieceKey]:
-    for some in listed.values():
-        for key in some:
+    for keys in listed.values():
+        for key in keys:
             if key is not None:
                 yield key

@@ -1,4 +1,4 @@
-"""Why there is no store."""
+"""The memory of a store: pages and their slabs, and the pieces that states consist of."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from restow.broker.layout.span import aligned
 
 
 class RoomTooSmallError(RestowError, status="INVALID_ARGUMENT", reason="STORE_TOO_SMALL"):
-    """The memory of a store holds no state at all."""
+    """The memory of a store is too small for any state."""
 
 
 PAGE_ALIGN_BYTES = 4096
-"""What direct reads and writes of files want, of addresses and of lengths."""
+"""Alignment that direct file I/O needs for addresses and lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageMove:
-    """The bytes of one page of a group are to be where another one is."""
+    """A page of a group whose bytes must move to another page."""
 
     group: str
     source: int
@@ -30,7 +30,7 @@ class PageMove:
 
 
 def page_strides(page_bytes: Mapping[str, int]) -> dict[str, int]:
-    """How far apart the pages of each group lie: each a multiple of the next smaller one.
+    """Return the distance between pages of each group, a multiple of the next smaller distance.
 
     >>> page_strides({"tokens": 4000, "window": 9000, "snapshots": 50000})
     {'tokens': 4096, 'window': 12288, 'snapshots': 61440}
@@ -43,43 +43,43 @@ def page_strides(page_bytes: Mapping[str, int]) -> dict[str, int]:
 
 
 class Room:
-    """Which pages of a memory are free. Slab 0 is nobody's: page 0 of no group is ever given."""
+    """The free pages of a memory. Slab 0 is reserved, so page 0 of a group is never used."""
 
     def __init__(self, page_bytes: Mapping[str, int], size_bytes: int) -> None:
-        """Cut ``size_bytes`` into slabs. Raises `RoomTooSmallError`."""
+        """Divide ``size_bytes`` into slabs. Raises `RoomTooSmallError`."""
         self.strides = page_strides(page_bytes)
-        """Bytes from a page of each group to the next."""
+        """Bytes from page to page, by group."""
         self.slab_bytes = max(self.strides.values())
         slabs = size_bytes // self.slab_bytes
         if slabs < 1 + len(self.strides):
             raise RoomTooSmallError(
-                f"{size_bytes} bytes are too few: a page of each of the groups "
-                f"{', '.join(self.strides)} and one that is left out take "
-                f"{(1 + len(self.strides)) * self.slab_bytes}",
+                f"{size_bytes} bytes are too few for a store: a page for each of the groups "
+                f"{', '.join(self.strides)} and one that stays unused take "
+                f"{(1 + len(self.strides)) * self.slab_bytes} bytes",
             )
         self.size_bytes = slabs * self.slab_bytes
-        self._pages = {group: self.slab_bytes // one for group, one in self.strides.items()}
+        self._pages = {group: self.slab_bytes // stride for group, stride in self.strides.items()}
         self.page_counts = {group: slabs * pages for group, pages in self._pages.items()}
-        """Ids of pages are below this."""
+        """Page ids are below this, by group."""
         self._free_slabs = list(range(slabs - 1, 0, -1))
         self._free: dict[str, dict[int, set[int]]] = {group: {} for group in self.strides}
-        """By group and slab of it: its free pages, if it has any."""
+        """Free pages by group and slab, without slabs that have none."""
         self._owned: dict[str, set[int]] = {group: set() for group in self.strides}
         self._free_pages = dict.fromkeys(self.strides, 0)
 
     @property
     def usable_bytes(self) -> int:
-        """Of all slabs that are given out."""
+        """Bytes of all slabs that may be used."""
         return self.size_bytes - self.slab_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Of free slabs, and of free pages in others."""
+        """Bytes of free slabs, and of free pages in other slabs."""
         pages = sum(count * self.strides[group] for group, count in self._free_pages.items())
         return len(self._free_slabs) * self.slab_bytes + pages
 
     def can_take(self, wanted: Mapping[str, int]) -> bool:
-        """Whether so many pages of each group can be taken as it is."""
+        """Return whether that many pages of each group can be taken without moves."""
         slabs = 0
         for group, count in wanted.items():
             lacking = max(count - self._free_pages[group], 0)
@@ -87,7 +87,7 @@ class Room:
         return slabs <= len(self._free_slabs)
 
     def take(self, group: str, count: int) -> list[int]:
-        """Take pages; the caller has asked `can_take`."""
+        """Take pages; call `can_take` first."""
         taken: list[int] = []
         while len(taken) < count:
             if not self._free[group]:
@@ -105,7 +105,7 @@ class Room:
         return taken
 
     def give(self, group: str, page: int) -> None:
-        """Give a page back; a slab whose pages are all free is free for any group."""
+        """Give a page back; a slab whose pages are all free becomes free for any group."""
         slab = page // self._pages[group]
         pages = self._free[group].setdefault(slab, set())
         pages.add(page)
@@ -117,10 +117,10 @@ class Room:
             self._free_slabs.append(slab)
 
     def gather(self, pinned: Mapping[str, Collection[int]]) -> list[PageMove]:
-        """Moves that make one more slab free, as few as can be; none: there is no such slab.
+        """Free one more slab with as few moves as possible; return no moves if that is impossible.
 
-        Pages that are ``pinned`` stay where they are. The moves are to be made at once: the slab is
-        free by now.
+        ``pinned`` pages stay where they are. The caller must make the moves at once, because the
+        slab already counts as free.
         """
         best: tuple[int, str, int] | None = None
         for group, slabs in self._free.items():
@@ -145,18 +145,18 @@ class Room:
 
 
 class PieceKey(NamedTuple):
-    """Names what one page holds: its group, and all tokens up to its end."""
+    """The name of a page's content: its group, and the hash of all tokens up to its end."""
 
     group: str
     salt: str
-    """What the hash is kept apart by."""
+    """The salt that keeps equal hashes apart."""
     hash: bytes
     revision: str = ""
-    """Of the weights that computed it."""
+    """Revision of the weights that computed the content."""
 
 
 class StateKey(NamedTuple):
-    """Names a state: by all of its tokens."""
+    """The name of a state: the hash of all its tokens."""
 
     salt: str
     hash: bytes
@@ -164,21 +164,21 @@ class StateKey(NamedTuple):
 
     @classmethod
     def of(cls, prefix: Prefix) -> StateKey:
-        """That of the state after a prefix."""
+        """Return the key of the state after a prefix."""
         return cls(prefix.salt, prefix.end_hash or prefix.hashes[-1], prefix.revision)
 
 
 def in_room(layout: Layout) -> Layout:
-    """The layout of a store with pages as far apart as they are in a `Room`."""
+    """Return a store's layout with the page distances of a `Room`."""
     (rank,) = layout.ranks
-    strides = page_strides({one.group: one.page_stride_bytes for one in rank.regions})
-    regions = (replace(one, page_stride_bytes=strides[one.group]) for one in rank.regions)
+    strides = page_strides({region.group: region.page_stride_bytes for region in rank.regions})
+    regions = (replace(region, page_stride_bytes=strides[region.group]) for region in rank.regions)
     return replace(layout, ranks=(replace(rank, regions=tuple(regions)),))
 
 
 @dataclass(frozen=True, slots=True)
 class PieceGroup:
-    """Pages of one sort; ``block_tokens`` 0: snapshots, ``window_tokens`` 0: all are kept."""
+    """Pages of one group; ``block_tokens`` 0 for snapshots, ``window_tokens`` 0 for no window."""
 
     name: str
     block_tokens: int
@@ -187,62 +187,62 @@ class PieceGroup:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The groups of a store's layout, and how many bytes a page of each has."""
+    """The groups of a store's layout, with the page size of each."""
 
     groups: tuple[PieceGroup, ...]
     page_bytes: Mapping[str, int]
 
     @classmethod
     def of(cls, layout: Layout) -> Shape:
-        """That of a layout by `store_layout`."""
+        """Return the shape of a layout that `store_layout` made."""
         (rank,) = layout.ranks
         windows = {field.name: field.window_tokens for field in layout.model.fields}
         by_region = {shard.region: windows[shard.field] for shard in rank.shards}
         return cls(
             tuple(
-                PieceGroup(one.group, one.page_tokens or 0, by_region[one.name])
-                for one in rank.regions
+                PieceGroup(region.group, region.page_tokens or 0, by_region[region.name])
+                for region in rank.regions
             ),
-            {one.group: one.page_stride_bytes for one in rank.regions},
+            {region.group: region.page_stride_bytes for region in rank.regions},
         )
 
     @property
     def block_tokens(self) -> int:
-        """How many tokens a block has; 0: there are none."""
+        """Tokens of a block; 0 if there are only snapshots."""
         return max(group.block_tokens for group in self.groups)
 
     @property
     def recurrent(self) -> bool:
-        """Whether a state has a snapshot, so that it stands at its position alone."""
+        """Whether a state has a snapshot, and so is valid only at its position."""
         return any(not group.block_tokens for group in self.groups)
 
     def check(self, prefix: Prefix) -> None:
-        """Raise `ChainFormError` or `ChainInvalidError` for what names no state of this shape."""
+        """Raise `ChainFormError` or `ChainInvalidError` for a prefix that names no state here."""
         quantum_tokens = prefix.form.quantum_tokens
         if quantum_tokens < 1 or self.block_tokens % quantum_tokens:
             raise ChainFormError(
-                f"there is a hash after every {quantum_tokens} tokens, which does not divide the "
-                f"{self.block_tokens} of the store's blocks",
+                f"the prefix has a hash after every {quantum_tokens} tokens, which does not divide "
+                f"the store's blocks of {self.block_tokens} tokens",
             )
         whole, rest_tokens = divmod(prefix.position_tokens, quantum_tokens)
         ends = bool(prefix.end_hash) == bool(rest_tokens)
         if prefix.position_tokens < 1 or len(prefix.hashes) != whole or not ends:
             raise ChainInvalidError(
                 f"{len(prefix.hashes)} hashes, and {'one' if prefix.end_hash else 'none'} at the "
-                f"end, do not name {prefix.position_tokens} tokens with one after every "
+                f"end, do not name {prefix.position_tokens} tokens with a hash after every "
                 f"{quantum_tokens}",
                 field="hashes",
             )
 
     def block_hashes(self, prefix: Prefix) -> tuple[bytes, ...]:
-        """The hash at the end of each whole block."""
+        """Return the hash at the end of each whole block."""
         quanta = self.block_tokens // prefix.form.quantum_tokens
         return prefix.hashes[quanta - 1 :: quanta] if quanta else ()
 
     def pieces(self, prefix: Prefix) -> dict[str, list[PieceKey | None]]:
-        """By group, the pieces that its list of blocks names; None: the window has left it behind.
+        """Return the pieces of each group's block list; None for blocks that the window has left.
 
-        The caller has asked `check`.
+        Call `check` first.
         """
         return {group.name: self._pieces(group, prefix) for group in self.groups}
 
@@ -252,11 +252,11 @@ class Shape:
             return [PieceKey(group.name, *end)]
         hashes = self.block_hashes(prefix)
         if prefix.position_tokens % group.block_tokens:
-            hashes = (*hashes, end.hash)  # a block that is not whole belongs to this state alone
+            hashes = (*hashes, end.hash)  # a partial block belongs to this state alone
         first = 0
         if group.window_tokens:
             first = max(prefix.position_tokens - group.window_tokens, 0) // group.block_tokens
         return [
-            PieceKey(group.name, prefix.salt, one, prefix.revision) if index >= first else None
-            for index, one in enumerate(hashes)
+            PieceKey(group.name, prefix.salt, hashed, prefix.revision) if index >= first else None
+            for index, hashed in enumerate(hashes)
         ]

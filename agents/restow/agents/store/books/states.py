@@ -1,4 +1,4 @@
-"""`States` are those that a store has, and the pieces that they are made of, each in its page."""
+"""The states of a store, and the pieces in pages of which they consist."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from restow.agents.store.books.room import PieceKey, StateKey
 
 @dataclass(slots=True)
 class Piece:
-    """What one page holds. While it has ``pins`` it stays where it is."""
+    """The content of a page, which stays in place while it has ``pins``."""
 
     page: int
     size_bytes: int
     pins: int = 0
     users: set[StateKey] = field(default_factory=set)
-    """The states that it is a part of."""
+    """The states of which it is a part."""
 
 
 @dataclass(slots=True)
 class State:
-    """One state, which its key names."""
+    """A state, which its key names."""
 
     pieces: tuple[PieceKey, ...]
     position_tokens: int
     block_hashes: tuple[bytes, ...]
     used_s: float
-    """When it was used last, or made."""
+    """Time of the last use, or of the creation."""
     uses: int = 0
     base: StateKey | None = None
-    """A state that it goes on from; None: the prompt's beginning."""
+    """The state that it extends; None for the beginning of the prompt."""
     own_bytes: int = 0
-    """Of pieces that no other state has."""
+    """Bytes of pieces that no other state shares."""
 
 
 class States:
-    """Which states there are, and the pieces of each. One thread at a time."""
+    """The states, and the pieces of each. For one thread at a time."""
 
     def __init__(self, free: Callable[[PieceKey, int], None]) -> None:
-        """Have none; ``free`` is called with each piece that goes, and its page."""
+        """Begin empty; ``free`` is called with each piece that goes, and its page."""
         self.pieces: dict[PieceKey, Piece] = {}
         self.by_key: dict[StateKey, State] = {}
         self.order: list[StateKey] = []
-        """All of them, in no order, to draw from."""
+        """All states, in arbitrary order, to sample from."""
         self._places: dict[StateKey, int] = {}
         self._at: dict[StateKey, list[StateKey]] = defaultdict(list)
-        """By the last whole block: the states that stand in or at the end of it."""
+        """States by their last whole block: those that end in or at the end of it."""
         self._free = free
 
     def add(self, name: StateKey, state: State) -> None:
-        """Have a state, whose pieces are there."""
+        """Add a state whose pieces exist."""
         self.by_key[name] = state
         self._places[name] = len(self.order)
         self.order.append(name)
@@ -61,7 +61,7 @@ class States:
         state.base = self._find_base(state, name)
 
     def forget(self, name: StateKey) -> None:
-        """Drop a state, if it is there; pieces that others have stay."""
+        """Drop a state if it exists; pieces that other states share stay."""
         state = self.by_key.pop(name, None)
         if state is None:
             return
@@ -76,30 +76,30 @@ class States:
             self._leave(key, name)
 
     def base_tokens(self, name: StateKey) -> int:
-        """Where the nearest state stands that one goes on from; 0: there is none."""
+        """Return the position of the nearest state that this one extends; 0 if there is none."""
         state = self.by_key[name]
         if state.base and state.base not in self.by_key:
             state.base = self._find_base(state, name)
         return self.by_key[state.base].position_tokens if state.base else 0
 
     def pin(self, keys: Iterable[PieceKey]) -> None:
-        """Have pieces stay where they are."""
+        """Keep pieces in place."""
         for key in keys:
             self.pieces[key].pins += 1
 
     def unpin(self, keys: Iterable[PieceKey]) -> None:
-        """They may move or go again."""
+        """Allow pieces to move or go again."""
         for key in keys:
             self.pieces[key].pins -= 1
             self._drop_unused(key)
 
     def _find_base(self, state: State, name: StateKey) -> StateKey | None:
-        """Find the nearest state before it, by the blocks that it is made of."""
+        """Find the nearest state before this one, by its blocks."""
         for at in (*reversed(state.block_hashes), b""):
             known = [
-                (self.by_key[one].position_tokens, one)
-                for one in self._at.get(name._replace(hash=at), ())
-                if one != name and self.by_key[one].position_tokens < state.position_tokens
+                (self.by_key[other].position_tokens, other)
+                for other in self._at.get(name._replace(hash=at), ())
+                if other != name and self.by_key[other].position_tokens < state.position_tokens
             ]
             if known:
                 return max(known)[1]
@@ -128,5 +128,5 @@ class States:
 
 
 def _last(name: StateKey, state: State) -> StateKey:
-    """Its last whole block; before the first one all states of a salt are in one place."""
+    """Return the key of the last whole block; states without one share one key a salt."""
     return name._replace(hash=state.block_hashes[-1] if state.block_hashes else b"")

@@ -1,1 +1,1 @@
-"""States on a disk: runs of pages in files, and a journal that says which of them are whole."""
+"""States on disk: files with runs of pages, and a journal that says which runs are complete."""

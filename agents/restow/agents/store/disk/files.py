@@ -1,4 +1,4 @@
-"""Why a disk keeps no states, or lost some."""
+"""Files of a store on disk: runs of pages, their index, and the journal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from restow.broker.errors import RestowError
 
 
 class DiskInUseError(RestowError, status="FAILED_PRECONDITION", reason="STORE_DISK_IN_USE"):
-    """Another store has the folder."""
+    """Another store uses the folder."""
 
 
 class DiskOtherError(RestowError, status="FAILED_PRECONDITION", reason="STORE_DISK_OTHER"):
-    """The folder is of another model, layout or version, or no store's at all."""
+    """The folder is of another model, layout or version, or is not a store's."""
 
 
 class DiskUnusableError(RestowError, status="FAILED_PRECONDITION", reason="STORE_DISK_UNUSABLE"):
@@ -30,20 +30,20 @@ class DiskUnusableError(RestowError, status="FAILED_PRECONDITION", reason="STORE
 
 
 class RunLostError(RestowError, status="DATA_LOSS", reason="STORE_RUN_LOST"):
-    """A state could not be written, or is not on the disk as it was written."""
+    """A state could not be written, or differs on disk from what was written."""
 
 
 MAX_PIECES = 1024
-"""Of one call (IOV_MAX)."""
+"""Most pieces of one call (IOV_MAX)."""
 MAX_CALL_BYTES = 1 << 30
-"""Of one call: the system takes less than 2 GiB."""
+"""Most bytes of one call: the system takes less than 2 GiB."""
 
 
 def write_run(path: Path, pages: Sequence[memoryview]) -> None:
-    """Write a file that does not exist, for good. Raises `OSError`; then there is none."""
+    """Write a new file durably. Raises `OSError`, and leaves no file then."""
     fd = _open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     try:
-        _move(pages, lambda some, offset: os.pwritev(fd, some, offset), 0)
+        _move(pages, lambda batch, offset: os.pwritev(fd, batch, offset), 0)
         os.fdatasync(fd)
     except OSError:
         path.unlink(missing_ok=True)
@@ -53,7 +53,7 @@ def write_run(path: Path, pages: Sequence[memoryview]) -> None:
 
 
 def read_pages(path: Path, pages: Sequence[tuple[int, memoryview]]) -> None:
-    """Read pages, each from its offset: of those that lie side by side many at once.
+    """Read pages, each from its offset; adjacent pages are read together.
 
     Raises `OSError` and `RunLostError`.
     """
@@ -61,7 +61,7 @@ def read_pages(path: Path, pages: Sequence[tuple[int, memoryview]]) -> None:
     try:
         beside: list[memoryview] = []
         begin = end = 0
-        for offset_bytes, view in sorted(pages, key=lambda one: one[0]):
+        for offset_bytes, view in sorted(pages, key=lambda page: page[0]):
             if offset_bytes != end:
                 _read(fd, beside, begin)
                 beside, begin = [], offset_bytes
@@ -73,7 +73,7 @@ def read_pages(path: Path, pages: Sequence[tuple[int, memoryview]]) -> None:
 
 
 def _read(fd: int, pages: Sequence[memoryview], offset_bytes: int) -> None:
-    _move(pages, lambda some, offset: os.preadv(fd, some, offset), offset_bytes)
+    _move(pages, lambda batch, offset: os.preadv(fd, batch, offset), offset_bytes)
 
 
 def _open(path: Path, flags: int) -> int:
@@ -81,7 +81,7 @@ def _open(path: Path, flags: int) -> int:
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that reads nothing directly
+        if error.errno != errno.EINVAL:  # else the file system has no direct I/O
             raise
         return os.open(path, flags & ~os.O_EXCL, 0o600)
 
@@ -91,19 +91,19 @@ def _move(
 ) -> None:
     left = list(reversed(pages))
     while left:
-        some: list[memoryview] = []
+        batch: list[memoryview] = []
         size = 0
-        while left and len(some) < MAX_PIECES and size + len(left[-1]) <= MAX_CALL_BYTES:
-            some.append(left.pop())
-            size += len(some[-1])
-        if not some:  # one page that is longer than a call
-            some, size = [left[-1][:MAX_CALL_BYTES]], MAX_CALL_BYTES
+        while left and len(batch) < MAX_PIECES and size + len(left[-1]) <= MAX_CALL_BYTES:
+            batch.append(left.pop())
+            size += len(batch[-1])
+        if not batch:  # a single page that is longer than a call
+            batch, size = [left[-1][:MAX_CALL_BYTES]], MAX_CALL_BYTES
             left[-1] = left[-1][MAX_CALL_BYTES:]
-        moved = call(some, offset_bytes)
+        moved = call(batch, offset_bytes)
         if not moved:
-            raise RunLostError("a run ends before its last page")
+            raise RunLostError("the run's file ends before its last page")
         offset_bytes += moved
-        for page in reversed(some):  # what was not moved is the next call's
+        for page in reversed(batch):  # the next call moves the rest
             size -= len(page)
             if moved <= size:
                 left.append(page)
@@ -113,7 +113,7 @@ def _move(
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where a piece lies, and what it hashes to."""
+    """The position of a piece, and its checksum."""
 
     run: int
     offset_bytes: int
@@ -127,39 +127,39 @@ class _Run:
 
 
 class Runs:
-    """Those on a disk, by their numbers, from the one that was used longest ago on."""
+    """The runs on a disk by number, least recently used first."""
 
     def __init__(self, strides: Mapping[str, int]) -> None:
-        """Know of none. Pages of each group have ``strides`` bytes."""
+        """Begin without runs. Pages of each group have ``strides`` bytes."""
         self.used_bytes = 0
         self.pieces: dict[PieceKey, Written] = {}
         self._strides = dict(strides)
         self._runs: OrderedDict[int, _Run] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of runs."""
         return len(self._runs)
 
     def __iter__(self) -> Iterator[int]:
-        """Go through their numbers."""
+        """Iterate over the numbers of the runs."""
         return iter(self._runs)
 
     def __contains__(self, run: object) -> bool:
-        """Whether a run is known."""
+        """Return whether a run exists."""
         return run in self._runs
 
     @property
     def oldest(self) -> int:
-        """The one that was used longest ago, of some."""
+        """The run used least recently; there must be a run."""
         return next(iter(self._runs))
 
     @property
     def latest(self) -> int:
-        """The highest number; 0: there is none."""
+        """The highest number of a run; 0 without runs."""
         return max(self._runs, default=0)
 
     def size_bytes(self, run: int) -> int:
-        """Of a run's file."""
+        """Return the size of a run's file."""
         return self._runs[run].size_bytes
 
     def revision(self, run: int) -> str:
@@ -167,11 +167,11 @@ class Runs:
         return self._runs[run].pieces[0].revision
 
     def checksums(self, run: int) -> dict[PieceKey, int]:
-        """The pieces of a run as they lie there, each with what it hashes to."""
+        """Return the pieces of a run in the file's order, each with its checksum."""
         return {key: self.pieces[key].checksum for key in self._runs[run].pieces}
 
     def add(self, run: int, checksums: Mapping[PieceKey, int]) -> None:
-        """A run is there, with these pieces one behind the other."""
+        """Add a run with these consecutive pieces."""
         end = 0
         for key, checksum in checksums.items():
             self.pieces[key] = Written(run, end, checksum)
@@ -180,7 +180,7 @@ class Runs:
         self.used_bytes += end
 
     def forget(self, run: int) -> tuple[PieceKey, ...]:
-        """A run is there no longer, if it was; its pieces."""
+        """Forget a run if it is known; return its pieces."""
         gone = self._runs.pop(run, None)
         if gone is None:
             return ()
@@ -190,7 +190,7 @@ class Runs:
         return gone.pieces
 
     def use(self, keys: Iterable[PieceKey]) -> None:
-        """The runs of these pieces are the last ones to go."""
+        """Mark the runs of these pieces as the most recently used."""
         for run in {found.run for key in keys if (found := self.pieces.get(key))}:
             self._runs.move_to_end(run)
 
@@ -201,17 +201,17 @@ Record = Mapping[str, Any]
 
 
 class Journal:
-    """Appends records. One thread."""
+    """A file to which records are appended. For one thread."""
 
     def __init__(self, folder: Path, form: Record, records: Sequence[Record]) -> None:
-        """Begin the file anew with these records. Raises `OSError`."""
+        """Write a new file with these records. Raises `OSError`."""
         fresh = folder / f"{NAME}.new"
         lines = [_line({"format": FORMAT, **form}), *map(_line, records)]
         self._fd = os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             self._size_bytes = 0
             self.records = len(records)
-            """How many it has."""
+            """Number of records."""
             self._write(b"".join(lines))
             os.rename(fresh, folder / NAME)
         except OSError:
@@ -219,7 +219,7 @@ class Journal:
             raise
 
     def append(self, record: Record) -> None:
-        """Add a record for good. Raises `OSError`, and is then as it was."""
+        """Append a record durably. Raises `OSError`, and leaves the file as it was then."""
         self._write(_line(record))
         self.records += 1
 
@@ -240,9 +240,9 @@ class Journal:
 
 
 def read_journal(folder: Path, form: Record) -> tuple[list[Record], bool]:
-    """The records in a folder's journal, and whether it was whole; none if there is none.
+    """Return the records of a folder's journal, if any, and whether the journal is undamaged.
 
-    Raises `DiskOtherError` if it is of another version or form, and `OSError`.
+    Raises `DiskOtherError` if it has another version or form, and `OSError`.
     """
     try:
         data = (folder / NAME).read_bytes()
@@ -257,42 +257,42 @@ def read_journal(folder: Path, form: Record) -> tuple[list[Record], bool]:
         records.append(record)
     if not records:
         raise DiskOtherError(
-            f"{folder / NAME} does not begin as a store's journal: is the folder another program's?"
-            f" Give an empty one, or remove what is in it",
+            f"{folder / NAME} does not begin as a store's journal, so the folder may be another "
+            f"program's: give the store an empty folder, or empty this one",
             path=str(folder),
         )
     expected = {"format": FORMAT, **form}
     if records[0] != expected:
         unlike = ", ".join(_unlike(records[0], expected))
         raise DiskOtherError(
-            f"{folder} has states of a store that differs in {unlike}. Give this one another "
-            f"folder, or remove what is in it",
+            f"{folder} has states of a store that differs in {unlike}: give this store another "
+            f"folder, or empty this one",
             path=str(folder),
         )
     return records[1:], whole
 
 
 def form_record(form: HashForm) -> Record:
-    """What is said before the first run: how its hashes are made, and those of all after it."""
+    """Return the record before the first run: the form of all hashes in the folder."""
     return {"hashes": astuple(form)}
 
 
 def run_record(run: int, checksums: Mapping[PieceKey, int]) -> Record:
-    """Return what is said of a run: its pieces, in the order in which they lie.
+    """Return the record of a run: its pieces, in the file's order.
 
-    They are of one state, so they have one salt and one revision.
+    They belong to one state, so they have the same salt and revision.
     """
     first = next(iter(checksums))
     return {
         "run": run,
         "salt": first.salt,
         "revision": first.revision,
-        "pieces": [[key.group, key.hash.hex(), one] for key, one in checksums.items()],
+        "pieces": [[key.group, key.hash.hex(), checksum] for key, checksum in checksums.items()],
     }
 
 
 def pieces_of(record: Record) -> dict[PieceKey, int]:
-    """The pieces of a run, and their checksums."""
+    """Return the pieces of a run's record, with their checksums."""
     salt, revision = record["salt"], record["revision"]
     return {
         PieceKey(group, salt, bytes.fromhex(name), revision): checksum
@@ -300,10 +300,10 @@ def pieces_of(record: Record) -> dict[PieceKey, int]:
     }
 
 
-def _unlike(one: Record, other: Record) -> Iterator[str]:
-    for name in sorted({*one, *other}):
-        if one.get(name) != other.get(name):
-            yield f"{name} ({one.get(name)!r}, and not {other.get(name)!r})"
+def _unlike(found: Record, expected: Record) -> Iterator[str]:
+    for name in sorted({*found, *expected}):
+        if found.get(name) != expected.get(name):
+            yield f"{name} ({found.get(name)!r} in place of {expected.get(name)!r})"
 
 
 def _line(record: Record) -> bytes:

@@ -1,8 +1,7 @@
-"""A `Shelf` is a folder with the pieces of states: a run of them for each state that brought any.
+"""A shelf: a folder with the pieces of states, in one run for each state that brought new pieces.
 
-What it holds is known by its journal when a store starts again. Whatever happens to the disk while
-it runs costs states, and never more: a piece that is not there, or not as it was written, is one
-that nobody has.
+The journal says what the folder holds when a store starts again. Damage to the disk costs only
+states: a piece that is missing, or not as it was written, counts as never kept.
 """
 
 from __future__ import annotations
@@ -39,21 +38,21 @@ from restow.broker.layout import Layout, digest
 from restow.broker.logs import get_logger
 
 SPARE_RECORDS = 256
-"""So many lines of what is gone a journal has at least before it begins anew."""
+"""Obsolete records that the journal may have, beyond two for each run, before it is rewritten."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GO_AT_ONCE = 8
-"""So many runs make room for one at most where the disk has less than it was said to have."""
+"""Most runs that are dropped for one write on a disk that is full before its limit."""
 Page = tuple[PieceKey, memoryview]
 T = TypeVar("T")
 
 
 class Shelf:
-    """The pieces on a disk. One thread at a time; any may ask `has`."""
+    """The pieces on a disk. For one thread at a time; `has` may be called from any thread."""
 
     def __init__(
         self, folder: Path, layout: Layout, strides: Mapping[str, int], limit_bytes: int
     ) -> None:
-        """Find what is there. Pages of each group have ``strides`` bytes.
+        """Read what the folder has. Pages of each group have ``strides`` bytes.
 
         Raises `DiskInUseError`, `DiskOtherError` and `DiskUnusableError`.
         """
@@ -61,9 +60,9 @@ class Shelf:
         self.lost = 0
         """States that were not written, and runs that could not be read."""
         self.hash_form: HashForm | None = None
-        """How the hashes of what is there are made; None: nothing is, or was."""
+        """The form of all hashes in the folder; None before the first."""
         self.on_gone: Callable[[Sequence[PieceKey]], None] = lambda _: None
-        """Hears what is not there any more, on the thread that found out."""
+        """Called with pieces that are gone, on the thread that noticed."""
         self._runs = Runs(strides)
         self._log = get_logger("restow.store").bind(folder=str(folder))
         of_any_revision = replace(layout, model=replace(layout.model, revision=""))
@@ -85,7 +84,7 @@ class Shelf:
         except BlockingIOError:
             os.close(self._lock)
             raise DiskInUseError(
-                f"{folder} is another store's: give each a folder of its own", path=str(folder)
+                f"another store uses {folder}: give each store its own folder", path=str(folder)
             ) from None
         except OSError as error:
             os.close(self._lock)
@@ -94,45 +93,45 @@ class Shelf:
             os.close(self._lock)
             raise
         if not whole:
-            self._log.warning("the journal was torn: what stood behind is lost")
+            self._log.warning("the journal is damaged: runs after the damage are lost")
         self._next = self._runs.latest + 1
 
     def __enter__(self) -> Self:
-        """Use as a context."""
+        """Return the shelf."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Close the shelf."""
         self.close()
 
     def close(self) -> None:
-        """Let another store have the folder."""
+        """Close, so that another store can use the folder."""
         self._journal.close()
         os.close(self._lock)
 
     def __len__(self) -> int:
-        """How many runs there are."""
+        """Return the number of runs."""
         return len(self._runs)
 
     @property
     def used_bytes(self) -> int:
-        """Of the disk."""
+        """Bytes of disk in use."""
         return self._runs.used_bytes
 
     def has(self, keys: Iterable[PieceKey]) -> bool:
-        """Whether all of these pieces are there."""
+        """Return whether all these pieces are on disk."""
         return all(key in self._runs.pieces for key in keys)
 
     @property
     def pieces(self) -> list[PieceKey]:
-        """All that is there."""
+        """All pieces on disk."""
         return list(self._runs.pieces)
 
     def write(self, hash_form: HashForm, pages: Sequence[Page]) -> None:
-        """Write those pieces of a state that are not there yet, as one run.
+        """Write the pieces of a state that are not on disk yet, as one run.
 
-        Hashes of all have one form. What was used longest ago makes room. Raises `RunLostError`:
-        nothing was written then.
+        All hashes have one form. The least recently used runs make room. Raises `RunLostError` if
+        nothing was written.
         """
         new = [(key, view) for key, view in pages if key not in self._runs.pieces]
         self._runs.use(key for key, _ in pages)
@@ -140,7 +139,9 @@ class Shelf:
             return
         size = sum(len(view) for _, view in new)
         if size > self.limit_bytes:
-            raise self._loss(f"{size} bytes of one state are more than the disk may have")
+            raise self._loss(
+                f"a state of {size} bytes exceeds the disk's limit of {self.limit_bytes} bytes"
+            )
         try:
             while self.used_bytes + size > self.limit_bytes:
                 self._drop(self._runs.oldest)
@@ -149,40 +150,40 @@ class Shelf:
             record, views = run_record(run, checksums), [view for _, view in new]
             self._with_room(lambda: self._write_run(hash_form, record, views))
         except OSError as error:
-            raise self._loss(f"not written: {error.strerror}") from None
+            raise self._loss(f"a state was not written: {error.strerror}") from None
         self._runs.add(run, checksums)
         self._runs.use(key for key, _ in pages)
 
     def read(self, pages: Sequence[Page]) -> None:
-        """Read pieces, each into its page. Raises `RunLostError`, and has none of that run then."""
+        """Read pieces into their pages. Raises `RunLostError`, and drops the run that failed."""
         by_run: dict[int, list[tuple[Written, Page]]] = {}
         for key, view in pages:
             found = self._runs.pieces.get(key)
             if found is None:
-                raise RunLostError("a piece of the state is not on the disk any more")
+                raise RunLostError("a piece of the state is no longer on disk")
             by_run.setdefault(found.run, []).append((found, (key, view)))
-        for run, some in by_run.items():
+        for run, pieces in by_run.items():
             try:
-                self._read_run(run, some)
+                self._read_run(run, pieces)
             except (OSError, RunLostError) as error:
                 why = error.strerror if isinstance(error, OSError) else error.message
                 self._lose(run)
-                raise self._loss(f"run {run} is not read: {why}") from None
+                raise self._loss(f"run {run} can't be read: {why}") from None
         self._runs.use(key for key, _ in pages)
 
     def forget_revision(self, revision: str) -> None:
-        """Drop the runs of states that some weights computed."""
-        for run in [one for one in self._runs if self._runs.revision(one) == revision]:
+        """Drop the runs of states that these weights computed."""
+        for run in [number for number in self._runs if self._runs.revision(number) == revision]:
             self._lose(run)
 
-    def _read_run(self, run: int, some: Sequence[tuple[Written, Page]]) -> None:
-        read_pages(self._path(run), [(found.offset_bytes, view) for found, (_, view) in some])
-        for found, (key, view) in some:
+    def _read_run(self, run: int, pieces: Sequence[tuple[Written, Page]]) -> None:
+        read_pages(self._path(run), [(found.offset_bytes, view) for found, (_, view) in pieces])
+        for found, (key, view) in pieces:
             if xxhash.xxh3_64_intdigest(view) != found.checksum:
-                raise RunLostError(f"a page of {key.group} is not what was written")
+                raise RunLostError(f"a page of {key.group} differs from what was written")
 
     def _write_run(self, hash_form: HashForm, record: Record, views: Sequence[memoryview]) -> None:
-        """Write a run, and then say so. Raises `OSError`: there is none then."""
+        """Write a run and then its record. Raises `OSError`, and leaves no run then."""
         if self.hash_form is None:
             self._write_down(form_record(hash_form))
             self.hash_form = hash_form
@@ -195,7 +196,7 @@ class Shelf:
             raise
 
     def _with_room(self, write: Callable[[], T]) -> T:
-        """Write; on a disk that is full before its limit what was used longest ago makes room."""
+        """Write; if the disk is full before its limit, drop the least recently used runs."""
         for _ in range(GO_AT_ONCE):
             try:
                 return write()
@@ -206,7 +207,7 @@ class Shelf:
         return write()
 
     def _write_down(self, record: Record) -> None:
-        """Say it in the journal, which begins anew when most of it is of what is gone."""
+        """Append to the journal, which is written anew if most of its records are obsolete."""
         if self._journal.records > SPARE_RECORDS + 2 * len(self._runs):
             before, self._journal = self._journal, self._new_journal()
             before.close()
@@ -218,12 +219,12 @@ class Shelf:
         return Journal(self.folder, self._form, records)
 
     def _take(self, record: Record) -> None:
-        """Take over what the journal says, if the file is there; else it is gone."""
+        """Take over a record of the journal, if the run's file exists."""
         if "hashes" in record:
             self.hash_form = HashForm(*record["hashes"])
             return
         run, checksums = record["run"], pieces_of(record)
-        for key in checksums:  # who brought it before was gone by then
+        for key in checksums:  # an earlier run with this piece was dropped by then
             if key in self._runs.pieces:
                 self._forget(self._runs.pieces[key].run)
         self._runs.add(run, checksums)
@@ -239,24 +240,24 @@ class Shelf:
             self.on_gone(gone)
 
     def _drop(self, run: int) -> None:
-        """Remove a run: without its file nobody believes the journal. Raises `OSError`: it stays.
+        """Drop a run: without its file its record is ignored. Raises `OSError`, and keeps it then.
 
-        So a full disk has room again before anything is written, and one that removes nothing
-        loses nothing either.
+        So a full disk has room again before anything is written, and a disk that cannot remove
+        files loses nothing.
         """
         self._path(run).unlink(missing_ok=True)
         self._forget(run)
 
     def _lose(self, run: int) -> None:
-        """Find a run no more, which is not as it was written, whatever becomes of its file."""
+        """Forget a damaged run, whatever becomes of its file."""
         self._forget(run)
         try:
             self._path(run).unlink(missing_ok=True)
         except OSError as error:
-            self._log.warning("a run stays where it is", run=run, detail=error.strerror)
+            self._log.warning("a run's file can't be removed", run=run, detail=error.strerror)
 
     def _remove_others(self) -> None:
-        """Remove files that were not written to their end."""
+        """Remove files that were not written completely."""
         for path in self.folder.glob("*.run"):
             if path.stem.isdecimal() and int(path.stem) not in self._runs:
                 path.unlink()
@@ -266,10 +267,10 @@ class Shelf:
 
     def _loss(self, why: str) -> RunLostError:
         self.lost += 1
-        self._log.warning("a state is lost on the disk", detail=why)
+        self._log.warning("a state on disk is lost", detail=why)
         return RunLostError(f"{self.folder}: {why}", path=str(self.folder))
 
     def _unusable(self, error: OSError) -> DiskUnusableError:
         return DiskUnusableError(
-            f"{self.folder} keeps no states: {error.strerror}", path=str(self.folder)
+            f"{self.folder} can't keep states: {error.strerror}", path=str(self.folder)
         )

@@ -17,19 +17,21 @@ FOLLOW_S = 1.0
 @connects
 def events(
     since_s: Annotated[
-        float, typer.Option("--since-s", min=0.0, help="Begin with ends of so many seconds ago.")
+        float,
+        typer.Option("--since-s", min=0.0, help="Begin with ends this many seconds ago."),
     ] = 600.0,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on, until Ctrl-C: engines' events too.")
+        bool,
+        typer.Option("--follow", "-f", help="Follow until Ctrl-C, engines' events too."),
     ] = False,
     *,
     connection: TenantConnection,
     output: Output,
 ) -> None:
-    """What happened, the oldest first: one line each, whole, and one JSON object with -o json."""
+    """Print what happened, the oldest first: an event a line, or a JSON object with -o json."""
     from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.news import News
-    from restow.broker.cli.views.event_lines import event_line
+    from restow.broker.cli.views.tables import event_line
 
     if output.form == "name":
         raise typer.BadParameter("events have no names", param_hint="-o")

@@ -15,6 +15,7 @@ from restow.broker.errors import ChainInvalidError
 
 if TYPE_CHECKING:
     from restow.broker.client import PrefixChain
+    from restow.broker.client.engine.chains import PrefixHolder
 
 FORM = {"algorithm": str, "quantum_tokens": int, "hash_bytes": int}
 """How hashes in a file are made."""
@@ -49,7 +50,7 @@ def find(
     engine's own hashes: {"algorithm": ..., "quantum_tokens": ..., "hashes": [HEX, ...]}.
     """
     from restow.broker.cli.files import read_json
-    from restow.broker.cli.views.prefix_views import find_json, show_found
+    from restow.broker.cli.views.tables import show_found
     from restow.broker.layout.values import ModelIdentity
 
     if bool(engine) == bool(model):
@@ -60,6 +61,24 @@ def find(
         (holders,) = client.find([chain], engine_id=engine, model=identity, limit=limit)
     value = find_json(holders, len(chain.hashes), chain.below_tokens)
     output.answer(value, show_found, lambda one: (held["engine_id"] for held in one["holders"]))
+
+
+def find_json(holders: list[PrefixHolder], hashes: int, below_tokens: int) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    return {
+        "hashes": hashes,
+        "below_tokens": below_tokens or None,
+        "holders": [
+            {
+                "engine_id": one.engine_id,
+                "tokens": one.tokens,
+                "layout_digest": one.layout_digest,
+                "open": one.open,
+                "draining": one.draining,
+            }
+            for one in holders
+        ],
+    }
 
 
 def chain_from(value: Any, quantum_tokens: int) -> PrefixChain:

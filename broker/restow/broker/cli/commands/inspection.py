@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,8 +10,6 @@ import typer
 from restow.broker.cli.completion import complete_engine, complete_handoff
 from restow.broker.cli.connection import Connection, TenantConnection, connects
 from restow.broker.cli.output import Output
-from restow.broker.cli.watching import looks
-from restow.broker.printable import shown_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,14 +17,14 @@ if TYPE_CHECKING:
 StateOption = Annotated[
     Literal["WAITING", "READY", "STAGING", "READING", "DONE", "FAILED", "EXPIRED", "CANCELLED"]
     | None,
-    typer.Option(case_sensitive=False, help="Only those in this state."),
+    typer.Option(case_sensitive=False, help="Show handoffs in this state only."),
 ]
 HandoffArgument = Annotated[
     str,
     typer.Argument(
         metavar="ID",
         autocompletion=complete_handoff,
-        help="Id of the handoff, or a beginning of it that no other has.",
+        help="Id of the handoff, or enough of its beginning to tell it apart.",
     ),
 ]
 EngineArgument = Annotated[
@@ -36,72 +33,76 @@ EngineArgument = Annotated[
         metavar="[ENGINE]",
         autocompletion=complete_engine,
         show_default=False,
-        help="Only engines whose ids begin so.",
+        help="Show engines whose ids begin like this.",
     ),
 ]
 MAX_LIMIT = 100_000
 MAX_LISTED = 10_000
-"""As many handoffs as a broker lists at once; those under way come first."""
-WATCH_S = 1.0
+"""Handoffs that a broker lists at once; those under way come first."""
 
 
 @connects
 def status(*, connection: Connection, output: Output) -> None:
-    """Statistics of the whole broker, of each that is given; or of an operator's one tenant."""
-    from restow.broker.cli.views import admin_json, admin_tables
-    from restow.broker.cli.views.models_served import models_json
+    """Show statistics of the broker, or of your tenant."""
+    from restow.broker.cli.views import tables
+    from restow.broker.cli.views.fleet_views import membership_json
+    from restow.broker.display import documents
 
     with connection.client() as client:
-        models = models_json(admin_json.engines_json(client.engines())["engines"])
-        told = [admin_json.status_json(one.status(), one.address) for one in client.each()]
-        value = told[0] if len(client.addresses) == 1 else {"brokers": told}
-        value["models"] = models
-    output.answer(value, admin_tables.show_status)
+        models = documents.models_json(documents.engines_json(client.engines())["engines"])
+        answer = client.status()
+    value = documents.status_json(answer, client.address)
+    value |= {"membership": membership_json(answer), "models": models}
+    output.answer(value, tables.show_status)
 
 
 @connects
 def tenants(*, connection: Connection, output: Output) -> None:
-    """The tenants that have engines or handoffs, and what they have."""
-    from restow.broker.cli.views import admin_json, admin_tables
+    """Show the tenants that have engines or handoffs, and how much each has."""
+    from restow.broker.cli.views import tables
+    from restow.broker.display import documents
 
     with connection.client() as client:
-        value = admin_json.tenants_json(client.tenants().tenants)
-    output.answer(value, admin_tables.show_tenants, _names("tenants", "tenant"))
+        value = documents.tenants_json(client.tenants().tenants)
+    output.answer(value, tables.show_tenants, _names("tenants", "tenant"))
 
 
 @connects
 def engines(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
-    """The registered engines: are all their agents connected, is a session open?"""
+    """Show the registered engines: are all their agents connected, is a session open?"""
     from restow.broker.cli.handoff_ids import say_hidden
-    from restow.broker.cli.views import admin_json, admin_tables
+    from restow.broker.cli.views import tables
+    from restow.broker.display import documents
 
     with connection.client() as client:
         found = [one for one in client.engines() if one.engine_id.startswith(engine)]
-        value = admin_json.engines_json(found)
-        show = partial(admin_tables.show_engines, tenants=connection.all_tenants)
+        value = documents.engines_json(found)
+        show = partial(tables.show_engines, tenants=connection.all_tenants)
         output.answer(value, show, _names("engines", "engine_id"))
         say_hidden(client, output)
 
 
 @connects
 def agents(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
-    """The connected agents and the memory that they registered."""
+    """Show the connected agents and the memory that they registered."""
     from restow.broker.cli.handoff_ids import say_hidden
-    from restow.broker.cli.views import admin_json, admin_tables
+    from restow.broker.cli.views import tables
+    from restow.broker.display import documents
 
     with connection.client() as client:
         found = [one for one in client.agents() if one.engine_id.startswith(engine)]
-        value = admin_json.agents_json(found)
-        show = partial(admin_tables.show_agents, tenants=connection.all_tenants)
+        value = documents.agents_json(found)
+        show = partial(tables.show_agents, tenants=connection.all_tenants)
         output.answer(value, show, _names("agents", "agent_name"))
         say_hidden(client, output)
 
 
 @connects
 def holdings(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
-    """What engines say that they hold of prefixes, by group, and the room that it takes."""
+    """Show the prefixes that engines say they hold, by group, and their memory at the broker."""
     from restow.broker.cli.handoff_ids import say_hidden
-    from restow.broker.cli.views.prefix_views import holdings_json, show_holdings
+    from restow.broker.cli.views.tables import show_holdings
+    from restow.broker.display.documents import holdings_json
 
     with connection.client() as client:
         value = holdings_json(client.holdings(), engine)
@@ -112,12 +113,13 @@ def holdings(engine: EngineArgument = "", *, connection: TenantConnection, outpu
 
 @connects
 def costs(*, connection: Connection, output: Output) -> None:
-    """What reading and copying costs between hosts, by which ways of travelling are chosen."""
-    from restow.broker.cli.views import admin_json, admin_tables
+    """Show the measured costs between hosts, which decide how state travels."""
+    from restow.broker.cli.views import tables
+    from restow.broker.display import documents
 
     with connection.client() as client:
-        value = admin_json.costs_json(client.costs())
-    output.answer(value, admin_tables.show_costs)
+        value = documents.costs_json(client.costs())
+    output.answer(value, tables.show_costs)
 
 
 @connects
@@ -128,74 +130,58 @@ def handoffs(
             metavar="[ID]",
             autocompletion=complete_handoff,
             show_default=False,
-            help="Only those whose ids begin so.",
+            help="Show handoffs whose ids begin like this.",
         ),
     ] = "",
     state: StateOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 20,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show them anew every second, until Ctrl-C.")
-    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="Show at most this many.")] = 20,
     *,
     connection: TenantConnection,
     output: Output,
 ) -> None:
-    """Handoffs, those under way first, then the newest ends."""
+    """Show handoffs: those under way first, then the newest ends."""
     from restow.broker.cli.handoff_ids import say_hidden
-    from restow.broker.cli.views import admin_json, admin_tables
-    from restow.broker.cli.views.live import live_handoffs
+    from restow.broker.cli.views import tables
+    from restow.broker.display import documents
 
-    if watch and (output.document or output.form == "name"):
-        raise typer.BadParameter("--watch shows tables: see `restow events --follow -o json`")
     with connection.client() as client:
-
-        def look() -> Any:
-            return admin_json.handoffs_json(client.handoffs(state, limit, beginning))
-
-        value = look()
-        if not watch:
-            show = partial(admin_tables.show_handoffs, tenants=connection.all_tenants)
-            output.answer(value, show, _names("handoffs", "handoff_id"))
-            say_hidden(client, output)
-            return
+        value = documents.handoffs_json(client.handoffs(state, limit, beginning))
+        show = partial(tables.show_handoffs, tenants=connection.all_tenants)
+        output.answer(value, show, _names("handoffs", "handoff_id"))
         say_hidden(client, output)
-        with ExitStack() as screen:
-            for number in looks(WATCH_S):  # Ctrl-C is heard before the first character is shown
-                if not number:
-                    live = live_handoffs(output.form == "wide", connection.all_tenants)
-                    update = screen.enter_context(live)
-                update(shown_values(look() if number else value))
 
 
 @connects
 def leases(
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="Show at most this many.")] = 20,
     *,
     connection: TenantConnection,
     output: Output,
 ) -> None:
-    """Whose pages P keeps, for how long still, and what they wait for; the shortest first."""
+    """Show the leases on P's pages, what each waits for, and how long it has left."""
     from restow.broker.cli.handoff_ids import say_hidden
-    from restow.broker.cli.views import admin_json, admin_tables
+    from restow.broker.cli.views import tables
+    from restow.broker.display import documents
 
     with connection.client() as client:
-        value = admin_json.leases_json(client.handoffs(limit=MAX_LISTED), limit)
-        show = partial(admin_tables.show_leases, tenants=connection.all_tenants)
+        value = documents.leases_json(client.handoffs(limit=MAX_LISTED), limit)
+        show = partial(tables.show_leases, tenants=connection.all_tenants)
         output.answer(value, show, _names("leases", "handoff_id"))
         say_hidden(client, output)
 
 
 @connects
 def handoff(handoff_id: HandoffArgument, *, connection: TenantConnection, output: Output) -> None:
-    """One handoff and everything that happened to it."""
+    """Show one handoff and everything that happened to it."""
     from restow.broker.cli.handoff_ids import find_handoff
-    from restow.broker.cli.views import admin_json, admin_tables
+    from restow.broker.cli.views import tables
+    from restow.broker.display import documents
 
     with connection.client() as client:
         tenant, whole = find_handoff(connection, client, handoff_id)
     with connection.client_of(tenant) as client:
-        value = admin_json.handoff_json(client.handoff(whole))
-    output.answer(value, admin_tables.show_handoff, lambda one: [one["handoff_id"]])
+        value = documents.handoff_json(client.handoff(whole))
+    output.answer(value, tables.show_handoff, lambda one: [one["handoff_id"]])
 
 
 def _names(of: str, name: str) -> Callable[[Any], Iterable[str]]:

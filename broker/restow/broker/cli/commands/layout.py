@@ -196,7 +196,7 @@ def from_config(
         scales_of,
         weights_fingerprint,
     )
-    from restow.broker.cli.views.config_readings import show_readings
+    from restow.broker.cli.views.plan_views import show_readings
     from restow.broker.families import (
         ConvLayout,
         EngineSettings,
@@ -264,7 +264,7 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
     from dataclasses import asdict
 
     from restow.broker.cli.files import read_layout
-    from restow.broker.cli.views.plan_tables import show_layout
+    from restow.broker.cli.views.plan_views import show_layout
     from restow.broker.layout import digest
     from restow.broker.layout.difference import scaled_fields, shared_tokens, summarize
     from restow.broker.layout.values import IDENTITY_PARTS
@@ -296,7 +296,7 @@ def diff(left: JsonFile, right: JsonFile, as_json: JsonOption = False) -> None:
     from dataclasses import asdict
 
     from restow.broker.cli.files import read_layout
-    from restow.broker.cli.views.plan_tables import show_differences
+    from restow.broker.cli.views.plan_views import show_differences
     from restow.broker.layout.difference import differences
 
     found = differences(read_layout(left), read_layout(right))

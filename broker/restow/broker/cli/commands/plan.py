@@ -32,8 +32,7 @@ def plan(
 ) -> None:
     """Say for every rank of DESTINATION what it reads from whom in SOURCE."""
     from restow.broker.cli.files import read_layout, read_object, write_text
-    from restow.broker.cli.views.plan_json import plan_json
-    from restow.broker.cli.views.plan_tables import show_costs_used, show_plan
+    from restow.broker.cli.views.plan_views import plan_json, show_costs_used, show_plan
     from restow.broker.draw.explain import explain as explain_plan
     from restow.broker.draw.picture import make_picture
     from restow.broker.planner import CostModel, check_exact, make_plan

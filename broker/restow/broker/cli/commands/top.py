@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from restow.broker.cli.watching import looks
 from restow.broker.printable import shown_values
 
 if TYPE_CHECKING:
-    from restow.broker.cli.views.top.tables import Look
+    from restow.broker.cli.views.top_view import Look
     from restow.broker.client.admin import AdminClient
 
 LISTED = 1000
@@ -32,66 +31,59 @@ def top(
     ] = False,
     count: Annotated[
         int | None,
-        typer.Option("--count", "-n", min=1, help="With -b: end after so many looks."),
+        typer.Option("--count", "-n", min=1, help="With -b: stop after this many looks."),
     ] = None,
     *,
     connection: TenantConnection,
 ) -> None:
-    """What goes on: live handoffs, the last quarter of an hour, the shortest lease, slow pairs."""
+    """Follow a broker: handoffs under way, the last quarter of an hour, leases, slow pairs."""
     with connection.client() as client:
         if batch or not sys.stdout.isatty():
-            from restow.broker.cli.views.top.text import put_top
+            from restow.broker.cli.views.top_view import put_top
 
-            before = None
             for _ in looks(every_s, count):
-                now = look_at(client, connection.all_tenants)
-                put_top(before, now)
-                before = now
+                put_top(look_at(client, connection.all_tenants))
             return
-        from restow.broker.cli.views.top.app import Top
+        from restow.broker.cli.views.top_screen import Top
 
         look = partial(look_at, client, connection.all_tenants)
-        look()  # a broker that is not there is said before the screen is taken
+        look()  # an error of the connection is printed before the screen is taken
         Top(look, every_s, partial(one_handoff, connection)).run()
 
 
 def one_handoff(connection: TenantConnection, tenant: str, handoff_id: str) -> dict[str, Any]:
     """Ask for one handoff with its timeline. Raises as the client."""
-    from restow.broker.cli.views import admin_json
+    from restow.broker.display.documents import handoff_json
 
     with connection.client_of(tenant) as client:
-        found: dict[str, Any] = shown_values(admin_json.handoff_json(client.handoff(handoff_id)))
+        found: dict[str, Any] = shown_values(handoff_json(client.handoff(handoff_id)))
     return found
 
 
 def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
     """Ask the broker for all that is shown. Raises as the client.
 
-    ``all_tenants``: names of engines have their tenants before them.
+    With ``all_tenants``, names of engines have their tenants before them.
     """
     from restow.broker.cli.handoff_ids import hidden
-    from restow.broker.cli.views import admin_json
-    from restow.broker.cli.views.prefix_views import holdings_json
-    from restow.broker.cli.views.top.tables import Look
+    from restow.broker.cli.views.fleet_views import membership_json
+    from restow.broker.cli.views.top_view import Look
+    from restow.broker.display import documents
+    from restow.broker.display.rows import name_tenants
 
     answer = client.status(traffic=True)
-    status = admin_json.status_json(answer, client.address)
-    engines = admin_json.engines_json(client.engines())["engines"]
-    handoffs = admin_json.handoffs_json(client.handoffs(limit=LISTED))["handoffs"]
-    holdings = holdings_json(client.holdings())["engines"]
+    status = documents.status_json(answer, client.address)
+    traffic = documents.traffic_json(answer)
+    handoffs = documents.handoffs_json(client.handoffs(limit=LISTED))["handoffs"]
+    holdings = documents.holdings_json(client.holdings())["engines"]
     if all_tenants:
-        for one in handoffs:
-            for side in ("source_engine", "destination_engine"):
-                one[side] = one[side] and f"{one['tenant']}/{one[side]}"
-        for one in holdings:
-            one["engine_id"] = f"{one['tenant']}/{one['engine_id']}"
+        name_tenants([*handoffs, *traffic["pairs"]], "source_engine", "destination_engine")
+        name_tenants(holdings, "engine_id")
     return Look(
-        time.monotonic(),
-        shown_values(status),
-        shown_values(engines),
+        shown_values(status | {"membership": membership_json(answer)}),
+        shown_values(documents.engines_json(client.engines())["engines"]),
         shown_values(handoffs),
-        hidden(client),
-        shown_values(admin_json.traffic_json(answer)),
-        all_tenants,
+        shown_values(traffic),
         shown_values(holdings),
+        hidden(client),
     )

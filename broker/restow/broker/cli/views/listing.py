@@ -1,7 +1,7 @@
-"""A listing is a table that fits a terminal, and of which nothing is cut anywhere else.
+"""Print tables that fit a terminal, and that are whole where there is no terminal.
 
-Columns that matter come first: a narrow terminal leaves the last ones out. Ids are shortened to
-beginnings that still name one each.
+A narrow terminal leaves the last columns out, so those that matter come first. Ids are shortened
+to beginnings that still tell them apart.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Cell = str | Text
 
 GAP = 2
 LEAST_ID = 12
-"""Letters of an id that are shown at least."""
+"""Least number of letters of an id."""
 LEAST_FOLDED = 24
-"""Columns of a terminal that words need before they are folded into them."""
+"""Least width of a column of words, which is then folded."""
 UNCUT = 100_000
-"""Columns of what is no terminal."""
+"""Width where there is no terminal."""
 NUMBERS = frozenset(
     {"tokens", "read", "age", "lease", "rank", "regions", "memory", "staging", "ms"}
 )
-"""Columns that stand to the right."""
+"""Columns that are aligned to the right."""
 COLORS = {"DONE": "green", "FAILED": "red", "EXPIRED": "yellow", "CANCELLED": "yellow"}
 
 
@@ -38,7 +38,7 @@ def colored(state: str) -> Text:
 
 
 def console(wide: bool = False) -> Console:
-    """Return the console of stdout; ``wide``, or no terminal: lines are as long as they are."""
+    """Return the console of stdout, whose lines have no end if ``wide`` or without a terminal."""
     made = Console(highlight=False, markup=False)
     if made.is_terminal and not wide:
         return made
@@ -46,7 +46,7 @@ def console(wide: bool = False) -> Console:
 
 
 def put(to: Console, *shown: RenderableType) -> None:
-    """Print, and have it out at once; with nothing at the ends of lines where no terminal is."""
+    """Print and flush, without spaces at the ends of lines."""
     with to.capture() as captured:
         for one in shown:
             to.print(one, crop=False)
@@ -64,10 +64,10 @@ def listing(
     words: str | None = None,
     spare: bool = False,
 ) -> RenderableType:
-    """Return a table for ``width`` columns; with a last line where that left anything out.
+    """Return a table for ``width`` columns, with a last line that names what was left out.
 
-    ``ids``: the column that may be shortened. ``words``: the last column, which may be folded;
-    ``spare``: it is shown only where there is room for whole ids beside it.
+    ``ids`` is a column that may be shortened, and ``words`` a last column that may be folded; with
+    ``spare`` it is shown only if whole ids have room beside it.
     """
     texts = [[_plain(cell) for cell in row] for row in rows]
     widths = [
@@ -87,7 +87,7 @@ def listing(
     if ids:
         widths[columns.index(ids)] += max(0, width - needed)
     table = _empty(columns[:shown], words)
-    if needed > width:  # then a terminal breaks lines, and nothing is lost
+    if needed > width:  # the terminal breaks lines, so nothing is lost
         table.width = needed
     for row in rows:
         table.add_row(
@@ -104,7 +104,7 @@ def listing(
 
 
 def least_width(ids: Sequence[str]) -> int:
-    """Return how many letters tell some ids apart, `LEAST_ID` at least.
+    """Return how many letters tell ids apart, `LEAST_ID` at least.
 
     >>> least_width(["request-00001-a", "request-00002-b"]), least_width(["a", "b"])
     (13, 12)
@@ -114,7 +114,7 @@ def least_width(ids: Sequence[str]) -> int:
 
 
 def shortened(ids: Sequence[str], width: int) -> list[str]:
-    """Return beginnings of ids that have room in ``width`` columns, or as long as they must be.
+    """Return beginnings of ids that fit ``width`` columns, or longer ones to tell them apart.
 
     >>> shortened(["request-00001-a", "request-00002-b"], 5)
     ['request-00001', 'request-00002']

@@ -1,1 +1,1 @@
-"""The connection to a broker: its channel and credentials, and why a call over it failed."""
+"""The connection to a broker: its channel and credentials, and why calls fail."""

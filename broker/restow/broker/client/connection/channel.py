@@ -1,6 +1,7 @@
-"""gRPC, NIXL and threads live in one process: a child that is forked later has none of them.
+"""Channels to a broker, their credentials, and the check against use after a fork.
 
-Used there they hang or kill the child without a word; so every public object asks first.
+gRPC, NIXL and threads belong to one process. If a child that was forked later uses them, it hangs
+or dies without a message, so every public object checks its process first.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from restow.broker.trust.tokens import read_secret
 
 
 class OwnProcess:
-    """The first process that asked; those that it forked after that are refused."""
+    """Remembers the first process that used the client, and refuses processes forked after that."""
 
     def __init__(self) -> None:
-        """Nobody has asked yet."""
+        """Begin without a process."""
         self._pid: int | None = None
 
     def check(self) -> None:
-        """To be called before gRPC, NIXL or their threads are used. Raises `ForkedError`."""
+        """Check the process before gRPC, NIXL or threads are used. Raises `ForkedError`."""
         pid = os.getpid()
         if self._pid is None:
             self._pid = pid
@@ -54,44 +55,44 @@ class OwnProcess:
 
 
 OWN_PROCESS = OwnProcess()
-"""Of all objects: what gRPC has in a process belongs to none of them alone."""
+"""Shared by all objects, because gRPC's state in a process belongs to all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Names the files by which a client shows who it is, and by what it knows the broker.
+    """Files with which a client identifies itself and checks the broker.
 
-    None at all: plaintext, which only a broker without TLS understands. Raises
-    `TokenOverPlaintextError` or `TrustSettingsError` for files that make no sense together.
+    Without files it uses plaintext, which only a broker without TLS accepts. Raises
+    `TokenOverPlaintextError` or `TrustSettingsError` for files that do not fit together.
     """
 
     tls_ca: Path | None = None
-    """Authorities that the broker's certificate is checked against; given: TLS is spoken."""
+    """Authorities that check the broker's certificate; if given, TLS is used."""
     tls_cert: Path | None = None
     """The client's certificate, for a broker with --client-ca."""
     tls_key: Path | None = None
-    """The key of that certificate; both are given or neither."""
+    """The key of that certificate; give both or neither."""
     token_file: Path | None = None
     """The client's token, for a broker with --tokens. Read again for every call."""
 
     def __post_init__(self) -> None:
-        """Raise `TokenOverPlaintextError` or `TrustSettingsError` for what makes no sense."""
+        """Raise `TokenOverPlaintextError` or `TrustSettingsError` for files that do not fit."""
         if self.token_file is not None and self.tls_ca is None:
             raise TokenOverPlaintextError(
-                f"token file {self.token_file} is given without an authority: a token is never "
-                f"sent in plaintext; name the file that the broker's certificate is checked "
-                f"against (--tls-ca, RESTOW_TLS_CA)",
+                f"token file {self.token_file} is given without an authority, but a token is never "
+                f"sent in plaintext: name the file that checks the broker's certificate "
+                f"(--tls-ca, RESTOW_TLS_CA)",
                 file=self.token_file,
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise TrustSettingsError(
-                "a client's certificate and its key are given both or not at all (--tls-cert and "
+                "a client's certificate and its key must be given together (--tls-cert and "
                 "--tls-key, RESTOW_TLS_CERT and RESTOW_TLS_KEY)"
             )
         if self.tls_cert is not None and self.tls_ca is None:
             raise TrustSettingsError(
                 f"certificate {self.tls_cert} is given without an authority: name the file that "
-                f"the broker's certificate is checked against (--tls-ca, RESTOW_TLS_CA)"
+                f"checks the broker's certificate (--tls-ca, RESTOW_TLS_CA)"
             )
 
     @classmethod
@@ -102,9 +103,9 @@ class Credentials:
         tls_key: str | Path | None = None,
         token_file: str | Path | None = None,
     ) -> Credentials:
-        """Return credentials of what is given; each that is not comes from the environment.
+        """Return credentials; files that are not given come from the environment.
 
-        ``tls_ca`` from RESTOW_TLS_CA, ``tls_cert`` from RESTOW_TLS_CERT, ``tls_key`` from
+        ``tls_ca`` comes from RESTOW_TLS_CA, ``tls_cert`` from RESTOW_TLS_CERT, ``tls_key`` from
         RESTOW_TLS_KEY, ``token_file`` from RESTOW_TOKEN_FILE. Raises `TokenOverPlaintextError` or
         `TrustSettingsError`.
         """
@@ -118,22 +119,22 @@ class Credentials:
 
     @property
     def secure(self) -> bool:
-        """Whether TLS is spoken."""
+        """Whether TLS is used."""
         return self.tls_ca is not None
 
     def stamp(self) -> Stamp:
-        """Return what changes when certificates are renewed: then channels are opened anew."""
-        return stamp_of([one for one in (self.tls_ca, self.tls_cert, self.tls_key) if one])
+        """Return a value that changes when certificates are renewed, so that channels reopen."""
+        return stamp_of([path for path in (self.tls_ca, self.tls_cert, self.tls_key) if path])
 
     def for_channel(self) -> grpc.ChannelCredentials:
-        """Return what a secure channel of gRPC's is opened with, of all but the token.
+        """Return gRPC's credentials of a secure channel, without the token.
 
         Raises `KeyFileError`, `TokenFileError`, and `TrustSettingsError` unless `secure`.
         """
         if self.tls_ca is None:
-            raise TrustSettingsError("there is no authority: these credentials are plaintext")
+            raise TrustSettingsError("these credentials have no authority, so they are plaintext")
         if self.token_file is not None:
-            read_secret(self.token_file)  # What is wrong with it is told now, too.
+            read_secret(self.token_file)  # so that a wrong file is reported now
         authorities = read_authorities(self.tls_ca)
         if self.tls_cert is None or self.tls_key is None:
             return grpc.ssl_channel_credentials(authorities)
@@ -144,9 +145,9 @@ class Credentials:
 def channel_showing(
     credentials: Credentials, module: Any, address: str, options: Sequence[tuple[str, Any]]
 ) -> Any:
-    """Return a channel of ``module``, which is `grpc` or `grpc.aio`, by the credentials.
+    """Return a channel of ``module`` (`grpc` or `grpc.aio`) with the credentials.
 
-    Raises as `Credentials.for_channel` if there is TLS.
+    Raises as `Credentials.for_channel` if TLS is used.
     """
     if not credentials.secure:
         return module.insecure_channel(address, options=options)
@@ -156,10 +157,10 @@ def channel_showing(
 
 
 class AuthorizedChannel:
-    """A secure channel, of `grpc` or `grpc.aio`, whose calls show a token.
+    """A secure channel of `grpc` or `grpc.aio`, whose calls carry a token.
 
-    The token is read again for every call, which raises `TokenFileError` if it can't be. It is
-    sent when the other side has proved who it is, as all of a call is.
+    The token is read again for every call, which raises `TokenFileError` if that fails. Like all of
+    a call, it is sent only after the server has proved its identity.
     """
 
     def __init__(self, channel: Any, token_file: Path) -> None:
@@ -171,11 +172,11 @@ class AuthorizedChannel:
         self.stream_stream = self._showing(channel.stream_stream)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what else the channel has."""
+        """Return other attributes of the channel."""
         return getattr(self._channel, name)
 
     async def __aenter__(self) -> Self:
-        """Use as a context."""
+        """Return the channel."""
         return self
 
     async def __aexit__(
@@ -190,7 +191,7 @@ class AuthorizedChannel:
     # -- inside -----------------------------------------------------------------------------------
 
     def _showing(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what makes a method whose calls show the token."""
+        """Wrap a method factory, so that calls carry the token."""
 
         def make_showing(*words: Any, **more: Any) -> Callable[..., Any]:
             method = make(*words, **more)
@@ -213,25 +214,25 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_FROM_BROKER_BYTES),
     ("grpc.max_send_message_length", MAX_TO_BROKER_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
-    # gRPC's own pauses would grow to two minutes; whoever calls pauses by itself.
+    # gRPC's own pauses would grow to two minutes, and callers pause by themselves.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Else a name that has moved to another address is looked up after 30 s only.
+    # Otherwise a name that moved to another address would be looked up only after 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )
 
 
 def channel_options(several: bool = False) -> tuple[tuple[str, int | str], ...]:
-    """What every channel is opened with, to one of ``several`` brokers or the only one.
+    """Return the options of a channel, to one of ``several`` brokers or to the only one.
 
-    Raises `AddressInvalidError` for a proxy that is none.
+    Raises `AddressInvalidError` for an invalid proxy.
     """
     pings = PINGS_OF_SEVERAL if several else CLIENT_PINGS
     return (*CHANNEL_OPTIONS, *pings, *proxy_options())
 
 
 def broker_address(given: str | None = None) -> str:
-    """The address of the broker, or of several: as given, else of RESTOW_BROKER, else the default.
+    """Return the address of the broker or brokers: given, or RESTOW_BROKER, or the default.
 
     Raises `AddressInvalidError`.
     """
@@ -244,7 +245,7 @@ PLAINTEXT = Credentials()
 def open_channel(
     address: str, credentials: Credentials = PLAINTEXT, several: bool = False
 ) -> grpc.aio.Channel:
-    """A channel on the running loop, to one of ``several`` brokers or the only one.
+    """Return a channel on the running loop, to one of ``several`` brokers or to the only one.
 
     Raises `AddressInvalidError`, `ForkedError`, and like `channel_showing`.
     """
@@ -256,7 +257,7 @@ def open_channel(
 
 
 def patience_s(rounds: int) -> float:
-    """How long one of several brokers has to be connected, after ``rounds`` in which none was.
+    """Return how long to wait for one of several brokers, after ``rounds`` without an answer.
 
     >>> [patience_s(rounds) for rounds in (0, 1, 4, 5000)]
     [1.0, 2.0, 16.0, 16.0]
@@ -265,28 +266,28 @@ def patience_s(rounds: int) -> float:
 
 
 class RenewedChannel:
-    """The one channel to a broker, opened anew for another one or renewed certificates.
+    """The channel to a broker, reopened for another broker or renewed certificates.
 
-    On one loop.
+    Belongs to one loop.
     """
 
     def __init__(self, brokers: Brokers, credentials: Credentials) -> None:
-        """Prepare: the first call of `channel` opens it."""
+        """Prepare; the first call of `channel` opens the channel."""
         self._brokers, self._credentials = brokers, credentials
         self._channel: grpc.aio.Channel | None = None
         self._opened: tuple[str, Stamp] = ("", ())
-        """What the channel was opened to, and with."""
+        """Address and stamp of the open channel."""
         self._log = get_logger("restow.trust")
 
     @property
     def present(self) -> grpc.aio.Channel | None:
-        """The channel as it is now; None: none is open."""
+        """The open channel, or None."""
         return self._channel
 
     async def channel(self) -> grpc.aio.Channel:
-        """The channel; calls on an earlier one end if it was opened anew.
+        """Return the channel; calls on an earlier channel end if it was reopened.
 
-        Raises `KeyFileError` or `TokenFileError`; then an earlier channel is left as it was.
+        Raises `KeyFileError` or `TokenFileError`; then an earlier channel stays open.
         """
         wanted = (self._brokers.current, self._credentials.stamp())
         if self._channel is None or wanted != self._opened:
@@ -300,11 +301,11 @@ class RenewedChannel:
         return self._channel
 
     async def connects(self) -> bool:
-        """Whether the channel is connected now, or soon: it tries by itself. Raises like `channel`.
+        """Return whether the channel connects in time, with retries. Raises like `channel`.
 
-        After ``CONNECT_S`` it is not, and files are worth another look; where there are other
-        brokers, who are worth a try, at the first failure or after ``NEXT_S``. After each round in
-        which none let us in after twice as long: of thousands that come at once some wait.
+        It waits up to ``CONNECT_S``; then files are worth another look. With several brokers it
+        gives up at the first failure or after ``NEXT_S``, to try another broker. That time doubles
+        after each round without a broker, so that of thousands of clients not all come at once.
         """
         channel = await self.channel()
         several = self._brokers.several
@@ -317,11 +318,11 @@ class RenewedChannel:
                         return False
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
-        # Where thousands come back at once, the word of it reaches a busy loop too late.
+        # If thousands of clients return at once, a busy loop may learn of its connection too late.
         return channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def close(self) -> None:
-        """Close the channel. May be repeated."""
+        """Close the channel. May be called again."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()

@@ -1,4 +1,4 @@
-"""Cancellation of a task, told apart from that of a call it awaits."""
+"""Errors of calls to a broker, and helpers that tell cancelled tasks from failed calls."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from restow.broker.rpc.status import ERROR_DOMAIN
 
 
 async def end_task(task: asyncio.Task[Any]) -> None:
-    """Return when the task, which is cancelled now, has ended.
+    """Cancel the task, and return when it has ended.
 
-    A cancellation of the caller is not taken for the task's own. Raises what the task raised, if
-    that was no cancellation.
+    A cancellation of the caller is not mistaken for the task's. Raises what the task raised, unless
+    that was its cancellation.
     """
     task.cancel()
     await asyncio.wait({task})
@@ -31,20 +31,20 @@ async def end_task(task: asyncio.Task[Any]) -> None:
 
 
 def is_cancelled() -> bool:
-    """Whether the running task is being cancelled.
+    """Return whether the running task is being cancelled.
 
-    If not, an `asyncio.CancelledError` of gRPC says that the call's channel was closed.
+    If it is not, an `asyncio.CancelledError` of gRPC means that the call's channel was closed.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def begun(call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
-    """Return when a call has begun or has failed; reading says which.
+    """Return when a call has begun or failed; reading tells which.
 
-    To be awaited before the first read. While a call begins, a read takes its task's cancellation
-    for the call's own; a call that fails in that moment raises its failure instead, and the task
-    goes on (grpcio 1.85, ``StreamStreamCall._prepare_rpc``).
+    Await it before the first read. While a call begins, a read mistakes its task's cancellation for
+    the call's own; if the call fails in that moment, the read raises the failure, and the task goes
+    on (grpcio 1.85, ``StreamStreamCall._prepare_rpc``).
     """
     beginning = asyncio.create_task(_begun_or_failed(call))
     try:
@@ -62,75 +62,75 @@ async def _begun_or_failed(call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
 
 OWN = "RESTOW_PROXY"
 OF_THE_WEB = ("grpc_proxy", "https_proxy", "http_proxy")
-"""In gRPC's order."""
+"""Variables that gRPC would use, in its order."""
 _SCHEME = "http://"
 
 
 def proxy_options(environment: Mapping[str, str] = os.environ) -> tuple[tuple[str, int | str], ...]:
-    """What a channel is opened with. Raises `AddressInvalidError`."""
+    """Return a channel's proxy options. Raises `AddressInvalidError`."""
     proxy = environment.get(OWN)
     if not proxy:
         return (("grpc.enable_http_proxy", 0),)
     if not proxy.startswith(_SCHEME):
-        raise AddressInvalidError(f"{OWN} must be {_SCHEME}HOST:PORT, and begins otherwise")
+        raise AddressInvalidError(f"{OWN} must be {_SCHEME}HOST:PORT, but begins otherwise")
     return (("grpc.http_proxy", proxy),)
 
 
 def way_note(environment: Mapping[str, str] = os.environ) -> str:
-    """What is to be said of the way; empty: it is direct, and nobody would think otherwise."""
+    """Return a note on proxies for error messages; empty if no proxy variable is set."""
     if environment.get(OWN):
-        # What stands before an @ may be a password.
+        # The part before an @ may contain a password.
         return f"calls go through {OWN}, {environment[OWN].rpartition('@')[2]}"
     ignored = [name for name in OF_THE_WEB if environment.get(name)]
     if not ignored:
         return ""
-    return f"calls go direct: {', '.join(ignored)} is not used, {OWN}={_SCHEME}HOST:PORT would be"
+    return f"calls use no proxy: {', '.join(ignored)} is ignored, set {OWN}={_SCHEME}HOST:PORT"
 
 
 Answer = TypeVar("Answer")
 
 MAY_PASS = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
-"""Statuses of refusals that another try may not meet."""
+"""Statuses of refusals that may pass, so that a retry is useful."""
 
 
 class BrokerCallError(RestowError):
-    """The broker refused a call or a message: its status, reason and subject."""
+    """The broker refused a call or a message, with its status, reason and subject."""
 
     def __init__(self, status: str, reason: str, message: str, **subject: object) -> None:
-        """Carry what the broker said."""
+        """Carry the broker's answer."""
         super().__init__(message, **subject)
         self.status, self.reason = status, reason
 
 
 class OtherServerError(BrokerCallError, reason="OTHER_SERVER"):
-    """A refusal without a reason of ours: of another server, or of a gateway before the broker."""
+    """A refusal without one of Restow's reasons: from another server, or a gateway on the way."""
 
     def __init__(self, status: str, address: str, details: str) -> None:
-        """Quote what was answered at ``address``."""
+        """Quote what ``address`` answered."""
         super().__init__(
             status,
             type(self).reason,
-            f"{address} does not answer as a broker of Restow that knows this call: is the address "
-            f"right, does a gateway before the broker let all of its calls through, and is the "
-            f"broker as new as this client? ({status}: {details})",
+            f"{address} does not answer as a Restow broker that knows this call: check whether the "
+            f"address is right, whether a gateway before the broker lets all calls through, and "
+            f"whether the broker is as new as this client ({status}: {details})",
             broker=address,
         )
 
 
 class BrokerUnreachableError(RestowError, status="UNAVAILABLE", reason="BROKER_UNREACHABLE"):
-    """No broker answers at the address: is it started, and is the address right?"""
+    """No broker answers at the address: check that it is started, and the address."""
 
 
 class ForkedError(RestowError, status="FAILED_PRECONDITION", reason="FORKED"):
-    """A process that was forked from one in which sessions, agents or clients had begun."""
+    """The process was forked from one that already used sessions, agents or clients."""
 
     def __init__(self, parent: int, child: int) -> None:
-        """Name both."""
+        """Name both processes."""
         super().__init__(
-            f"process {child} was forked from process {parent} after that had begun to use Restow: "
-            f"gRPC, NIXL and their threads do not go with a fork. Make sessions, agents and "
+            f"process {child} was forked from process {parent} after that had begun to use Restow, "
+            f"but gRPC, NIXL and their threads do not survive a fork. Create sessions, agents and "
             f"clients in the process that uses them, and start processes by `spawn` or "
-            f"`forkserver`, or fork before the first of them is made",
+            f"`forkserver`, or fork before the first of them is created",
             parent=parent,
             child=child,
         )
@@ -151,27 +151,27 @@ class PagesNotFreeError(RestowError, status="FAILED_PRECONDITION", reason="PAGES
 class SessionClosedError(
     RestowError, RuntimeError, status="FAILED_PRECONDITION", reason="SESSION_CLOSED"
 ):
-    """A word said in a `BlockingSession` that was not started, or was closed."""
+    """A `BlockingSession` was used before it was started, or after it was closed."""
 
 
 class NoWelcomeError(RestowError, status="DEADLINE_EXCEEDED", reason="NO_WELCOME"):
-    """The other side is there and has not let us in: it may wait for another one to come first."""
+    """The server answers but gave no welcome: it may be waiting for the engine to register."""
 
 
 def _info(error: grpc.RpcError | grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:
-    """What a broker of ours says of a failed call, if it was one of ours that failed it."""
+    """Return the broker's details of a failed call, or None if no Restow broker failed it."""
     info = error_details_pb2.ErrorInfo()
     try:
         status = rpc_status.from_call(error)
         details = () if status is None else status.details
         told = any(detail.Unpack(info) for detail in details) and info.domain == ERROR_DOMAIN
         return info if told else None
-    except (ValueError, DecodeError):  # of another status than the one that arrived, or no status
+    except (ValueError, DecodeError):  # the details have another status, or are malformed
         return None
 
 
 def decoded(answer: Answer | None, address: str) -> Answer:
-    """Return an answer; gRPC's asyncio calls give None for bytes that are no such message.
+    """Return an answer; gRPC's asyncio calls return None for bytes that they cannot parse.
 
     Raises `OtherServerError`.
     """
@@ -182,18 +182,18 @@ def decoded(answer: Answer | None, address: str) -> Answer:
 
 _UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
-"""What gRPC says of calls that broke on their way, a few of a thousand that begin at once."""
+"""Statuses of calls that broke on their way, as a few of a thousand simultaneous calls do."""
 
 
 _TOO_LARGE = "message larger than max"
-"""gRPC's words on a message that will never be taken; else its resources are back in a moment."""
+"""gRPC's words for a message that is always too large; other shortages pass soon."""
 
 
 def unreachable(address: str, details: str, secure: bool = False) -> BrokerUnreachableError:
-    """Nobody answers at the address; ``secure``: he was asked with TLS."""
-    # A handshake that fails on either side's certificate looks like nobody's answer.
+    """Return the error of an address that does not answer; ``secure``: TLS was used."""
+    # A handshake that fails on either side's certificate looks as if nobody answered.
     certificates = (
-        ", or see whether each side's certificate is one that the other accepts (docs/security.md)"
+        ", or check that each side's certificate is one that the other accepts (docs/security.md)"
     )
     way = way_note()
     return BrokerUnreachableError(
@@ -206,7 +206,7 @@ def unreachable(address: str, details: str, secure: bool = False) -> BrokerUnrea
 def from_rpc_error(
     error: grpc.RpcError | grpc.aio.AioRpcError, address: str, secure: bool = False
 ) -> RestowError:
-    """The typed error that a failed call stands for; ``secure``: it was made with TLS."""
+    """Return the typed error of a failed call; ``secure``: TLS was used."""
     info = _info(error)
     if info is not None:
         refusal = BrokerCallError(error.code().name, info.reason, error.details() or "")

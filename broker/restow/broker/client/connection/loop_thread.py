@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that have none."""
+"""An event loop on its own thread, for callers without a loop."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class LoopThread:
     """A thread that runs a uvloop until `close`."""
 
     def __init__(self, name: str, closed: Callable[[], Exception]) -> None:
-        """Start the thread. What ``closed`` makes is raised by its methods after `close`.
+        """Start the thread. After `close`, methods raise the error that ``closed`` makes.
 
-        It and all methods raise `ForkedError` in a process that was forked later.
+        Like all methods it raises `ForkedError` in a process that was forked later.
         """
         OWN_PROCESS.check()
         self._closed = closed
@@ -32,11 +32,11 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there, and wait for its result."""
+        """Run a coroutine on the loop, and wait for its result."""
         return self.start(work).result()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine there; the future has its result."""
+        """Run a coroutine on the loop; return a future of its result."""
         try:
             OWN_PROCESS.check()
         except ForkedError:
@@ -48,7 +48,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call_soon(self, call: Callable[..., object], *args: object) -> None:
-        """Have a function called there soon."""
+        """Schedule a function on the loop."""
         OWN_PROCESS.check()
         try:
             self._loop.call_soon_threadsafe(call, *args)
@@ -56,7 +56,7 @@ class LoopThread:
             raise self._closed() from None
 
     def close(self) -> None:
-        """End the loop and its thread. May be repeated."""
+        """End the loop and its thread. May be called again."""
         OWN_PROCESS.check()
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -66,7 +66,7 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            # gRPC's poller may still hand over events of calls that have just ended.
+            # gRPC's poller may still deliver events of calls that have just ended.
             self._loop.run_until_complete(asyncio.sleep(SETTLE_S))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:

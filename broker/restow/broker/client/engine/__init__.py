@@ -1,1 +1,1 @@
-"""The sessions in which an engine publishes, demands and hears how its handoffs end."""
+"""Sessions, in which an engine publishes, makes demands, and hears how its handoffs end."""

@@ -1,4 +1,4 @@
-"""An engine's session for threads: the loop runs in a thread of its own."""
+"""An engine's session for threads, whose event loop runs on its own thread."""
 
 from __future__ import annotations
 
@@ -25,25 +25,29 @@ T = TypeVar("T")
 class BlockingDelivery(Future[HandoffEnded]):
     """Tells threads how a demand ends, as `Delivery` does on a loop.
 
-    ``result(timeout)`` waits for the `HandoffEnded`. ``cancel`` gives the demand up: ``result``
-    then raises `CancelledError`, and the pages are D's again when `pages_free` is done without an
-    error.
+    ``result(timeout)`` waits for the `HandoffEnded`. ``cancel`` gives the demand up; then
+    ``result`` raises `CancelledError`, and the pages are D's again once `pages_free` is done
+    without an error.
     """
 
     def __init__(self, give_up: Callable[[], object]) -> None:
-        """Call ``give_up`` when it is cancelled, on the caller's thread. Sessions make it."""
+        """Call ``give_up`` on the caller's thread when it is cancelled. Sessions create it."""
         super().__init__()
         self.pages_free: Future[None] = Future()
-        """Done when no rank writes to D's pages any more; raises `PagesNotFreeError` if a closed
-        session can't say."""
+        """Done when no rank writes to D's pages any more.
+
+        Raises `PagesNotFreeError` if a closed session cannot tell.
+        """
         self.sampled: Future[int] = Future()
-        """The token that P sampled, for a demand that takes it: told before the end. Raises
-        `CancelledError` where the end comes without."""
+        """The token that P sampled, for a demand that takes it, told before the end.
+
+        Raises `CancelledError` if the end comes without it.
+        """
         self._give_up = give_up
         self.set_running_or_notify_cancel()
 
     def cancel(self) -> bool:
-        """Give the demand up, and return True; False: it has ended."""
+        """Give the demand up, and return True; return False if it has ended."""
         if self.done():
             return False
         self._give_up()
@@ -51,11 +55,11 @@ class BlockingDelivery(Future[HandoffEnded]):
 
 
 def _closed() -> SessionClosedError:
-    return SessionClosedError("the session is not started, or closed")
+    return SessionClosedError("the session was not started, or was closed")
 
 
 def _copy(source: asyncio.Future[T], target: Future[T]) -> None:
-    """Give a thread's future what one of the loop's became."""
+    """Copy the result of a loop's future to a thread's future."""
     if source.cancelled():
         target.set_exception(CancelledError())
         return
@@ -67,11 +71,11 @@ def _copy(source: asyncio.Future[T], target: Future[T]) -> None:
 
 
 class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
-    """Does what `EngineSession` does without ``await``, on a thread of its own. A context.
+    """An `EngineSession` for code without ``await``, on its own thread; a context manager.
 
-    Its methods suit any thread; futures are `concurrent.futures.Future`. Words of one thread reach
-    the broker in their order. All but `start` and `close` raise `SessionClosedError` in a session
-    that is not started or is closed; `cancel` and `take_back` do nothing then.
+    Its methods may be called from any thread; futures are `concurrent.futures.Future`. Messages of
+    one thread reach the broker in order. If the session is not started or is closed, all methods
+    but `start` and `close` raise `SessionClosedError`; `cancel` and `take_back` do nothing then.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
         on_drain: Callable[[], Sequence[Prefix]] | None = None,
         on_forget: Callable[[str], None] | None = None,
     ) -> None:
-        """Prepare, like `EngineSession`; what hears is called in the session's thread."""
+        """Prepare like `EngineSession`; callbacks are called on the session's thread."""
         super().__init__(block_counts)
         self._name = f"restow-{engine_id}"
         self._session = EngineSession(
@@ -112,7 +116,7 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
 
     @property
     def is_open(self) -> bool:
-        """Whether the broker knows the engine and hears it at the moment."""
+        """Whether the broker knows the engine and receives its messages now."""
         return self._session.is_open
 
     def start(self, timeout_s: float = 10.0) -> None:
@@ -128,7 +132,7 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
             raise
 
     def close(self) -> None:
-        """Unregister and end the thread, as `EngineSession.close`. May be repeated."""
+        """Unregister and end the thread, as `EngineSession.close`. May be called again."""
         thread, self._thread = self._thread, None
         if thread is not None:
             try:
@@ -137,12 +141,12 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
                 thread.close()
 
     def __enter__(self) -> Self:
-        """Connect."""
+        """Connect the session."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Unregister and close."""
+        """Unregister and close the session."""
         self.close()
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
@@ -151,22 +155,22 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
             self._thread.call_soon(self._session.cancel, handoff_id, detail)
 
     def take_back(self, handoff_id: str, detail: str = "") -> None:
-        """Take back the chunks published of ``handoff_id``, as `EngineSession.take_back`."""
+        """Take back the published chunks of ``handoff_id``, as `EngineSession.take_back`."""
         if self._thread is not None:
             self._thread.call_soon(self._session.take_back, handoff_id, detail)
 
     def find(
         self, chains: Sequence[PrefixChain], *, limit: int = 8, timeout_s: float = 1.0
     ) -> Future[Holders]:
-        """Ask who holds how much of each of ``chains``, as `EngineSession.find`; the future tells.
+        """Ask who holds how much of each of ``chains``, as `EngineSession.find`; returns a future.
 
-        It names ``limit`` of them at most, and raises after ``timeout_s``.
+        It names at most ``limit`` holders for each, and raises after ``timeout_s``.
         """
         session = self._session
         return self._open_thread().start(session.find(chains, limit=limit, timeout_s=timeout_s))
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Take part in nothing new, and wait ``timeout_s`` for what is open to end.
+        """Take part in nothing new, and wait up to ``timeout_s`` for open handoffs to end.
 
         Returns as `EngineSession.drain`.
         """
@@ -178,7 +182,7 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
         future = Future[HandoffEnded]()
 
         def begin() -> None:
-            # In one step, so that words of one thread reach the session in their order.
+            # In one step, so that messages of one thread reach the session in order.
             if not future.set_running_or_notify_cancel():
                 return
             try:
@@ -205,17 +209,19 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
         asked: list[Delivery] = []
 
         def give_up() -> None:
-            for one in asked:
-                one.cancel()
+            for asked_delivery in asked:
+                asked_delivery.cancel()
 
         delivery = BlockingDelivery(lambda: thread.call_soon(give_up))
 
         def begin() -> None:
-            one = self._session._ask(handoff_id, message)
-            asked.append(one)
-            one.sampled.add_done_callback(lambda told: _copy(told, delivery.sampled))
-            one.add_done_callback(lambda ended: _copy(ended, delivery))
-            one.pages_free.add_done_callback(lambda freed: _copy(freed, delivery.pages_free))
+            asked_delivery = self._session._ask(handoff_id, message)
+            asked.append(asked_delivery)
+            asked_delivery.sampled.add_done_callback(lambda told: _copy(told, delivery.sampled))
+            asked_delivery.add_done_callback(lambda ended: _copy(ended, delivery))
+            asked_delivery.pages_free.add_done_callback(
+                lambda freed: _copy(freed, delivery.pages_free)
+            )
 
         thread.call_soon(begin)
         return delivery

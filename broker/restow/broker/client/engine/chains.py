@@ -1,4 +1,4 @@
-"""What a state is of, as one hash: so that the broker can tell one prompt from another."""
+"""Names of states: content hashes, chains of hashes, and the prefixes that they name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from restow.v1 import broker_pb2 as pb
 
 CONTENT_FORM = "restow content 1"
 _ATTACHMENT = (0xFFFFFFFF).to_bytes(4, "little")
-"""No token has this id."""
+"""An id that no token has."""
 MAX_TOKEN_ID = 0xFFFFFFFE
 _ANYWHERE = 1 << 63
 
@@ -31,19 +31,18 @@ def content_of(
 ) -> bytes:
     """Return the 32 bytes that name the state after the first ``position_tokens`` tokens.
 
-    The SHA-256 of a text in which nothing else reads the same: the form's name; the ``adapter`` and
-    the ``salt``, each with its length; then ``token_ids`` as little-endian uint32, all of the
-    prompt's or as many at least as the position says. ``attachments`` are what else
-    the prompt is computed from (images, embeddings) by the token at which each begins, and a hash
-    of it: each stands before that token, behind an id that no token has; those that begin at one
-    token stand in the order given. Those that begin at the position or later are no part of the
-    state.
+    They are the SHA-256 of an unambiguous text: the form's name; ``adapter`` and ``salt``, each
+    with its length; then ``token_ids`` as little-endian uint32, as many as the position says.
+    ``token_ids`` may be longer. ``attachments`` are the other inputs of the prompt (images,
+    embeddings), each as the token at which it begins and a hash. Each is inserted before that
+    token, after an id that no token has; attachments of one token keep the given order.
+    Attachments at the position or later do not belong to the state.
 
-    It is a chain: that of a longer prefix goes on from where this text ends, so one pass over a
-    prompt gives the hashes of all its prefixes, whatever the size of anybody's pages.
+    The hash is a chain: the text of a longer prefix continues this text. So one pass over a prompt
+    gives the hashes of all its prefixes, whatever the page sizes of the engines are.
 
-    Raises `RequestError` for a position beyond the tokens, for ids that are no uint32, and for what
-    is no whole number (``1.0``, ``"1"``, ``True``), no hash or no text.
+    Raises `RequestError` for a position beyond the tokens, for ids that are not uint32, and for
+    values that are not whole numbers (``1.0``, ``"1"``, ``True``), hashes or text.
 
     >>> content_of([5, 6, 7], 2) == content_of([5, 6, 9], 2) != content_of([5, 6, 7], 3)
     True
@@ -61,7 +60,7 @@ def contents_of(
     salt: str = "",
     attachments: Iterable[tuple[int, bytes]] = (),
 ) -> list[bytes]:
-    """Return what `content_of` does for each of ``positions_tokens``, in one pass.
+    """Return `content_of` for each of ``positions_tokens``, in one pass.
 
     Raises `ChainInvalidError` for positions that do not rise, and as `content_of`.
 
@@ -72,8 +71,8 @@ def contents_of(
     positions = whole_numbers(positions_tokens, limit)
     if positions is None:
         raise RequestError(
-            f"position_tokens is {cut(repr(first_wrong(positions_tokens, limit)), 64)}, of a "
-            f"prompt of {len(token_ids)} tokens",
+            f"position_tokens is {cut(repr(first_wrong(positions_tokens, limit)), 64)}, but the "
+            f"prompt has {len(token_ids)} tokens",
             field="position_tokens",
         )
     if (positions[1:] <= positions[:-1]).any():
@@ -88,9 +87,9 @@ def contents_of(
 
 
 class ContentChain:
-    """The names of a prompt's prefixes, each as `content_of` has it, in one pass over the tokens.
+    """Computes `content_of` for the prefixes of a prompt, in one pass over the tokens.
 
-    Tokens may come bit by bit, as those of a reply do.
+    Tokens may be added in parts, as a reply produces them.
 
     >>> chain = ContentChain()
     >>> chain.extend([5, 6, 7], 2) == [content_of([5, 6], 2)]
@@ -102,17 +101,17 @@ class ContentChain:
     def __init__(
         self, *, adapter: str = "", salt: str = "", attachments: Iterable[tuple[int, bytes]] = ()
     ) -> None:
-        """Begin before any token. ``adapter``, ``salt``, ``attachments``: like `content_of`.
+        """Begin before any token; the parameters are those of `content_of`.
 
         Raises `RequestError`.
         """
         self.tokens = 0
-        # The next one stands last; of those at one token the order is kept.
+        # Sorted backwards to pop the next one; attachments of one token keep their order.
         self._attachments = sorted(map(_checked_attachment, attachments), key=itemgetter(0))[::-1]
         self._text = hashlib.sha256(CONTENT_FORM.encode() + b"\0")
         for name, word in (("adapter", adapter), ("salt", salt)):
             if not isinstance(word, str):
-                raise RequestError(f"{name} is {word!r}, which is no text", field=name)
+                raise RequestError(f"{name} is {word!r}, but must be text", field=name)
             self._text.update(_with_length(word.encode(errors="surrogatepass")))
 
     def digest(self) -> bytes:
@@ -122,11 +121,11 @@ class ContentChain:
     def extend(self, token_ids: Sequence[int] | Int64s, every_tokens: int) -> list[bytes]:
         """Add ``token_ids``; return the names at each multiple of ``every_tokens`` among them.
 
-        Raises `RequestError` for ids that are no uint32, and for ``every_tokens`` below 1.
+        Raises `RequestError` for ids that are not uint32, and for ``every_tokens`` below 1.
         """
         if not is_whole(every_tokens, _ANYWHERE) or not every_tokens:
             raise RequestError(
-                f"every_tokens is {every_tokens!r}, not 1 or more", field="every_tokens"
+                f"every_tokens is {every_tokens!r}, but must be 1 or more", field="every_tokens"
             )
         ids = _checked_tokens(token_ids)
         packed = memoryview(ids.astype("<u4").tobytes())
@@ -139,7 +138,7 @@ class ContentChain:
         return names
 
     def _read(self, packed: memoryview, stop: int) -> None:
-        """Add ``packed`` tokens up to ``stop``, and what begins at one of them."""
+        """Add ``packed`` tokens up to ``stop``, with the attachments among them."""
         done = 0
         while self._attachments and self._attachments[-1][0] < stop:
             at, digest = self._attachments.pop()
@@ -156,7 +155,7 @@ def _checked_tokens(token_ids: object) -> Int64s:
     if ids is None:
         wrong = cut(repr(first_wrong(token_ids, MAX_TOKEN_ID + 1)), 64)
         raise RequestError(
-            f"token id {wrong} is no whole number of [0, {MAX_TOKEN_ID}]", field="token_ids"
+            f"token id {wrong} is not a whole number in [0, {MAX_TOKEN_ID}]", field="token_ids"
         )
     return ids
 
@@ -165,8 +164,8 @@ def _checked_attachment(attachment: tuple[int, bytes]) -> tuple[int, bytes]:
     at, digest = attachment
     if not is_whole(at, _ANYWHERE) or not isinstance(digest, bytes):
         raise RequestError(
-            f"an attachment is {cut(repr(attachment), 64)}: it must be the token at which it "
-            f"begins, and a hash of it in bytes",
+            f"an attachment is {cut(repr(attachment), 64)}, but must be the token at which it "
+            f"begins, and its hash as bytes",
             field="attachments",
         )
     return int(at), digest
@@ -177,35 +176,38 @@ def _with_length(word: bytes) -> bytes:
 
 
 ALL_TOKENS = 1 << 31
-"""Positions travel as int32."""
+"""Positions are sent as int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class HashForm:
-    """Says how tokens become hashes: engines find each other's prefixes if all three are equal."""
+    """The way in which tokens are hashed.
+
+    Engines find each other's prefixes only if all three fields are equal.
+    """
 
     algorithm: str
-    """Its name, with all that the hashes are made from besides: a seed, say."""
+    """Name of the algorithm, including all other inputs of the hashes, such as a seed."""
     quantum_tokens: int
     """Tokens from one hash to the next."""
     hash_bytes: int = 32
-    """Of each: a multiple of 8, at most 64."""
+    """Size of a hash: a multiple of 8, at most 64."""
 
 
 def joined(form: HashForm, hashes: Iterable[bytes]) -> bytes:
-    """Return the hashes, one behind the other. Raises `ChainInvalidError` for another size."""
+    """Return the concatenated hashes. Raises `ChainInvalidError` for a hash of another size."""
     listed = list(hashes)
-    for one in listed:
-        if len(one) != form.hash_bytes:
+    for hashed in listed:
+        if len(hashed) != form.hash_bytes:
             raise ChainInvalidError(
-                f"a hash has {len(one)} bytes; by {form.algorithm!r} it has {form.hash_bytes}",
+                f"a hash has {len(hashed)} bytes, but {form.algorithm!r} has {form.hash_bytes}",
                 field="hashes",
             )
     return b"".join(listed)
 
 
 def form_to_proto(form: HashForm) -> pb.HashForm:
-    """Return the form as it is said to a broker. Raises `ChainInvalidError`."""
+    """Return the form's message. Raises `ChainInvalidError`."""
     said = asdict(form)
     check_form(**said)
     return pb.HashForm(**said)
@@ -213,26 +215,28 @@ def form_to_proto(form: HashForm) -> pb.HashForm:
 
 @dataclass(frozen=True, slots=True)
 class PrefixChain:
-    """Names a prompt by its hashes: after the first quantum of tokens, the second, and so on."""
+    """The name of a prompt: a hash after each quantum of tokens."""
 
     form: HashForm
-    """How they are made."""
+    """The form of the hashes."""
     hashes: tuple[bytes, ...]
-    """All of one size."""
+    """The hashes, all of one size."""
     below_tokens: int = 0
-    """A state must stand before that token: the prompt's length. 0: anywhere in the chain."""
+    """A state must end before this token, the prompt's length. 0: anywhere in the chain."""
     salt: str = ""
-    """What the hashes are kept apart by. Empty: nothing, or it is in them."""
+    """The salt that keeps equal hashes apart. Empty: none, or it is part of the hashes."""
     ends: tuple[tuple[int, bytes], ...] = ()
-    """Other tokens at which a state may stand, such as where a reply ended, each further on than
-    the one before: their number, and the hash of all before it."""
+    """Other tokens at which a state may end, such as the end of a reply, in rising order.
+
+    Each is the number of tokens, and the hash of all tokens before it.
+    """
     revision: str = ""
-    """Revision of the weights. Empty: the model's own, or the one that the engine has now."""
+    """Revision of the weights. Empty: the model's own, or the engine's present one."""
 
     def prefix(self, position_tokens: int) -> Prefix:
-        """Return the state after so many tokens, as `PrefixHolder.tokens` says them.
+        """Return the name of the state after ``position_tokens`` (`PrefixHolder.tokens`).
 
-        Raises `ChainInvalidError` for a position that the chain has no hash of.
+        Raises `ChainInvalidError` if the chain has no hash for that position.
         """
         whole, rest_tokens = divmod(position_tokens, self.form.quantum_tokens)
         end_hash = dict(self.ends).get(position_tokens, b"")
@@ -248,24 +252,24 @@ class PrefixChain:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Names the state after exactly so many tokens, by their hashes."""
+    """The name of the state after exactly ``position_tokens``: the hashes of these tokens."""
 
     form: HashForm
-    """How they are made."""
+    """The form of the hashes."""
     position_tokens: int
-    """So many."""
+    """Tokens in the prefix."""
     hashes: tuple[bytes, ...]
-    """One for each whole quantum of them."""
+    """A hash for each whole quantum of tokens."""
     end_hash: bytes = b""
-    """Of all of them, where they are no whole number of quanta."""
+    """The hash of all tokens, if they are not a whole number of quanta."""
     salt: str = ""
-    """As in `PrefixChain`."""
+    """The salt, as in `PrefixChain`."""
     revision: str = ""
-    """Revision of the weights that computed it. Empty: that of the engine that names it."""
+    """Revision of the weights that computed the state. Empty: that of the engine that names it."""
 
     @property
     def chain(self) -> PrefixChain:
-        """What is looked up to find who holds just this state."""
+        """The chain to look up to find who holds exactly this state."""
         ends = ((self.position_tokens, self.end_hash),) if self.end_hash else ()
         return PrefixChain(
             self.form, self.hashes, salt=self.salt, ends=ends, revision=self.revision
@@ -274,34 +278,34 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Asks an engine for a state that it has said that it holds.
+    """A request to an engine for a state that it has reported to hold.
 
-    Publish it under ``handoff_id``, at just the position of ``prefix`` and with ``content``, and
-    fence it on every rank; or decline.
+    Publish the state under ``handoff_id``, at exactly the position of ``prefix`` and with
+    ``content``, and fence it on every rank; or decline.
     """
 
     handoff_id: str
-    """Chosen by D."""
+    """Id chosen by D."""
     prefix: Prefix
-    """Which state."""
+    """The state."""
     content: bytes
-    """What the publication names."""
+    """Content that the publication must name."""
     within_ms: int
-    """How long the offer stands, from when the broker sent it."""
+    """Validity of the offer, from the time at which the broker sent it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHolder:
-    """Says what an engine holds of a prompt. A hint: it may be gone since."""
+    """An engine that holds part of a prompt. A hint: the state may be gone by now."""
 
     engine_id: str
-    """Who it is."""
+    """Id of the engine."""
     tokens: int
-    """It holds the state after so many tokens, in all of its groups."""
+    """Tokens after which it holds the state, in all of its groups."""
     layout_digest: str
-    """The layout in which it has it."""
+    """Digest of the layout of its states."""
     open: int
-    """Handoffs of its that have not ended."""
+    """Number of its open handoffs."""
     draining: bool
     """Whether it takes part in nothing new."""
 
@@ -320,13 +324,13 @@ def chain_of(
 ) -> PrefixChain:
     """Return the chain of ``token_ids``, for engines without hashes of their own.
 
-    There is a hash after every ``quantum_tokens``: what `content_of` returns for that many tokens,
-    of the same ``adapter``, ``salt`` and ``attachments``; at ``ends_tokens`` too, which rise, and
-    are tokens between two quanta. So a state that is found by it may be asked for with it as its
-    ``content``.
+    It has a hash after every ``quantum_tokens``, equal to `content_of` for that many tokens with
+    the same ``adapter``, ``salt`` and ``attachments``. It also has hashes at ``ends_tokens``, which
+    must rise and lie between two quanta. So a state that is found by the chain may be requested
+    with the hash as its ``content``.
 
-    Raises `ChainInvalidError` for a quantum that no broker takes and for ends that do not rise, and
-    `RequestError` as `content_of` does.
+    Raises `ChainInvalidError` for a quantum that no broker accepts and for ends that do not rise,
+    and `RequestError` as `content_of` does.
 
     >>> chain_of(range(40)).below_tokens, len(chain_of(range(40)).hashes)
     (40, 2)
@@ -349,34 +353,34 @@ def find_request(
     chains: Sequence[PrefixChain], engine_id: str, model: pb.ModelName | None, limit: int
 ) -> pb.FindRequest:
     """Return the message that asks for chains. Raises `ChainFormError`, `ChainInvalidError`."""
-    forms = {one.form for one in chains}
+    forms = {chain.form for chain in chains}
     if len(forms) > 1:
-        raise ChainFormError("the chains of one call have one form: ask for others by themselves")
-    for one in chains:
-        check_salt(one.salt)
-        for at in (one.below_tokens, *(at for at, _ in one.ends)):
+        raise ChainFormError("the chains of a call must have one form: make a call for each form")
+    for chain in chains:
+        check_salt(chain.salt)
+        for at in (chain.below_tokens, *(at for at, _ in chain.ends)):
             if not 0 <= at < ALL_TOKENS:
                 raise ChainInvalidError(f"a chain has no token {at}", field="chains")
     return pb.FindRequest(
         model=model,
         engine_id=engine_id,
-        form=next((form_to_proto(one) for one in forms), None),
+        form=next((form_to_proto(form) for form in forms), None),
         chains=[
             pb.PrefixChain(
-                hashes=joined(one.form, one.hashes),
-                salt=one.salt,
-                below_tokens=one.below_tokens,
-                ends=[pb.ChainEnd(position_tokens=at, hash=hashed) for at, hashed in one.ends],
-                revision=one.revision,
+                hashes=joined(chain.form, chain.hashes),
+                salt=chain.salt,
+                below_tokens=chain.below_tokens,
+                ends=[pb.ChainEnd(position_tokens=at, hash=hashed) for at, hashed in chain.ends],
+                revision=chain.revision,
             )
-            for one in chains
+            for chain in chains
         ],
         limit=limit,
     )
 
 
 def prefix_to_proto(prefix: Prefix) -> pb.Prefix:
-    """Return the prefix as it is said to a broker. Raises `ChainInvalidError`."""
+    """Return the prefix's message. Raises `ChainInvalidError`."""
     end_hash = joined(prefix.form, (prefix.end_hash,)) if prefix.end_hash else b""
     return pb.Prefix(
         form=form_to_proto(prefix.form),
@@ -388,7 +392,7 @@ def prefix_to_proto(prefix: Prefix) -> pb.Prefix:
 
 
 def keep_message(prefix: Prefix, revision: str) -> pb.EngineMessage:
-    """Return what says that a state is worth keeping, of ``revision`` unless it names another.
+    """Return the message that a state is worth keeping, of ``revision`` unless it names another.
 
     Raises `ChainInvalidError`.
     """
@@ -397,7 +401,7 @@ def keep_message(prefix: Prefix, revision: str) -> pb.EngineMessage:
 
 
 def prefix_from_proto(prefix: pb.Prefix, position_tokens: int) -> Prefix:
-    """Return the prefix that a broker names."""
+    """Return the prefix of a broker's message."""
     form = HashForm(prefix.form.algorithm, prefix.form.quantum_tokens, prefix.form.hash_bytes)
     size_bytes = max(form.hash_bytes, 1)
     hashes = tuple(
@@ -407,17 +411,19 @@ def prefix_from_proto(prefix: pb.Prefix, position_tokens: int) -> Prefix:
 
 
 def offer_from_proto(offer: pb.Offer) -> Offer:
-    """Return the offer that a broker makes."""
+    """Return the offer of a broker's message."""
     prefix = prefix_from_proto(offer.prefix, offer.position_tokens)
     return Offer(offer.handoff_id, prefix, offer.content, offer.within_ms)
 
 
 def holders_of(response: pb.FindResponse) -> Holders:
-    """Return who holds how much of each chain: those with most first."""
+    """Return the holders of each chain, those of most tokens first."""
     return [
         [
-            PrefixHolder(one.engine_id, one.tokens, one.layout_digest, one.open, one.draining)
-            for one in found.holders
+            PrefixHolder(
+                holder.engine_id, holder.tokens, holder.layout_digest, holder.open, holder.draining
+            )
+            for holder in found.holders
         ]
         for found in response.found
     ]

@@ -1,4 +1,4 @@
-"""Block ids as callers give them: whole numbers in a list, an array, or anything like these."""
+"""The methods of both kinds of sessions, which check and build an engine's messages."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from restow.broker.rpc.wire import check_form, check_revision, check_salt
 from restow.v1 import broker_pb2 as pb
 
 ALL_IDS = 1 << 31
-"""Ids travel as int32."""
+"""Ids are sent as int32."""
 
 
 def checked_ids(handoff_id: str, group: str, ids: object, limit: int) -> Int64s:
     """Return the ids as an array.
 
-    Raises `PageRangeError` if an id is no whole number of [0, ``limit``).
+    Raises `PageRangeError` if an id is not a whole number in [0, ``limit``).
     """
     listed = list(ids) if isinstance(ids, Iterator) else ids
     array = whole_numbers(listed, limit)
@@ -43,8 +43,8 @@ def checked_ids(handoff_id: str, group: str, ids: object, limit: int) -> Int64s:
     return array
 
 
-def _wrong(handoff_id: str, group: str, one: object, limit: int) -> PageRangeError:
-    shown = cut(repr(one.item() if isinstance(one, np.generic) else one), 64)
+def _wrong(handoff_id: str, group: str, wrong: object, limit: int) -> PageRangeError:
+    shown = cut(repr(wrong.item() if isinstance(wrong, np.generic) else wrong), 64)
     return PageRangeError(
         f"handoff {cut(handoff_id, 64)}, group {group}: block id {shown} is none of [0, {limit})",
         handoff=cut(handoff_id, 64),
@@ -60,14 +60,14 @@ Asked = TypeVar("Asked")
 
 
 class EngineWords(ABC, Generic[Published, Asked]):
-    """What sessions have in common: messages are made, and checked, before they are said."""
+    """The common part of sessions: builds and checks messages before they are sent."""
 
     def __init__(self, block_counts: Mapping[str, int] | None) -> None:
-        """Take ids of a group up to its count, of any other group up to int32."""
+        """Accept ids of a group up to its count, and of other groups up to int32."""
         self._block_counts = dict(block_counts or {})
         self._form: HashForm | None = None
         self._revision = ""
-        """Revision of the weights since they were replaced; empty: they are the layout's."""
+        """Revision of the weights after they were replaced; empty while they are the layout's."""
 
     def publish(
         self,
@@ -87,47 +87,45 @@ class EngineWords(ABC, Generic[Published, Asked]):
     ) -> Published:
         """Publish blocks of ``handoff_id``; the future tells when P's pages are free again.
 
-        ``blocks`` has for each group of the layout the ids of its blocks: those that hold the
-        tokens from 0 on, in their order, or the one that holds the snapshot. ``position_tokens``
-        is how many tokens the state has absorbed: N-1 of a prompt of N where the model is
-        recurrent.
+        ``blocks`` has the block ids of each group of the layout: the blocks that hold the tokens
+        from 0 on, in order, or the one block that holds the snapshot. ``position_tokens`` is the
+        number of tokens that the state includes: for a recurrent model, N-1 of a prompt of N.
 
-        A long prompt may be published in chunks, of which only the last is ``final``:
-        ``first_blocks`` says for a group which place in its whole list the first id given here has
-        (left out: 0). ``position_tokens`` and ``content`` count in the last chunk alone. Every
-        chunk has a future, and all of one handoff end together.
+        A long prompt may be published in chunks, of which only the last is ``final``.
+        ``first_blocks`` gives, by group, the index of the first id in the group's whole list
+        (default 0). ``position_tokens`` and ``content`` count only in the last chunk. Every chunk
+        has a future, and all futures of a handoff end together.
 
-        ``lease_ms`` is for how long P's pages are promised at a time. The session renews the lease
-        for ``hold_ms``, then lets it run out: a D that never asks costs P's pages no longer than
-        both together. At least 1: how long 0, the broker's own, is, a session that loses the broker
-        would not know.
-        ``trace_parent`` is the W3C trace context of the request, for a broker that traces.
-        ``content`` names the state's content (`content_of`): a D that asks for another is refused.
-        Empty: not named.
+        ``lease_ms`` is how long P's pages are promised at a time, at least 1. The session renews
+        the lease for ``hold_ms``, then lets it expire. So a D that never asks delays P's pages by
+        no more than both together. A lease of 0 would mean the broker's default, which a session
+        that loses the broker would not know. ``trace_parent`` is the W3C trace context of the
+        request, for a broker that traces. ``content`` names the state's content (`content_of`); a D
+        that asks for another content is refused. Empty: not named.
 
-        ``readers`` is how many D's must have the state before the pages are free: each that asks
-        has a delivery of its own, one that fails uses up none, and the lease ends it in any case.
-        The `HandoffEnded` says how many had it. 0: one D, and whatever way its delivery ends, the
-        publication ends with it. Said alike in every chunk.
+        ``readers`` is how many D's must have the state before the pages are free. Each D has its
+        own delivery, a failed delivery does not count, and the end of the lease frees the pages in
+        any case. The `HandoffEnded` says how many D's had the state. 0 means one D; the publication
+        ends with its delivery, however that ends. Every chunk must give the same number.
 
-        ``sampled_token`` is what P sampled behind the position, which is then the end of the
-        prompt: a D that takes it goes on from there, and computes nothing twice. It counts in the
-        last chunk alone. None: D samples itself.
+        ``sampled_token`` is the token that P sampled after the position, which is then the end of
+        the prompt. A D that takes the token continues after it and computes nothing twice. It
+        counts only in the last chunk. None: D samples itself.
 
-        ``revision`` is for stores, which publish states of any weights. Empty: that of the engine,
-        by its layout or by `set_revision`.
+        ``revision`` is for stores, which publish states of any weights. Empty: the engine's, from
+        its layout or `set_revision`.
 
-        Raises `RequestError` for such a lease, `PageRangeError` for an id that is none of the
-        engine's, `PagesError` for a list longer than a message carries, and `MessageTooLargeError`
-        for lists that are together (say them in chunks): nothing was sent then.
-        `HandoffConflictError`, for an id that this session
-        has published before, is raised at once on an event loop, and by the future for threads.
-        The future raises `BrokerCallError` if the broker refuses this message; futures of other
-        calls for the handoff wait on.
+        Raises `RequestError` for a lease below 1 ms, `PageRangeError` for an id that the engine
+        does not have, `PagesError` for a list longer than a message can hold, and
+        `MessageTooLargeError` for lists that are too long together (publish them in chunks);
+        nothing was sent then. `HandoffConflictError`, for an id that this session has published
+        before, is raised at once on an event loop, and by the future for threads. The future raises
+        `BrokerCallError` if the broker refuses this message; futures of other calls for the handoff
+        are not affected.
         """
         if lease_ms < 1:
             raise RequestError(
-                f"handoff {cut(handoff_id, 64)}: a lease has 1 ms at least, not {lease_ms}",
+                f"handoff {cut(handoff_id, 64)}: a lease must have at least 1 ms, not {lease_ms}",
                 field="lease_ms",
             )
         firsts = first_blocks or {}
@@ -160,43 +158,44 @@ class EngineWords(ABC, Generic[Published, Asked]):
         takes_sampled_token: bool = False,
         write_mark: int = 0,
     ) -> Asked:
-        """Ask for the state of ``handoff_id``; the delivery tells how it ended.
+        """Ask for the state of ``handoff_id``; the delivery tells how the demand ended.
 
-        ``blocks`` are D's own, by group, as in `publish`. Of the first ``held_tokens`` tokens D
-        holds the KV already (of a prefix that it has cached, say): it is not moved, and blocks are
-        named from token 0 on all the same. Snapshots move always.
+        ``blocks`` are D's own, by group, as in `publish`. D holds the KV of the first
+        ``held_tokens`` tokens already, for example from a cached prefix. It is not transferred, but
+        blocks are named from token 0 on nevertheless. Snapshots are always transferred.
 
-        It fails if the state stands elsewhere than at ``position_tokens``; 0: anywhere. ``content``
-        names what D wants the state of, up to that position; P's must be the same, if P names any.
-        ``timeout_ms`` is D's patience, publication included; 0: 30 s. A broker that can't be
-        reached is waited for no longer. Cancelling the delivery cancels the demand. The blocks are
-        D's again when its `pages_free` is done, however the delivery ended.
+        The demand fails if the state ends elsewhere than at ``position_tokens``; 0 means anywhere.
+        ``content`` names the content that D wants, up to that position; if P names its content,
+        both must be equal. ``timeout_ms`` is how long D waits, including for the publication; 0
+        means 30 s. A broker that can't be reached is not awaited any longer either. Cancelling the
+        delivery cancels the demand. The blocks are D's again when the delivery's `pages_free` is
+        done, however the demand ended.
 
-        ``readers`` is for how many D's the router says that the handoff is: with it D's may ask
-        side by side before P has published. 0: not known.
+        ``readers`` is the number of D's for which the router sends the handoff; with it D's may ask
+        at the same time, before P has published. 0: not known.
 
-        ``prefix`` asks for a state by what it is of, whoever holds it: the broker offers it to
-        those who say so, one after the other, and the delivery ends CANCELLED, NOT_HELD, when
-        nobody is left. ``handoff_id`` is then D's own, such as a random one; ``position_tokens``,
-        ``content`` and ``readers`` are left out. A store names in it which weights' state it wants.
+        ``prefix`` asks for a state by its content, from whoever holds it. The broker offers the
+        demand to the holders one after another, and it ends CANCELLED, NOT_HELD, if none is left.
+        ``handoff_id`` is then chosen by D, for example at random; ``position_tokens``, ``content``
+        and ``readers`` must be omitted. A store names in the prefix the revision of the weights.
 
-        With ``takes_sampled_token`` D goes on behind the token that P sampled at
-        ``position_tokens``: the delivery's ``sampled`` tells it as soon as P has published, before
-        the state is there, and whether or not it comes. Where P names none the handoff fails,
-        NOT_SAMPLED. Not beside a prefix.
+        With ``takes_sampled_token`` D continues after the token that P sampled at
+        ``position_tokens``. The delivery's ``sampled`` has the token as soon as P has published,
+        before the state arrives, and even if it never does. If P names no token the handoff fails,
+        NOT_SAMPLED. Not possible with a prefix.
 
-        ``write_mark`` is for an engine that queues work on a device: the agents write to the blocks
-        when each was told (`Agent.writes_done`) that all is done which the engine had queued before
-        that mark. Marks rise from 1. 0: nothing that is queued writes to the blocks.
+        ``write_mark`` is for an engine that queues work on a device. Agents write to the blocks
+        only after they were told (`Agent.writes_done`) that all work is done which the engine had
+        queued before that mark. Marks rise from 1. 0: no queued work writes to the blocks.
 
-        Raises `RequestError` for those beside a prefix, `ChainInvalidError` for hashes of another
-        size, and `PageRangeError`, `PagesError` and `MessageTooLargeError`, as `publish` does:
-        nothing was sent then. The delivery raises `BrokerCallError` if the broker refuses.
+        Raises `RequestError` for arguments that exclude a prefix, `ChainInvalidError` for hashes of
+        a wrong size, and `PageRangeError`, `PagesError` and `MessageTooLargeError` as `publish`
+        does; nothing was sent then. The delivery raises `BrokerCallError` if the broker refuses.
         """
         if prefix is not None and (position_tokens or content or readers or takes_sampled_token):
             raise RequestError(
-                f"handoff {cut(handoff_id, 64)}: a demand for a prefix has its position and "
-                f"content, and one reader, and nobody samples for it",
+                f"handoff {cut(handoff_id, 64)}: a demand for a prefix must not have "
+                f"position_tokens, content, readers or takes_sampled_token",
                 field="prefix",
             )
         demand = pb.Demand(
@@ -216,23 +215,23 @@ class EngineWords(ABC, Generic[Published, Asked]):
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(request=demand)))
 
     def decline(self, handoff_id: str, detail: str = "", *, readers: int = 0) -> Asked:
-        """Go on without the state of ``handoff_id``: P's pages are free at once.
+        """Continue without the state of ``handoff_id``, so that P's pages are free at once.
 
-        P need not have published it. ``detail`` says why, to P and to operators. The delivery tells
-        when the broker knows, by the reason DECLINED. Of several ``readers``, as in `request`, this
-        is one that needs no pages. Raises `MessageTooLargeError`.
+        P need not have published it. ``detail`` gives the reason to P and to operators. The
+        delivery ends with the reason DECLINED once the broker knows. With several ``readers``, as
+        in `request`, this D counts as one that needs no pages. Raises `MessageTooLargeError`.
         """
         declined = pb.Decline(handoff_id=handoff_id, detail=cut(detail), readers=readers)
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(decline=declined)))
 
     def set_revision(self, revision: str) -> None:
-        """Say that the engine's weights, or what else its states are made by, were replaced.
+        """Tell that the engine's weights, or other inputs of its states, were replaced.
 
-        All that is said from now on is of ``revision``, a text that is equal exactly when the
-        weights are. The broker forgets what the engine holds. Its demands that are open end FAILED,
-        REVISION_CHANGED, and so do its publications, but for those that are published whole and
-        fenced: a D of their revision may still read these. Hand nothing over that was computed in
-        part with the weights before, and fence nothing of it.
+        All later messages belong to ``revision``, a text that is equal exactly if the weights are.
+        The broker forgets what the engine holds. Its open demands end FAILED, REVISION_CHANGED, and
+        so do its publications, except those that are published completely and fenced: a D of their
+        revision may still read these. Hand over nothing that was computed in part with the former
+        weights, and fence nothing of it.
 
         Raises `RequestError` for an empty text, or one of more than 256 characters.
         """
@@ -242,9 +241,9 @@ class EngineWords(ABC, Generic[Published, Asked]):
         self._revise(revision)
 
     def forget_states(self, revision: str = "") -> None:
-        """Have the stores of the engine's model drop the states of ``revision``.
+        """Let the stores of the engine's model drop the states of ``revision``.
 
-        Empty: the revision that the engine has now. Raises `RequestError`.
+        Empty means the engine's present revision. Raises `RequestError`.
         """
         OWN_PROCESS.check()
         if revision:
@@ -253,20 +252,20 @@ class EngineWords(ABC, Generic[Published, Asked]):
         self._say(pb.EngineMessage(forget_states=dropped))
 
     def decline_offer(self, handoff_id: str, detail: str = "") -> None:
-        """Answer an offer of ``handoff_id`` with no: the engine holds that no longer, say.
+        """Decline an offer of ``handoff_id``, for example because the state is gone.
 
-        ``detail`` says why. The handoff is offered to the next at once. What comes too late means
-        nothing.
+        ``detail`` gives the reason. The handoff is offered to the next holder at once. A late
+        answer has no effect.
         """
         OWN_PROCESS.check()
         declined = pb.DeclineOffer(handoff_id=handoff_id, detail=cut(detail))
         self._say(pb.EngineMessage(decline_offer=declined))
 
     def keep(self, prefix: Prefix) -> None:
-        """Say that the state of ``prefix``, which the engine has told of, is worth keeping.
+        """Tell that the state of ``prefix``, which the engine has reported, is worth keeping.
 
-        A store is told of it, and may ask for it as any engine does. Where there is none, or no
-        stream is open, nothing comes of it. Raises `ChainInvalidError`.
+        A store is told of it, and may request it as any engine can. Without a store, or without an
+        open stream, nothing happens. Raises `ChainInvalidError`.
         """
         OWN_PROCESS.check()
         self._say(keep_message(prefix, self._revision))
@@ -281,18 +280,18 @@ class EngineWords(ABC, Generic[Published, Asked]):
         salt: str = "",
         revision: str = "",
     ) -> None:
-        """Say that the engine holds blocks or snapshots of ``group``, so that others find them.
+        """Report that the engine holds blocks or snapshots of ``group``, so that others find them.
 
-        Each of ``hashes`` stands for the block that ends where it does (or is filled to there), or
-        for the snapshot at that token; null blocks are not told. ``parent`` is the hash before the
-        first in its chain, where that is known: what is told in pieces is then kept as one. The
-        session keeps all that is held, and tells it again on each new stream, until it is evicted.
+        Each of ``hashes`` names the block that ends at the hash's token (or is filled up to it), or
+        the snapshot at that token; null blocks are not reported. ``parent`` is the hash before the
+        first in its chain, if known: parts that are reported separately are then kept as one chain.
+        The session remembers all that is held, and reports it again on each new stream, until
+        evicted.
 
-        ``salt`` is what the hashes are kept apart by; empty: nothing, or it is in them.
-        ``revision`` is for stores, as in `publish`. All calls
-        of a session have one ``form``. Raises `ChainFormError` for another, and
-        `ChainInvalidError` for a hash of another size, or a form or salt that no broker takes. What
-        the broker refuses is logged.
+        ``salt`` keeps equal hashes apart; empty: none, or it is part of the hashes. ``revision`` is
+        for stores, as in `publish`. All calls of a session must have one ``form``. Raises
+        `ChainFormError` for another form, and `ChainInvalidError` for a hash of another size, or a
+        form or salt that no broker accepts. Refusals by the broker are logged.
         """
         self._change(form, group, hashes, salt, revision, True, parent)
 
@@ -305,7 +304,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         salt: str = "",
         revision: str = "",
     ) -> None:
-        """Say that ``group`` holds these ``hashes`` no longer; of what it never held, nothing.
+        """Report that ``group`` no longer holds these ``hashes``; unknown hashes are ignored.
 
         ``form``, ``salt`` and ``revision`` are as in `hold`, which raises the same.
         """
@@ -324,8 +323,8 @@ class EngineWords(ABC, Generic[Published, Asked]):
         OWN_PROCESS.check()
         if form != (self._form or form):
             raise ChainFormError(
-                f"this session tells of hashes by {self._form}, and these are by {form}: an engine "
-                f"has one form"
+                f"this session reports hashes by {self._form}, but these are by {form}: an engine "
+                f"must use one form"
             )
         listed = tuple(hashes)
         check_form(**asdict(form))
@@ -336,23 +335,23 @@ class EngineWords(ABC, Generic[Published, Asked]):
 
     @abstractmethod
     def _say(self, message: pb.EngineMessage) -> None:
-        """Say what is not said again on another stream."""
+        """Send a message that is not repeated on another stream."""
 
     @abstractmethod
     def _revise(self, revision: str) -> None:
-        """Say that the weights were replaced."""
+        """Tell that the weights were replaced."""
 
     @abstractmethod
     def _tell(self, change: Change) -> None:
-        """Say what is held from now on, or no longer."""
+        """Report what is held from now on, or no longer."""
 
     @abstractmethod
     def _publish(self, message: pb.EngineMessage, hold_ms: int) -> Published:
-        """Say a publication."""
+        """Send a publication."""
 
     @abstractmethod
     def _ask(self, handoff_id: str, message: pb.EngineMessage) -> Asked:
-        """Say a demand or a decline."""
+        """Send a demand or a decline."""
 
     def _lists(
         self, handoff_id: str, blocks: Blocks, firsts: Mapping[str, int]
@@ -368,5 +367,5 @@ class EngineWords(ABC, Generic[Published, Asked]):
 
 def _checked(handoff_id: str, message: pb.EngineMessage) -> pb.EngineMessage:
     OWN_PROCESS.check()
-    check_size(f"what is said of handoff {cut(handoff_id, 64)}", message.ByteSize())
+    check_size(f"the message about handoff {cut(handoff_id, 64)}", message.ByteSize())
     return message

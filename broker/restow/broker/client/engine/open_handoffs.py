@@ -1,4 +1,4 @@
-"""What an engine has said of one handoff that has not ended."""
+"""Open handoffs of a session: what the engine said of each, until it ends."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from restow.v1 import broker_pb2 as pb
 
 @dataclass(slots=True, eq=False)
 class Said:
-    """One message and what its caller waits for."""
+    """A message, and the future that its caller waits for."""
 
     message: pb.EngineMessage
     end: HandoffFuture
-    """A `Delivery`, if D said it."""
+    """A `Delivery` for messages of D."""
     sent: bool
-    """Whether it may have been sent."""
+    """Whether the message may have been sent."""
     patient_until_s: float
-    """When D, or P's last lease, waits no longer."""
+    """Time at which D, or P's last lease, stops waiting."""
     cancellation: pb.EngineMessage | None = None
-    """Of this demand, if it was given up."""
+    """Cancellation of this demand, if the caller gave it up."""
     untold: bool = False
-    """A demand that the broker may not know any more: nobody tells when its pages are free."""
+    """Whether the broker may not know this demand, and so never tell when its pages are free."""
 
     def finish(self, ended: HandoffEnded) -> None:
-        """No rank is at work on it any more."""
+        """Tell the end, after which no rank works on the handoff any more."""
         self.end.tell(ended)
         if isinstance(self.end, Delivery):
             self.end.free()
 
     def fail(self, error: Exception, free: bool = False) -> None:
-        """It has no end: it was refused (``free``: nothing came of it), or nobody can say."""
+        """Tell that there is no end: refused (``free``: nothing came of it), or nobody can say."""
         self.end.fail(error)
         if isinstance(self.end, Delivery):
             self.end.free(None if free else error)
 
     def begin_again(self, now_s: float) -> None:
-        """Mark a message that is said on another stream."""
+        """Mark a message that is sent again on another stream."""
         if not self.sent:
             self.sent = True
         elif self.message.HasField("request"):
@@ -60,7 +60,7 @@ class Said:
 
 @dataclass(slots=True)
 class OpenHandoff:
-    """All that was said of one, and P's lease."""
+    """All messages about one handoff, and P's lease."""
 
     said: list[Said] = field(default_factory=list)
     cancellation: pb.EngineMessage | None = None
@@ -70,65 +70,67 @@ class OpenHandoff:
 
 
 def cancellation_of(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineMessage:
-    """Make the message that gives up D's demand of that number; 0: the whole handoff."""
+    """Return the message that gives up D's demand of that number, or with 0 the whole handoff."""
     cancellation = pb.Cancellation(handoff_id=handoff_id, detail=cut(detail), demand=demand)
     return pb.EngineMessage(cancel=cancellation)
 
 
-def contradicts(one: pb.Publication, other: pb.Publication) -> bool:
-    """Whether two chunks give one place in a list to different blocks, so are of two states."""
+def contradicts(first: pb.Publication, second: pb.Publication) -> bool:
+    """Return whether two chunks give a place in a list different blocks: they are of two states."""
     return any(
         _differ(said, more)
-        for said in one.blocks
-        for more in other.blocks
+        for said in first.blocks
+        for more in second.blocks
         if said.group == more.group
     )
 
 
-def _differ(one: pb.BlockList, other: pb.BlockList) -> bool:
-    first, second = sorted((one, other), key=lambda each: each.first_block)
+def _differ(left: pb.BlockList, right: pb.BlockList) -> bool:
+    first, second = sorted((left, right), key=lambda blocks: blocks.first_block)
     behind = ID_BYTES * (second.first_block - first.first_block)
     both = min(len(first.block_ids) - behind, len(second.block_ids))
     return both > 0 and first.block_ids[behind : behind + both] != second.block_ids[:both]
 
 
-def is_same(one: pb.Publication, other: pb.Publication) -> bool:
-    """Whether two messages publish the same state."""
+def is_same(first: pb.Publication, second: pb.Publication) -> bool:
+    """Return whether two messages publish the same state."""
     return (
-        one.final == other.final
-        and one.position_tokens == other.position_tokens
-        and one.content == other.content
-        and one.readers == other.readers
-        and one.revision == other.revision
-        and one.HasField("sampled_token") == other.HasField("sampled_token")
-        and one.sampled_token == other.sampled_token
-        and list(one.blocks) == list(other.blocks)
+        first.final == second.final
+        and first.position_tokens == second.position_tokens
+        and first.content == second.content
+        and first.readers == second.readers
+        and first.revision == second.revision
+        and first.HasField("sampled_token") == second.HasField("sampled_token")
+        and first.sampled_token == second.sampled_token
+        and list(first.blocks) == list(second.blocks)
     )
 
 
 RENEWALS_PER_LEASE = 3
 DEFAULT_TIMEOUT_S = 30.0
-"""What a demand without a timeout waits (`Limits.timeout_s`)."""
+"""Timeout of a demand that names none (`Limits.timeout_s`)."""
 SILENT = "BROKER_SILENT"
-"""The reason where the broker said nothing in time."""
+"""Reason of an end that the broker did not tell in time."""
 SILENCE_S = 45.0
-"""How much longer than P's or D's own patience an agent may be at work on a handoff, and some more.
+"""Time after P's or D's own patience for which an agent may work on a handoff, with a margin.
 
-The broker counts patience and leases from when it hears of them, and a word may be on its way for
-as long as two dead connections take to be noticed (`pings.NOTICED_S`, 9 s each). Grants end before
-both, but a read that does not end has its lane closed only behind the grants of the others on it
-(`Limits.grant_s`, 10 s) and `AgentSettings.quarantine_s` (6 s).
+The broker counts patience and leases from the time at which it receives them, and a message may be
+under way for as long as it takes to notice two dead connections (`pings.NOTICED_S`, 9 s each).
+Grants end before both. But the lane of a read that does not end is closed only after the grants of
+the other reads on it (`Limits.grant_s`, 10 s) and `AgentSettings.quarantine_s` (6 s).
 """
 MAX_USED = 1 << 16
-"""Ids of ended publications, and of those given up, that are remembered."""
+"""Number of remembered ids of publications that ended or were given up."""
 KNOWN_S = 60.0
 MAX_KNOWN = 1024
-"""How long ends are remembered, and how many: the next broker is told them, in case that the one
-which told this side died before it told the other."""
+"""Time for which ends are remembered, and their number.
+
+The next broker is told of them, because the last one may have died before it told the other side.
+"""
 
 
 class OpenHandoffs:
-    """Those of a session. Belongs to one event loop."""
+    """The open handoffs of a session. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -136,42 +138,44 @@ class OpenHandoffs:
         clock: Callable[[], float] = lambda: time.monotonic(),
         first_number: int = 0,
     ) -> None:
-        """Start empty. ``send`` says a message on the stream; False: none is open.
+        """Begin empty. ``send`` sends a message on the stream, or returns False if none is open.
 
         Messages are numbered after ``first_number``.
         """
         self._send = send
         self.revision = ""
-        """Revision of the engine's weights since they were replaced; empty: they were not."""
+        """Revision of the engine's weights after they were replaced; empty before."""
         self._open: dict[str, OpenHandoff] = {}
         self._emptied = asyncio.Event()
         self._used: OrderedDict[str, None] = OrderedDict()
-        """Ids that are published no more, as a fence may be left of them: those whose publication
-        has ended, and those that were given up."""
+        """Ids that must not be published again, because ranks may have fenced them.
+
+        They belong to publications that ended, and to handoffs that were given up.
+        """
         self._known_ends: deque[tuple[float, pb.Ended]] = deque(maxlen=MAX_KNOWN)
-        """The latest ends that a broker told, with when."""
+        """The latest ends that a broker told, with their time."""
         self._last_message = first_number
         self._closed: RestowError | None = None
         self._clock = clock
         self._log = get_logger("restow.client")
 
     def publish(self, message: pb.EngineMessage, hold_ms: int) -> HandoffFuture:
-        """Say that a state is published.
+        """Publish a state, and renew its lease for ``hold_ms``.
 
-        Renews the lease for ``hold_ms``. Raises `HandoffConflictError` for an id that this session
-        has given up, or published before, and that has ended; or that it has published, whole or in
-        part, as another state: whoever fences that next would fence the first, which may not be
-        computed yet.
+        Raises `HandoffConflictError` for an id that this session has given up; that it has
+        published before, if the publication has ended; or that it has published, completely or in
+        part, as another state. A fence of the second state would count for the first, which may not
+        be computed yet.
         """
         publication = message.publish
         handoff_id = publication.handoff_id
         if handoff_id in self._used or self._is_another(handoff_id, publication):
             raise HandoffConflictError(
-                f"handoff {handoff_id} was published or given up before: an id names one state, "
+                f"handoff {handoff_id} was published or given up before: an id names one state, so "
                 f"use a new one",
                 handoff=handoff_id,
             )
-        publication.anew = any(one.message.publish.anew for one in self._said_of(handoff_id))
+        publication.anew = any(entry.message.publish.anew for entry in self._said_of(handoff_id))
         end = HandoffFuture()
         lease_ms, now_s = publication.lease_ms, self._clock()
         until_s = now_s + (hold_ms + lease_ms) / 1000
@@ -180,20 +184,20 @@ class OpenHandoffs:
             known.lease_ms = lease_ms
             known.renew_at_s = now_s + lease_ms / 1000 / RENEWALS_PER_LEASE
             known.hold_until_s = now_s + hold_ms / 1000
-            for said in known.said:  # the pages of earlier chunks are held as long
+            for said in known.said:  # the pages of earlier chunks are held equally long
                 if not isinstance(said.end, Delivery):
                     said.patient_until_s = max(said.patient_until_s, until_s)
         return end
 
     def _is_another(self, handoff_id: str, publication: pb.Publication) -> bool:
-        said = [one.message.publish for one in self._said_of(handoff_id)]
-        if any(contradicts(one, publication) for one in said):
+        said = [entry.message.publish for entry in self._said_of(handoff_id)]
+        if any(contradicts(chunk, publication) for chunk in said):
             return True
-        whole = [one for one in said if one.final]
-        return bool(whole) and not any(is_same(publication, one) for one in whole)
+        whole = [chunk for chunk in said if chunk.final]
+        return bool(whole) and not any(is_same(publication, chunk) for chunk in whole)
 
     def ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
-        """Say a demand or a decline."""
+        """Send a demand or a decline."""
         delivery = Delivery(partial(self._give_up, handoff_id))
         timeout_s = message.request.timeout_ms / 1000 or DEFAULT_TIMEOUT_S
         self._say(handoff_id, message, delivery, self._clock() + timeout_s)
@@ -214,7 +218,7 @@ class OpenHandoffs:
     def cancel(self, handoff_id: str, detail: str) -> None:
         """Give a handoff up, unless its publication has ended; its id is not published again.
 
-        One of which nothing was said may have been fenced: the broker forgets that.
+        Ranks may have fenced a handoff of which nothing was sent, and the broker then forgets that.
         """
         message = cancellation_of(handoff_id, detail)
         known = self._open.get(handoff_id)
@@ -228,28 +232,28 @@ class OpenHandoffs:
     def take_back(self, handoff_id: str, detail: str) -> None:
         """Take back the chunks of a publication, unless it has ended.
 
-        A publication that was said whole is given up: nobody may read its pages any more.
+        A complete publication is given up, because nobody may read its pages any more.
         """
-        said = [one.message.publish for one in self._said_of(handoff_id)]
-        chunks = [one for one in said if one.handoff_id]
-        if any(one.final for one in chunks):
+        said = [entry.message.publish for entry in self._said_of(handoff_id)]
+        chunks = [chunk for chunk in said if chunk.handoff_id]
+        if any(chunk.final for chunk in chunks):
             self.cancel(handoff_id, detail)
             return
-        for one in chunks:  # said again after a reconnect, they take the same back
-            one.ClearField("blocks")
-            one.anew = True
+        for chunk in chunks:  # if they are sent again after a reconnect, they are taken back too
+            chunk.ClearField("blocks")
+            chunk.anew = True
         if chunks:
             again = pb.EngineMessage()
             again.publish.CopyFrom(chunks[-1])
             self._send_numbered(again)
 
     def _give_up(self, handoff_id: str, delivery: Delivery) -> None:
-        """The caller of one demand gave it up: another one of the same handoff goes on."""
-        said = next((one for one in self._said_of(handoff_id) if one.end is delivery), None)
+        """Give up one demand; other demands of the handoff continue."""
+        said = next((entry for entry in self._said_of(handoff_id) if entry.end is delivery), None)
         if said is None:
             return
         if said.sent:
-            why, demand = "the caller waits no longer", said.message.message_id
+            why, demand = "the caller no longer waits", said.message.message_id
             said.cancellation = cancellation_of(handoff_id, why, demand)
             self._send_numbered(said.cancellation)
         else:
@@ -257,7 +261,7 @@ class OpenHandoffs:
             delivery.free()
 
     def _send_numbered(self, message: pb.EngineMessage) -> bool:
-        """Send it with a number of its own; False if no stream is open."""
+        """Send a message with its own number; return False if no stream is open."""
         self._last_message += 1
         message.message_id = self._last_message
         return self._send(message)
@@ -274,9 +278,10 @@ class OpenHandoffs:
                 self._emptied.set()
 
     def everything(self) -> Iterator[pb.EngineMessage]:
-        """The latest ends that were heard, then all that has been said of live handoffs, in order.
+        """Yield the latest known ends, then all messages about open handoffs, in order.
 
-        A demand that was given up is not said again: its pages may be others' by then.
+        Demands that were given up are not repeated, because their pages may be in other use by
+        then.
         """
         now_s = self._clock()
         for heard_s, ended in self._known_ends:
@@ -296,7 +301,7 @@ class OpenHandoffs:
 
     @property
     def empty(self) -> bool:
-        """Whether no handoff is open: then there is no time to keep."""
+        """Whether no handoff is open, so that no time has to be kept."""
         return not self._open
 
     async def wait_ended(self) -> None:
@@ -315,7 +320,7 @@ class OpenHandoffs:
         ]
 
     def renew(self) -> None:
-        """Renew the leases whose time has come."""
+        """Renew the leases that are due."""
         now_s = self._clock()
         for handoff_id, known in self._open.items():
             if known.lease_ms and known.renew_at_s <= now_s < known.hold_until_s:
@@ -326,9 +331,9 @@ class OpenHandoffs:
     def give_up_late(self, connected: bool) -> None:
         """End waits that the broker has not ended in time.
 
-        A D that can't reach the broker waits no longer than its patience. Its pages are free when
-        the broker says so: it holds them for ranks that have not reported, for an agent that was
-        stopped may begin late, after any time. Without a broker, or where it may not know the
+        A D that cannot reach the broker waits no longer than its patience. Its pages are free when
+        the broker says so: the broker holds them for ranks that have not reported, because an agent
+        that was stopped may begin late, after any time. Without a broker, or if it may not know the
         demand, they are free after `SILENCE_S`.
         """
         now_s = self._clock()
@@ -339,7 +344,7 @@ class OpenHandoffs:
                     continue
                 by_d = isinstance(said.end, Delivery)
                 why = (
-                    f"the broker has not said how it ended, and {late_s:.1f} s ago patience ran out"
+                    f"the broker has not told its end, and its time limit passed {late_s:.1f} s ago"
                 )
                 ended = HandoffEnded(handoff_id, "EXPIRED", SILENT, why, 0, 0)
                 if late_s >= SILENCE_S:
@@ -356,7 +361,7 @@ class OpenHandoffs:
                     said.finish(ended)
 
     def _cancel_late(self, handoff_id: str, said: Said, by_d: bool) -> None:
-        """Have the broker end what it should have ended: once, and again on each new stream."""
+        """Cancel a late handoff at the broker, now and again on each new stream."""
         if said.cancellation is None:
             demand = said.message.message_id if by_d else 0
             late = "the broker has not ended it in time"
@@ -364,38 +369,40 @@ class OpenHandoffs:
             self._send(said.cancellation)
 
     def hear_end(self, ended: pb.Ended) -> None:
-        """Take an end that the broker told."""
+        """Handle an end that the broker told."""
         if ended.counterparts:
             self._known_ends.append((self._clock(), ended))
         self.finish(HandoffEnded.of(ended), ended.demand)
 
     def finish(self, ended: HandoffEnded, demand: int = 0) -> None:
-        """A handoff has ended: tell who asked for it by message ``demand``, or 0: who published."""
+        """End a handoff for the caller of message ``demand``, or with 0 for the publishers."""
         handoff_id = ended.handoff_id
         said = self._said_of(handoff_id)
         if demand:
-            mine = [one for one in said if one.message.message_id == demand]
+            mine = [entry for entry in said if entry.message.message_id == demand]
         else:
-            mine = [one for one in said if not isinstance(one.end, Delivery)]
-            self._forget_publication(handoff_id, any(one.message.publish.final for one in mine))
-        for one in mine:
-            self._drop(handoff_id, one)
-            one.finish(self._of_revision(ended, one))
+            mine = [entry for entry in said if not isinstance(entry.end, Delivery)]
+            self._forget_publication(handoff_id, any(entry.message.publish.final for entry in mine))
+        for entry in mine:
+            self._drop(handoff_id, entry)
+            entry.finish(self._of_revision(ended, entry))
 
     def _of_revision(self, ended: HandoffEnded, said: Said) -> HandoffEnded:
-        """Return the end of D's demand: the weights may have been replaced on its way here."""
+        """Return D's end, which fails if the weights were replaced in the meantime."""
         if not (ended.done and said.message.HasField("request") and self.revision):
             return ended
         if said.message.request.revision == self.revision:
             return ended
-        words = f"the weights were replaced meanwhile: they are of revision {self.revision!r} now"
+        words = (
+            f"the weights were replaced in the meantime, and now have revision {self.revision!r}"
+        )
         return replace(ended, state="FAILED", reason="REVISION_CHANGED", detail=words)
 
     def sampled(self, sampled: pb.Sampled) -> None:
-        """P has sampled the token that a demand takes."""
-        for one in self._said_of(sampled.handoff_id):
-            if isinstance(one.end, Delivery) and one.message.message_id == sampled.demand:
-                one.end.sample(sampled.token)
+        """Pass on the token that P sampled, to the demand that takes it."""
+        for said in self._said_of(sampled.handoff_id):
+            if isinstance(said.end, Delivery) and said.message.message_id == sampled.demand:
+                said.end.sample(sampled.token)
 
     def _forget_publication(self, handoff_id: str, whole: bool) -> None:
         known = self._open.get(handoff_id)
@@ -410,9 +417,9 @@ class OpenHandoffs:
             self._used.popitem(last=False)
 
     def refuse(self, refused: pb.Refused) -> None:
-        """The broker refused one message: its caller hears why, other callers wait on."""
+        """Handle the refusal of one message; other callers of the handoff keep waiting."""
         handoff_id = refused.handoff_id
-        numbered = {one.message.message_id: one for one in self._said_of(handoff_id)}
+        numbered = {entry.message.message_id: entry for entry in self._said_of(handoff_id)}
         said = numbered.get(refused.message_id)
         if said is None:
             self._log.warning(
@@ -424,19 +431,19 @@ class OpenHandoffs:
             return
         error = BrokerCallError(refused.status, refused.reason, refused.detail, handoff=handoff_id)
         if said.message.request.repeated:
-            # Ranks may be at work on it for a broker before this one, which nobody will tell.
+            # Ranks may still work on it for an earlier broker, and nobody will tell.
             said.end.fail(error)
             said.untold = True
             return
         known = self._open[handoff_id]
         self._drop(handoff_id, said)
-        if not any(one.message.publish.final for one in known.said):
-            # What can't become whole any more is not held for long.
+        if not any(entry.message.publish.final for entry in known.said):
+            # The publication can't become complete any more, so its lease is not renewed.
             known.lease_ms = 0
         said.fail(error, free=True)
 
     def close(self, error: RestowError) -> None:
-        """Fail every caller, those to come as well."""
+        """Fail every caller, including later ones."""
         self._closed = self._closed or error
         known, self._open = self._open, {}
         self._emptied.set()
@@ -445,7 +452,7 @@ class OpenHandoffs:
                 said.fail(error, free=not said.sent)
 
     def cancel_all(self, reason: str, detail: str) -> None:
-        """End every handoff as CANCELLED, and refuse those to come."""
+        """End every handoff as CANCELLED, and refuse later ones."""
         known, self._open = self._open, {}
         self._emptied.set()
         for handoff_id, handoff in known.items():

@@ -1,4 +1,4 @@
-"""What an engine holds of prefixes: told in batches, and all of it again on each new stream."""
+"""The prefixes that an engine holds: reported in batches, and repeated on each new stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from restow.v1 import broker_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Blocks or snapshots of one group that the engine holds from now on, or no longer."""
+    """Blocks or snapshots of a group that the engine now holds, or no longer holds."""
 
     form: HashForm
     salt: str
@@ -35,37 +35,37 @@ class Change:
     held: bool
     parent: bytes = b""
     revision: str = ""
-    """Of the weights that computed them; empty: that of the engine's layout."""
+    """Revision of the weights that computed them; empty: that of the engine's layout."""
 
 
 Kind = tuple[HashForm, str, str, str]
-"""Form, salt, revision and group of what one batch is of."""
+"""Form, salt, revision and group of a batch."""
 
 
 class HeldPrefixes:
-    """Those of a session. Belongs to one event loop."""
+    """The prefixes of a session. Belongs to one event loop."""
 
     def __init__(self, send: Callable[[pb.EngineMessage], bool]) -> None:
-        """Hold nothing. ``send`` says a message on the stream; False: none is open."""
+        """Begin empty. ``send`` sends a message on the stream, or returns False if none is open."""
         self._send = send
         self._held: dict[Kind, dict[bytes, None]] = {}
-        """In the order in which they came."""
+        """Hashes in the order of their arrival."""
         self._last = 0
-        """The number of the last batch on this stream."""
+        """Number of the last batch on this stream."""
 
     def tell(self, change: Change) -> None:
-        """Say what has changed; where nothing has, nothing."""
+        """Report a change; report nothing if nothing changed."""
         key = change.form, change.salt, change.revision, change.group
         known = self._held.setdefault(key, {})
         if change.held:
-            changed = [one for one in change.hashes if one not in known]
+            changed = [hashed for hashed in change.hashes if hashed not in known]
             known.update(dict.fromkeys(change.hashes))
             if changed:
                 self._say(change, change.hashes, change.parent)
             return
-        gone = [one for one in dict.fromkeys(change.hashes) if one in known]
-        for one in gone:
-            del known[one]
+        gone = [hashed for hashed in dict.fromkeys(change.hashes) if hashed in known]
+        for hashed in gone:
+            del known[hashed]
         if not known:
             del self._held[key]
         if gone:
@@ -77,12 +77,12 @@ class HeldPrefixes:
             self._send(message)
 
     def forget(self) -> None:
-        """Hold nothing any more, and begin with batch 1: the broker has forgotten it all."""
+        """Forget all, and begin with batch 1 again, because the broker has forgotten all too."""
         self._held = {}
         self._last = 0
 
     def everything(self) -> Iterator[pb.EngineMessage]:
-        """All that is held, from batch 1 on."""
+        """Yield all that is held, from batch 1 on."""
         self._last = 0
         for key, hashes in self._held.items():
             yield from self._batches(key, list(hashes), b"", True, chained=False)
@@ -112,7 +112,7 @@ Find = Callable[[Sequence[PrefixChain]], Awaitable[Holders]]
 
 
 class PrefixSide:
-    """That of one engine. Belongs to one event loop."""
+    """Reports an engine's prefixes, and answers the broker's events about them. On one loop."""
 
     def __init__(
         self,
@@ -124,25 +124,25 @@ class PrefixSide:
         on_drain: Callable[[], Sequence[Prefix]] | None,
         on_forget: Callable[[str], None] | None,
     ) -> None:
-        """Hold nothing. ``send`` says a message on the stream; what hears is as sessions say it."""
+        """Begin empty. ``send`` sends on the stream; the callbacks are those of `EngineSession`."""
         self._engine_id, self._send, self._find = engine_id, send, find
         self._on_offer, self._on_keep, self._on_drain = on_offer, on_keep, on_drain
         self._on_forget = on_forget
         self._held = HeldPrefixes(send)
         self._revision = ""
-        """Of the engine's weights since they were replaced; empty: they were not."""
+        """Revision of the engine's weights after they were replaced; empty before."""
         self._handing: asyncio.Task[None] | None = None
         self._log = get_logger("restow.client").bind(engine=engine_id)
 
     def hear(self, event: pb.EngineEvent) -> None:
-        """Hear an event of the broker, if it is one of these."""
+        """Handle an event of the broker, if it concerns prefixes."""
         body = event.WhichOneof("body")
         if body == "offer" and self._revision not in ("", event.offer.prefix.revision):
-            words = f"its weights are of revision {self._revision!r} now"
+            words = f"the engine's weights now have revision {self._revision!r}"
             self.decline_offer(event.offer.handoff_id, words)
         elif body == "offer" and self._on_offer is not None:
             offer = offer_from_proto(event.offer)
-            if self._on_keep is None:  # no store: an engine has states of one revision
+            if self._on_keep is None:  # only a store has states of several revisions
                 offer = replace(offer, prefix=replace(offer.prefix, revision=""))
             self._on_offer(offer)
         elif body == "offer":
@@ -159,29 +159,29 @@ class PrefixSide:
                 self._send(message)
 
     def revise(self, revision: str) -> None:
-        """Hold nothing any more: the weights were replaced."""
+        """Forget all that is held, because the weights were replaced."""
         self._revision = revision
         self._held.forget()
 
     def everything(self) -> Iterable[pb.EngineMessage]:
-        """All that is held, as it is told on a new stream."""
+        """Return the messages that report all that is held, on a new stream."""
         return self._held.everything()
 
     def tell(self, change: Change) -> None:
-        """Say what is held from now on, or no longer."""
+        """Report what is held from now on, or no longer."""
         self._held.tell(change)
 
     def keep(self, prefix: Prefix) -> None:
-        """Say that a state is worth keeping. Raises `ChainInvalidError`."""
+        """Report that a state is worth keeping. Raises `ChainInvalidError`."""
         self._send(keep_message(prefix, self._revision))
 
     def decline_offer(self, handoff_id: str, detail: str) -> None:
-        """Answer an offer with no."""
+        """Decline an offer."""
         declined = pb.DeclineOffer(handoff_id=handoff_id, detail=detail)
         self._send(pb.EngineMessage(decline_offer=declined))
 
     def begin_hand_over(self) -> asyncio.Task[None]:
-        """Hand over what is worth keeping, once at a time; the task is done when it is."""
+        """Hand states over, unless that is under way; the task ends when all are handed over."""
         if self._handing is None or self._handing.done():
             self._handing = asyncio.create_task(self._hand_over())
             self._handing.add_done_callback(self._handed)
@@ -197,12 +197,12 @@ class PrefixSide:
             self._send(pb.EngineMessage(handed_over=pb.HandedOver()))
 
     def _handed(self, handing: asyncio.Task[None]) -> None:
-        """Say why nothing was handed over: a fault of the engine's own, say."""
+        """Log why nothing was handed over, such as a fault of the engine."""
         if not handing.cancelled() and (fault := handing.exception()) is not None:
             self._log.error("states were not handed over", detail=repr(fault))
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel the handing over."""
         if self._handing is not None and not self._handing.done():
             await end_task(self._handing)
 
@@ -210,7 +210,7 @@ class PrefixSide:
 AT_ONCE = 4
 LOOK_EVERY_S = 0.05
 PATIENCE_S = 3.0
-"""After which states that nobody has taken are given up: there is no store, or no room in it."""
+"""Time after which states that nobody took are given up: no store, or no room in it."""
 
 
 async def hand_over(
@@ -219,16 +219,17 @@ async def hand_over(
     keep: Callable[[Prefix], None],
     find: Callable[[Sequence[PrefixChain]], Awaitable[Holders]],
 ) -> int:
-    """Have others hold ``prefixes``, which ``engine_id`` holds; return how many are held then.
+    """Let others hold ``prefixes`` of ``engine_id``; return how many others hold then.
 
-    They go in their order. Where none of some at once is taken in time, the rest is not tried.
+    They are offered in order, a few at a time. If none of these is taken in time, the rest is given
+    up.
     """
     taken = 0
     for first in range(0, len(prefixes), AT_ONCE):
-        some = prefixes[first : first + AT_ONCE]
-        for one in some:
-            keep(one)
-        held = await _await_held(some, engine_id, find)
+        batch = prefixes[first : first + AT_ONCE]
+        for prefix in batch:
+            keep(prefix)
+        held = await _await_held(batch, engine_id, find)
         if not held:
             return taken
         taken += held
@@ -240,8 +241,8 @@ async def _await_held(
     engine_id: str,
     find: Callable[[Sequence[PrefixChain]], Awaitable[Holders]],
 ) -> int:
-    """How many of them others hold after a while."""
-    chains = [one.chain for one in prefixes]
+    """Return how many of them others hold after a while."""
+    chains = [prefix.chain for prefix in prefixes]
     end_s = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
@@ -249,8 +250,11 @@ async def _await_held(
         except RestowError:
             found = [[] for _ in chains]
         held = sum(
-            any(one.engine_id != engine_id and one.tokens == prefix.position_tokens for one in some)
-            for prefix, some in zip(prefixes, found, strict=True)
+            any(
+                holder.engine_id != engine_id and holder.tokens == prefix.position_tokens
+                for holder in holders
+            )
+            for prefix, holders in zip(prefixes, found, strict=True)
         )
         if held == len(prefixes) or asyncio.get_running_loop().time() > end_s:
             return held

@@ -1,4 +1,4 @@
-"""An engine's registration with the broker, which a broker that starts again must be told anew."""
+"""An engine's registration with the broker, which must be repeated when a broker restarts."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from restow.v1 import broker_pb2_grpc
 
 REGISTER_S = 20.0
 UNREGISTER_TIMEOUT_S = 1.0
-_MENDED = frozenset({*MAY_PASS, "UNAUTHENTICATED", "PERMISSION_DENIED"})
+_LIFTED_STATUSES = frozenset({*MAY_PASS, "UNAUTHENTICATED", "PERMISSION_DENIED"})
 
 
 class Registration:
-    """One life of an engine, and the channel on which it speaks. Belongs to one event loop."""
+    """The registration of one run of an engine, and its channel. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Registration:
         asks: bool,
         keeps: bool,
     ) -> None:
-        """Prepare."""
+        """Prepare the registration."""
         self.message = pb.RegisterEngineRequest(
             engine=engine,
             layout=wire.layout_to_proto(layout),
@@ -64,15 +64,15 @@ class Registration:
             keeps=keeps,
         )
         self.is_taken = False
-        """Whether a broker has let the engine in, once or more."""
+        """Whether a broker has registered the engine at least once."""
         self.layout_digest = ""
-        """As the broker has it. Empty: it was never told."""
+        """The layout's digest from the broker; empty before the first registration."""
         self._brokers, self._credentials = brokers, credentials
         self._channel = RenewedChannel(brokers, credentials)
         self._log = get_logger("restow.client").bind(engine=engine.engine_id)
 
     async def say(self, timeout_s: float) -> None:
-        """Register, at whichever broker owns the pool.
+        """Register with the broker that owns the pool.
 
         Raises the broker's refusal, and `MessageTooLargeError`.
         """
@@ -98,7 +98,7 @@ class Registration:
         self.is_taken, self.layout_digest = True, response.layout_digest
 
     async def stub(self) -> broker_pb2_grpc.BrokerAsyncStub:
-        """Return that of the present channel, or of a new one. Raises a `TrustError`."""
+        """Return a stub of the present channel, or of a new one. Raises a `TrustError`."""
         return broker_pb2_grpc.BrokerStub(self._channel.present or await self._channel.channel())
 
     async def find(self, chains: Sequence[PrefixChain], limit: int, timeout_s: float) -> Holders:
@@ -115,12 +115,13 @@ class Registration:
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
-            # The channel was closed, as another broker is tried.
+            # The channel was closed because another broker is tried.
             raise self._unreached("the connection was given up") from None
 
     async def say_again(self, backoff: Backoff, *, at_once: bool = False) -> None:
-        """Register as soon as the broker is there, or another one. Raises its refusal, if that is
-        for good.
+        """Register again once this broker or another one answers.
+
+        Raises the broker's refusal if retrying is useless.
         """
         while True:
             if not at_once:
@@ -133,17 +134,19 @@ class Registration:
             except BrokerUnreachableError:
                 pass
             except RestowError as error:
-                if not _may_be_mended(error):
+                if not _may_be_lifted(error):
                     raise
-                self._log.warning("not let in", reason=error.reason, detail=error.message)
+                self._log.warning(
+                    "registration refused for now", reason=error.reason, detail=error.message
+                )
             at_once = self._brokers.failed()
 
     def typed(self, error: grpc.aio.AioRpcError) -> RestowError:
-        """What a call that failed stands for."""
+        """Return the typed error of a failed call."""
         return from_rpc_error(error, self._brokers.current, self._credentials.secure)
 
     async def close(self, take_back: bool = True) -> None:
-        """Unregister, if it was registered and is to be taken back, and close the channel."""
+        """Unregister, if registered and ``take_back`` is true, and close the channel."""
         if take_back and self._channel.present is not None and self.layout_digest:
             request = pb.UnregisterEngineRequest(engine=self.message.engine)
             with contextlib.suppress(grpc.aio.AioRpcError, TrustError):
@@ -155,7 +158,7 @@ class Registration:
         return unreachable(self._brokers.current, details, self._credentials.secure)
 
 
-def _may_be_mended(error: RestowError) -> bool:
-    """Whether time or somebody may undo what an engine is refused for that was let in before."""
-    # Only a broker's own refusal counts: a gateway or another server may be there for a while.
-    return isinstance(error, TrustError | OtherServerError) or error.status in _MENDED
+def _may_be_lifted(error: RestowError) -> bool:
+    """Return whether a refusal of a registered engine may be lifted, by time or by somebody."""
+    # Only a broker's own refusal is final: a gateway or another server may answer for a while.
+    return isinstance(error, TrustError | OtherServerError) or error.status in _LIFTED_STATUSES

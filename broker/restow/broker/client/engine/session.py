@@ -1,4 +1,4 @@
-"""An engine's stream: what it says in batches, and what it hears."""
+"""An engine's session: its stream to the broker, which is opened again whenever it breaks."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
 MAX_BATCH = 128
-"""Messages in a batch: few enough that the broker works on one while the next is written."""
+"""Messages in a batch: few enough that the broker handles one while the next is written."""
 
 
 class Stream:
-    """One stream after the other, each of which begins by saying everything again. On one loop."""
+    """Opens one stream after another; each begins by repeating everything. On one loop."""
 
     def __init__(
         self,
@@ -56,23 +56,23 @@ class Stream:
         everything: Callable[[], Iterable[pb.EngineMessage]],
         hear: Callable[[pb.EngineEvent], None],
     ) -> None:
-        """Have none. ``everything`` is what is said first, ``hear`` hears what the broker says."""
+        """Prepare; a stream begins with ``everything``, and ``hear`` gets the broker's events."""
         self.opened = asyncio.Event()
-        """Whether the broker knows the engine, and hears it."""
+        """Set while the broker knows the engine and receives its messages."""
         self._engine, self._everything, self._hear = engine, everything, hear
         self._epochs = Epochs()
         self._outbox: deque[pb.EngineMessage] = deque()
         self._wake = asyncio.Event()
 
     def send(self, message: pb.EngineMessage) -> bool:
-        """Say it; False: no stream is open."""
+        """Send a message; return False if no stream is open."""
         if self.opened.is_set():
             self._outbox.append(message)
             self._wake.set()
         return self.opened.is_set()
 
     async def opens(self, runner: asyncio.Task[None], timeout_s: float) -> bool:
-        """Wait until one has opened; False: not in time, or ``runner`` has ended."""
+        """Wait for a stream to open; return False if time runs out or ``runner`` ends."""
         opened = asyncio.create_task(self.opened.wait())
         await asyncio.wait({opened, runner}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         return not opened.cancel()
@@ -80,7 +80,7 @@ class Stream:
     async def run(
         self, stub: broker_pb2_grpc.BrokerAsyncStub, address: str, backoff: Backoff
     ) -> None:
-        """Open a stream to ``address``, until it ends.
+        """Open a stream to ``address``, and serve it until it ends.
 
         Raises `grpc.aio.AioRpcError`, a `TrustError`, `OtherServerError` and `EpochOverError`.
         """
@@ -121,19 +121,19 @@ class Stream:
 
 
 LOOK_EVERY_S = 0.25
-"""How often leases and patience are looked at."""
+"""Interval of checking leases and patience."""
 ASK_OTHERS = (BrokerUnreachableError.reason, NotLeaderError.reason)
-"""Ends of a stream after which another broker is asked, if there is one, before that one."""
+"""Ends of a stream after which another broker is tried first, if there is one."""
 MAY_COME = (BrokerUnreachableError.reason, NotLeaderError.reason, NoLeaderError.reason)
-"""Refusals that do not end a session which begins before its time is over."""
+"""Refusals after which `EngineSession.start` retries until its time is over."""
 NUMBER_BITS = 48
-"""Of the random number after which a session numbers its messages."""
+"""Bits of the random number after which a session numbers its messages."""
 CLOSE_S = 1.0
-"""How long a session that is closed waits for the ends of its demands."""
+"""Time for which a closing session waits for the ends of its demands."""
 
 
 class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
-    """Registers one engine and keeps its stream open, over broker restarts too. A context.
+    """Registers an engine, and keeps its stream open across broker restarts; a context manager.
 
     All methods belong to one event loop; `restow.broker.client.BlockingSession` serves threads.
     """
@@ -157,22 +157,23 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     ) -> None:
         """Prepare; `start` or ``async with`` connects.
 
-        ``engine_id`` is the engine's name among all, ``incarnation`` a new random word at each
-        start of it, which its agents are given too, ``layout`` that of all its ranks. ``broker``
-        is HOST:PORT, or as gRPC writes addresses, of one or, with commas, of several; None:
-        RESTOW_BROKER or the default.
-        ``credentials`` None: those of the environment. ``on_lost`` hears why the session has ended
-        for good, if it was not closed: it belongs to the loop. ``block_counts`` is how many blocks
-        the engine has, by group: ids from there on are refused at the call. Of groups that it
-        lacks the broker refuses them, which knows the agents' memory. An engine that says that it
-        ``publishes`` (P), or ``asks`` (D), finds plans made and costs measured when its first
-        handoff comes; it may do both, whatever it says.
-        ``on_offer`` hears when an engine asks for a state that this one has told that it holds; it
-        publishes that, or declines, then or later. None: all offers are declined. ``on_keep`` makes
-        the engine a store: it hears of states that others hold and that are worth keeping.
-        ``on_drain`` says which states of its own are worth keeping when it is to leave, the best
-        first: they are handed over to a store. ``on_forget`` tells a store of which revision it is
-        to drop the states. All are called on the loop.
+        ``engine_id`` is the engine's unique name. ``incarnation`` is a new random word at each
+        start of the engine, and is given to its agents too. ``layout`` is that of all its ranks.
+        ``broker`` is HOST:PORT or any address that gRPC accepts, or several with commas; None means
+        RESTOW_BROKER or the default. ``credentials`` None means those of the environment.
+
+        ``on_lost`` is called on the loop with the reason why the session has ended for good, unless
+        it was closed. ``block_counts`` is the engine's number of blocks by group; ids at or above
+        it are refused at the call. For groups without a count the broker refuses them, because it
+        knows the agents' memory. If an engine says that it ``publishes`` (P) or ``asks`` (D), plans
+        are made and costs measured before its first handoff; it may do both in any case.
+
+        ``on_offer`` is called when an engine asks for a state that this engine holds; the engine
+        then publishes the state or declines, at once or later. With None all offers are declined.
+        ``on_keep`` makes the engine a store, and is called with states that others hold and that
+        are worth keeping. ``on_drain`` returns the engine's own states worth keeping when it is to
+        leave, the most valuable first; they are handed over to a store. ``on_forget`` tells a store
+        to drop the states of a revision. All are called on the loop.
 
         Raises a `TrustError` of the credentials, and `AddressInvalidError`.
         """
@@ -180,7 +181,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         self.address = broker_address(broker)
         self._credentials = credentials or Credentials.of()
         self.ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
-        """This life of the engine, as calls beside the session name it."""
+        """This run of the engine, as calls outside of the session name it."""
         self._brokers = Brokers(self.address)
         self._registration = Registration(
             self._brokers,
@@ -191,7 +192,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             asks=asks,
             keeps=on_keep is not None,
         )
-        # An end that an earlier process of this incarnation would have heard must fit no message.
+        # No message may match an end meant for an earlier process of this incarnation.
         self._handoffs = OpenHandoffs(self._send, first_number=secrets.randbits(NUMBER_BITS))
         hears = (on_offer, on_keep, on_drain, on_forget)
         self._prefixes = PrefixSide(engine_id, self._send, self.find, *hears)
@@ -207,30 +208,30 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
 
     @property
     def layout_digest(self) -> str:
-        """The layout's SHA-256, as the broker has it. Empty: it is not registered."""
+        """The layout's SHA-256 from the broker; empty before the registration."""
         return self._registration.layout_digest
 
     async def __aenter__(self) -> Self:
-        """Connect."""
+        """Connect the session."""
         await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Unregister and close."""
+        """Unregister and close the session."""
         await self.close()
 
     @property
     def is_open(self) -> bool:
-        """Whether the broker knows the engine and hears it at the moment. Any thread may ask."""
+        """Whether the broker knows the engine and receives its messages now. Thread-safe."""
         return self._stream.opened.is_set()
 
     async def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream, within ``timeout_s``.
 
-        Raises `BrokerCallError` if it is refused, `MessageTooLargeError` for a layout that no
-        broker takes, `BrokerUnreachableError` after the timeout, and a `TrustError` for files that
-        can't be used; then the session is closed. It and all other methods raise `ForkedError` in
-        a process that was forked later.
+        Raises `BrokerCallError` if the broker refuses, `MessageTooLargeError` for a layout that no
+        broker accepts, `BrokerUnreachableError` after the timeout, and a `TrustError` for unusable
+        files; then the session is closed. Like all methods it raises `ForkedError` in a process
+        that was forked later.
         """
         OWN_PROCESS.check()
         deadline_s = time.monotonic() + timeout_s
@@ -261,11 +262,12 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             raise
 
     async def close(self) -> None:
-        """Unregister; handoffs that have not ended end as CANCELLED here.
+        """Unregister; open handoffs end as CANCELLED here.
 
-        Demands are given up and waited for, ``CLOSE_S`` at most; the pages of one that has not
-        ended by then are D's again when the engine's agents are closed, and its delivery says so.
-        P's pages may be read until the engine's agents are gone: stop those first.
+        Demands are given up, and their ends awaited for up to ``CLOSE_S``. The pages of a demand
+        that has not ended by then are D's again when the engine's agents are closed, and its
+        delivery says so. P's pages may be read until the engine's agents are gone: stop the agents
+        first.
         """
         OWN_PROCESS.check()
         try:
@@ -284,24 +286,24 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             return
         for handoff_id, _ in demands:
             self.cancel(handoff_id, "the session is closed")
-        await asyncio.wait([one.pages_free for _, one in demands], timeout=CLOSE_S)
+        await asyncio.wait([delivery.pages_free for _, delivery in demands], timeout=CLOSE_S)
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         """Give handoff ``handoff_id`` up; its future tells when it has ended.
 
-        ``detail`` says why, to the other side and to operators. If nothing was published, the
-        broker and the agents forget what ranks have fenced under the id. The session does not
-        publish the id again. Does nothing for a publication that has ended.
+        ``detail`` gives the reason to the other side and to operators. If nothing was published,
+        the broker and the agents forget fences of the id. The session does not publish the id
+        again. Does nothing for a publication that has ended.
         """
         OWN_PROCESS.check()
         self._handoffs.cancel(handoff_id, detail)
 
     def take_back(self, handoff_id: str, detail: str = "") -> None:
-        """Take back the chunks published of ``handoff_id``: their pages hold something else now.
+        """Take back the published chunks of ``handoff_id``, whose pages are in other use now.
 
-        For a P that preempts a prompt. Publish the handoff again from block 0 on, whole; D reads
-        all of it then. What is published whole already is given up, as by `cancel`, for which
-        ``detail`` says why. Does nothing if the handoff has ended.
+        For a P that preempts a prompt. Publish the whole handoff again from block 0; D then reads
+        all of it. A complete publication is given up as by `cancel`, and ``detail`` gives the
+        reason. Does nothing if the handoff has ended.
         """
         OWN_PROCESS.check()
         self._handoffs.take_back(handoff_id, detail)
@@ -309,22 +311,22 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     async def find(
         self, chains: Sequence[PrefixChain], *, limit: int = 8, timeout_s: float = 1.0
     ) -> Holders:
-        """Return who of the tenant holds how much of each of ``chains``, of this engine's model.
+        """Return who of the tenant holds how much of each of ``chains``, for this engine's model.
 
-        Those with most come first, ``limit`` at most. Raises `BrokerCallError`,
+        Holders of most tokens come first, at most ``limit``. Raises `BrokerCallError`,
         `BrokerUnreachableError` after ``timeout_s``, `ChainFormError` and `ChainInvalidError`.
         """
         OWN_PROCESS.check()
         if self._revision:
-            chains = [replace(one, revision=one.revision or self._revision) for one in chains]
+            chains = [replace(chain, revision=chain.revision or self._revision) for chain in chains]
         return await self._registration.find(chains, limit, timeout_s)
 
     async def drain(self, timeout_s: float | None = None) -> bool:
-        """Take part in nothing new, and wait ``timeout_s`` for what is open to end. None: for ever.
+        """Take part in nothing new, and wait up to ``timeout_s`` for open handoffs; None: for ever.
 
-        What is published or asked for from now on is refused (`BrokerCallError`, ENGINE_DRAINING),
-        unless the other side spoke of it before. What ``on_drain`` names is handed over to a store
-        first. Returns whether all has ended: then `close` loses nothing.
+        Later publications and demands are refused (`BrokerCallError`, ENGINE_DRAINING), unless the
+        other side named the handoff before. What ``on_drain`` returns is first handed over to a
+        store. Returns whether all handoffs have ended; then `close` loses nothing.
         """
         self._draining = True
         self._send(pb.EngineMessage(drain=pb.Drain()))
@@ -354,16 +356,16 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         return self._handoffs.ask(handoff_id, message)
 
     def _send(self, message: pb.EngineMessage) -> bool:
-        # While no stream is open the open handoffs have it all: they are said whole when one is.
+        # Without a stream the message is not lost: open handoffs are repeated on the next stream.
         self._busy.set()
         return self._stream.send(message)
 
     def _everything(self) -> Iterator[pb.EngineMessage]:
-        if self._revision:  # it may be another one than was registered a moment ago
+        if self._revision:  # may differ from the revision of the last registration
             yield pb.EngineMessage(revise=pb.Revise(revision=self._revision))
         yield from self._handoffs.everything()
         yield from self._prefixes.everything()
-        if self._draining:  # what was said before that is not refused
+        if self._draining:  # after the handoffs, which would be refused otherwise
             yield pb.EngineMessage(drain=pb.Drain())
 
     def _hear(self, event: pb.EngineEvent) -> None:
@@ -378,7 +380,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             self._prefixes.hear(event)
 
     async def _run(self) -> None:
-        """Keep a stream open: register and say everything again after each break."""
+        """Keep a stream open: register and repeat everything after each break."""
         while True:
             moved = False
             try:
@@ -407,12 +409,12 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                 return
 
     def _ran(self, runner: asyncio.Task[None]) -> None:
-        """Nobody must wait for a runner that broke on a fault of its own."""
+        """End the session if its runner failed unexpectedly, so that no caller waits for ever."""
         if not runner.cancelled() and (fault := runner.exception()) is not None:
             self._lose(RestowError(f"the session broke: {fault!r}"))
 
     def _lose(self, error: RestowError) -> None:
-        """The session has ended for good."""
+        """End the session for good."""
         self._lost = error
         self._handoffs.close(error)
         if self._on_lost is not None:

@@ -150,7 +150,7 @@ class Segment:
 
 
 HASH_BYTES = 80
-"""Of a key: its integer, and where it is (`bench --suite prefixes` measures them)."""
+"""Of a key: its integer, and where it is (`bench --suite prefix-lookup` measures them)."""
 SEGMENT_BYTES = 400
 """Of a segment beside its places."""
 HOLDER_BYTES = 120

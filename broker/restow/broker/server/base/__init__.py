@@ -1,1 +1,1 @@
-"""What all of the server stands on: its hub, settings, plans, orders and logs."""
+"""The base of the server: its hub, settings, planning, orders and logs."""

@@ -30,13 +30,13 @@ from restow.broker.words import member
 
 TICK_S = 0.02
 P_HEARS_AFTER_S = 0.005
-"""How much later P hears that a state has been read than D, whose stream is written to first."""
+"""Delay of telling P that a state was read; D's stream is written to first."""
 
 
 class Hub:
     """Owns the directory, the clock and the outboxes of all streams.
 
-    ``now_s`` is the injected clock: seconds that never run backwards.
+    ``now_s`` is the injected clock, in seconds that never run backwards.
     """
 
     def __init__(
@@ -49,8 +49,9 @@ class Hub:
         costs: CostModel | None = None,
         digests: Digests | None = None,
     ) -> None:
-        """Start with an empty directory and a new epoch; without ``costs`` they are measured."""
-        # Numbers of another life must not be taken for one of this: an agent may still report them.
+        """Begin with an empty directory and a new epoch; without ``costs`` they are measured."""
+        # Agents may still report numbers of an earlier process, which must not match numbers of
+        # this one.
         first_us = secrets.randbits(49)
         self.strategy = member(Strategy, strategy, "strategy")
         measures = self.strategy is Strategy.AUTO and costs is None
@@ -64,7 +65,7 @@ class Hub:
         self.started_s = now_s()
         self.max_queue = max_queue
         self.said = BoundedLog(now_s)
-        """The log of what peers bring about."""
+        """Log of events that peers cause."""
         self.standing: Standing = Alone()
         self.engines: dict[EngineKey, EngineOutbox] = {}
         self.agents: dict[AgentKey, AgentOutbox] = {}
@@ -74,9 +75,9 @@ class Hub:
         self.expected = Expected(self.directory.members, self.said)
         self.planner = Planner()
         self.planning = Durations()
-        """How long plans took, with their turns."""
+        """Durations of planning, with the wait for a turn."""
         self.loop_lag = Durations()
-        """How late the clock's ticks were."""
+        """Delays of the clock's ticks."""
         self._drained = asyncio.Event()
         self._watcher: Callable[[Handoff], None] | None = None
         self._tasks: set[asyncio.Task[PairOutcome]] = set()
@@ -99,7 +100,7 @@ class Hub:
         }
 
     def perform(self, actions: list[act.Action]) -> None:
-        """Carry the directory's wishes out."""
+        """Carry out the actions that the directory wants."""
         for action in actions:
             self._do[type(action)](action)
         ledger = self.directory.ledger
@@ -114,14 +115,14 @@ class Hub:
             self._drained.set()
 
     def all_said(self) -> bool:
-        """Return whether all is on its way that engines and agents are to be told."""
+        """Return whether no message to an engine or agent of a pool is waiting."""
         if self._ends_for_p:
             return False
-        streams = (*self.engines.values(), *self.agents.values())
-        return not any(one.waiting for one in streams)
+        engines, agents = self.engines.values(), self.agents.values()
+        return not any(one.waiting for one in engines) and not any(one.waiting for one in agents)
 
     def refuse(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
-        """Count what an engine said of a handoff and was refused, and write it into its story."""
+        """Count a refused message of an engine, and note it in the handoff's timeline."""
         ledger = self.directory.ledger
         ledger.statistics.refuse(error.reason)
         known = ledger.look_up(engine, handoff_id)
@@ -129,26 +130,27 @@ class Hub:
             known = ledger.part_of(known, engine)
         if known is None:
             return
-        # Those who have no part in it can't write into it; a D that is refused would have had one.
+        # Only engines with a part in the handoff may write into it; a refused D would have had a
+        # part.
         sides = (known.source, known.destination)
         if engine in sides or (known.destination is None and not known.ended):
             name, words = engine.key.engine_id, cut(error.message)
             known.timeline.note_refused(self.now_s(), name, error.reason, words)
 
     def watch_ends(self, watcher: Callable[[Handoff], None] | None) -> None:
-        """Show each handoff that ends to ``watcher``, on the loop; None: to nobody any more."""
+        """Call ``watcher`` on the loop with each handoff that ends; None stops that."""
         self._watcher = watcher
         self.directory.ledger.fresh_ends = None if watcher is None else []
 
     async def drain(self) -> None:
-        """Grant nothing any more, and wait for the reads under way."""
+        """Stop granting, and wait for the reads under way."""
         self._drained.clear()
         self._log.info("draining", handoffs=self.directory.granted)
         self.perform(self.directory.granting.drain(True, self.now_s()))
         await self._drained.wait()
 
     def close(self) -> None:
-        """Let every stream end, and all planning."""
+        """End every stream, and all planning."""
         self._tell_p()
         self.planner.close()
         self.expected.close()
@@ -161,7 +163,7 @@ class Hub:
             examined.cancel()
 
     async def run_clock(self) -> None:
-        """Tell the directory the time, for as long as the broker lives."""
+        """Tell the directory the time, for the life of the broker."""
         while True:
             due_s = self.now_s() + TICK_S
             await asyncio.sleep(TICK_S)
@@ -172,8 +174,9 @@ class Hub:
                 self.perform(self.directory.tick(now_s))
 
     async def examine(self, source: EngineKey, destination: EngineKey) -> act.TellExamined:
-        """Have D's agent read from P's once. Raises `EngineUnknownError`, and as
-        `Examining.begin`.
+        """Let D's agent read from P's once, and return how it read.
+
+        Raises `EngineUnknownError`, and as `Examining.begin`.
         """
         members, examining = self.directory.members, self.directory.examining
         sides = members.find(source), members.find(destination)
@@ -193,8 +196,8 @@ class Hub:
 
     def _tell_ended(self, action: act.TellEnded) -> None:
         if action.state is State.DONE and action.demand is None:
-            # Should the broker die in between, D must not be the one that has not heard: P then
-            # keeps its pages for a while, and nothing is asked for that is there no more.
+            # D hears first: if the broker dies in between, P only keeps its pages longer. In the
+            # other order D could ask for a state that is gone.
             if not self._ends_for_p:
                 asyncio.get_running_loop().call_later(P_HEARS_AFTER_S, self._tell_p)
             self._ends_for_p.append(action)
@@ -205,7 +208,7 @@ class Hub:
             self._write_ended(action)
 
     def _tell_p(self) -> None:
-        """Tell P's what D's have been told by now."""
+        """Tell the P's what their D's have been told by now."""
         actions, self._ends_for_p = self._ends_for_p, []
         for action in actions:
             self._write_ended(action)
@@ -216,12 +219,12 @@ class Hub:
             orders.fill_ended(outbox.open().events.add().ended, action)
 
     def _send_offer(self, action: act.SendOffer) -> None:
-        """An engine that reads slowly must not lose its stream for what others ask of it."""
+        """Send an offer if the stream has room, so that others' requests cannot end the stream."""
         outbox = self.engines.get(action.engine)
         if outbox is None or outbox.has_room(action.prefix.size_bytes):
             return self._tell(action)
         offering, engine = self.directory.offering, self.directory.members.engines[action.engine]
-        words = "its stream has no room for it"
+        words = "the engine's stream has no room for the offer"
         self.perform(offering.decline(engine, action.handoff_id, words, self.now_s()))
 
     def _send_keep(self, action: act.SendKeep) -> None:
@@ -303,7 +306,7 @@ class Hub:
         if error is None:
             outcome = task.result()
         else:
-            # A fault of the planner's fails the handoffs of this pair, and nothing else.
+            # A fault of the planner fails the handoffs of this pair only.
             self._log.error("planning failed", pair=pair, exc_info=error)
             outcome = PairRefused(PlanError(f"the planner failed: {error!r}"))
         self.perform(self.directory.granting.plan_made(pair, outcome, self.now_s()))

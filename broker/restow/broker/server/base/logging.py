@@ -1,4 +1,4 @@
-"""The broker's log of what peers bring about: however often they do, it is read by people."""
+"""The broker's log of events that peers cause, limited so that people can read it."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from restow.broker.logs import Allowance, get_logger
 from restow.broker.server.base.settings import BrokerSettings
 
 AT_ONCE, EACH_S = 20, 1.0
-"""Lines of one event and one tenant."""
+"""Lines of each event and tenant: at once, and seconds between further lines."""
 MAX_KEPT = 1024
-"""Allowances; who has not been heard of for longest begins anew."""
+"""Most allowances kept; the one used least recently starts anew."""
 LOOK_S = 10.0
 
 
 class BoundedLog:
-    """Has so many lines of each event and tenant; what goes beyond is counted, and said later.
+    """Limits the lines of each event and tenant; lines left out are counted and reported later.
 
     All methods belong to one event loop.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
-        """Nothing was said."""
+        """Begin without lines."""
         self._log = get_logger("restow.broker")
         self._now_s = now_s
         self._allowances: OrderedDict[tuple[str, str], Allowance] = OrderedDict()
         self._look_at_s = now_s() + LOOK_S
 
     def info(self, event: str, tenant: str = "", **values: object) -> None:
-        """Say what belongs to the broker's day."""
+        """Log a normal event."""
         self._say(logging.INFO, event, tenant, values)
 
     def warning(self, event: str, tenant: str = "", **values: object) -> None:
-        """Say what somebody should look at; without a ``tenant`` it is of those not known."""
+        """Log an event that needs attention; no ``tenant`` means that the caller is not known."""
         self._say(logging.WARNING, event, tenant, values)
 
     def tick(self, now_s: float) -> None:
-        """Say what was left out, where no line has come since that could say it."""
+        """Report lines that were left out, if no later line has reported them."""
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
             for (event, tenant), allowance in self._allowances.items():
@@ -77,7 +77,7 @@ class BoundedLog:
 def settings_in_words(
     settings: BrokerSettings, address: str, http_address: str | None
 ) -> dict[str, object]:
-    """What a broker begins with."""
+    """Return the settings that a broker logs at its start."""
     limits = asdict(settings.limits())
     known_by = "certificates" if settings.client_ca else "tokens" if settings.tokens else "nothing"
     return {
@@ -95,7 +95,7 @@ def settings_in_words(
 
 
 def tell_registered(log: BoundedLog, engine: EngineRecord, identity: str) -> None:
-    """An engine came."""
+    """Log that an engine registered."""
     model = engine.layout.model
     tell_engine(
         log,
@@ -110,20 +110,20 @@ def tell_registered(log: BoundedLog, engine: EngineRecord, identity: str) -> Non
 
 
 def tell_engine(log: BoundedLog, event: str, key: EngineKey, **values: object) -> None:
-    """An engine came, spoke or went."""
+    """Log an event of an engine."""
     log.info(event, tenant=key.tenant, engine=key.engine_id, **values)
 
 
 def tell_agent(log: BoundedLog, event: str, key: AgentKey, **values: object) -> None:
-    """An agent came or went."""
+    """Log that an agent connected or left."""
     tell_engine(log, event, key.engine, rank=key.rank, **values)
 
 
 def tell_failures(log: BoundedLog, failures: Iterable[tuple[Handoff, Failure]]) -> None:
-    """Tell of handoffs that failed, and of demands that were refused. Ordinary ends are neither."""
+    """Log handoffs that failed and demands that were refused, but no ordinary ends."""
     for handoff, failure in failures:
         sides = handoff.source, handoff.destination
-        source, destination = (one.key.engine_id if one else None for one in sides)
+        source, destination = (side.key.engine_id if side else None for side in sides)
         log.warning(
             "handoff failed",
             tenant=handoff.tenant,

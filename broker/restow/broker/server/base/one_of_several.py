@@ -156,11 +156,10 @@ class OneOfSeveral:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_S):
                     await self._hub.drain()
-                    while not self._hub.all_said():
-                        await asyncio.sleep(TICK_S / 5)
+                    await self._until(self._hub.all_said)
         self.leadership.leave()
-        while self.leadership.want(self._clock()) is Want.RELEASE:  # `_follow` does it
-            await asyncio.sleep(TICK_S / 5)
+        # `_follow` does it.
+        await self._until(lambda: self.leadership.want(self._clock()) is not Want.RELEASE)
         if leads:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SUCCESSOR_S):
@@ -170,6 +169,11 @@ class OneOfSeveral:
         self._left.set()
         with contextlib.suppress(RestowError):
             await self._registry.leave()
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        """Return when ``holds`` says so."""
+        while not holds():  # noqa: ASYNC110 - the outboxes know no event for it
+            await asyncio.sleep(TICK_S / 5)
 
     async def _keep(self) -> None:
         """Keep the broker's lease alive."""

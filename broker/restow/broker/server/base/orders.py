@@ -1,4 +1,4 @@
-"""Messages on their way to one stream: whatever has queued up leaves as one batch."""
+"""Outboxes of streams, whose queued messages leave as batches, and the messages themselves."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ MAX_BATCH_BYTES = 16 << 20
 MAX_QUEUE_BYTES = 256 << 20
 LAGS_AT, LAGS_BYTES = 4096, 32 << 20
 COPIES = 3
-"""Of a batch that is being sent: as messages, as bytes, and as gRPC's own."""
+"""Copies of a batch that is being sent: messages, bytes, and gRPC's own."""
 AGENT_FREE_BYTES = 64 << 10
 ENGINE_FREE_BYTES = 1 << 20
-"""Of each stream's that count for nothing: a tenant at its quota must hear of that."""
+"""Bytes of each stream that count for no quota, so that a tenant at its quota can be told."""
 MESSAGE_BYTES = 128
-"""What a message counts beside its size, copies included."""
+"""Bytes that a message counts beside its size, copies included."""
 
 
 class Outbox(Generic[Batch]):
-    """A bounded queue of batches that messages are written into where they lie.
+    """A bounded queue of batches, in which messages are written in place.
 
-    Batches grow with the load by themselves: no message waits for others, and none is copied. A
-    reader that lets more than ``max_queue`` messages (rounded up to whole batches),
-    ``MAX_QUEUE_BYTES`` or more than its tenant's account has room for pile up loses its stream:
-    nothing more is sent, because what follows a gap could be misunderstood.
+    Batches grow with the load: no message waits for others, and none is copied. A reader loses
+    its stream if more than ``max_queue`` messages (rounded up to whole batches),
+    ``MAX_QUEUE_BYTES``, or more than its tenant's account allows are waiting. Nothing more is
+    sent then, because messages after a gap could be misunderstood.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Outbox(Generic[Batch]):
         account: Account | None = None,
         free_bytes: int = 0,
     ) -> None:
-        """Start empty and open; ``make`` makes an empty batch.
+        """Begin empty and open; ``make`` makes an empty batch.
 
-        ``account`` carries what waits here above ``free_bytes``, until the next batch is taken.
-        ``on_full`` is called once when the reader has lost its stream, from inside `open`: it must
+        ``account`` carries the waiting bytes above ``free_bytes``, until the next batch is taken.
+        ``on_full`` is called once from inside `open` when the reader has lost its stream; it must
         only take a note.
         """
         self._make = make
@@ -65,7 +65,7 @@ class Outbox(Generic[Batch]):
         self._carried_bytes = self._carried_in_taken = self._carried_in_last = 0
         self._on_full = on_full
         self._full: deque[tuple[Batch, int, int, int]] = deque()
-        """Each with its messages, its bytes, and what the account carries for it."""
+        """Each with its number of messages, its bytes, and what the account carries for it."""
         self._in_full = self._bytes_in_full = 0
         self._last = make()
         self._in_last = 0
@@ -76,10 +76,10 @@ class Outbox(Generic[Batch]):
         self._closed = False
 
     def open(self, size_bytes: int = 0) -> Batch:
-        """The batch to add exactly one message to; never blocks.
+        """Return the batch to add exactly one message to; never blocks.
 
         ``size_bytes`` is about the message's size, if it may be large: a batch must not outgrow
-        what a stream may carry at once.
+        what a stream can carry at once.
         """
         self._bytes_in_last += size_bytes
         if self._in_last >= MAX_BATCH or self._bytes_in_last > MAX_BATCH_BYTES:
@@ -99,7 +99,7 @@ class Outbox(Generic[Batch]):
         return self._last
 
     def _carry(self, size_bytes: int) -> bool:
-        """Have the account carry so many more; without room in it the stream is lost."""
+        """Let the account carry more bytes; close the stream and return False if it cannot."""
         if self._account is None:
             return True
         carried_bytes = self._carried_bytes + size_bytes
@@ -107,7 +107,7 @@ class Outbox(Generic[Batch]):
             try:
                 self._account.carry(min(size_bytes, carried_bytes - self._free_bytes))
             except (QuotaExceededError, DirectoryFullError) as error:
-                self._overflow(f", and there is no room for more: {error.message}")
+                self._overflow(f", and its tenant has no room for more: {error.message}")
                 return False
         self._carried_bytes = carried_bytes
         self._carried_in_last += size_bytes
@@ -120,7 +120,7 @@ class Outbox(Generic[Batch]):
             self._account.deliver(max(0, self._carried_bytes + size_bytes - left))
 
     def drop(self) -> None:
-        """Close it for good: nobody will take any more."""
+        """Close the outbox for good, because nobody will take a batch any more."""
         self.close()
         self._clear()
         self._deliver(self._carried_in_taken)
@@ -143,7 +143,7 @@ class Outbox(Generic[Batch]):
             self._on_full()
 
     def close(self, end: RestowError | None = None) -> None:
-        """Let the stream end after what is queued, with an error if one is given."""
+        """End the stream after the queued messages, with an error if one is given."""
         if not self._closed:
             self._closed = True
             self._end = end
@@ -151,11 +151,11 @@ class Outbox(Generic[Batch]):
 
     @property
     def closed(self) -> bool:
-        """Whether the stream ends, though whoever reads it may not have heard of it yet."""
+        """Whether the stream ends, though its reader may not know yet."""
         return self._closed
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a message may be added that others can do without, and the stream be safe."""
+        """Return whether an optional message may be added without risk to the stream."""
         if self.waiting > LAGS_AT or self._bytes_in_full + self._bytes_in_last > LAGS_BYTES:
             return False
         carried_bytes = self._carried_bytes + MESSAGE_BYTES + COPIES * size_bytes
@@ -169,13 +169,13 @@ class Outbox(Generic[Batch]):
 
     @property
     def waiting(self) -> int:
-        """How many messages have not been taken."""
+        """Number of messages that have not been taken."""
         return self._in_full + self._in_last
 
     async def take(self) -> Batch | None:
         """Wait for a batch; None when closed. Raises the error of `close`.
 
-        The one that was taken before has been sent.
+        The batch taken before counts as sent.
         """
         self._deliver(self._carried_in_taken)
         self._carried_in_taken = 0
@@ -212,7 +212,7 @@ class _BlockLists(Protocol):
 
 
 def fill_ended(ended: broker_pb2.Ended, action: act.TellEnded) -> None:
-    """How a handoff ended."""
+    """Write how a handoff ended."""
     ended.handoff_id = action.handoff_id
     ended.state = STATE_NUMBERS[action.state]
     if action.reason:
@@ -225,12 +225,12 @@ def fill_ended(ended: broker_pb2.Ended, action: act.TellEnded) -> None:
     ended.position_tokens = action.position
     ended.content_compared = action.compared
     ended.readers = action.readers
-    for one in action.counterparts:
+    for counterpart in action.counterparts:
         ended.counterparts.add(
-            engine_id=one.engine_id,
-            incarnation=one.incarnation,
-            message_ids=one.messages,
-            agents=one.agents,
+            engine_id=counterpart.engine_id,
+            incarnation=counterpart.incarnation,
+            message_ids=counterpart.messages,
+            agents=counterpart.agents,
         )
     if action.sampled is not None:
         ended.sampled_token = action.sampled
@@ -279,7 +279,7 @@ def _write_program(outbox: AgentOutbox, action: act.SendProgram) -> None:
 
 
 def write_peer(outbox: AgentOutbox, record: AgentRecord) -> None:
-    """An agent to read from."""
+    """Write an agent to read from."""
     size_bytes = len(record.nixl_metadata) + len(record.host_memory)
     peer = outbox.open(size_bytes).orders.add().peer
     peer.agent_name = record.agent_name
@@ -336,7 +336,7 @@ def _write_execute(outbox: AgentOutbox, action: act.SendExecute) -> None:
 
 
 def write_probe(outbox: AgentOutbox, action: act.SendProbe, peer: AgentRecord | None) -> None:
-    """Measure."""
+    """Write an order to measure."""
     probe = outbox.open().orders.add().probe
     probe.number = action.number
     probe.bytes = action.size_bytes
@@ -378,7 +378,7 @@ TELL: dict[type, Callable[[EngineOutbox, Any], None]] = {
     act.SendOffer: _write_offer,
     act.SendKeep: _write_keep,
 }
-"""Events for engines that need nothing but their action."""
+"""Events for engines that need only their action."""
 WRITE: dict[type, Callable[[AgentOutbox, Any], None]] = {
     act.SendProgram: _write_program,
     act.SendForget: _write_forget,
@@ -388,4 +388,4 @@ WRITE: dict[type, Callable[[AgentOutbox, Any], None]] = {
     act.SendUnprobe: _write_unprobe,
     act.SendUnfence: _write_unfence,
 }
-"""Orders that need nothing but their action."""
+"""Orders that need only their action."""

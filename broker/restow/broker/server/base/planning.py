@@ -1,7 +1,7 @@
-"""Planning beside the broker's loop: small pairs in a thread, large ones in a process of their own.
+"""Planning beside the broker's loop: small pairs on a thread, large pairs in another process.
 
-A thread that plans takes the interpreter from the loop for 5 ms at every turn, and for 150 ms where
-one step of numpy is large: a handoff of somebody else has dozens of turns.
+A thread that plans holds the interpreter for 5 ms at every turn, and for 150 ms in a large step of
+numpy, and the loop waits. Another tenant's handoff needs dozens of turns.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES
 from restow.v1 import layout_pb2
 
 MAX_PROGRAM_BYTES = MAX_FROM_BROKER_BYTES - (8 << 20)
-"""Of its rows: one that no agent could be sent would end its stream again and again."""
+"""Most bytes of a program's rows; a larger program would end its agent's stream again and again."""
 LARGE_SHARDS = 2000
-"""Of both sides together; fewer are planned in some 30 ms."""
+"""Shards of both layouts together; pairs with fewer are planned in about 30 ms."""
 NICENESS = 10
 
 PlanPair = Callable[[Layout, Layout, Strategy, bool, CostModel | None], PairOutcome]
@@ -53,7 +53,7 @@ def plan_pair(
     allow_narrowing: bool = False,
     costs: CostModel | None = None,
 ) -> PairOutcome:
-    """Plan between two layouts, or say why not."""
+    """Plan between two layouts, or return why that is impossible."""
     try:
         plan = make_plan(source, destination, any_revision=True)
         if not allow_narrowing:
@@ -64,9 +64,9 @@ def plan_pair(
         for program in (*programs, *early):
             if program.size_bytes > MAX_PROGRAM_BYTES:
                 raise TooManyPiecesError(
-                    f"the program of D's rank {program.dst_rank} takes {program.size_bytes} bytes, "
-                    f"and at most {MAX_PROGRAM_BYTES} can be sent: lay the two layouts' pages out "
-                    f"more alike",
+                    f"the program of D's rank {program.dst_rank} has {program.size_bytes} bytes, "
+                    f"but at most {MAX_PROGRAM_BYTES} can be sent: make the page layouts of the "
+                    f"two engines more alike",
                     rank=program.dst_rank,
                 )
         return PairPlan.of(programs, early)
@@ -77,7 +77,7 @@ def plan_pair(
 def _early_programs(
     part: Plan | None, strategy: Strategy, costs: CostModel | None
 ) -> Sequence[Program]:
-    """None where nothing may be read early, or not in that way."""
+    """Return programs for early reads; none if nothing may be read early in that way."""
     try:
         return () if part is None else compile_programs(part, strategy, costs)
     except StrategyRefusedError:
@@ -85,10 +85,10 @@ def _early_programs(
 
 
 class Planner:
-    """Plans, for each tenant one pair after the other. Belongs to one event loop."""
+    """Plans the pairs of each tenant one after another. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        """Start no process yet."""
+        """Begin without a process."""
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._process_turn = asyncio.Lock()
         self._process = PlanningProcess()
@@ -97,7 +97,7 @@ class Planner:
         self._closed = False
 
     def expect(self, layout: Layout) -> None:
-        """Have the process ready if an engine has a layout that it may be needed for."""
+        """Start the process if an engine's layout is so large that it may be needed."""
         if self._starting is None and layout.encoded and 2 * _shards(layout) > LARGE_SHARDS:
             self._starting = asyncio.create_task(asyncio.to_thread(self._process.start))
 
@@ -112,9 +112,10 @@ class Planner:
         costs: CostModel | None,
         ahead: bool = False,
     ) -> PairOutcome:
-        """Plan a pair of a tenant, a small one by ``in_thread``.
+        """Plan a pair of a tenant; a small pair by ``in_thread``.
 
-        ``ahead`` of any handoff: one at a time, which has nothing that is asked for wait.
+        ``ahead`` plans before any handoff, one pair at a time, without delaying pairs that are
+        needed now.
         """
         how = (strategy, allow_narrowing, costs)
         encoded = source.encoded and destination.encoded
@@ -136,8 +137,8 @@ class Planner:
                 self._turns.pop(tenant, None)
 
     async def _plan_ahead(self, source: Layout, destination: Layout, *how: object) -> PairOutcome:
-        """Plan in a process that is there for this alone: the other one is for requests."""
-        # Made before a thread is waited for, so that `close` closes it in any case.
+        """Plan in a process of its own, because the other process serves handoffs."""
+        # Made before waiting for a thread, so that `close` always closes it.
         process = self._ahead = PlanningProcess()
         if self._closed:
             process.close()
@@ -151,7 +152,7 @@ class Planner:
         return await asyncio.to_thread(work)
 
     def close(self) -> None:
-        """End the processes, whatever they are at."""
+        """End the processes, even during work."""
         self._closed = True
         self._process.close()
         if self._ahead is not None:
@@ -159,26 +160,26 @@ class Planner:
 
 
 class PlanningProcess:
-    """The process; it is started when it is needed, and ends with this one. Thread-safe."""
+    """A process that plans, started when needed; it ends with this process. Thread-safe."""
 
     def __init__(self) -> None:
-        """Not started."""
+        """Begin without the process."""
         self._lock = threading.Lock()
         self._process: SpawnProcess | None = None
         self._connection: Connection | None = None
         self._closed = False
 
     def start(self) -> None:
-        """Start it, unless it is there. Raises `PlanError` once it was closed."""
+        """Start the process if it is not running. Raises `PlanError` after `close`."""
         self._started()
 
     def _started(self) -> Connection:
-        # Here, so that a broker that plans nothing large starts sooner.
+        # Imported here, so that a broker that plans no large pair starts sooner.
         from multiprocessing import get_context
 
         with self._lock:
             if self._closed:
-                raise PlanError("the broker stops: nothing is planned any more")
+                raise PlanError("the broker is stopping and plans no more pairs")
             if self._connection is None:
                 spawn = get_context("spawn")
                 self._connection, theirs = spawn.Pipe()
@@ -188,24 +189,24 @@ class PlanningProcess:
             return self._connection
 
     def plan(self, source: bytes, destination: bytes, *how: object) -> PairOutcome:
-        """Have it plan, and wait. One call at a time."""
+        """Let the process plan, and wait. One call at a time."""
         try:
             connection = self._started()
             connection.send((source, destination, how))
             said = connection.recv()
             if isinstance(said, RestowError):
                 return PairRefused(said)
-            # One by one: each takes the interpreter from others as long as it is large.
+            # One at a time, because receiving a large program holds the interpreter.
             programs, early = ([connection.recv() for _ in range(count)] for count in said)
             return PairPlan.of(programs, early)
         except PlanError as error:
             return PairRefused(error)
         except (EOFError, OSError) as error:
             self._end()
-            return PairRefused(PlanError(f"the process that plans has ended: {error!r}"))
+            return PairRefused(PlanError(f"the planning process has ended: {error!r}"))
 
     def close(self) -> None:
-        """End it for good."""
+        """End the process for good."""
         with self._lock:
             self._closed = True
         self._end()
@@ -222,7 +223,7 @@ class PlanningProcess:
 
 
 def _work(connection: Connection) -> None:
-    """Plan what is asked for, until nobody asks any more."""
+    """Plan the pairs that arrive, until the connection ends."""
     os.nice(NICENESS)
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:

@@ -1,4 +1,4 @@
-"""Settings of ``restow serve``, from arguments, environment (RESTOW_...) and defaults."""
+"""Settings of ``restow serve``, from arguments, the environment (RESTOW_...) and defaults."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ TIMING = Timing()
 
 
 class BrokerSettings(BaseSettings):
-    """What an operator may set. Raises pydantic's `ValidationError`, and `AddressInvalidError`."""
+    """The operator's settings. Raises pydantic's `ValidationError`, and `AddressInvalidError`."""
 
     model_config = SettingsConfigDict(env_prefix="RESTOW_")
 
     listen: Annotated[str, AfterValidator(checked_listener)] = f"127.0.0.1:{DEFAULT_PORT}"
     http_listen: Annotated[str, AfterValidator(checked_http)] | None = None
-    """Where to show metrics and probes."""
+    """Address for metrics and probes."""
     status_page: bool = False
-    """Whether to show a page for people there, which names engines and handoffs."""
+    """Whether to serve a status page there, which names engines and handoffs."""
     http_hosts: str = ""
-    """Names under which that page may be asked for, separated by commas, beside addresses."""
+    """Host names that the status page accepts beside addresses, separated by commas."""
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://.+$")] | None = None
-    """The OpenTelemetry collector that traces go to."""
+    """The OpenTelemetry collector that receives traces."""
     trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Of handoffs whose request has no trace."""
+    """Share of handoffs to trace, among those whose request has no trace."""
     etcd: str | None = None
-    """Where etcd is, ``HOST:PORT,...``: this broker is one of several. None: it is alone."""
+    """Addresses of etcd, ``HOST:PORT,...``, for one of several brokers. None: the only broker."""
     advertise: Annotated[str, AfterValidator(checked_target)] | None = None
-    """Where engines and agents reach this one of several."""
+    """Address at which engines and agents reach this broker, if it is one of several."""
     fleet: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")] = "default"
-    """The brokers of which one leads; another fleet may use the same etcd."""
+    """Name of the group of brokers; another group may use the same etcd."""
     etcd_ca: Path | None = None
     etcd_cert: Path | None = None
     etcd_key: Path | None = None
@@ -52,9 +52,9 @@ class BrokerSettings(BaseSettings):
     kubernetes_leases: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")] | None = (
         None
     )
-    """The namespace whose Lease objects stand for an etcd. None: none do."""
+    """Namespace whose Lease objects replace etcd. None uses none."""
     kubernetes_account: Path | None = None
-    """The folder of the service account that asks for them. None: where a pod has its own."""
+    """Folder of the service account for the Leases. None: the pod's own."""
     member_lease_s: Seconds = TIMING.lease_s
     """How long a broker that says nothing is thought to live, before another one leads."""
     expect_brokers: Annotated[int, Field(ge=0)] = 0
@@ -62,7 +62,7 @@ class BrokerSettings(BaseSettings):
     strategy: Strategy = Strategy.AUTO
     allow_narrowing: bool = False
     costs: dict[str, float] = {}
-    """Costs that stand for what would be measured; those not named have their defaults."""
+    """Costs to use instead of measuring. Costs that are not named have their defaults."""
     digests: DigestMode = DigestMode.OFF
     digest_every: Count = Digests().every
     lease_s: Seconds = LIMITS.lease_s
@@ -73,14 +73,17 @@ class BrokerSettings(BaseSettings):
     early_bytes: Annotated[int, Field(ge=0)] = LIMITS.early_bytes
     require_content: bool = LIMITS.require_content
     engine_idle_s: Seconds = LIMITS.engine_idle_s
-    """How long an engine is remembered that is gone."""
+    """Time for which an engine that is gone is remembered."""
     drain_s: Annotated[float, Field(ge=0, le=600)] = 10.0
-    """How long reads under way may hold up the end."""
+    """Time for which reads under way may delay the end of the process."""
     max_live: Count = LIMITS.max_live
     max_ended: Count = LIMITS.max_ended
     max_queue: Count = 100_000
     max_connections: Annotated[int, Field(ge=16)] | None = None
-    """None: 512 with TLS, where strangers may have 80 KiB kept for each; else all there may be."""
+    """Limit of connections; None means 512 with TLS, else as many as open files allow.
+
+    With TLS each stranger's connection may take 80 KiB.
+    """
     max_bytes: Count = LIMITS.max_bytes
     tenant_max_live: Count | None = None
     tenant_max_ended: Count | None = None
@@ -91,16 +94,16 @@ class BrokerSettings(BaseSettings):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     client_ca: Path | None = None
-    """Authorities of clients' certificates."""
+    """Certificate authorities of clients."""
     tokens: Path | None = None
-    """The list of tokens, `trust.tokens`."""
+    """File with the list of tokens (`trust.tokens`)."""
 
     def cost_model(self) -> CostModel | None:
-        """The costs given, if any are. Raises `CostsInvalidError`."""
+        """Return the given costs, or None. Raises `CostsInvalidError`."""
         return CostModel.of(self.costs) if self.costs else None
 
     def content_digests(self) -> Digests:
-        """Of which handoffs the content is checked."""
+        """Return which handoffs' content is checked by digests."""
         return Digests(self.digests, self.digest_every)
 
     def etcd_access(self) -> EtcdAccess:
@@ -115,12 +118,12 @@ class BrokerSettings(BaseSettings):
         )
 
     def timing(self) -> Timing:
-        """How long leases among several brokers are."""
+        """Return the lengths of leases among several brokers."""
         return Timing.of_lease(self.member_lease_s)
 
     def limits(self) -> Limits:
-        """The bounds that the directory works with."""
-        named = {one.name for one in fields(Limits)} & set(type(self).model_fields)
+        """Return the limits of the directory."""
+        named = {field.name for field in fields(Limits)} & set(type(self).model_fields)
         limits = Limits(**{name: getattr(self, name) for name in named})
         alone = self.etcd is None and self.kubernetes_leases is None
         return limits if alone else limits.among_others()

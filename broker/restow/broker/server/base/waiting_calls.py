@@ -1,4 +1,4 @@
-"""Calls that wait for the end of a demand outside of a session."""
+"""Calls that wait: for the end of a demand outside of a session, or for an engine to register."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Ended = broker_pb2.Ended
 
 
 class WaitingCalls:
-    """Those of all engines, by handoff. Belongs to one event loop."""
+    """Waiting calls of all engines, by handoff. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        """Nobody waits."""
+        """Begin without calls."""
         self._waiting: dict[tuple[EngineKey, str], list[asyncio.Future[Ended]]] = {}
         self._last = 0
 
     def begin(self, engine: EngineKey, handoff_id: str) -> tuple[int, asyncio.Future[Ended]]:
-        """A number for a demand outside of a session, and its end as told to that engine.
+        """Return a number for a demand outside of a session, and a future of its end.
 
-        The numbers are negative: those of sessions' messages are not.
+        The numbers are negative, because the numbers of sessions' messages are not.
         """
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._last -= 1
@@ -46,7 +46,7 @@ class WaitingCalls:
             del self._waiting[key]
 
     def tell(self, action: act.TellEnded) -> None:
-        """A demand that was refused waits no longer: whatever waits said the same demand."""
+        """Tell the waiting calls that their demand has ended; all of them made the same demand."""
         for future in self._waiting.get((action.engine, action.handoff_id), ()):
             if not future.done():
                 ended = Ended()
@@ -54,14 +54,14 @@ class WaitingCalls:
                 future.set_result(ended)
 
     def fail(self, engine: EngineKey, error: RestowError) -> None:
-        """An engine is gone: what has ended, but not yet for it, never will."""
+        """Fail the calls of an engine that is gone, which can be told of no end any more."""
         calls = [calls for (of, _), calls in self._waiting.items() if of == engine]
         for future in itertools.chain(*calls):
             if not future.done():
                 future.set_exception(error)
 
     def close(self) -> None:
-        """Nobody is told any more."""
+        """Cancel all waiting calls."""
         for future in itertools.chain(*list(self._waiting.values())):
             future.cancel()
 
@@ -71,7 +71,7 @@ MAX_WAITING = 100_000
 
 
 class Expected:
-    """Has agents wait for their engines: thousands that asked again would keep a broker busy.
+    """Makes agents wait for their engines, because thousands of retries would keep a broker busy.
 
     All methods belong to one event loop.
     """
@@ -83,19 +83,19 @@ class Expected:
         wait_s: float = WAIT_S,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        """Look engines up in ``members``; say in ``log`` that somebody waits."""
+        """Look engines up in ``members``; note in ``log`` that agents wait."""
         self._log = log
         self.wait_s = wait_s
         self.max_waiting = max_waiting
         self._members = members
         self._waiting: dict[EngineKey, dict[asyncio.Future[None], None]] = {}
-        """Those that came first are let in first."""
+        """Waiting agents by engine; those that came first are admitted first."""
         self._count = 0
         self._closed = False
 
     @property
     def waiting(self) -> int:
-        """How many agents wait."""
+        """Number of waiting agents."""
         return self._count
 
     async def engine(
@@ -106,11 +106,11 @@ class Expected:
         size_bytes: int,
         owned: Callable[[], None] = lambda: None,
     ) -> EngineRecord:
-        """Look an engine up; if it is not there, it has ``wait_s`` to come.
+        """Look an engine up; wait up to ``wait_s`` for it if it has not registered.
 
-        Whoever waits has ``account`` carry ``size_bytes``. Raises like `Membership.engine`, what
-        `Account.carry` raises, `RequestError` for what no engine can be called, and what ``owned``
-        raises: that it will never come here.
+        ``account`` carries ``size_bytes`` during the wait. Raises like `Membership.engine`, what
+        `Account.carry` raises, `RequestError` for an impossible engine name, and what ``owned``
+        raises if the engine will never register here.
         """
         check_names(key, incarnation)
         loop = asyncio.get_running_loop()
@@ -126,18 +126,18 @@ class Expected:
                 await self._wait(key, loop.create_future(), until_s)
 
     def came(self, key: EngineKey) -> None:
-        """An engine has registered."""
+        """Wake the agents of an engine that has registered."""
         for future in self._waiting.get(key, ()):
             if not future.done():
                 future.set_result(None)
 
     def look_again(self) -> None:
-        """Something has changed that concerns engines that have not come."""
+        """Wake all agents, because something that concerns them has changed."""
         for key in self._waiting:
             self.came(key)
 
     def close(self) -> None:
-        """Nobody is waited for any more."""
+        """Stop waiting for engines."""
         self._closed = True
         self.look_again()
 

@@ -1,1 +1,1 @@
-"""Who is let in to a broker, and how fast."""
+"""The gate of a broker: which calls are let in, and how fast."""

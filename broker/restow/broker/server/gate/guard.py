@@ -1,4 +1,4 @@
-"""First messages of calls, read in turns, so that no tenant has many half read ones held for it."""
+"""Interceptors that identify and count every call, and log those that are refused."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ from restow.broker.trust.errors import ForbiddenError, UnauthenticatedError
 from restow.broker.trust.identity import Identity, Role
 
 AT_ONCE = 32
-"""Of one tenant, each of 16 MiB at most; gRPC takes a few kilobytes of those that wait.
+"""Half-read first messages of a tenant, each of at most 16 MiB.
 
-A client may open a stream and write later: fewer turns would soon be taken by such streams."""
+For calls that wait for their turn gRPC holds only a few kilobytes. A client may open a stream
+and write later, so with a lower limit idle streams would soon take all turns.
+"""
 WAIT_S = 10.0
 
 
 class FirstMessages:
-    """Reads the first message of each call that was let in. Belongs to one event loop."""
+    """Reads the first message of each admitted call, in turns. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        """Nobody has sent anything."""
+        """Begin without calls."""
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def read(self, read: Callable[[], Awaitable[Any]], tenant: str) -> Any:
-        """The first message by ``read``, which may be `grpc.aio.EOF`.
+        """Return the first message from ``read``, which may be `grpc.aio.EOF`.
 
         Raises `FirstMessageLateError`.
         """
@@ -51,13 +53,13 @@ class FirstMessages:
                     return await read()
             except TimeoutError:
                 raise FirstMessageLateError(
-                    f"the call's first message did not come whole within {WAIT_S:g} s: see whether "
-                    f"the client was stopped, or its network is slow, and call again"
+                    f"the call's first message did not come whole within {WAIT_S:g} s: check "
+                    f"whether the client was stopped or its network is slow, and call again"
                 ) from None
 
 
 class RefusedCallsInterceptor(grpc.aio.ServerInterceptor):
-    """Stands before the guard, and behind the interceptor that translates errors."""
+    """Logs and counts refused calls. Runs before the guard, inside of the error translation."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class RefusedCallsInterceptor(grpc.aio.ServerInterceptor):
         log: BoundedLog,
         count: Callable[[RestowError], None],
     ) -> None:
-        """Know callers by ``identify``; None: nobody asks who they are. ``count`` hears each."""
+        """Identify callers by ``identify``, unless None; call ``count`` with each refusal."""
         self._identify = identify
         self._log = log
         self._count = count
@@ -75,7 +77,7 @@ class RefusedCallsInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Wrap the handler, if it is of a kind that our services have."""
+        """Wrap the handler, if it has a kind that our services use."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
 
@@ -126,16 +128,16 @@ class RefusedCallsInterceptor(grpc.aio.ServerInterceptor):
 
 RawContext = grpc.aio.ServicerContext[Any, Any]
 Identify = Callable[[RawContext], Identity]
-"""Who makes a call. Raises `UnauthenticatedError`."""
+"""Returns the caller's identity. Raises `UnauthenticatedError`."""
 
 REFUSALS = (UnauthenticatedError, ForbiddenError)
 HOLD_S = 0.05
-"""A client of grpc.aio is not told why its stream ended if that happens just as it writes."""
+"""Delay of a refusal: grpc.aio tells a client no reason if its stream ends as it writes."""
 MAX_HELD = 32
 MAX_WATCHING = 64
-"""Streams of strangers that watch the broker's health."""
+"""Most streams on which strangers watch the broker's health."""
 OPEN_SERVICES = frozenset({health.SERVICE_NAME})
-"""What everybody may call."""
+"""Services that everybody may call."""
 SERVICE_ROLES = {
     "restow.v1.Broker": frozenset({Role.ENGINE}),
     "restow.v1.AgentLink": frozenset({Role.AGENT}),
@@ -144,16 +146,16 @@ SERVICE_ROLES = {
 }
 METHOD_ROLES = {
     "/restow.v1.Broker/Find": frozenset({Role.ENGINE, Role.ROUTER, Role.OPERATOR}),
-    # A store, which is an engine, makes its layout of another one's.
+    # A store, which is an engine, derives its layout from another engine's.
     "/restow.v1.Admin/GetLayout": frozenset({Role.OPERATOR, Role.ENGINE}),
-    # An engine or a router tells its own clients what became of a handoff.
+    # An engine or a router tells its own clients how a handoff ended.
     "/restow.v1.Admin/GetHandoff": frozenset({Role.OPERATOR, Role.ENGINE, Role.ROUTER}),
     "/restow.v1.Admin/AbandonHandoff": frozenset({Role.OPERATOR, Role.ROUTER}),
 }
 
 
 def roles_for(method: str) -> frozenset[Role]:
-    """The roles of which a caller needs one; none for what nobody may call.
+    """Return the roles of which a caller needs one; none for methods that nobody may call.
 
     >>> sorted(roles_for("/restow.v1.Admin/GetHandoff"))
     [<Role.ENGINE: 'engine'>, <Role.OPERATOR: 'operator'>, <Role.ROUTER: 'router'>]
@@ -165,17 +167,17 @@ def roles_for(method: str) -> frozenset[Role]:
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):
-    """Stands before every handler. Stands behind the interceptor that translates errors."""
+    """Checks the caller before every handler. Runs inside of the error translation."""
 
     def __init__(
         self, identify: Identify, admitted: Callable[[RawContext], None], tenant_max_calls: int
     ) -> None:
-        """Know callers by ``identify``; ``admitted`` hears of each call that is let in."""
+        """Identify callers by ``identify``; call ``admitted`` with each admitted call."""
         self._identify = identify
         self._admitted = admitted
         self._tenant_max_calls = tenant_max_calls
         self._calls: Counter[str] = Counter()
-        """That are open, by tenant."""
+        """Open calls, by tenant."""
         self._first = FirstMessages()
         self._held = self._watching = 0
 
@@ -184,7 +186,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Wrap the handler: all, or what a stranger may call of it."""
+        """Wrap the handler in a check, or in the part that strangers may use."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None:
@@ -192,8 +194,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         opened = method.strip("/").rpartition("/")[0] in OPEN_SERVICES
         call = self._opened(handler) if opened else self._guarded(handler, method)
         if call is None:
-            raise TypeError(f"{method} is of a kind that is not guarded: nobody may call it")
-        # What an open service's handler is given is made of bytes by it, or by its wrapper.
+            raise TypeError(f"{method} has a kind that the guard does not know: nobody may call it")
+        # An open service parses the bytes itself, or its wrapper does.
         deserializer = None if opened else handler.request_deserializer
         return grpc.stream_stream_rpc_method_handler(
             call, deserializer, handler.response_serializer
@@ -230,8 +232,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         """Count a call while it is open. Raises `QuotaExceededError`."""
         if self._calls[tenant] >= self._tenant_max_calls:
             raise QuotaExceededError(
-                f"tenant {tenant} has {self._calls[tenant]} calls open, as many as it may: wait "
-                f"until some have ended, or have the operator raise --max-connections",
+                f"tenant {tenant} has {self._calls[tenant]} calls open, which is its limit: wait "
+                f"until some have ended, or let the operator raise --max-connections",
                 tenant=tenant,
                 what="calls",
                 limit=self._tenant_max_calls,
@@ -245,7 +247,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                 del self._calls[tenant]
 
     def _opened(self, handler: Any) -> Callable[..., Any] | None:
-        """Of health: to strangers, of whom nothing is read, the broker is one service."""
+        """Wrap a health method; strangers' messages are not read, and mean the whole broker."""
         unary, watch = handler.unary_unary, handler.unary_stream
         if unary is None and watch is None:
             return None
@@ -260,7 +262,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                 data = b""
                 if watch is not None and self._watching >= MAX_WATCHING:
                     raise QuotaExceededError(
-                        f"{MAX_WATCHING} streams watch the broker's health: ask for it with Check",
+                        f"{MAX_WATCHING} streams watch the broker's health already: call Check",
                         limit=MAX_WATCHING,
                     ) from None
             if unary is not None:
@@ -275,7 +277,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     async def _hold(self) -> None:
-        """Let a refused call's client finish what it is writing; of many, of a few."""
+        """Delay a refusal, so that the client can finish writing; only a few wait at a time."""
         if self._held < MAX_HELD:
             self._held += 1
             try:
@@ -288,8 +290,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         roles = roles_for(method)
         if identity.roles.isdisjoint(roles):
             raise ForbiddenError(
-                f"{method} is for {' or '.join(sorted(roles)) or 'nobody'}, and this identity "
-                f"is {' and '.join(sorted(identity.roles))}: take one with that role",
+                f"{method} is for {' or '.join(sorted(roles)) or 'nobody'}, but this identity is "
+                f"{' and '.join(sorted(identity.roles))}: use an identity with that role",
                 method=method,
             )
         self._admitted(context)
@@ -297,10 +299,10 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
 
 
 class OpenInterceptor(grpc.aio.ServerInterceptor):
-    """Stands in the guard's place where everybody is trusted."""
+    """Replaces the guard in a broker that trusts everybody."""
 
     def __init__(self, admitted: Callable[[RawContext], None]) -> None:
-        """``admitted`` hears of each call."""
+        """Call ``admitted`` with each call."""
         self._admitted = admitted
 
     async def intercept_service(
@@ -308,7 +310,7 @@ class OpenInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Wrap the handler, if it is of a kind that our services have."""
+        """Wrap the handler, if it has a kind that our services use."""
         handler = await continuation(handler_call_details)
 
         def unary(behavior: Callable[..., Any]) -> Callable[..., Any]:

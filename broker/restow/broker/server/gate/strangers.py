@@ -1,7 +1,7 @@
-"""Strangers' connections: those on which no call has been let in yet. Few are kept, whatever comes.
+"""Limits connections on which no call has been admitted yet (strangers' connections).
 
-gRPC accepts every connection and tells of none. So they are found among the process's open files,
-and those that are too many are shut down, which gRPC takes as the peer's own doing.
+gRPC accepts every connection and reports none. So this module finds them among the process's open
+files, and shuts down the excess, which looks to gRPC as if the peer had done it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOK_EVERY_S: Final = 0.1
 THOROUGHLY_EVERY_S: Final = 1.0
 TELL_EVERY_S: Final = 10.0
 PAUSE: Final = 20
-"""A look is followed by a pause that is at least as many times longer."""
+"""Pause after a look, at least this many times as long as the look."""
 PAUSE_UNDER_ATTACK: Final = 4
 FILES: Final = "/proc/self/fd"
 
@@ -35,7 +35,7 @@ Address = tuple[str, int]
 
 
 def address_of(peer: str) -> Address | None:
-    """The address in gRPC's name of a peer; None: it is none of TCP's.
+    """Parse gRPC's name of a peer; None if the peer is not on TCP.
 
     >>> address_of("ipv4:127.0.0.1:50000"), address_of("ipv6:%5B::1%5D:1"), address_of("unix:")
     (('127.0.0.1', 50000), ('::1', 1), None)
@@ -53,44 +53,44 @@ def _plain(host: str, port: int) -> Address:
 
 @dataclass(slots=True)
 class _Connection:
-    """An open file that has been looked at; ``address`` None: it is no client's connection."""
+    """An open file that was examined; ``address`` None if it is not a client's connection."""
 
     inode: int
     address: Address | None
     known: bool = False
-    """Whether a call on it was let in, or it has been shut down."""
+    """Whether a call on it was admitted, or it was shut down."""
 
     @property
     def origin(self) -> str:
-        """Whom it counts for: one host may have a whole network of IPv6 addresses."""
+        """Whom it counts for: a host, or a /64 network of IPv6, which one host may own."""
         host = self.address[0] if self.address else ""
         return str(ipaddress.ip_network((host, 64), strict=False)) if ":" in host else host
 
 
 class Strangers:
-    """Keeps strangers' connections to a port few, in a thread of its own."""
+    """Limits strangers' connections to a port, on a thread of its own."""
 
     def __init__(self, connections: int, most: int) -> None:
-        """Of ``connections``, which gRPC does not let be more, let ``most`` be strangers'."""
+        """Let at most ``most`` of gRPC's ``connections`` be strangers'."""
         self.ended = 0
-        """How many were ended."""
+        """Number of connections that were shut down."""
         self._connections, self._most = connections, most
         self._admitted: deque[str] = deque()
         self._heard: set[Address | None] = set()
-        """Of whom calls were let in since the last thorough look."""
+        """Addresses of admitted calls since the last thorough look."""
         self._seen: dict[int, _Connection] = {}
-        """By file, the oldest first."""
+        """Connections by file number, oldest first."""
         self._files: list[str] = []
         self._log = get_logger("restow.guard")
 
     def admitted(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """A call was let in."""
+        """Note an admitted call."""
         self._admitted.append(context.peer())
 
     def look(self, port: int, thoroughly: bool = True) -> None:
-        """Look at the open files, and end the connections to ``port`` that are too many.
+        """Examine the open files, and shut down excess connections to ``port``.
 
-        Only ``thoroughly`` is it seen that a file of the same number is another one by now.
+        Only a ``thorough`` look notices that a file number is now another file.
         """
         while self._admitted:
             self._heard.add(address_of(self._admitted.popleft()))
@@ -99,20 +99,20 @@ class Strangers:
             self._files = files
             self._find({int(name) for name in files}, port, thoroughly)
         strangers = []
-        for file, one in self._seen.items():
-            one.known = one.known or one.address in self._heard
-            if not one.known and one.address is not None:
-                strangers.append((file, one))
-        for file, one in _too_many(strangers, self._most):
-            _shut_down(file, one.inode)
-            one.known = True
+        for file, connection in self._seen.items():
+            connection.known = connection.known or connection.address in self._heard
+            if not connection.known and connection.address is not None:
+                strangers.append((file, connection))
+        for file, connection in _too_many(strangers, self._most):
+            _shut_down(file, connection.inode)
+            connection.known = True
             self.ended += 1
         if thoroughly:
             self._heard.clear()
 
     @contextlib.contextmanager
     def kept_few(self, port: int) -> Iterator[None]:
-        """Look again and again inside of the ``with``, at connections that come to ``port``."""
+        """Watch connections to ``port`` inside of the ``with`` block."""
         ends = threading.Event()
         thread = threading.Thread(
             target=self._run, args=(port, ends), name="strangers", daemon=True
@@ -129,16 +129,15 @@ class Strangers:
         while not ends.wait(pause_s):
             begun_s, ended, worked_s = time.monotonic(), self.ended, time.thread_time()
             thoroughly = begun_s >= thorough_s
-            with contextlib.suppress(
-                OSError
-            ):  # no file is left to look with: the next look may have one
+            # No file descriptor may be left to look with; the next look may get one.
+            with contextlib.suppress(OSError):
                 self.look(port, thoroughly)
             took_s = time.thread_time() - worked_s
             pause = PAUSE if self.ended == ended else PAUSE_UNDER_ATTACK
             pause_s = max(LOOK_EVERY_S, pause * took_s)
             if thoroughly:
                 thorough_s = begun_s + max(THOROUGHLY_EVERY_S, 2 * PAUSE * took_s)
-            count = sum(one.address is not None for one in self._seen.values())
+            count = sum(connection.address is not None for connection in self._seen.values())
             if begun_s >= told_s and (self.ended > told or count >= self._connections):
                 self._log.warning(
                     "many connections: raise --max-connections if they are engines' and agents'",
@@ -149,11 +148,11 @@ class Strangers:
                 told, told_s = self.ended, begun_s + TELL_EVERY_S
 
     def _find(self, files: set[int], port: int, thoroughly: bool) -> None:
-        """Forget what is closed, and add what is new."""
+        """Forget closed files, and add new ones."""
         for file in self._seen.keys() - files:
             del self._seen[file]
         for file in sorted(files if thoroughly else files - self._seen.keys()):
-            with contextlib.suppress(OSError):  # closed by now
+            with contextlib.suppress(OSError):  # closed in the meantime
                 inode = os.fstat(file).st_ino
                 seen = self._seen.get(file)
                 if seen is None or seen.inode != inode:
@@ -162,25 +161,25 @@ class Strangers:
 
 
 def _too_many(strangers: list[tuple[int, _Connection]], most: int) -> list[tuple[int, _Connection]]:
-    """Those to end of ``strangers``, which begin with the oldest.
+    """Return the ``strangers`` to shut down, from a list that begins with the oldest.
 
-    The newest of each origin stays, then the second newest of each, as long as there is room.
+    The newest connection of each origin stays, then the second newest, as long as there is room.
     """
     if len(strangers) <= most:
         return []
     counts: Counter[str] = Counter()
     ranked = []
-    for one in reversed(strangers):
-        origin = one[1].origin
-        ranked.append((counts[origin], one))
+    for connection in reversed(strangers):
+        origin = connection[1].origin
+        ranked.append((counts[origin], connection))
         counts[origin] += 1
     ranked.sort(key=itemgetter(0))
-    return [one for _, one in ranked[most:]]
+    return [connection for _, connection in ranked[most:]]
 
 
 @contextlib.contextmanager
 def _socket_of(file: int, inode: int) -> Iterator[socket.socket | None]:
-    """The socket behind an open file of somebody else's; None if it is another by now, or none."""
+    """Yield the socket of an open file of gRPC's, or None if the file is no longer that socket."""
     copy = os.dup(file)
     try:
         same = os.fstat(copy).st_ino == inode
@@ -196,7 +195,7 @@ def _socket_of(file: int, inode: int) -> Iterator[socket.socket | None]:
 
 
 def _client_of(file: int, inode: int, port: int) -> Address | None:
-    """Whose connection to ``port`` a file is; None: it is no such thing."""
+    """Return the peer of a file that is a connection to ``port``, or None."""
     with _socket_of(file, inode) as held:
         if held is None or held.family not in (socket.AF_INET, socket.AF_INET6):
             return None
@@ -208,7 +207,7 @@ def _client_of(file: int, inode: int, port: int) -> Address | None:
 
 
 def _shut_down(file: int, inode: int) -> None:
-    """End a connection, whose file stays gRPC's to close."""
+    """Shut down a connection, whose file gRPC closes."""
     with contextlib.suppress(OSError), _socket_of(file, inode) as held:
         if held is not None:
             held.shutdown(socket.SHUT_RDWR)

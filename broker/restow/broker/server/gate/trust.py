@@ -1,4 +1,4 @@
-"""How a broker knows its callers: TLS, and certificates or tokens inside of it."""
+"""Identification of a broker's callers: TLS, with certificates or tokens."""
 
 from __future__ import annotations
 
@@ -27,30 +27,32 @@ from restow.broker.trust.tokens import Tokens, read_tokens
 BEARER = "bearer "
 NAME_PROPERTY = "x509_common_name"
 URI_PROPERTY = "peer_uri"
-"""URIs alone: among all alternative names of a certificate a DNS name may look like one."""
+"""URIs only: among all alternative names of a certificate, a DNS name could look like a URI."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What a server listens with, and how it tells who calls."""
+    """Credentials that a server listens with, and how it identifies callers."""
 
     credentials: grpc.ServerCredentials
     identify: Identify
     certificate_end_s: Callable[[], float | None]
-    """Until when the own certificate is good that new connections are shown, in seconds since 1970;
-    None: it can't be told."""
+    """Expiry of the certificate that new connections are shown, in seconds since 1970.
+
+    None if it is not known.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What is shown to clients, and what theirs are checked against."""
+    """The broker's key pair, and the authorities that clients are checked against."""
 
     pair: KeyPair
     authorities: bytes | None
 
 
 def trust_of(settings: BrokerSettings) -> Trust | None:
-    """What the settings ask for; None: plaintext, and nobody is asked who he is.
+    """Return the trust that the settings ask for; None for plaintext without identification.
 
     Raises `TrustSettingsError`, `KeyFileError` and `TokensFileError`.
     """
@@ -60,13 +62,13 @@ def trust_of(settings: BrokerSettings) -> Trust | None:
         return None
     if settings.client_ca is None and settings.tokens is None:
         raise TrustSettingsError(
-            "TLS alone keeps nobody out: give --client-ca (clients show certificates) or --tokens "
+            "TLS alone admits everybody: add --client-ca (clients show certificates) or --tokens "
             "(clients send tokens)"
         )
     if settings.client_ca is not None and settings.tokens is not None:
         raise TrustSettingsError(
-            "--client-ca and --tokens exclude one another: a client is known by its certificate "
-            "or by its token, never by either"
+            "--client-ca and --tokens exclude each other: give the one by which clients are to be "
+            "identified"
         )
     log = get_logger("restow.trust")
 
@@ -97,8 +99,8 @@ def _check_plaintext(settings: BrokerSettings) -> None:
     if given:
         options = ", ".join("--" + name.replace("_", "-") for name in given)
         raise TrustSettingsError(
-            f"{options} without both --tls-cert and --tls-key: nothing would be encrypted, and "
-            f"nobody known; give the broker's certificate and its key"
+            f"{options} without both --tls-cert and --tls-key: nothing would be encrypted and "
+            f"nobody identified; give the broker's certificate and its key"
         )
 
 
@@ -118,11 +120,11 @@ def _files(
 
 
 def _credentials(files: Reloaded[_Files], asks_clients: bool) -> grpc.ServerCredentials:
-    """Credentials that follow their files: each connection has what was good last."""
+    """Return credentials that follow their files: each connection gets the last valid content."""
     shown = files.current()
 
     def fetch() -> Any:
-        """What the next connection is made with; None: the same as the last one. Any thread."""
+        """Return the next connection's configuration; None if unchanged. Called on any thread."""
         nonlocal shown
         now = files.current()
         if now is shown:
@@ -142,7 +144,7 @@ def _configuration(files: _Files) -> Any:
 
 
 def by_certificate(context: RawContext) -> Identity:
-    """Who shows the certificate of a call's connection. Raises `UnauthenticatedError`."""
+    """Return the identity in the client's certificate. Raises `UnauthenticatedError`."""
     uris = context.auth_context().get(URI_PROPERTY, ())
     try:
         identity = identity_of(uri.decode("utf-8", "replace") for uri in uris)
@@ -159,16 +161,16 @@ def by_certificate(context: RawContext) -> Identity:
 
 
 def by_token(context: RawContext, tokens: Tokens) -> Identity:
-    """Who sends the token of a call. Raises `UnauthenticatedError`."""
+    """Return the identity of a call's token. Raises `UnauthenticatedError`."""
     sent = [str(v) for k, v in context.invocation_metadata() or () if k == "authorization"]
     if len(sent) != 1 or not sent[0].lower().startswith(BEARER):
         raise UnauthenticatedError(
-            "the call carries no token: give the client a token file (RESTOW_TOKEN_FILE)"
+            "the call has no token: give the client a token file (RESTOW_TOKEN_FILE)"
         )
     identity = tokens.find(sent[0][len(BEARER) :].strip())
     if identity is None:
         raise UnauthenticatedError(
-            "the call's token is not known here: `restow token` makes one, and prints what the "
-            "broker's tokens file needs"
+            "the broker does not know the call's token: `restow token` makes one, and prints the "
+            "line for the broker's tokens file"
         )
     return identity

@@ -1,7 +1,6 @@
-"""Prometheus metrics, read from the directory when they are asked for.
+"""Show the directory as Prometheus metrics, read when they are asked for.
 
-No label is what somebody else said: states, phases, quotas and reasons of the book are all there
-are.
+Labels are states, phases, quotas and known reasons: no label is what a peer said.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ LIVE_STATES = (State.WAITING, State.READY, State.STAGING, State.READING)
 
 
 class DirectoryCollector(Collector):
-    """Of a hub's directory. Belongs to the hub's event loop."""
+    """Collect metrics of a hub's directory. Belongs to the hub's event loop."""
 
     def __init__(self, hub: Hub, certificate_end_s: Callable[[], float | None]) -> None:
-        """Show what the hub holds at each time, and until when its certificate is good."""
+        """Show a hub; ``certificate_end_s`` returns the end of the broker's certificate."""
         self._hub = hub
         self._certificate_end_s = certificate_end_s
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families."""
         yield InfoMetricFamily("restow_broker", "The broker.", {"version": own_version()})
         yield from self._members()
         yield from self._fleet()
@@ -71,7 +70,7 @@ class DirectoryCollector(Collector):
         )
         end = GaugeMetricFamily(
             "restow_certificate_end_seconds",
-            "Unix time at which the broker's own certificate ends; not there without one.",
+            "Unix time at which the broker's own certificate ends; no value without one.",
         )
         if (end_s := self._certificate_end_s()) is not None:
             end.add_metric([], end_s)
@@ -130,27 +129,19 @@ class DirectoryCollector(Collector):
             "Handoffs that ended, by state and reason; the reason of DONE is empty.",
             labels=["state", "reason"],
         )
-        # Always there, so that a rate is known from the first one on.
-        for (state, reason), count in sorted(
-            {(State.DONE, ""): 0, **ledger.statistics.ends}.items()
-        ):
-            ends.add_metric([state, reason], count)
-        yield ends
+        yield _by_end(ends, ledger.statistics.ends)
         publications = CounterMetricFamily(
             "restow_publications_ended",
             "Publications for several readers that ended, by state and reason; their deliveries "
             "are handoffs that ended.",
             labels=["state", "reason"],
         )
-        counted = {(State.DONE, ""): 0, **ledger.statistics.publications}
-        for (state, reason), count in sorted(counted.items()):
-            publications.add_metric([state, reason], count)
-        yield publications
+        yield _by_end(publications, ledger.statistics.publications)
         phases = HistogramMetricFamily(
             "restow_handoff_phase_seconds",
-            "How long parts of ended handoffs took: wait (until P's state was whole and D had "
+            "How long phases of ended handoffs took: wait (until P's state was whole and D had "
             "asked), grant (until the read was ordered), transfer (until the last rank had "
-            "reported), all (from the first word of it to its end).",
+            "reported), all (from its first message to its end).",
             labels=["phase"],
         )
         for phase in Phase:
@@ -162,7 +153,7 @@ class DirectoryCollector(Collector):
         )
         yield CounterMetricFamily(
             "restow_read_early_bytes",
-            "Those of them that were read while P computed on.",
+            "Bytes that were read while P still computed.",
             ledger.early_bytes,
         )
         yield CounterMetricFamily(
@@ -180,28 +171,28 @@ class DirectoryCollector(Collector):
         prefixes, offering = self._hub.directory.prefixes, self._hub.directory.offering
         holders = prefixes.holders.values()
         told = sum(len(one.tellers) for one in holders)
-        yield _gauge("holding_engines", "Engines that tell what they hold of prefixes.", told)
+        yield _gauge("holding_engines", "Engines that tell which prefixes they hold.", told)
         hashes = sum(len(one.index) for one in holders)
         yield _gauge("held_hashes", "Different hashes that any engine holds.", hashes)
-        yield _gauge("holdings_bytes", "About what these take.", prefixes.size_bytes)
+        yield _gauge("holdings_bytes", "Memory of these, about.", prefixes.size_bytes)
         for name, words, count in (
-            ("holdings_forgotten", "Holdings forgotten for want of room.", prefixes.forgotten),
-            ("holdings_told_again", "Times an engine was to tell all again.", prefixes.told_again),
-            ("prefixes_asked", "Chains that were asked for.", prefixes.asked),
-            ("prefixes_found", "Those of them of which somebody held a state.", prefixes.found),
-            ("prefix_demands", "Demands by prefix, of what nobody published.", offering.asked),
-            ("prefix_demands_not_held", "Those that nobody could give.", offering.not_held),
-            ("offers", "Offers of such demands to engines that hold it.", offering.offered),
-            ("offers_declined", "Those declined, or not answered in time.", offering.declined),
+            ("holdings_forgotten", "Holdings evicted for lack of room.", prefixes.forgotten),
+            ("holdings_told_again", "Requests to tell all again.", prefixes.told_again),
+            ("prefixes_asked", "Chains that were looked up.", prefixes.asked),
+            ("prefixes_found", "Chains of which an engine held a state.", prefixes.found),
+            ("prefix_demands", "Demands by prefix, not published.", offering.asked),
+            ("prefix_demands_not_held", "Of these, those that no engine held.", offering.not_held),
+            ("offers", "Offers of such demands to holders.", offering.offered),
+            ("offers_declined", "Offers declined, or not answered in time.", offering.declined),
         ):
             yield CounterMetricFamily(f"restow_{name}", words, count)
 
     def _refusals(self) -> Iterator[Metric]:
         statistics = self._hub.directory.ledger.statistics
-        # Always there, so that a rate is known from the first one on.
+        # A count that begins at 0 has a rate from its first increment on.
         yield _counts(
             "refused",
-            "Words of engines and agents that were refused, by reason: the handoff goes on "
+            "Messages of engines and agents that were refused, by reason: the handoff goes on "
             "without them, or had ended.",
             "reason",
             {"HANDOFF_CONFLICT": 0, **statistics.refused},
@@ -214,7 +205,7 @@ class DirectoryCollector(Collector):
         )
         yield _counts(
             "quota_refusals",
-            "Words and calls that were refused for a tenant's quota, by what it has too much of.",
+            "Messages and calls that were refused for a tenant's quota, by the quota.",
             "quota",
             {**dict.fromkeys(QUOTAS, 0), **statistics.over_quota},
         )
@@ -231,7 +222,7 @@ class DirectoryCollector(Collector):
         yield queued
         for name, words, durations in (
             ("loop_lag", "How late the event loop came to the clock's ticks.", hub.loop_lag),
-            ("planning", "How long plans took, with the wait for their turn.", hub.planning),
+            ("planning", "How long plans took, with their time in the queue.", hub.planning),
             (
                 "measuring",
                 "How long agents measured between two hosts, failed measurements too.",
@@ -247,6 +238,13 @@ def _gauge(name: str, words: str, value: float) -> Metric:
     return GaugeMetricFamily(f"restow_{name}", words, value)
 
 
+def _by_end(family: CounterMetricFamily, counts: Mapping[tuple[State, str], int]) -> Metric:
+    # DONE begins at 0, so that it has a rate from its first increment on.
+    for (state, reason), count in sorted({(State.DONE, ""): 0, **counts}.items()):
+        family.add_metric([state, reason], count)
+    return family
+
+
 def _counts(name: str, words: str, label: str, counts: Mapping[str, int]) -> Metric:
     family = CounterMetricFamily(f"restow_{name}", words, labels=[label])
     for value, count in sorted(counts.items()):
@@ -255,7 +253,7 @@ def _counts(name: str, words: str, label: str, counts: Mapping[str, int]) -> Met
 
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:
-    """As Prometheus has them: each holds those below it too."""
+    """Return cumulative buckets, as Prometheus has them."""
     found: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip((*BOUNDS_S, float("inf")), durations.counts, strict=True):
@@ -265,7 +263,7 @@ def _buckets(durations: Durations) -> list[tuple[str, float]]:
 
 
 def registry_of(hub: Hub, certificate_end_s: Callable[[], float | None]) -> CollectorRegistry:
-    """The hub's metrics, and those of the broker's process."""
+    """Return the metrics of a hub and of the broker's process."""
     registry = CollectorRegistry()
     registry.register(DirectoryCollector(hub, certificate_end_s))
     ProcessCollector(registry=registry)

@@ -1,9 +1,9 @@
-"""Traces in OpenTelemetry's form: each handoff that has ended, drawn from its own timeline.
+"""Trace each handoff that has ended with OpenTelemetry, from the handoff's own timeline.
 
-A handoff is a span of the request that it is for, where an engine told of one (`trace_parent`),
-and else begins a trace; a publication for several readers is one, and so is each delivery of it.
-Inside lie its phases and each rank's read; what happened at one moment is
-an event. Nothing is measured that the broker does not know anyhow, and nothing is sent on its loop.
+A handoff is a span below the request of which an engine told (`trace_parent`), or else the root of
+a trace. A publication for several readers is a span, and so is each of its deliveries. Inside are
+spans of its phases and of each rank's read; every entry of the timeline is an event. Traces are
+sent by a thread, and not on the broker's loop.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from restow.broker.server.base.hub import Hub
 from restow.broker.versions import own_version
 
 SEND_S: Final = 5
-"""How long a collector may take for a batch."""
+"""Timeout of the collector for a batch."""
 FLUSH_S: Final = 2.0
-"""For so long the end of the broker waits for the last traces."""
+"""How long the broker waits for the last traces when it ends."""
 _W3C: Final = TraceContextTextMapPropagator()
 
 
 class Tracer:
-    """Makes spans of ended handoffs. Belongs to the hub's event loop."""
+    """Make spans of ended handoffs. Belongs to the hub's event loop."""
 
     def __init__(self, exporter: SpanExporter, ratio: float, now_s: Callable[[], float]) -> None:
-        """Give spans to ``exporter``, of ``ratio`` of the handoffs that no trace decides about.
+        """Export spans of the ``ratio`` of handoffs that are the root of a trace.
 
-        ``now_s`` is the clock of timelines.
+        A handoff below a request is sampled as that request is. ``now_s`` is the clock of
+        timelines.
         """
         self._now_s = now_s
         self._provider = TracerProvider(
@@ -84,7 +85,7 @@ class Tracer:
         whole.end(wall_ns(handoff.ended_s))
 
     def _reads(self, handoff: Handoff, inside: Context, wall_ns: Callable[[float], int]) -> None:
-        """What each rank of D reported, as long as its agent says it took."""
+        """Add a span for the read of each rank of D, as long as its agent reported."""
         for at_s, event, detail in handoff.timeline:
             match event, detail:
                 case "settled", (int(rank), int(size_bytes), int(elapsed_us)):
@@ -96,8 +97,8 @@ class Tracer:
                     span.end(wall_ns(at_s))
 
     def close(self) -> None:
-        """Send what is left, in `FLUSH_S`; waits for the collector, so not on the loop."""
-        # By itself it would wait for half a minute.
+        """Send the last spans, within `FLUSH_S`. Blocks, so do not call it on the loop."""
+        # The provider by itself would wait for half a minute.
         sending = threading.Thread(target=self._provider.shutdown, daemon=True)
         sending.start()
         sending.join(FLUSH_S)
@@ -132,7 +133,7 @@ def _readers(handoff: Handoff) -> dict[str, AttributeValue]:
 async def tracing(endpoint: str, ratio: float, hub: Hub) -> AsyncIterator[None]:
     """Send traces to a collector that speaks OTLP over gRPC, inside the ``async with``.
 
-    ``endpoint``: ``http://HOST:4317``, or https://. A collector that is away costs traces, no more.
+    ``endpoint`` is ``http://HOST:4317``, or https://. Without its collector, only traces are lost.
     """
     tracer = Tracer(OTLPSpanExporter(endpoint, timeout=SEND_S), ratio, hub.now_s)
     hub.watch_ends(tracer.take)

@@ -1,15 +1,12 @@
-"""The HTTP server of metrics and probes: on a port of its own, for who asks has no certificates.
+"""Serve metrics, probes and the status page on a port of their own: a caller needs no certificate.
 
 GET /metrics       Prometheus
 GET /healthz       200 while the broker's event loop answers
-GET /readyz        the same, and 503 while it drains, stands still, or is not let in by the others'
-                   registry
-GET /              the status page, if it is wanted: unlike the others it tells names
-GET /status.json   what it shows; of one tenant with ?tenant=NAME
-GET /handoff.json  one handoff with its spans and its timeline: ?tenant=NAME&id=ID
-
-It has a loop and a thread of its own; what it shows is taken on the broker's loop, for all who wait
-for the same page at once.
+GET /readyz        the same, and 503 while it drains, stands still, is not let in by the others'
+                   registry, or has known no leader for some seconds; a standby says that it is one
+GET /              the status page, with --status-page: unlike the others it tells names
+GET /status.json   what the page draws; ?tenant=NAME: of one tenant
+GET /handoff.json  what the page draws of one handoff: ?tenant=NAME&id=ID
 """
 
 from __future__ import annotations
@@ -18,101 +15,41 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import ipaddress
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
 
 from restow.broker.addresses import HTTP_PORT, host_and_port
-from restow.broker.http.pages import Page, Pages, Query, healthy_page, metrics_page, said
-from restow.broker.http.server import Answer, Request, http_server
+from restow.broker.display.documents import Values
+from restow.broker.http.server import (
+    Answer,
+    Page,
+    Pages,
+    Query,
+    healthy_page,
+    http_server,
+    line,
+    metrics_page,
+)
 from restow.broker.rpc.status import cut
 from restow.broker.server.base.hub import Hub
 from restow.broker.server.observe.metrics import registry_of
-from restow.broker.server.observe.one_handoff import one_handoff
-from restow.broker.server.observe.overview import Overview, Values
-from restow.broker.server.observe.page_hosts import may_be_asked_as
-from restow.broker.server.observe.status_page import status_page_html
+from restow.broker.server.observe.status import StatusPage
 
 PATHS = ("/metrics", "/healthz", "/readyz")
+WITH_NAMES = ("/", "/status.json", "/handoff.json")
 FIELDS = {"/status.json": ("tenant",), "/handoff.json": ("tenant", "id")}
-"""Of queries, by path."""
-HTML = "text/html; charset=utf-8"
-JSON = "application/json"
-
-
-class BrokerPages:
-    """What is served, each page by a function that runs on the broker's loop."""
-
-    def __init__(
-        self,
-        hub: Hub,
-        status_page: bool,
-        named: frozenset[str],
-        certificate_end_s: Callable[[], float | None],
-    ) -> None:
-        """Show a hub; its names only under those ``named``. To be called on its loop."""
-        self._hub = hub
-        self._loop = asyncio.get_running_loop()
-        metrics = metrics_page(registry_of(hub, certificate_end_s))
-        pages: dict[str, Page] = dict(zip(PATHS, (metrics, healthy_page, self._ready), strict=True))
-        page = status_page_html() if status_page else ""
-        self.policy = content_policy(page)
-        self._named, self._with_names = named, frozenset[str]()
-        if status_page:
-            overview = Overview(hub)
-            self._with_names = frozenset({"/", "/status.json", "/handoff.json"})
-            pages |= {
-                "/": lambda _: Answer(HTTPStatus.OK, HTML, page.encode()),
-                "/status.json": lambda query: _json(_overview(overview, query)),
-                "/handoff.json": lambda query: _json(one_handoff(hub, query)),
-            }
-        self._pages = Pages("broker", pages, FIELDS)
-
-    async def answer(self, request: Request) -> Answer:
-        """What somebody gets who asks. On the HTTP server's loop."""
-        path, host = request.path, request.headers.get("host", "")
-        if path in self._with_names and not may_be_asked_as(host, self._named):
-            self._loop.call_soon_threadsafe(self._tell_refused, path, host, request.peer)
-            words = "this name is not one of --http-hosts: ask by address, or as localhost"
-            return said(HTTPStatus.MISDIRECTED_REQUEST, words)
-        return await self._pages.answer(request)
-
-    def _tell_refused(self, path: str, host: str, peer: str) -> None:
-        self._hub.said.warning("page refused", path=path, host=cut(host), peer=peer)
-
-    def _ready(self, query: Query) -> Answer:
-        if self._hub.directory.granting.draining:
-            return said(HTTPStatus.SERVICE_UNAVAILABLE, "draining")
-        report = self._hub.standing.report()
-        if report is not None and report.unready:
-            return said(HTTPStatus.SERVICE_UNAVAILABLE, report.unready)
-        if report is not None and not report.leadership.epoch:
-            return said(HTTPStatus.OK, f"standby: {report.leadership.leader or 'nobody'} leads")
-        return healthy_page(query)
-
-
-def content_policy(page: str) -> str:
-    """What a browser may do with a page: run what is written in it, and ask the broker."""
-    hashes = {
-        tag: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        for tag, text in re.findall(r"<(style|script)>(.*?)</\1>", page, re.DOTALL)
-    }
-    own = [f"{tag}-src 'sha256-{digest}'" for tag, digest in hashes.items()]
-    rest = ["connect-src 'self'", "base-uri 'none'", "frame-ancestors 'none'"]
-    return "; ".join(["default-src 'none'", *own, *rest])
-
-
-def _overview(overview: Overview, query: Query) -> Values | None:
-    tenant = query.get("tenant")
-    return overview.look(tenant) if tenant is None or overview.knows(tenant) else None
-
-
-def _json(value: Values | None) -> Answer:
-    if value is None:
-        return said(HTTPStatus.NOT_FOUND, "no such thing is known here, or not any more")
-    return Answer(HTTPStatus.OK, JSON, json.dumps(value).encode())
+"""Names that pages read of a query."""
+FOLDER: Final = Path(__file__).with_name("page")
+SCRIPTS: Final = ("marks", "charts", "engines", "pairs", "tables", "gantt", "main")
+"""Each uses what those before it define."""
 
 
 @contextlib.asynccontextmanager
@@ -123,24 +60,118 @@ async def serving(
     hosts: Collection[str] = (),
     certificate_end_s: Callable[[], float | None] = lambda: None,
 ) -> AsyncIterator[str]:
-    """Serve inside the ``async with``, at ``HOST:PORT``; port 0 takes a free one. The address.
+    """Serve inside the ``async with``, and yield the address; port 0 takes a free port.
 
-    The status page is for those that ask by an address, as localhost or as one of ``hosts``.
-    ``certificate_end_s`` tells until when the broker's own certificate is good.
+    The status page is for callers that ask by an address, as localhost or as one of ``hosts``.
+    ``certificate_end_s`` returns the end of the broker's own certificate.
 
-    Raises `ListenError`, and `AddressInvalidError`.
+    Raises:
+        ListenError: the address can't be listened on.
+        AddressInvalidError: ``listen`` is no HOST:PORT.
+
     """
     host, _ = host_and_port(listen, HTTP_PORT)
     named = frozenset(one.lower() for one in (*hosts, host))
-    pages = BrokerPages(hub, status_page, named, certificate_end_s)
+    loop, document = asyncio.get_running_loop(), status_page_html() if status_page else ""
+    pages = Pages("broker", _pages(hub, document, certificate_end_s), FIELDS)
+
+    def tell_refused(path: str, asked_as: str, peer: str) -> None:
+        hub.said.warning("page refused", path=path, host=cut(asked_as), peer=peer)
+
+    async def answering(request: web.BaseRequest) -> Answer:
+        path, asked_as = request.rel_url.raw_path, request.headers.get("Host", "")
+        if document and path in WITH_NAMES and not may_be_asked_as(asked_as, named):
+            loop.call_soon_threadsafe(tell_refused, path, asked_as, request.remote or "")
+            words = "this name is not one of --http-hosts: ask by address, or as localhost"
+            return line(HTTPStatus.MISDIRECTED_REQUEST, words)
+        return await pages.answer(request.method, path, request.query)
+
     headers = {
-        "Content-Security-Policy": pages.policy,
+        "Content-Security-Policy": content_policy(document),
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
-
-    async def application(request: Request) -> Answer:
-        return replace(await pages.answer(request), headers=headers)
-
-    async with http_server(listen, application) as address:
+    async with http_server(listen, answering, headers) as address:
         yield address
+
+
+def _pages(
+    hub: Hub, document: str, certificate_end_s: Callable[[], float | None]
+) -> Mapping[str, Page]:
+    """Return the pages by path; those of the status page only if there is a ``document``."""
+
+    def ready(query: Query) -> Answer:
+        report = hub.standing.report()
+        if hub.directory.granting.draining:
+            return line(HTTPStatus.SERVICE_UNAVAILABLE, "draining")
+        if report is not None and report.unready:
+            return line(HTTPStatus.SERVICE_UNAVAILABLE, report.unready)
+        if report is not None and not report.leadership.epoch:
+            return line(HTTPStatus.OK, f"standby: {report.leadership.leader or 'nobody'} leads")
+        return healthy_page(query)
+
+    metrics = metrics_page(registry_of(hub, certificate_end_s))
+    pages: dict[str, Page] = dict(zip(PATHS, (metrics, healthy_page, ready), strict=True))
+    if document:
+        shown = StatusPage(hub)
+        whole = Answer(HTTPStatus.OK, "text/html; charset=utf-8", document.encode())
+        found = (lambda _: whole, _json_page(shown.look), _json_page(shown.one))
+        pages |= zip(WITH_NAMES, found, strict=True)
+    return pages
+
+
+def _json_page(look: Callable[[Query], Values | None]) -> Page:
+    def page(query: Query) -> Answer:
+        value = look(query)
+        if value is None:
+            return line(HTTPStatus.NOT_FOUND, "no such thing is known here, or not any more")
+        return Answer(HTTPStatus.OK, "application/json", json.dumps(value).encode())
+
+    return page
+
+
+def status_page_html() -> str:
+    """Return the status page, with its style and script inside: it loads nothing else."""
+
+    def text(name: str) -> str:
+        return (FOLDER / name).read_text(encoding="utf-8")
+
+    script = "".join(text(f"{name}.js") for name in SCRIPTS)
+    parts = {"style": text("page.css"), "script": f'"use strict";\n{script}'}
+    document = text("page.html")
+    for tag, content in parts.items():
+        document = document.replace(f"<{tag}></{tag}>", f"<{tag}>\n{content}</{tag}>", 1)
+    return document
+
+
+def content_policy(page: str) -> str:
+    """Return what a browser may do with a page: run what is written in it, and ask the broker."""
+    hashes = {
+        tag: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for tag, text in re.findall(r"<(style|script)>(.*?)</\1>", page, re.DOTALL)
+    }
+    own = [f"{tag}-src 'sha256-{digest}'" for tag, digest in hashes.items()]
+    rest = ["connect-src 'self'", "base-uri 'none'", "frame-ancestors 'none'"]
+    return "; ".join(["default-src 'none'", *own, *rest])
+
+
+def may_be_asked_as(header: str, named: Collection[str]) -> bool:
+    """Return whether a Host header is an address, localhost, or one of the names ``named``.
+
+    The owner of any other name may have it lead to this machine, and a browser would then take the
+    page for his own (DNS rebinding).
+
+    >>> [may_be_asked_as(one, {"b.example"}) for one in ("B.example:80", "e.vil", "[::1]")]
+    [True, False, True]
+    """
+    try:
+        parts = urlsplit(f"//{header}")
+        host = parts.hostname if parts.port is None or parts.port else None
+    except ValueError:
+        return False
+    if host is None or parts.netloc != header or "@" in header:
+        return False
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return True
+    return host == "localhost" or host in named

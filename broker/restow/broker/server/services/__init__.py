@@ -1,1 +1,1 @@
-"""A service of the contract is a class here, whose methods translate a call and no more."""
+"""The services of the contract, a class each, whose methods only translate calls."""

@@ -1,4 +1,4 @@
-"""What operators are told of a tenant, an engine, an agent, a handoff, and of costs and traffic."""
+"""Messages to operators about tenants, engines, agents, handoffs, costs and traffic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_INT64 = (1 << 63) - 1
 
 
 def state_counts(ended: Mapping[State, int]) -> list[pb.StateCount]:
-    """How many ended in which state."""
+    """Return how many handoffs ended in each state."""
     return [
         pb.StateCount(state=STATE_NUMBERS[state], count=count)
         for state, count in sorted(ended.items())
@@ -33,7 +33,7 @@ def state_counts(ended: Mapping[State, int]) -> list[pb.StateCount]:
 
 
 def tenant_info(tenant: str, held: Holdings) -> pb.TenantInfo:
-    """What a tenant has."""
+    """Return what a tenant has."""
     return pb.TenantInfo(
         tenant=tenant,
         engines=held.engines,
@@ -45,7 +45,7 @@ def tenant_info(tenant: str, held: Holdings) -> pb.TenantInfo:
 
 
 def engine_info(engine: EngineRecord, now_s: float) -> pb.EngineInfo:
-    """One engine, and how many of its agents are there."""
+    """Return an engine, with its number of agents."""
     model = engine.layout.model
     return pb.EngineInfo(
         tenant=engine.key.tenant,
@@ -68,7 +68,7 @@ def engine_info(engine: EngineRecord, now_s: float) -> pb.EngineInfo:
 
 
 def agent_info(key: EngineKey, rank: int, agent: AgentRecord) -> pb.AgentInfo:
-    """The agent of a rank of an engine."""
+    """Return the agent of an engine's rank."""
     return pb.AgentInfo(
         tenant=key.tenant,
         engine_id=key.engine_id,
@@ -82,7 +82,7 @@ def agent_info(key: EngineKey, rank: int, agent: AgentRecord) -> pb.AgentInfo:
 
 
 def host_costs(hosts: HostPair, known: HostCosts) -> pb.HostCosts:
-    """What was measured between two hosts."""
+    """Return the measured costs between two hosts."""
     return pb.HostCosts(
         source_host=hosts.source_host,
         destination_host=hosts.destination_host,
@@ -92,7 +92,7 @@ def host_costs(hosts: HostPair, known: HostCosts) -> pb.HostCosts:
 
 
 def handoff_info(handoff: Handoff, granting: Granting, now_s: float) -> pb.HandoffInfo:
-    """One handoff, as it stands."""
+    """Return a handoff as it stands."""
     failure = handoff.failure
     state: broker_pb2.HandoffState.ValueType = STATE_NUMBERS[handoff.state]
     info = pb.HandoffInfo(
@@ -133,7 +133,7 @@ def handoff_info(handoff: Handoff, granting: Granting, now_s: float) -> pb.Hando
 
 
 def traffic_step(tally: Tally) -> pb.TrafficStep:
-    """What ended in a step of time, or between two engines."""
+    """Return what ended in a step of time, or between two engines."""
     return pb.TrafficStep(
         done=tally.done,
         failed=tally.failed,
@@ -145,7 +145,7 @@ def traffic_step(tally: Tally) -> pb.TrafficStep:
 
 
 def pair_traffic(pair: PairTally) -> pb.PairTraffic:
-    """What ended between two engines."""
+    """Return what ended between two engines."""
     return pb.PairTraffic(
         tenant=pair.tenant,
         source_engine=pair.source,
@@ -156,19 +156,20 @@ def pair_traffic(pair: PairTally) -> pb.PairTraffic:
 
 
 def whole_story(handoff: Handoff, granting: Granting, now_s: float) -> pb.GetHandoffResponse:
-    """One handoff, its story, and those of its deliveries."""
+    """Return a handoff with its timeline and those of its deliveries."""
     return pb.GetHandoffResponse(
         handoff=handoff_info(handoff, granting, now_s),
         timeline=timeline_entries(handoff),
         spans=[timeline_span(span, handoff.born_s) for span in spans_of(handoff, now_s)],
         deliveries=[
-            whole_story(one, granting, now_s) for one in handoff.deliveries.by_engine.values()
+            whole_story(delivery, granting, now_s)
+            for delivery in handoff.deliveries.by_engine.values()
         ],
     )
 
 
 def timeline_entries(handoff: Handoff) -> list[pb.TimelineEntry]:
-    """What happened to a handoff, in words."""
+    """Return the events of a handoff, in words."""
     return [
         pb.TimelineEntry(
             at_ms=(at_s - handoff.born_s) * 1000, event=event, detail=in_words(event, detail)
@@ -178,7 +179,7 @@ def timeline_entries(handoff: Handoff) -> list[pb.TimelineEntry]:
 
 
 def timeline_span(span: Span, born_s: float) -> pb.TimelineSpan:
-    """A part of a handoff's time."""
+    """Return a span of a handoff's timeline."""
     return pb.TimelineSpan(
         kind=span.kind,
         begin_ms=(span.begin_s - born_s) * 1000,

@@ -1,4 +1,4 @@
-"""What operators are told of the whole broker, or of one tenant's part in it."""
+"""The service `restow.v1.Admin`, which operators call for the whole broker or one tenant."""
 
 from __future__ import annotations
 
@@ -43,18 +43,20 @@ from restow.v1 import admin_pb2 as pb
 from restow.v1 import admin_pb2_grpc, layout_pb2
 
 MAX_PAIRS = 1000
-"""Of engines; an answer has room for them, whatever their names are."""
+"""Most pairs of engines in an answer, which then has room for them whatever their names are."""
 
 
 def broker_status(hub: Hub, tenant: str | None) -> pb.GetStatusResponse:
-    """Statistics of one tenant, or of all."""
+    """Return statistics of one tenant, or of all."""
     directory = hub.directory
     ledger, engines = directory.ledger, directory.members.engines
     status = pb.GetStatusResponse(
         version=own_version(),
         broker_epoch=hub.epoch,
         uptime_s=hub.now_s() - hub.started_s,
-        agents=sum(len(one.agents) for one in engines.values() if tenant in (None, one.key.tenant)),
+        agents=sum(
+            len(engine.agents) for engine in engines.values() if tenant in (None, engine.key.tenant)
+        ),
     )
     if tenant is None:
         status.engines = len(engines)
@@ -84,7 +86,7 @@ def broker_status(hub: Hub, tenant: str | None) -> pb.GetStatusResponse:
 def add_traffic(
     status: pb.GetStatusResponse, hub: Hub, tenant: str | None, listed: str | None
 ) -> None:
-    """Add the series of one tenant or of all, and pairs of those whose engines are ``listed``."""
+    """Add the traffic of one tenant or of all, and the pairs of tenants that are ``listed``."""
     ledger, now_s = hub.directory.ledger, hub.now_s()
     series = ledger.statistics.series
     if tenant is not None:
@@ -96,12 +98,12 @@ def add_traffic(
 
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
-"""Handoffs of an answer; it has room for so many, whatever their names and words are."""
+"""Handoffs in an answer, which has room for them whatever their names and details are."""
 MAX_FINDINGS = 1000
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """The directory as operators see it. One of one tenant is shown nothing of others."""
+    """Shows operators the directory. An operator of one tenant sees nothing of others."""
 
     def __init__(self, hub: Hub) -> None:
         """Show the hub's directory."""
@@ -119,7 +121,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
-        """Statistics of the whole broker, or of the one tenant that the caller may hear of."""
+        """Return statistics of the broker, or of the only tenant that the caller may see."""
         self._hub.standing.check()
         hub, tenant = self._hub, scope_of(context)
         status = broker_status(hub, tenant)
@@ -130,20 +132,20 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListTenants(
         self, request: pb.ListTenantsRequest, context: Context
     ) -> pb.ListTenantsResponse:
-        """What each tenant has that the caller may hear of."""
+        """Return what each tenant has that the caller may see."""
         self._hub.standing.check()
         own = scope_of(context)
         tenants = self._hub.directory.ledger.tenants
         held = sorted(tenants.holdings.items()) if own is None else [(own, tenants.of(own))]
         return pb.ListTenantsResponse(
             listed=listed_tenant(context) or "",
-            tenants=[tenant_info(tenant, one) for tenant, one in held],
+            tenants=[tenant_info(tenant, holdings) for tenant, holdings in held],
         )
 
     async def ListEngines(
         self, request: pb.ListEnginesRequest, context: Context
     ) -> pb.ListEnginesResponse:
-        """The engines of the tenants that are asked for."""
+        """Return the engines of the tenants that are asked for."""
         self._hub.standing.check()
         tenant = listed_tenant(context)
         engines, now_s = self._hub.directory.members.engines, self._hub.now_s()
@@ -158,7 +160,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetLayout(
         self, request: pb.GetLayoutRequest, context: Context
     ) -> pb.GetLayoutResponse:
-        """The layout of an engine of the caller's tenant."""
+        """Return the layout of an engine of the caller's tenant."""
         self._hub.standing.check()
         members = self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
@@ -170,24 +172,26 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListHoldings(
         self, request: pb.ListHoldingsRequest, context: Context
     ) -> pb.ListHoldingsResponse:
-        """What engines of the tenants that are asked for say that they hold."""
+        """Return what engines of the tenants that are asked for say they hold."""
         self._hub.standing.check()
         tenant, directory = listed_tenant(context), self._hub.directory
         prefixes, engines = directory.prefixes, directory.members.engines
-        held = sorted(one for one in prefixes.holders.items() if tenant in (None, one[0]))
+        held = sorted(item for item in prefixes.holders.items() if tenant in (None, item[0]))
         return pb.ListHoldingsResponse(
             engines=[
                 engine_holdings(teller, holders, engines.get(teller.engine))
                 for _, holders in held
                 for _, teller in sorted(holders.tellers.items())
             ],
-            tenants=[tenant_holdings(name, one, prefixes.limit_bytes) for name, one in held],
+            tenants=[
+                tenant_holdings(name, holders, prefixes.limit_bytes) for name, holders in held
+            ],
         )
 
     async def ListAgents(
         self, request: pb.ListAgentsRequest, context: Context
     ) -> pb.ListAgentsResponse:
-        """The agents of the tenants that are asked for."""
+        """Return the agents of the tenants that are asked for."""
         self._hub.standing.check()
         tenant = listed_tenant(context)
         return pb.ListAgentsResponse(
@@ -202,7 +206,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListHandoffs(
         self, request: pb.ListHandoffsRequest, context: Context
     ) -> pb.ListHandoffsResponse:
-        """Handoffs, the live ones first, then the newest ends."""
+        """Return handoffs: the live ones first, then the most recently ended."""
         self._hub.standing.check()
         if request.limit < 0:
             raise RequestError(f"limit {request.limit} must not be negative", field="limit")
@@ -212,9 +216,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         listed = _with_deliveries(chain(live, ended))
         if request.ended_within_s > 0:
             since_s = self._hub.now_s() - request.ended_within_s
-            late = takewhile(lambda one: one.ended_s >= since_s, ended)
+            late = takewhile(lambda handoff: handoff.ended_s >= since_s, ended)
             both = _with_deliveries(chain(live, late))
-            listed = (one for one in both if one.ended and one.ended_s >= since_s)
+            listed = (handoff for handoff in both if handoff.ended and handoff.ended_s >= since_s)
         found = [
             handoff
             for handoff in listed
@@ -231,7 +235,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetHandoff(
         self, request: pb.GetHandoffRequest, context: Context
     ) -> pb.GetHandoffResponse:
-        """One handoff and its story."""
+        """Return a handoff with its timeline."""
         self._hub.standing.check()
         handoff = self._hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         return whole_story(handoff, self._hub.directory.granting, self._hub.now_s())
@@ -246,7 +250,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListCosts(
         self, request: pb.ListCostsRequest, context: Context
     ) -> pb.ListCostsResponse:
-        """What was measured between hosts."""
+        """Return the costs measured between hosts."""
         self._hub.standing.check()
         hub, tenant = self._hub, scope_of(context)
         return pb.ListCostsResponse(
@@ -254,7 +258,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 host_costs(hosts, known)
                 for hosts, known in sorted(
                     hub.directory.probing.known.items(),
-                    key=lambda one: (one[0].source_host, one[0].destination_host),
+                    key=lambda item: (item[0].source_host, item[0].destination_host),
                 )
                 if tenant in (None, hosts.tenant)
             ],
@@ -265,7 +269,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ProbePair(
         self, request: pb.ProbePairRequest, context: Context
     ) -> pb.ProbePairResponse:
-        """How an agent of one engine reads from one of another's, both of the caller's tenant."""
+        """Let an agent of one engine read from another's, and return how it reads."""
         self._hub.standing.check()
         tenant = tenant_of(context)
         found = await self._hub.examine(
@@ -283,7 +287,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def AuditBroker(
         self, request: pb.AuditBrokerRequest, context: Context
     ) -> pb.AuditBrokerResponse:
-        """Everything that must not be."""
+        """Return every violated invariant."""
         self._hub.standing.check()
         _check_all_tenants(context)
         directory = self._hub.directory
@@ -295,7 +299,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ReleaseHandoff(
         self, request: pb.ReleaseHandoffRequest, context: Context
     ) -> pb.ReleaseHandoffResponse:
-        """Give a handoff up."""
+        """Give up a handoff."""
         await self._leading()
         hub = self._hub
         handoff = hub.directory.ledger.find(tenant_of(context), request.handoff_id)
@@ -312,7 +316,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def SetDraining(
         self, request: pb.SetDrainingRequest, context: Context
     ) -> pb.SetDrainingResponse:
-        """Grant nothing any more, or again."""
+        """Stop or resume granting."""
         await self._leading()
         _check_all_tenants(context)
         hub = self._hub
@@ -327,7 +331,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def DrainEngine(
         self, request: pb.DrainEngineRequest, context: Context
     ) -> pb.DrainEngineResponse:
-        """Have an engine take nothing new any more, or again."""
+        """Let an engine take nothing new, or resume."""
         await self._leading()
         members = self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
@@ -345,7 +349,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ForgetEngine(
         self, request: pb.ForgetEngineRequest, context: Context
     ) -> pb.ForgetEngineResponse:
-        """Take an engine out that is gone."""
+        """Remove an engine that is gone."""
         await self._leading()
         hub, members = self._hub, self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
@@ -363,7 +367,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ForgetStates(
         self, request: pb.ForgetStatesRequest, context: Context
     ) -> pb.ForgetStatesResponse:
-        """Have the stores of a tenant drop the states of a revision."""
+        """Let the stores of a tenant drop the states of a revision."""
         await self._leading()
         check_revision(request.revision)
         tenant = tenant_of(context)
@@ -381,7 +385,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def AbandonHandoff(
         self, request: pb.AbandonHandoffRequest, context: Context
     ) -> pb.AbandonHandoffResponse:
-        """Give up what nobody has asked for."""
+        """Give up a handoff that no D has asked for."""
         await self._leading()
         hub, tenant = self._hub, tenant_of(context)
         hub.perform(hub.directory.abandon(tenant, request.handoff_id, hub.now_s()))
@@ -390,17 +394,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
 
 def _with_deliveries(handoffs: Iterable[Handoff]) -> Iterator[Handoff]:
-    """Each publication before its deliveries."""
-    for one in handoffs:
-        yield one
-        yield from one.deliveries.by_engine.values()
+    """Yield each publication, followed by its deliveries."""
+    for handoff in handoffs:
+        yield handoff
+        yield from handoff.deliveries.by_engine.values()
 
 
 def _check_all_tenants(context: Context) -> None:
     tenant = scope_of(context)
     if tenant is not None:
         raise ForbiddenError(
-            f"this concerns all tenants, and this identity is of tenant {tenant}: take that of an "
-            f"operator of all",
+            f"this call concerns all tenants, but this identity belongs to tenant {tenant}: use "
+            f"the identity of an operator of all tenants",
             tenant=tenant,
         )

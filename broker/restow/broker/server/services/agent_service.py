@@ -1,4 +1,4 @@
-"""`restow.v1.AgentLink`: what agents say."""
+"""The service `restow.v1.AgentLink`, which agents call."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
 
 CALL_COPIES = 2
-"""Of what an agent begins with, while it waits: as bytes, and as a message."""
+"""Copies of a waiting agent's first message: bytes, and the message."""
 _MEMORY_KINDS = frozenset(pb.MemoryKind.values())
 
 
 class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
-    """Translates; the directory decides."""
+    """Translates calls; the directory decides."""
 
     def __init__(self, hub: Hub) -> None:
         """Serve the hub's directory."""
@@ -42,7 +42,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
     async def Connect(
         self, requests: AsyncIterator[pb.ConnectRequest], context: Context
     ) -> AsyncIterator[pb.ConnectResponse]:
-        """An agent's stream."""
+        """Serve an agent's stream."""
         hub = self._hub
         first = await anext(aiter(requests), None)
         if first is None:
@@ -64,11 +64,11 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         stand = Stand.of(hub.standing)
         agent = self._admit(engine, hello)
         rest = first.messages[1:]
-        del first, hello  # metadata may be large, and the stream lasts
+        del first, hello  # metadata may be large, and the stream lasts long
         loop = asyncio.get_running_loop()
 
         def lose() -> None:
-            """Take the agent out, once; a stream that nobody reads may end much later."""
+            """Remove the agent, once; a stream that nobody reads may end much later."""
             if hub.agents.get(agent.key) is outbox:
                 tell_agent(hub.said, "agent disconnected", agent.key, agent=agent.agent_name)
                 del hub.agents[agent.key]
@@ -105,13 +105,13 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             engine_id = engine.key.engine_id
             raise AgentReleaseError(
                 f"the agent of engine {engine_id}, rank {hello.rank} reads programs of form "
-                f"{hello.program_form}, this broker writes form {PROGRAM_FORM}: run one version of "
-                f"Restow on the broker and on all hosts",
+                f"{hello.program_form}, but this broker writes form {PROGRAM_FORM}: run one "
+                f"version of Restow on the broker and on all hosts",
                 engine=engine_id,
                 rank=hello.rank,
             )
         hub = self._hub
-        # One more than there should be is enough to be refused for.
+        # A single region too many is enough to refuse the agent.
         most = len(engine.rank_layout(hello.rank).regions) + 1
         regions = tuple(
             RegionMemory(
@@ -126,10 +126,10 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             )
             for r in islice(hello.regions, most)
         )
-        for one in regions:
-            if one.memory not in _MEMORY_KINDS:
+        for region in regions:
+            if region.memory not in _MEMORY_KINDS:
                 raise RequestError(
-                    f"region {one.name}: {one.memory} is no kind of memory", field="memory"
+                    f"region {region.name}: {region.memory} is not a kind of memory", field="memory"
                 )
         agent = AgentRecord(
             AgentKey(engine.key, hello.rank),
@@ -180,7 +180,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
     def _fence(
         self, engine: EngineRecord, agent: AgentRecord, fenced: pb.Fenced, now_s: float
     ) -> list[act.Action]:
-        """A fence that is refused concerns one handoff: it must not cost the agent its stream."""
+        """Take a fence; a refusal concerns one handoff, and must not end the agent's stream."""
         reports, handoff_id = self._hub.directory.reports, fenced.handoff_id
         try:
             return reports.fence(engine, agent, handoff_id, now_s, fenced.tokens)
@@ -202,7 +202,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
 
 
 def probed_from_proto(message: pb.Probed) -> Probed:
-    """What an agent measured."""
+    """Return what an agent measured."""
     copying, reading = message.copying, message.reading
     return Probed(
         message.number,

@@ -1,4 +1,4 @@
-"""`restow.v1.Broker`: what engines say."""
+"""The service `restow.v1.Broker`, which engines call."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
 CALL_COPIES = 2
-"""Of the message of a call that waits: as bytes, and as a message."""
+"""Copies of the message of a waiting call: bytes, and the message."""
 
 
 class BrokerService(broker_pb2_grpc.BrokerServicer):
-    """Translates; the directory decides."""
+    """Translates calls; the directory decides."""
 
     def __init__(self, hub: Hub) -> None:
         """Serve the hub's directory."""
@@ -57,7 +57,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     async def RegisterEngine(
         self, request: pb.RegisterEngineRequest, context: Context
     ) -> pb.RegisterEngineResponse:
-        """Check a layout and take the engine in."""
+        """Check a layout, and register the engine."""
         key = engine_key(context, Role.ENGINE, request.engine.engine_id)
         version = version_of(request.version)
         revision = revision_of(request.revision)
@@ -69,7 +69,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         size_bytes = await asyncio.to_thread(bytes_as_values, request.layout)
         found = await asyncio.to_thread(self._layouts.find, request.layout)
         if found is None:
-            # An engine that comes back needs no room for what is there.
+            # An engine that returns needs no room for a layout that is already there.
             with account.carrying(size_bytes):
                 found = await asyncio.to_thread(self._layouts.of, request.layout)
         layout, layout_digest = found
@@ -93,7 +93,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             )
         )
         engine = members.engines[key]
-        if revision and revision != engine.revision:  # its word of that was lost on its way
+        if revision and revision != engine.revision:  # its message about that was lost
             hub.perform(self._words.revise(engine, revision, now_s))
         if engine is not before:
             tell_registered(hub.said, engine, caller_of(context))
@@ -104,7 +104,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     async def UnregisterEngine(
         self, request: pb.UnregisterEngineRequest, context: Context
     ) -> pb.UnregisterEngineResponse:
-        """Take an engine out."""
+        """Unregister an engine."""
         engine = await self._engine(request.engine, context)
         hub = self._hub
         hub.perform(hub.directory.members.unregister(engine, hub.now_s()))
@@ -113,7 +113,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     async def Session(
         self, requests: AsyncIterator[pb.SessionRequest], context: Context
     ) -> AsyncIterator[pb.SessionResponse]:
-        """An engine's stream."""
+        """Serve an engine's stream."""
         hub = self._hub
         first = await anext(aiter(requests), None)
         if first is None:
@@ -161,7 +161,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             outbox.drop()
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
-        """Publish one chunk outside of a session."""
+        """Publish a chunk outside of a session."""
         hub = self._hub
         engine = await self._engine(request.engine, context)
         handoff_id = request.publication.handoff_id
@@ -176,12 +176,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         return pb.PublishResponse(state=STATE_NUMBERS[state])
 
     async def Request(self, request: pb.RequestRequest, context: Context) -> pb.RequestResponse:
-        """Ask outside of a session, and wait for the end."""
+        """Make a demand outside of a session, and wait for its end."""
         hub = self._hub
         engine = await self._engine(request.engine, context)
         demand = request.demand
         number, end = hub.waiting.begin(engine.key, demand.handoff_id)
-        # The call's own message is there for as long as it waits.
+        # The call's message stays in memory for as long as the call waits.
         waiting_bytes = CALL_COPIES * request.ByteSize()
         carried = False
         try:
@@ -214,7 +214,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         return pb.CancelResponse(state=STATE_NUMBERS[state])
 
     async def Find(self, request: pb.FindRequest, context: Context) -> pb.FindResponse:
-        """Who of the caller's tenant holds how much of some prompts."""
+        """Return which engines of the tenant hold how much of each chain."""
         hub, tenant = self._hub, tenant_of(context)
         members, prefixes = hub.directory.members, hub.directory.prefixes
         if request.HasField("model"):
@@ -226,10 +226,11 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         response = pb.FindResponse()
         for chain in chains_of(request, model):
             held = [
-                (members.engines[one.engine], one.tokens) for one in prefixes.find(tenant, chain)
+                (members.engines[holder.engine], holder.tokens)
+                for holder in prefixes.find(tenant, chain)
             ]
             fill_found(response.found.add(), held, limit)
-            await asyncio.sleep(0)  # a chain may be long: others have their turn
+            await asyncio.sleep(0)  # a chain may be long, so let others have their turn
         return response
 
     async def _engine(self, ref: pb.EngineRef, context: Context) -> EngineRecord:

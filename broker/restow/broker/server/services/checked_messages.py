@@ -1,4 +1,4 @@
-"""W3C trace contexts (https://www.w3.org/TR/trace-context/, version 00) in what engines say."""
+"""Conversion and checks of what engines say, with W3C trace contexts, layouts and limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-
 
 
 def known_trace(trace_parent: str) -> str:
-    """The context, or nothing: who follows the standard goes on without one that it can't read."""
+    """Return the trace context, or nothing if it is not valid (W3C Trace Context, version 00)."""
     return trace_parent if trace_parent and _PARENT.fullmatch(trace_parent) else ""
 
 
@@ -40,17 +40,17 @@ MAX_KEPT = 1024
 
 
 class CheckedLayouts:
-    """Reads and checks layouts; of those that engines have each is there once. Thread-safe."""
+    """Reads and checks layouts, and keeps one copy of each that engines have. Thread-safe."""
 
     def __init__(self) -> None:
-        """Know none."""
+        """Begin without layouts."""
         self._lock = threading.Lock()
         self._digests: OrderedDict[bytes, str] = OrderedDict()
-        """By the digest of the message."""
+        """Layout digests by the digest of their message."""
         self._layouts: WeakValueDictionary[str, Layout] = WeakValueDictionary()
 
     def find(self, message: layout_pb2.Layout) -> tuple[Layout, str] | None:
-        """The layout and its digest, if an engine has it."""
+        """Return the layout and its digest, if an engine has it."""
         key = _key_of(message)
         with self._lock:
             known = self._digests.get(key, "")
@@ -61,7 +61,7 @@ class CheckedLayouts:
             return found, known
 
     def of(self, message: layout_pb2.Layout) -> tuple[Layout, str]:
-        """The layout and its digest. Raises a `LayoutError`, every time."""
+        """Return the layout and its digest. Raises a `LayoutError`, every time."""
         if (found := self.find(message)) is not None:
             return found
         encoded = message.SerializeToString(deterministic=True)
@@ -72,7 +72,7 @@ class CheckedLayouts:
             self._digests[_key_of(message)] = layout_digest
             if len(self._digests) > MAX_KEPT:
                 self._digests.popitem(last=False)
-            # Messages may differ, and say the same.
+            # Different messages may describe the same layout.
             return self._layouts.setdefault(layout_digest, layout), layout_digest
 
 
@@ -87,7 +87,7 @@ _ENDS = {number: state for state, number in STATE_NUMBERS.items() if state.ended
 
 
 def lease_s_of(lease_ms: int, limits: Limits) -> float:
-    """How long a lease lasts. Raises `RequestError`."""
+    """Return how long a lease lasts. Raises `RequestError`."""
     if not 0 <= lease_ms <= limits.max_lease_s * 1000:
         raise RequestError(
             f"lease_ms is {lease_ms}; it must be 0 to {int(limits.max_lease_s * 1000)}",
@@ -97,27 +97,27 @@ def lease_s_of(lease_ms: int, limits: Limits) -> float:
 
 
 def readers_of(readers: int) -> int:
-    """How many readers a side names. Raises `RequestError`."""
+    """Check and return the number of readers. Raises `RequestError`."""
     if not 0 <= readers <= MAX_READERS:
         raise RequestError(
-            f"readers is {readers}; it must be 0 to {MAX_READERS}: publish again for more",
+            f"readers is {readers}; it must be 0 to {MAX_READERS}: publish again for more readers",
             field="readers",
         )
     return readers
 
 
 def version_of(text: str) -> str:
-    """The version of a peer's software. Raises `RequestError` for what can't be one."""
+    """Check and return the version of a peer's software. Raises `RequestError`."""
     if not _VERSION.fullmatch(text):
         raise RequestError(
-            f"version must have letters, digits and .+-_ alone, {MAX_VERSION_LENGTH} at most",
+            f"version may have only letters, digits and .+-_, at most {MAX_VERSION_LENGTH}",
             field="version",
         )
     return text
 
 
 def chunk_of(publication: pb.Publication, limits: Limits, number: int = 0) -> Chunk:
-    """A part of P's publication, under the number of its message. Raises `RequestError`."""
+    """Return a part of P's publication; ``number`` is its message's. Raises `RequestError`."""
     _check_lists(publication.blocks)
     return Chunk(
         tuple([(b.group, b.first_block, b.block_ids) for b in publication.blocks]),
@@ -136,7 +136,7 @@ def chunk_of(publication: pb.Publication, limits: Limits, number: int = 0) -> Ch
 
 
 def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
-    """D's demand, under the number of its message. Raises `RequestError`."""
+    """Return D's demand; ``number`` is its message's. Raises `RequestError`."""
     timeout_ms, held_tokens = demand.timeout_ms, demand.held_tokens
     if demand.position_tokens < 0:
         raise RequestError(
@@ -151,12 +151,12 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         )
     if demand.content and not demand.position_tokens:
         raise RequestError(
-            "a demand that names its content must say position_tokens, up to which it does",
+            "a demand that names content must have position_tokens, up to which the content counts",
             field="position_tokens",
         )
     if demand.takes_sampled_token and not demand.position_tokens:
         raise RequestError(
-            "a demand that takes the token that P sampled must say position_tokens, behind which",
+            "a demand that takes P's sampled token must have position_tokens, after which it comes",
             field="position_tokens",
         )
     if demand.write_mark < 0:
@@ -167,17 +167,19 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
     if demand.HasField("prefix"):
         if demand.content or demand.readers or demand.takes_sampled_token:
             raise RequestError(
-                "a demand that names a prefix names no content beside it, no readers, and takes "
-                "no sampled token",
+                "a demand that names a prefix must not have content or readers, and cannot take a "
+                "sampled token",
                 field="prefix",
             )
         prefix = named_of(demand.prefix, demand.position_tokens)
     _check_lists(demand.blocks)
     blocks = []
-    for one in demand.blocks:
-        if one.first_block:
-            raise RequestError("a demand names all blocks from 0 on", field="first_block")
-        blocks.append((one.group, one.block_ids))
+    for listed in demand.blocks:
+        if listed.first_block:
+            raise RequestError(
+                "a demand must name all blocks, from block 0 on", field="first_block"
+            )
+        blocks.append((listed.group, listed.block_ids))
     timeout_s = timeout_ms / 1000 if timeout_ms else limits.timeout_s
     return Wish(
         tuple(blocks),
@@ -208,22 +210,22 @@ def _sampled(said: pb.Publication | pb.Ended) -> int | None:
 
 
 def known_end_of(ended: pb.Ended) -> KnownEnd:
-    """Return an end that an engine gives back. Raises `RequestError` for what no broker told."""
+    """Return an end that an engine reports. Raises `RequestError` if no broker can have told it."""
     state = _ENDS.get(ended.state)
     done = state is State.DONE
     others = ended.counterparts
-    sizes = [len(one.message_ids) for one in others]
-    names = [name for one in others for name in (one.engine_id, one.incarnation)]
+    sizes = [len(other.message_ids) for other in others]
+    names = [name for other in others for name in (other.engine_id, other.incarnation)]
     if (
         state is None
         or done != (not ended.reason)
         or ended.position_tokens < 0
         or len(others) > MAX_DELIVERIES
         or max(sizes, default=0) > MAX_MESSAGES
-        or any(len(one.agents) > MAX_CONTENT_BYTES for one in others)
+        or any(len(other.agents) > MAX_CONTENT_BYTES for other in others)
         or max(map(len, names), default=0) > MAX_ID_LENGTH
     ):
-        raise RequestError("known_end is no end that a broker tells", field="known_end")
+        raise RequestError("known_end is not an end that a broker tells", field="known_end")
     reason, detail = failure_of(ended.reason, ended.detail)
     return KnownEnd(
         of_demand=ended.demand != 0,
@@ -232,8 +234,8 @@ def known_end_of(ended: pb.Ended) -> KnownEnd:
         position=ended.position_tokens,
         compared=ended.content_compared,
         counterparts=tuple(
-            Counterpart(one.engine_id, one.incarnation, tuple(one.message_ids), one.agents)
-            for one in others
+            Counterpart(other.engine_id, other.incarnation, tuple(other.message_ids), other.agents)
+            for other in others
         ),
         sampled=_sampled(ended),
         readers=readers_of(ended.readers),
@@ -241,7 +243,7 @@ def known_end_of(ended: pb.Ended) -> KnownEnd:
 
 
 def failure_of(reason: str, detail: str) -> tuple[str, str]:
-    """Why an agent could not do what it was told, in words that may be shown; "": it could.
+    """Return an agent's failure in words that may be shown; an empty reason means success.
 
     >>> failure_of("READ_FAILED", "no\nroute")
     ('READ_FAILED', 'no\\\\nroute')
@@ -254,21 +256,21 @@ def failure_of(reason: str, detail: str) -> tuple[str, str]:
 
 
 def _named_content(said: pb.Publication | pb.Demand, limits: Limits, verb: str) -> bytes:
-    """What a side names. Raises as `_content`, and `ContentNotNamedError` where it must name it."""
+    """Return the content that a side names. Raises `ContentNotNamedError` if it must name it."""
     if not said.content and limits.require_content:
         raise ContentNotNamedError(
-            f"handoff {said.handoff_id[:64]}: the engine {verb} without naming its content, and "
-            f"this broker serves nothing that it can't compare: give content and position_tokens",
+            f"handoff {said.handoff_id[:64]}: the engine {verb} without naming its content, but "
+            f"this broker requires content to compare: give content and position_tokens",
             handoff=said.handoff_id,
         )
     return _content(said.content)
 
 
 def _content(content: bytes) -> bytes:
-    """What a side names. Raises `RequestError` for what can't be a hash."""
+    """Check and return a content hash. Raises `RequestError`."""
     if content and not MIN_CONTENT_BYTES <= len(content) <= MAX_CONTENT_BYTES:
         raise RequestError(
-            f"content has {len(content)} bytes; a hash has {MIN_CONTENT_BYTES} to "
+            f"content has {len(content)} bytes, but a hash has {MIN_CONTENT_BYTES} to "
             f"{MAX_CONTENT_BYTES}",
             field="content",
         )
@@ -276,9 +278,9 @@ def _content(content: bytes) -> bytes:
 
 
 def _check_lists(lists: Sized) -> None:
-    """Raise `RequestError` for more lists than an engine has groups."""
+    """Raise `RequestError` for more block lists than an engine may have groups."""
     if len(lists) > MAX_GROUPS:
         raise RequestError(
-            f"{len(lists)} lists of blocks; an engine has at most {MAX_GROUPS} groups",
+            f"{len(lists)} lists of blocks, but an engine has at most {MAX_GROUPS} groups",
             field="blocks",
         )

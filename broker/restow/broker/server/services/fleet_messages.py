@@ -1,4 +1,4 @@
-"""What operators are told of several brokers."""
+"""Messages to operators about several brokers and their pools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_BROKERS = 1000
 
 
 def membership_of(report: FleetReport) -> pb.Membership:
-    """Return how a broker stands among others."""
+    """Return a broker's state among the others."""
     leadership = report.leadership
     leader = leadership.fleet.leader
     told = pb.Membership(

@@ -1,4 +1,4 @@
-"""Holdings and chains, bounded where they enter; who holds what, as it is told."""
+"""Conversion and limits of messages about holdings and chains."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ DEFAULT_HOLDERS, MAX_HOLDERS = 8, 100
 
 
 def revision_of(revision: str) -> str:
-    """Return a revision that a message may leave empty. Raises `RequestError`."""
+    """Check and return a revision, which may be empty. Raises `RequestError`."""
     if revision:
         check_revision(revision)
     return revision
 
 
 def form_of(form: pb.HashForm) -> HashForm:
-    """How hashes are made. Raises `ChainInvalidError` for what no chain can be made by."""
+    """Return the form of hashes. Raises `ChainInvalidError` for an impossible form."""
     check_form(form.algorithm, form.quantum_tokens, form.hash_bytes)
     return HashForm(form.algorithm, form.quantum_tokens, form.hash_bytes)
 
 
 def batch_of(holdings: pb.Holdings) -> Batch:
-    """A batch of an engine's. Raises `ChainInvalidError` and `HoldingsError`."""
+    """Return an engine's batch. Raises `ChainInvalidError` and `HoldingsError`."""
     if holdings.number < 1:
         raise HoldingsError(f"number is {holdings.number}; batches count from 1", field="number")
     form = form_of(holdings.form)
@@ -57,8 +57,8 @@ def batch_of(holdings: pb.Holdings) -> Batch:
     count = sum(len(run.hashes) for run in runs) // form.hash_bytes
     if count > MAX_BATCH_HASHES:
         raise HoldingsError(
-            f"batch {holdings.number} has {count} hashes; one has at most {MAX_BATCH_HASHES}: tell "
-            f"them in several",
+            f"batch {holdings.number} has {count} hashes, but may have at most {MAX_BATCH_HASHES}: "
+            f"send several batches",
             field="held",
         )
     return Batch(
@@ -76,65 +76,67 @@ def _runs_of(runs: Iterable[pb.HeldRun], form: HashForm) -> tuple[Run, ...]:
         _check_size(run.hashes, form)
         if len(run.parent) not in (0, form.hash_bytes):
             raise ChainInvalidError(
-                f"a parent has {len(run.parent)} bytes; it is one hash, of {form.hash_bytes}, or "
-                f"empty",
+                f"a parent has {len(run.parent)} bytes, but must be empty or one hash of "
+                f"{form.hash_bytes} bytes",
                 field="parent",
             )
     return tuple(Run(run.group, run.hashes, run.parent) for run in runs if run.hashes)
 
 
 def chains_of(request: pb.FindRequest, model: ModelIdentity) -> list[Chain]:
-    """What is asked for. Raises `ChainInvalidError`."""
+    """Return the chains that are asked for. Raises `ChainInvalidError`."""
     form = form_of(request.form)
     if len(request.chains) > MAX_CHAINS:
         raise ChainInvalidError(
-            f"{len(request.chains)} chains; a call has at most {MAX_CHAINS}", field="chains"
-        )
-    count = sum(len(one.hashes) for one in request.chains) // form.hash_bytes
-    if count > MAX_CHAIN_HASHES:
-        raise ChainInvalidError(
-            f"the chains have {count} hashes; a call has at most {MAX_CHAIN_HASHES}: ask by a "
-            f"larger quantum, or for the beginning",
+            f"{len(request.chains)} chains, but a call may have at most {MAX_CHAINS}",
             field="chains",
         )
-    for one in request.chains:
-        _check_size(one.hashes, form)
-        check_salt(one.salt)
-        _check_ends(one.ends, form)
-        if one.below_tokens < 0:
+    count = sum(len(chain.hashes) for chain in request.chains) // form.hash_bytes
+    if count > MAX_CHAIN_HASHES:
+        raise ChainInvalidError(
+            f"the chains have {count} hashes, but a call may have at most {MAX_CHAIN_HASHES}: use "
+            f"a larger quantum, or ask for the beginning",
+            field="chains",
+        )
+    for chain in request.chains:
+        _check_size(chain.hashes, form)
+        check_salt(chain.salt)
+        _check_ends(chain.ends, form)
+        if chain.below_tokens < 0:
             raise ChainInvalidError(
-                f"below_tokens {one.below_tokens} must not be negative", field="below_tokens"
+                f"below_tokens {chain.below_tokens} must not be negative", field="below_tokens"
             )
     return [
         Chain(
-            replace(model, revision=revision_of(one.revision)) if one.revision else model,
+            replace(model, revision=revision_of(chain.revision)) if chain.revision else model,
             form,
-            one.salt,
-            one.hashes,
-            one.below_tokens,
-            tuple(ChainEnd(end.position_tokens, end.hash) for end in one.ends),
+            chain.salt,
+            chain.hashes,
+            chain.below_tokens,
+            tuple(ChainEnd(end.position_tokens, end.hash) for end in chain.ends),
         )
-        for one in request.chains
+        for chain in request.chains
     ]
 
 
 def named_of(prefix: pb.Prefix, position_tokens: int) -> NamedPrefix:
-    """A state of so many tokens by its hashes. Raises `ChainInvalidError` where they do not fit."""
+    """Return a state's name by its hashes. Raises `ChainInvalidError` if they do not fit."""
     form = form_of(prefix.form)
     check_salt(prefix.salt)
     _check_size(prefix.hashes, form)
     count, quantum_tokens = len(prefix.hashes) // form.hash_bytes, form.quantum_tokens
     if count > MAX_CHAIN_HASHES:
         raise ChainInvalidError(
-            f"the prefix has {count} hashes; one has at most {MAX_CHAIN_HASHES}", field="hashes"
+            f"the prefix has {count} hashes, but may have at most {MAX_CHAIN_HASHES}",
+            field="hashes",
         )
     whole, rest_tokens = divmod(position_tokens, quantum_tokens)
     end_bytes = form.hash_bytes if rest_tokens else 0
     if position_tokens < 1 or count != whole or len(prefix.end_hash) != end_bytes:
         raise ChainInvalidError(
-            f"a prefix of {position_tokens} tokens has one hash for each {quantum_tokens} of them, "
-            f"and an end_hash where some are left over; this one has {count} and "
-            f"{len(prefix.end_hash)} bytes",
+            f"a prefix of {position_tokens} tokens needs a hash for each {quantum_tokens} tokens, "
+            f"and an end_hash if some are left over; this one has {count} hashes and an end_hash "
+            f"of {len(prefix.end_hash)} bytes",
             field="hashes",
         )
     revision = revision_of(prefix.revision)
@@ -142,35 +144,37 @@ def named_of(prefix: pb.Prefix, position_tokens: int) -> NamedPrefix:
 
 
 def _check_ends(ends: Sequence[pb.ChainEnd], form: HashForm) -> None:
-    """Raise `ChainInvalidError` for too many, and for positions that do not rise."""
+    """Raise `ChainInvalidError` for too many ends, or ends that do not rise."""
     if len(ends) > MAX_ENDS:
-        raise ChainInvalidError(f"{len(ends)} ends; a chain has at most {MAX_ENDS}", field="ends")
+        raise ChainInvalidError(
+            f"{len(ends)} ends, but a chain may have at most {MAX_ENDS}", field="ends"
+        )
     before = 0
     for end in ends:
         position_tokens = end.position_tokens
         if position_tokens <= before or not position_tokens % form.quantum_tokens:
             raise ChainInvalidError(
-                f"an end at token {position_tokens}, after {before}: the positions of ends rise, "
-                f"and none is a multiple of the {form.quantum_tokens} tokens of a quantum",
+                f"an end at token {position_tokens} after one at {before}: positions of ends must "
+                f"rise, and must not be multiples of the quantum of {form.quantum_tokens} tokens",
                 field="ends",
             )
         before = position_tokens
         if len(end.hash) != form.hash_bytes:
             raise ChainInvalidError(
-                f"an end's hash has {len(end.hash)} bytes, and the chain's have {form.hash_bytes}",
+                f"an end's hash has {len(end.hash)} bytes, but the chain's have {form.hash_bytes}",
                 field="ends",
             )
 
 
 def limit_of(limit: int) -> int:
-    """How many holders are told. Raises `RequestError`."""
+    """Return how many holders to name. Raises `RequestError`."""
     if not 0 <= limit <= MAX_HOLDERS:
         raise RequestError(f"limit is {limit}; it must be 0 to {MAX_HOLDERS}", field="limit")
     return limit or DEFAULT_HOLDERS
 
 
 def model_of(model: pb.ModelName) -> ModelIdentity:
-    """The model that is asked for by name. Raises `RequestError` for none."""
+    """Return the model that is named. Raises `RequestError` if none is."""
     if not model.name:
         raise RequestError("name a model, or an engine whose model it is", field="model")
     return wire.identity_of(model)
@@ -179,14 +183,21 @@ def model_of(model: pb.ModelName) -> ModelIdentity:
 def _check_size(hashes: bytes, form: HashForm) -> None:
     if len(hashes) % form.hash_bytes:
         raise ChainInvalidError(
-            f"{len(hashes)} bytes of hashes are no multiple of the {form.hash_bytes} that each has",
+            f"{len(hashes)} bytes of hashes are not a multiple of a hash's {form.hash_bytes} bytes",
             field="hashes",
         )
 
 
 def fill_found(found: pb.FoundPrefix, held: list[tuple[EngineRecord, int]], limit: int) -> None:
-    """Who holds how many tokens: ``limit`` of those with most, and of equals of the less busy."""
-    held.sort(key=lambda one: (-one[1], one[0].draining, len(one[0].handoffs), one[0].key))
+    """Write up to ``limit`` holders, most tokens first, then the less busy."""
+    held.sort(
+        key=lambda holding: (
+            -holding[1],
+            holding[0].draining,
+            len(holding[0].handoffs),
+            holding[0].key,
+        )
+    )
     for engine, tokens in held[:limit]:
         holder = found.holders.add()
         holder.engine_id = engine.key.engine_id
@@ -199,7 +210,7 @@ def fill_found(found: pb.FoundPrefix, held: list[tuple[EngineRecord, int]], limi
 def engine_holdings(
     teller: Teller, holders: Holders, engine: EngineRecord | None
 ) -> admin_pb2.EngineHoldings:
-    """What an engine holds of each group, and what became of its offers."""
+    """Return what an engine holds of each group, and how its offers ended."""
     counts, tokens = holders.count(teller), teller.form.quantum_tokens
     return admin_pb2.EngineHoldings(
         tenant=teller.engine.tenant,
@@ -221,7 +232,7 @@ def engine_holdings(
 
 
 def tenant_holdings(tenant: str, holders: Holders, limit_bytes: int) -> admin_pb2.TenantHoldings:
-    """What those of a tenant take."""
+    """Return what a tenant's holdings take."""
     return admin_pb2.TenantHoldings(
         tenant=tenant,
         hashes=len(holders.index),

@@ -1,4 +1,4 @@
-"""Hearing a stream of messages: each in its order, and no stream for so long that others wait."""
+"""Handle the messages of streams in order, without letting one stream delay others for long."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Message = TypeVar("Message")
 Batch = TypeVar("Batch")
 
 MAX_AT_ONCE = 512
-"""Messages of one batch, after which others have their turn: a batch may hold millions."""
+"""Messages of a batch that are handled before others have a turn; a batch may hold millions."""
 
 
 async def hear_stream(
@@ -40,11 +40,11 @@ async def hear_stream(
     now_s: Callable[[], float],
     stand: Stand,
 ) -> None:
-    """Hear the ``first`` messages and those of all ``requests``, until the stream ends.
+    """Handle the ``first`` messages and those of all ``requests``, until the stream ends.
 
-    ``hear`` takes a message and the time, and says whether that took long. What it raises, a
-    `RestowError`, ends the stream; the end of ``requests`` does, too. One that ends is heard no
-    more: who does not read it could write for ever.
+    ``hear`` takes a message and the time, and returns whether that took long. A `RestowError`
+    that it raises ends the stream, and so does the end of ``requests``. Once the outbox is
+    closed nothing is read any more, or a peer that does not read could write for ever.
     """
     try:
         await hear_batch(first, outbox, hear, now_s, stand)
@@ -52,7 +52,7 @@ async def hear_stream(
             if outbox.closed:
                 return
             await hear_batch(request.messages, outbox, hear, now_s, stand)
-            del request  # the next may be long in coming
+            del request  # the next request may take long to arrive
     except RestowError as error:
         outbox.close(error)
     finally:
@@ -66,7 +66,7 @@ async def hear_batch(
     now_s: Callable[[], float],
     stand: Stand,
 ) -> None:
-    """Hear what came at once, while the broker may act."""
+    """Handle a batch, as long as the broker may act."""
     at_s = now_s()
     standing = stand.standing
     long: bool | None = False
@@ -74,7 +74,7 @@ async def hear_batch(
         if long or not index % MAX_AT_ONCE:
             await asyncio.sleep(0)
             at_s = now_s()
-        if standing.among_others:  # who is alone is always sure
+        if standing.among_others:  # a single broker is always sure
             if not standing.is_sure():
                 await standing.sure()
                 at_s = now_s()
@@ -86,9 +86,9 @@ async def hear_batch(
 
 
 async def batches_to_say(outbox: Outbox[Batch], stand: Stand) -> AsyncIterator[Batch]:
-    """Yield what is to be written on a stream; raises the error that the outbox was closed with.
+    """Yield the batches to write on a stream; raises the error that the outbox was closed with.
 
-    What was decided in an epoch that is over since is left out.
+    Batches that were decided in an epoch which has ended are left out.
     """
     while (batch := await outbox.take()) is not None:
         if await stand.holds():
@@ -96,7 +96,7 @@ async def batches_to_say(outbox: Outbox[Batch], stand: Stand) -> AsyncIterator[B
 
 
 class SessionWords:
-    """Translates; the directory decides."""
+    """Handles the messages of engines' sessions; translates them, and the directory decides."""
 
     def __init__(self, hub: Hub) -> None:
         """Serve the hub's directory."""
@@ -105,7 +105,7 @@ class SessionWords:
     def hear(
         self, engine: EngineRecord, outbox: EngineOutbox, message: pb.EngineMessage, now_s: float
     ) -> bool:
-        """Hear one message, and say whether that took long."""
+        """Handle a message, and return whether that took long."""
         hub, body = self._hub, message.WhichOneof("body")
         try:
             actions = self._apply(engine, message, body, now_s)
@@ -203,7 +203,7 @@ class SessionWords:
         raise RequestError("a message without a body")
 
     def revise(self, engine: EngineRecord, revision: str, now_s: float) -> list[act.Action]:
-        """Have an engine be of another revision, and log it. Raises as `Directory.revise`."""
+        """Set an engine's revision, and log it. Raises as `Directory.revise`."""
         before = engine.revision
         actions = self._hub.directory.revise(engine, revision, now_s)
         if before != revision:
@@ -212,6 +212,6 @@ class SessionWords:
         return actions
 
     def tell_refused(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
-        """Let D know that what it waits for will not come."""
+        """Tell D that the publication it waits for was refused."""
         hub = self._hub
         hub.perform(hub.directory.publication_refused(engine, handoff_id, error, hub.now_s()))

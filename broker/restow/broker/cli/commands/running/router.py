@@ -10,7 +10,6 @@ import typer
 from restow.broker.addresses import host_and_port
 from restow.broker.cli.connection import Connection, connects
 from restow.broker.cli.settings.options import LogFormatOption
-from restow.broker.errors import ExtraMissingError
 
 ROUTER_PORT = 8000
 
@@ -82,16 +81,10 @@ def router(
     SIGTERM or SIGINT. Keys and traces in headers go on to the engines. Asks no broker, unless
     --find-ms says so. It is for trying things; docs/vllm.md names routers for production.
     """
-    try:
-        from restow.broker.router.engines import Engine, is_url
-        from restow.broker.router.finding import FindSettings
-        from restow.broker.router.serve import RouterSettings, serve_router
-    except ModuleNotFoundError as error:
-        raise ExtraMissingError(
-            f"the router needs module {error.name}, which is not installed: "
-            f"pip install 'restow[router]'",
-            module=error.name,
-        ) from None
+    from restow.broker.router.engines import Engine, is_url
+    from restow.broker.router.finding import FindSettings
+    from restow.broker.router.serve import RouterSettings, serve_router
+
     host, port = host_and_port(listen, ROUTER_PORT)
     engines = [Engine.named(words) for words in (*prefill, *decode)]
     for one in engines:

@@ -1,31 +1,22 @@
 // Time series: each chart is drawn anew from at most 90 steps. A pointer, or the arrow keys, choose a step in all of them.
 const CHART = {width: 300, height: 76};
+// Each line is one of those that the broker makes, with a text for each of its values.
 const CHARTS = [
-  {id: "ended", title: "handoffs ended a second", lines: [["", (s) => s.ends]], words: (v) => `${v.toFixed(1)}/s`},
-  {id: "bytes", title: "bytes read a second", lines: [["", (s) => s.rate]], words: rate},
-  {id: "transfer", title: "grant to end (log)", log: true, lines: [["p50", (s) => s.p50_s], ["p99", (s) => s.p99_s]], words: duration},
-  {id: "failures", title: "failed or expired", bars: true, lines: [["", (s) => s.failed]], words: (v) => String(v)},
+  {id: "ended", title: "handoffs ended a second", lines: ["ended"]},
+  {id: "bytes", title: "bytes read a second", lines: ["read"]},
+  {id: "transfer", title: "grant to end (log)", log: true, lines: ["p50", "p99"]},
+  {id: "failures", title: "failed or expired", bars: true, lines: ["failed"]},
 ];
-let chosen = null, chartSteps = [];
-
-function stepsOf(now) {
-  const {step_s: stepS, steps} = now.traffic;
-  // The last step is not over: its rates are those of the time that it has had.
-  const last = Math.max(now.now_s % stepS, stepS / 2);
-  return steps.map((step, index) => {
-    const seconds = index === steps.length - 1 ? last : stepS;
-    return {...step, ago_s: (steps.length - 1 - index) * stepS, ends: (step.done + step.failed + step.cancelled) / seconds, rate: step.bytes / seconds};
-  });
-}
+let chosen = null, traffic = null;
 
 function charts(now) {
-  chartSteps = stepsOf(now);
-  const room = byId("charts"), slots = Math.round(900 / now.traffic.step_s);
+  traffic = now.traffic;
+  const room = byId("charts"), slots = Math.round(900 / traffic.step_s);
   for (const one of CHARTS) {
     const made = byId(`chart-${one.id}`) || chart(room, one);
     plot(made.querySelector("svg"), one, slots);
   }
-  say("traffic-note", `in steps of ${now.traffic.step_s} s${now.tenant === null ? "" : `, of tenant ${now.tenant}`}`);
+  say("traffic-note", `in steps of ${traffic.step_s} s${now.tenant === null ? "" : `, of tenant ${now.tenant}`}`);
   readouts();
 }
 
@@ -38,7 +29,7 @@ function chart(room, one) {
   for (const words of ["15 min ago", "most", "now"]) put(axis, "span", {}, words);
   drawn.addEventListener("pointermove", (event) => {
     const box = drawn.getBoundingClientRect(), slots = Number(drawn.dataset.slots);
-    choose(chartSteps.length - slots + Math.floor((event.clientX - box.left) / box.width * slots));
+    choose(traffic.ago.length - slots + Math.floor((event.clientX - box.left) / box.width * slots));
   });
   drawn.addEventListener("pointerleave", () => choose(null));
   drawn.addEventListener("blur", () => choose(null));
@@ -46,7 +37,7 @@ function chart(room, one) {
     const by = {ArrowLeft: -1, ArrowRight: 1}[event.key];
     if (!by) return;
     event.preventDefault();
-    choose(chosen === null ? chartSteps.length - 1 : chosen + by);
+    choose(chosen === null ? traffic.ago.length - 1 : chosen + by);
   });
   return made;
 }
@@ -54,11 +45,11 @@ function chart(room, one) {
 function plot(drawn, one, slots) {
   drawn.replaceChildren();
   drawn.dataset.slots = slots;
-  const values = one.lines.map(([, pick]) => chartSteps.map(pick));
+  const lines = one.lines.map((name) => traffic.lines[name]), values = lines.map((line) => line.values);
   const most = Math.max(0, ...values.flat().filter((v) => v !== null));
   const least = one.log ? Math.min(...values.flat().filter((v) => v !== null)) / 1.5 : 0;
   const share = (v) => (one.log ? Math.log(v / least) / Math.log(most / least) : v / most);
-  const wide = CHART.width / slots, first = slots - chartSteps.length;
+  const wide = CHART.width / slots, first = slots - traffic.ago.length;
   const x = (index) => ((first + index + 0.5) * wide).toFixed(1);
   const y = (value) => (CHART.height - 1 - (most ? share(value) : 0) * (CHART.height - 6)).toFixed(1);
   put(drawn, "line", {class: "floor", x1: 0, x2: CHART.width, y1: CHART.height - 0.5, y2: CHART.height - 0.5});
@@ -82,29 +73,33 @@ function plot(drawn, one, slots) {
     put(drawn, "path", {class: number ? "second" : "top", d: path});
   });
   put(drawn, "line", {class: "cursor", y1: 0, y2: CHART.height, x1: 0, x2: 0, visibility: "hidden"});
-  const said = one.lines.map(([name], n) => `${name} at most ${most && values[n].some((v) => v !== null) ? one.words(Math.max(...values[n].filter((v) => v !== null))) : "nothing"}`);
-  drawn.setAttribute("aria-label", `${one.title}, the last quarter of an hour: ${said.join(", ").trim()}`);
-  drawn.parentNode.querySelectorAll(".axis span")[1].textContent = most ? `top: ${one.words(most)}` : "";
+  const said = one.lines.map((name, n) => `${name} ${lines[n].top}`).join(", ");
+  drawn.setAttribute("aria-label", `${one.title}, the last quarter of an hour: ${said}`);
+  drawn.parentNode.querySelectorAll(".axis span")[1].textContent = most ? lines[lines.length - 1].top : "";
 }
 
 function choose(index) {
-  chosen = index === null ? null : Math.min(Math.max(index, 0), chartSteps.length - 1);
+  chosen = index === null ? null : Math.min(Math.max(index, 0), traffic.ago.length - 1);
   readouts();
 }
 
 function readouts() {
-  // Of the chosen step; else of the latest one in which anything is known.
-  const index = chosen === null ? chartSteps.length - 1 : chosen, step = chartSteps[index];
-  if (!step) return;
+  // Show the chosen step, or else the latest one in which anything is known.
+  const count = traffic.ago.length, index = chosen === null ? count - 1 : Math.min(chosen, count - 1);
+  if (!count) return;
   for (const one of CHARTS) {
     const figure = byId(`chart-${one.id}`), cursor = figure.querySelector(".cursor");
     const slots = Number(figure.querySelector("svg").dataset.slots);
-    const at = (slots - chartSteps.length + index + 0.5) * CHART.width / slots;
+    const at = (slots - count + index + 0.5) * CHART.width / slots;
     cursor.setAttribute("visibility", chosen === null ? "hidden" : "visible");
     cursor.setAttribute("x1", at);
     cursor.setAttribute("x2", at);
-    const latest = (pick) => chartSteps.map(pick).findLast((value) => value !== null) ?? null;
-    const words = one.lines.map(([name, pick]) => `${name} ${known(chosen === null ? latest(pick) : pick(step), one.words)}`.trim()).join("  ");
-    figure.querySelector("output").textContent = chosen === null ? words : `${words}, ${step.ago_s ? `${duration(step.ago_s)} ago` : "now"}`;
+    const texts = one.lines.map((name) => {
+      const {values, texts} = traffic.lines[name];
+      const step = chosen === null ? values.findLastIndex((value) => value !== null) : index;
+      return `${one.lines.length > 1 ? name : ""} ${texts[step] || "-"}`.trim();
+    });
+    const ago = chosen === null ? "" : index === count - 1 ? ", now" : `, ${traffic.ago[index]} ago`;
+    figure.querySelector("output").textContent = texts.join("  ") + ago;
   }
 }

@@ -3,43 +3,38 @@ const CARD = {width: 270, height: 54, gap: 14, top: 34};
 
 function sides(now) {
   // Who prefills is on the left, who decodes on the right; who has done neither yet, between them.
-  const sources = new Set(now.traffic.pairs.map((p) => p.source)), destinations = new Set(now.traffic.pairs.map((p) => p.destination));
+  const sources = new Set(now.pairs.map((p) => p.from)), destinations = new Set(now.pairs.map((p) => p.to));
   const prefills = (e) => e.publishes || sources.has(e.name), decodes = (e) => e.asks || destinations.has(e.name);
   const named = (one) => now.engines.filter(one).map((e) => e.name).sort();
   return [named(prefills), named(decodes), named((e) => !prefills(e) && !decodes(e))];
 }
 
-function held(engine) {
-  // Blocks and snapshots that it says to hold of prefixes; of a store, in memory and on its disk.
-  const said = [[engine.held_tokens, "token"], [engine.held_snapshots, "snapshot"]].filter(([count]) => (count ?? null) !== null);
-  return `holds ${said.map(([count, what]) => `${count} ${what}${count === 1 ? "" : "s"}`).join(", ") || "nothing"}`;
-}
+function lost(engine) { return !engine.session || engine.agents.includes(false); }
 
 function card(map, engine, x, y) {
-  const lost = !engine.session || engine.ranks.some((r) => !r.agent);
   const group = put(map, "g");
-  put(group, "title", {}, [`${engine.name}: ${engine.model}`, held(engine), engine.session ? "" : "no session"].filter(Boolean).join(", "));
-  put(group, "rect", {class: lost ? "engine lost" : "engine", x, y, width: CARD.width, height: CARD.height, rx: 6});
+  put(group, "title", {}, [`${engine.name}: ${engine.model}`, engine.held, engine.session ? "" : "no session"].filter(Boolean).join(", "));
+  put(group, "rect", {class: lost(engine) ? "engine lost" : "engine", x, y, width: CARD.width, height: CARD.height, rx: 6});
   put(group, "text", {x: x + 12, y: y + 20}, short(engine.name, 34));
-  put(group, "text", {class: "soft", x: x + 12, y: y + 36}, short(engine.session ? (engine.keeps ? `store, ${held(engine)}` : engine.model) : "no session", 40));
+  put(group, "text", {class: "soft", x: x + 12, y: y + 36}, short(engine.session ? (engine.keeps ? `store, ${engine.held}` : engine.model) : "no session", 40));
   const most = 24;
-  engine.ranks.slice(0, most).forEach((rank, index) => {
-    const dot = put(group, "circle", {class: rank.agent ? "there" : "missing", cx: x + 15 + index * 10, cy: y + 45, r: 3});
-    put(dot, "title", {}, `rank ${rank.rank}: ${rank.agent ? "agent connected" : "no agent"}`);
+  engine.agents.slice(0, most).forEach((there, rank) => {
+    const dot = put(group, "circle", {class: there ? "there" : "missing", cx: x + 15 + rank * 10, cy: y + 45, r: 3});
+    put(dot, "title", {}, `rank ${rank}: ${there ? "agent connected" : "no agent"}`);
   });
-  if (engine.ranks.length > most) put(group, "text", {class: "soft", x: x + 15 + most * 10, y: y + 49}, "…");
+  if (engine.agents.length > most) put(group, "text", {class: "soft", x: x + 15 + most * 10, y: y + 49}, "…");
 }
 
 function between(now, from, to) {
   const pairs = new Map();
   const add = (one) => {
-    if (!from.has(one.source) || !to.has(one.destination)) return {};
-    const key = JSON.stringify([one.source, one.destination]);
-    if (!pairs.has(key)) pairs.set(key, {source: one.source, destination: one.destination, counts: {}});
+    if (!from.has(one.from) || !to.has(one.to)) return {};
+    const key = JSON.stringify([one.from, one.to]);
+    if (!pairs.has(key)) pairs.set(key, {source: one.from, destination: one.to, counts: {}});
     return pairs.get(key).counts;
   };
-  now.traffic.pairs.forEach(add);
-  for (const one of now.pairs) add(one)[one.state] = one.count;
+  now.pairs.forEach(add);
+  for (const one of now.lines) add(one)[one.state] = one.count;
   return [...pairs.values()];
 }
 
@@ -49,9 +44,9 @@ function engines(now) {
   const rows = Math.max(left.length, right.length, idle.length, 1);
   const height = CARD.top + rows * (CARD.height + CARD.gap) + 6;
   drawn.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const lost = now.engines.filter((e) => !e.session || e.ranks.some((r) => !r.agent)).map((e) => e.name);
+  const missing = now.engines.filter(lost).map((e) => e.name);
   drawn.setAttribute("aria-label", `${now.engines.length} engines: ${left.length} prefill, ${right.length} decode; ` +
-    `without a session or an agent: ${lost.length ? lost.join(", ") : "none"}`);
+    `without a session or an agent: ${missing.join(", ") || "none"}`);
   say("engines-note", now.engines_left_out ? `${now.engines.length} of ${now.engines.length + now.engines_left_out}` : "");
   const middle = (width - CARD.width) / 2, columns = [20, width - 20 - CARD.width, middle];
   ["prefill", "decode", "no handoff yet"].forEach((title, index) => {

@@ -1,6 +1,6 @@
 // What is looked at stands in the address behind the #, so that a view can be kept and sent on.
 const LOOK_MS = 1000;
-let view = new URLSearchParams(location.hash.slice(1)), before = null, seen = null, paused = false, waiting = null, looking = false, wantsOther = false;
+let view = new URLSearchParams(location.hash.slice(1)), seen = null, paused = false, waiting = null, looking = false, wantsOther = false;
 
 function changed(more) {
   const other = new URLSearchParams(view);
@@ -35,7 +35,7 @@ function tenants(now) {
 function trouble(now) {
   const fleet = now.fleet;
   if (now.draining) return "draining: nothing is granted";
-  if (fleet && fleet.unready) return `${fleet.unready}${fleet.trouble ? `: ${fleet.trouble}` : ""}`;
+  if (fleet && fleet.unready) return fleet.trouble ? `${fleet.unready}: ${fleet.trouble}` : fleet.unready;
   if (fleet && !fleet.leads) return `stands by: ${fleet.leader || "nobody"} leads`;
   return "";
 }
@@ -43,11 +43,12 @@ function trouble(now) {
 function show(now) {
   seen = now;
   const among = now.fleet ? ` at ${now.fleet.address}, one of ${now.fleet.brokers},` : "";
-  say("about", `broker${among} ${now.version}, epoch ${now.epoch}, up ${duration(now.uptime_s)}`);
+  say("about", `broker${among} ${now.version}, epoch ${now.epoch}, up ${now.uptime}`);
   say("trouble", trouble(now));
   tenants(now);
   charts(now);
   engines(now);
+  figures(now);
   pairs(now, wanted);
   handoffs(now, wanted);
 }
@@ -64,7 +65,6 @@ async function look() {
       if (answer.status === 404 && tenant) throw new Error(`tenant ${tenant} has nothing here`);
       if (!answer.ok) throw new Error((await answer.text()).trim());
       const now = await answer.json();
-      before = figures(now, before);
       show(now);
       await lookAtOne();
     }

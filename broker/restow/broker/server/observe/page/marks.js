@@ -33,27 +33,11 @@ function state(cell, name) {
   mark.style.setProperty("--dot", `var(${DOTS[name] || `--${name}`})`);
 }
 
-function figures(now, before) {
-  const ready = now.engines_ready, engines = now.engines.length + now.engines_left_out;
-  const total = Object.values(now.ended).reduce((a, b) => a + b, 0), failed = now.ended.FAILED + now.ended.EXPIRED;
-  const same = before !== null && before.epoch === now.epoch && before.tenant === now.tenant && now.now_s > before.now_s;
-  const change = (value, was) => (same ? (value - was) / (now.now_s - before.now_s) : null);
-  const ends = change(total, same ? before.total : 0), bytes = change(now.bytes_read, same ? before.bytes : 0);
+function figures(now) {
   const list = clear("figures");
-  const all = [
-    ["engines ready", `${ready} of ${engines}`, ready < engines],
-    ["agents", now.agents, false],
-    ["under way", now.live, false],
-    ["ended a second", known(ends, (value) => value.toFixed(1)), false],
-    ["read a second", known(bytes, size), false],
-    ["done", now.ended.DONE, false],
-    ["failed or expired", failed, failed > 0],
-    ["in quarantine", now.quarantined, now.quarantined > 0],
-  ];
-  for (const [name, value, bad] of all) {
+  for (const [title, text, bad] of now.figures) {
     const box = put(list, "div");
-    put(box, "dt", {}, name);
-    put(box, "dd", bad ? {class: "bad"} : {}, String(value));
+    put(box, "dt", {}, title);
+    put(box, "dd", bad ? {class: "bad"} : {}, text);
   }
-  return {epoch: now.epoch, tenant: now.tenant, now_s: now.now_s, total, bytes: now.bytes_read};
 }

@@ -2,16 +2,16 @@
 const MOST_P = 24, MOST_D = 12;
 
 function pairs(now, wanted) {
-  const all = now.traffic.pairs.filter((p) => wanted([p.source, p.destination]));
+  const all = now.pairs.filter((p) => wanted([p.from, p.to]));
   const first = (pick, most) => [...new Set(all.map(pick))].slice(0, most).sort();
-  const rows = first((p) => p.source, MOST_P), columns = first((p) => p.destination, MOST_D);
-  const found = new Map(all.map((p) => [JSON.stringify([p.source, p.destination]), p]));
+  const rows = first((p) => p.from, MOST_P), columns = first((p) => p.to, MOST_D);
+  const found = new Map(all.map((p) => [JSON.stringify([p.from, p.to]), p]));
   const table = clear("pairs");
-  const shown = all.filter((p) => rows.includes(p.source) && columns.includes(p.destination)).length;
-  const more = all.length - shown + now.traffic.pairs_left_out;
+  const shown = all.filter((p) => rows.includes(p.from) && columns.includes(p.to)).length;
+  const more = all.length - shown + now.pairs_left_out;
   say("pairs-note", `what ended in the last quarter of an hour${more ? `; ${more} more pairs: restow top` : ""}`);
   if (!all.length) {
-    put(put(put(table, "tbody"), "tr"), "td", {class: "soft"}, now.traffic.pairs.length ? "None has such a name." : "Nothing has been handed over lately.");
+    put(put(put(table, "tbody"), "tr"), "td", {class: "soft"}, now.pairs.length ? "None has such a name." : "Nothing has been handed over lately.");
     return;
   }
   const head = put(put(table, "thead"), "tr"), body = put(table, "tbody");
@@ -27,13 +27,12 @@ function pairs(now, wanted) {
 
 function pairCell(line, pair, most) {
   if (!pair) {
-    put(line, "td", {class: "soft"}, "–");
+    put(line, "td", {class: "soft"}, "-");
     return;
   }
-  const words = `${pair.source} to ${pair.destination}: ${size(pair.bytes)} read, p50 ${known(pair.p50_s, duration)}, p99 ${known(pair.p99_s, duration)}`;
-  const cell = put(line, "td", {title: words});
+  const cell = put(line, "td", {title: `${pair.from} to ${pair.to}: ${pair.read} read, p50 ${pair.p50}, p99 ${pair.p99}`});
   cell.style.setProperty("--share", pair.bytes / most);
-  put(cell, "b", {}, known(pair.bytes_per_s, rate));
-  put(cell, "span", {}, `${pair.done} done, p99 ${known(pair.p99_s, duration)}`);
-  if (pair.failed) put(cell, "span", {class: "bad"}, `${pair.failed} failed`);
+  put(cell, "b", {}, pair["reads at"]);
+  put(cell, "span", {}, `${pair.done} done, p99 ${pair.p99}`);
+  if (pair.failed !== "-") put(cell, "span", {class: "bad"}, `${pair.failed} failed`);
 }

@@ -1,0 +1,223 @@
+"""The Triton kernels on a GPU, beside torch's copies and the device's own copy of as many bytes.
+
+The table of a case is on the device already, and CUDA events time the launch alone. The note says
+what a call with a fresh table takes: cut on the host, uploaded, launched, waited for. Every case is
+checked byte by byte before it is timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from bench.model_sizes import real_models
+from bench.report import Put, Row, compared
+from restow.agents.binding.copies import Copies, bind_copies
+from restow.agents.binding.operands import DST, SRC, in_order, paged
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_bytes
+from restow.agents.copying.piece_copies import piece_table
+from restow.broker.families import ConvLayout, EngineSettings, build_layout
+from restow.broker.layout import RankLayout
+from restow.broker.planner import Strategy, compile_programs, make_plan
+from restow.broker.planner.program import GATHER_IN_ORDER, Program
+from restow.broker.planner.program import Column as RowColumn
+from restow.kernels import CopyCode, PieceTable, copy_pieces
+from restow.kernels.codes import Int64s
+from restow.kernels.copy import DevicePieces
+
+SUITE = "gpu-kernels"
+DEVICE, TORCH = "the device's own copy", "torch"
+FRESH_TABLES = 3
+SIZES = tuple(256 << shift for shift in range(0, 13, 2))  # 256 B to 1 MiB
+TOTAL_BYTES = 512 << 20  # far more than the L2 cache of a GPU holds
+MAX_PIECES = 1 << 20
+MODEL, TOKENS = "nemotron3-nano-30b", 4096
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class DeviceCase:
+    """A table between two tensors, and the same copy by torch if it has one."""
+
+    name: str
+    src: torch.Tensor
+    dst: torch.Tensor
+    table: PieceTable
+    torch_call: Call | None = None
+
+
+def piece_cases(device: torch.device, size: int, total: int) -> Iterator[DeviceCase]:
+    """Yield cases of pieces of one size, scattered over pools, between pools and staging."""
+    n = min(total // size, MAX_PIECES)
+    rng = np.random.default_rng(size)
+    pool, other = (_noise(device, 2 * n, size) for _ in range(2))
+    staging = _noise(device, n, size)
+    here, there = rng.permutation(2 * n)[:n], rng.permutation(2 * n)[:n]
+    src, dst = torch.from_numpy(here).to(device), torch.from_numpy(there).to(device)
+    label = f"{size} B" if size < 1024 else f"{size >> 10} KiB"
+    row = np.arange(n)
+    yield DeviceCase(
+        f"gather {n} x {label}", pool, staging,
+        _table(pool, here, staging, row), lambda: torch.index_select(pool, 0, src, out=staging),
+    )  # fmt: skip
+    yield DeviceCase(
+        f"scatter {n} x {label}", staging, other,
+        _table(staging, row, other, there), lambda: other.index_copy_(0, dst, staging),
+    )  # fmt: skip
+    yield DeviceCase(
+        f"page to page {n} x {label}", pool, other,
+        _table(pool, here, other, there), lambda: other.index_copy_(0, dst, pool[src]),
+    )  # fmt: skip
+
+
+def state_cases(device: torch.device, tokens: int) -> Iterator[DeviceCase]:
+    """Yield what a rank of D (TP 4, DS, pages of 64) needs of one of P (TP 2, SD, pages of 16)."""
+    spec = real_models()[MODEL]
+    source = build_layout(spec, EngineSettings(tp=2, page_tokens=16, conv_layout=ConvLayout.SD))
+    target = build_layout(spec, EngineSettings(tp=4, page_tokens=64, conv_layout=ConvLayout.DS))
+    program = next(iter(compile_programs(make_plan(source, target), Strategy.PACK)))
+    rows = program.rows(GATHER_IN_ORDER)
+    src_rank = int(rows[0, RowColumn.SRC_RANK])
+    rows = rows[rows[:, RowColumn.SRC_RANK] == src_rank]
+    span = Tokens(0, tokens)
+    staging = _noise(device, 1, -(-staged_bytes(rows, program.group_pairs, span) // 16) * 16)
+    p_rank = next(rank for rank in source.ranks if rank.rank == src_rank)
+    d_rank = next(rank for rank in target.ranks if rank.rank == program.dst_rank)
+    name = f"{MODEL}, {tokens} tokens, P rank {src_rank} to D rank {program.dst_rank}"
+    run = in_order(rows, program.group_pairs, span, staging.data_ptr())
+    for verb, layout, side in (("gather", p_rank, SRC), ("scatter", d_rank, DST)):
+        memory = _RankPages(device, layout, program, span)
+        pages = paged(memory.table, side, memory.blocks)
+        operands = (pages, run) if verb == "gather" else (run, pages)
+        copies: Copies = bind_copies(rows, program.group_pairs, *operands, span)
+        ends = (memory.data, staging) if verb == "gather" else (staging, memory.data)
+        yield DeviceCase(f"{verb} {name}", *ends, piece_table(copies))
+
+
+def run(put: Put, repeats: int) -> None:
+    """Measure every case on the first GPU. Raises `RuntimeError` if torch finds none."""
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch finds no GPU on this machine")
+    for row in measure(torch.device("cuda"), repeats):
+        put(row)
+
+
+def measure(
+    device: torch.device,
+    repeats: int,
+    total: int = TOTAL_BYTES,
+    sizes: tuple[int, ...] = SIZES,
+    tokens: int = TOKENS,
+) -> Iterator[Row]:
+    """Yield the rows of every case."""
+    for cases in (
+        *(piece_cases(device, size, total) for size in sizes),
+        state_cases(device, tokens),
+    ):
+        for case in cases:
+            yield from _measured(case, device, repeats)
+
+
+def _measured(case: DeviceCase, device: torch.device, repeats: int) -> Iterator[Row]:
+    want = _by_the_host(case)
+    pieces = DevicePieces.of(case.table, device)
+    pieces.copy()
+    if not torch.equal(case.dst.cpu(), want):
+        raise RuntimeError(f"{case.name}: the kernel wrote wrong bytes")
+    size_bytes = case.table.bytes_written
+    plain, target = (_noise(device, 1, -(-size_bytes // 8) * 8) for _ in range(2))
+    calls: dict[str, Call] = {"ours": pieces.copy, DEVICE: lambda: target.copy_(plain)}
+    if case.torch_call is not None:
+        calls[TORCH] = case.torch_call
+    seconds = _timed(calls, device, repeats)
+    fresh = []
+    for _ in range(FRESH_TABLES):
+        begun_s = time.perf_counter()
+        copy_pieces(case.table, device)
+        _wait(device)
+        fresh.append(time.perf_counter() - begun_s)
+    note = f"with a fresh table {statistics.median(fresh) * 1e3:.1f} ms"
+    ours = seconds.pop("ours")
+    for reference, theirs in seconds.items():
+        yield compared(SUITE, case.name, ours, reference, theirs, size_bytes=size_bytes, note=note)
+
+
+def _timed(calls: dict[str, Call], device: torch.device, repeats: int) -> dict[str, list[float]]:
+    """Return the seconds of every call, taken in turns; on a GPU between two events."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(-3, repeats):  # three to warm up
+        for name, call in calls.items():
+            value = _seconds(call, device)
+            if repeat >= 0:
+                seconds[name].append(value)
+    return seconds
+
+
+def _seconds(call: Call, device: torch.device) -> float:
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    call()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / 1e3
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _noise(device: torch.device, rows: int, length: int) -> torch.Tensor:
+    """Make rows of ``length`` random bytes, as int64."""
+    return torch.randint(-(2**62), 2**62, (rows, length // 8), device=device)
+
+
+def _table(src: torch.Tensor, src_row: object, dst: torch.Tensor, dst_row: object) -> PieceTable:
+    length = src.shape[1] * 8
+    here, there = np.asarray(src_row, np.int64), np.asarray(dst_row, np.int64)
+    rows = np.ones((len(here), 6), dtype=np.int64)
+    rows[:, 0], rows[:, 1] = src.data_ptr() + here * length, dst.data_ptr() + there * length
+    rows[:, 2], rows[:, 5] = length, CopyCode.COPY_1
+    return PieceTable.checked(rows)
+
+
+class _RankPages:
+    """A rank's regions in one tensor, and blocks in random order."""
+
+    def __init__(
+        self, device: torch.device, layout: RankLayout, program: Program, tokens: Tokens
+    ) -> None:
+        rng = np.random.default_rng(layout.rank)
+        ids: dict[str, Int64s] = {}
+        counts = []
+        for region in layout.regions:
+            needed = -(-tokens.stop // region.page_tokens) if region.page_tokens else 1
+            needed = -(-needed // region.pages_per_block)
+            counts.append((2 * needed + 1) * region.pages_per_block)
+            if region.group not in ids or len(ids[region.group]) < needed:
+                ids[region.group] = rng.permutation(2 * needed)[:needed] + 1
+        strides = [region.page_stride_bytes for region in layout.regions]
+        sizes = [-(-n * stride // 256) * 256 for n, stride in zip(counts, strides, strict=True)]
+        self.data = _noise(device, 1, sum(sizes))
+        begins = np.cumsum([0, *sizes[:-1]]) + self.data.data_ptr()
+        self.table = RegionTable(begins, np.array(strides, np.int64), np.array(counts, np.int64))
+        self.blocks = Blocks(ids)
+
+
+def _by_the_host(case: DeviceCase) -> torch.Tensor:
+    """Compute on the host what the destination must hold after the copy."""
+    src, dst = case.src.cpu().clone(), case.dst.cpu().clone()
+    rows = case.table.rows.copy()
+    rows[:, 0] += src.data_ptr() - case.src.data_ptr()
+    rows[:, 1] += dst.data_ptr() - case.dst.data_ptr()
+    copy_pieces(PieceTable.checked(rows), torch.device("cpu"))
+    return dst

@@ -1,0 +1,351 @@
+"""Print what a broker tells operators, as tables for terminals of 80 columns and of 200."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from restow.broker.cli.views.fleet_views import standing_text
+from restow.broker.cli.views.listing import Cell, colored, console, listing, put
+from restow.broker.display.documents import ENDS, Values, mixed_weights, models_json
+from restow.broker.display.rows import COLUMNS, Chart, about, charts, destination_text, timeline
+from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
+
+WIDE = 120
+SHORT = 12
+"""Letters of a digest or a revision in a terminal that is not `WIDE`."""
+CHART_WIDTH = 100
+"""Columns of a chart where a line has no end."""
+WEIGHTS = ("model", "adapter", "quantisation")
+LABEL = 18
+"""Columns before a bar of a chart."""
+LEAST_BAR = 10
+STYLES = {"warn": "yellow", "bad": "red"}
+BARS = {"wait": "bright_black", "grant": "yellow", "stage": "magenta", "read": "blue"}
+HANDOFFS = ("handoff", "state", "reason", "from", "to", "age", "read", "tokens")
+"""Columns of ``restow handoffs``. A terminal that has room shows the detail too."""
+WIDE_HANDOFFS = (*HANDOFFS, "lease", "by", "detail")
+LEASES = ("handoff", "lease", "state", "from", "waits for")
+
+Columns = Mapping[str, str | Callable[[Values], Cell]]
+"""Columns by title, each a field of a document or a function of it."""
+
+
+def show_status(status: Values, wide: bool = False) -> None:
+    """Print ``restow status``."""
+    ended = "   ".join(f"{count} {state}" for state, count in status["handoffs_ended"].items())
+    rows: list[Sequence[str | Text]] = [
+        ("broker", f"{status['broker']}, restow {status['version']}"),
+        ("epoch", f"{status['broker_epoch']}, up {duration_text(status['uptime_s'])}"),
+        ("engines", f"{status['engines']}, with {status['agents']} agents"),
+        ("plans", str(status["plans"])),
+        (
+            "live",
+            f"{status['handoffs_live']} handoffs under way, and "
+            f"{status['handoffs_quarantined']} whose pages may still be written to",
+        ),
+        ("ended", ended),
+        ("read", size_text(status["bytes_read"])),
+        (
+            "checked",
+            f"{status['handoffs_checked']} by digests, {status['digest_mismatches']} differed",
+        ),
+    ]
+    if status["membership"]:
+        rows.insert(2, ("among", standing_text(status["membership"])))
+    for words in mixed_weights(status.get("models", [])):
+        rows.append((Text("weights", "bold yellow"), words))
+    if status["draining"]:
+        rows.append((Text("draining", "bold red"), "nothing is granted: restow drain --off"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for cells in rows:
+        table.add_row(*cells)
+    put(console(wide), table)
+
+
+def _count_of(state: str) -> Callable[[Values], str]:
+    """Return what reads the number of handoffs that ended in ``state``."""
+    return lambda one: str(one["handoffs_ended"][state])
+
+
+def show_tenants(value: Values, wide: bool = False) -> None:
+    """Print ``restow tenants``: how much each has, and how its handoffs ended."""
+    if not value["tenants"]:
+        print("No tenant has engines or handoffs.")
+        return
+    columns: Columns = {
+        "tenant": "tenant",
+        "engines": "engines",
+        "live": "handoffs_live",
+        "quarantine": "handoffs_quarantined",
+        **{state: _count_of(state) for state in ENDS},
+        "read": lambda one: size_text(one["bytes_read"]),
+    }
+    _show(value["tenants"], columns, wide)
+
+
+def show_engines(value: Values, wide: bool = False, tenants: bool = False) -> None:
+    """Print ``restow engines``, with warnings of two lives, mixed weights and mixed versions."""
+    engines = value["engines"]
+    if not engines:
+        print("No engine is registered.")
+        return
+    letters = SHORT if console(wide).width < WIDE else None
+    columns: Columns = {
+        "engine": "engine_id",
+        "agents": _agents_cell,
+        "session": _session_cell,
+        "model": lambda one: " ".join(filter(None, (one[name] for name in WEIGHTS))),
+        "revision": lambda one: one["revision"][:letters] or Text("none", style="yellow"),
+        "layout": lambda one: one["layout_digest"][:letters],
+        "incarnation": "incarnation",
+    }
+    _show(engines, columns, wide, tenants)
+    _warn(
+        f"{one['engine_id']}: this life replaced {', '.join(one['replaced'])} "
+        f"{duration_text(one['age_s'])} ago: if it still runs, two have one id"
+        for one in engines
+        if one["replaced"]
+    )
+    _warn(f"Mixed weights: {words}" for words in mixed_weights(models_json(engines)))
+    _warn_of_versions((one["engine_id"], one["version"]) for one in engines)
+
+
+def _agents_cell(engine: Values) -> Cell:
+    missing = engine["agents"] < engine["ranks"]
+    return Text(f"{engine['agents']} of {engine['ranks']}", style="red" if missing else "")
+
+
+def _session_cell(engine: Values) -> Cell:
+    if engine["draining"]:
+        return Text("draining", style="yellow")
+    return Text("open") if engine["session"] else Text("none", style="yellow")
+
+
+def show_agents(value: Values, wide: bool = False, tenants: bool = False) -> None:
+    """Print ``restow agents``, with a warning of mixed versions."""
+    agents = value["agents"]
+    if not agents:
+        print("No agent is connected.")
+        return
+    columns: Columns = {
+        "engine": "engine_id",
+        "rank": "rank",
+        "memory": lambda one: size_text(one["region_bytes"]),
+        "staging": lambda one: size_text(one["staging_bytes"]),
+        "regions": "regions",
+        "agent": "agent_name",
+    }
+    _show(agents, columns, wide, tenants)
+    _warn_of_versions((f"{one['engine_id']}.{one['rank']}", one["version"]) for one in agents)
+
+
+def _warn_of_versions(versions: Iterable[tuple[str, str]]) -> None:
+    """Print who runs which version, if there are several: too long for a column at 80."""
+    by_version: dict[str, list[str]] = {}
+    for who, version in versions:
+        by_version.setdefault(version or "a version that they do not tell", []).append(who)
+    if len(by_version) > 1:
+        told = "; ".join(f"{', '.join(who)} of {one}" for one, who in sorted(by_version.items()))
+        _warn([f"Mixed versions: {told}"])
+
+
+def _warn(sentences: Iterable[str]) -> None:
+    for words in sentences:
+        console(wide=True).print(Text(words, style="yellow"))
+
+
+def show_handoffs(value: Values, wide: bool = False, tenants: bool = False) -> None:
+    """Print ``restow handoffs``."""
+    handoffs, to = value["handoffs"], console(wide)
+    if not handoffs:
+        print("No handoff.")
+        return
+    titles = WIDE_HANDOFFS if wide else (*HANDOFFS, *(["detail"] if to.is_terminal else []))
+    columns = handoff_columns(titles)
+    _show(handoffs, columns, wide, tenants, ids="handoff", words="detail", spare=True)
+    _say_left_out(value)
+
+
+def show_leases(value: Values, wide: bool = False, tenants: bool = False) -> None:
+    """Print ``restow leases``: who keeps pages for whom, and how long each lease has left."""
+    if not value["leases"]:
+        print("No lease.")
+        return
+    columns = handoff_columns(LEASES)
+    _show(value["leases"], columns, wide, tenants, ids="handoff", words="waits for")
+    _say_left_out(value)
+
+
+def handoff_columns(titles: Iterable[str]) -> Columns:
+    """Return some columns of handoffs, with the state in its color."""
+    texts: Columns = {title: COLUMNS[title].text for title in titles}
+    return {**texts, "state": lambda one: colored(one["state"])}
+
+
+def show_handoff(value: Values, wide: bool = False) -> None:
+    """Print ``restow handoff ID``."""
+    to = console(wide)
+    first, second, *rest = handoff_lines(value, to.width)
+    console(wide=True).print(first)
+    console(wide=True).print(second)
+    put(to, *rest)
+
+
+def handoff_lines(value: Values, width: int) -> list[RenderableType]:
+    """Return the lines that show one handoff, and then those of its deliveries."""
+    lines: list[RenderableType] = [
+        Text.assemble((value["handoff_id"], "bold"), "  ", colored(value["state"])),
+        *(Text(words, STYLES.get(style, "")) for words, style in about(value)),
+    ]
+    if len(value["spans"]) > 1:
+        lines.append(Text())
+        for chart in charts(value):
+            lines += chart_lines(chart, min(width, CHART_WIDTH))
+    lines += [Text(), listing(["ms", "event", ""], timeline(value), width, words="")]
+    for one in value["deliveries"]:
+        lines += [Text(), *handoff_lines(one, width)]
+    return lines
+
+
+def chart_lines(chart: Chart, width: int) -> list[Text]:
+    """Return a chart as a line of title, and a line for each of its bars."""
+    cells = max(LEAST_BAR, width - LABEL - max(len(bar.words) for bar in chart.bars) - 2)
+    lines = [Text(chart.title, style="bold")]
+    for bar in chart.bars:
+        first = min(cells - 1, max(0, int(bar.begin * cells)))
+        last = max(first + 1, round(bar.end * cells))
+        sign = "\N{FULL BLOCK}" if bar.over else "\N{MEDIUM SHADE}"
+        line = Text(f"{bar.label:{LABEL}}")
+        line.append(" " * first)
+        line.append(sign * (last - first), style=BARS.get(bar.kind, ""))
+        line.append(" " * (cells - last) + f"  {bar.words}")
+        lines.append(line)
+    return lines
+
+
+def event_line(event: Values, tenants: bool = False) -> str:
+    """Return an event in one line, whole; ``tenants``: with the tenant before each name."""
+    of = f"{event['tenant']}/" if tenants else ""
+    if event["event"] == "engine":
+        session = "session open" if event["session"] else "no session"
+        words = (
+            f"engine {event['what']}, {event['agents']} of {event['ranks']} agents, {session}, "
+            f"life {event['incarnation']}"
+        )
+        return f"{event['at']}  ENGINE     {of}{event['engine_id']}  {words}"
+    words = f"from {event['source_engine'] or '-'} to {destination_text(event)}"
+    if event["bytes"]:
+        words += f", {size_text(event['bytes'])} read"
+    if event["transfer_s"] is not None:
+        words += f" in {duration_text(event['transfer_s'])}"
+    if event["reason"]:
+        words += f", {event['reason']}: {event['detail']}"
+    return f"{event['at']}  {event['state']:9}  {of}{event['handoff_id']}  {words}"
+
+
+def show_holdings(value: Values, wide: bool = False, tenants: bool = False) -> None:
+    """Print ``restow holdings``: a row for each group of an engine, then totals of each tenant."""
+    if not value["engines"]:
+        print("No engine tells what it holds.")
+    else:
+        groups = [{**one, **group} for one in value["engines"] for group in one["groups"]]
+        columns: Columns = {
+            "engine": "engine_id",
+            "group": "group",
+            "held": "count",
+            "of": _blocks_text,
+            "quantum": "quantum_tokens",
+            "hashes by": "algorithm",
+        }
+        _show(groups, columns, wide, tenants)
+    for one in value["engines"]:
+        if one["offers"]:
+            whose = f"{one['tenant']} " if tenants else ""
+            print(
+                f"{whose}{one['engine_id']}: asked for what it holds {one['offers']} times, "
+                f"declined {one['offers_declined']}"
+            )
+    for one in value["tenants"]:
+        whose = f"tenant {one['tenant']}: " if tenants else ""
+        lost = f", {one['forgotten']} were forgotten for want of room" if one["forgotten"] else ""
+        print(
+            f"{whose}{one['hashes']} hashes in {size_text(one['bytes'])} of "
+            f"{size_text(one['limit_bytes'])}{lost}"
+        )
+
+
+def _blocks_text(group: Values) -> str:
+    if group["block_tokens"] is None:
+        return "snapshots"
+    window = f", window {group['window_tokens']}" if group["window_tokens"] else ""
+    return f"blocks of {group['block_tokens']}{window}"
+
+
+def show_found(value: Values, wide: bool = False) -> None:
+    """Print ``restow find``: a row for each holder, those with most tokens first."""
+    if not value["holders"]:
+        print("Nobody holds any of it.")
+        return
+    columns: Columns = {
+        "engine": "engine_id",
+        "tokens": "tokens",
+        "open handoffs": "open",
+        "draining": lambda one: "yes" if one["draining"] else "no",
+        "layout": "layout_digest",
+    }
+    _show(value["holders"], columns, wide, ids="layout")
+
+
+def show_costs(costs: Values, wide: bool = False) -> None:
+    """Print ``restow costs``: a row for each pair of hosts, then the costs of all others."""
+    columns = ["from", "to", "a read", "reads at", "a copy", "copies at"]
+    columns += ["an element", "a launch", "a stage"]
+    rows: list[list[Cell]] = []
+    for one in costs["hosts"]:
+        hosts = [one["source_host"], one["destination_host"]]
+        if one["costs"] is None:
+            rows.append([*hosts, one["failure"] or "measured", *["-"] * 6])
+        else:
+            rows.append([*hosts, *_prices(one["costs"])])
+    others = ["all others" if costs["hosts"] else "all", "-"]
+    rows.append([*others, *_prices(costs["otherwise"])])
+    to = console(wide)
+    put(to, listing(columns, rows, to.width))
+
+
+def _prices(costs: dict[str, float]) -> list[str]:
+    return [
+        f"{costs['seconds_per_descriptor'] * 1e6:.2f} us",
+        rate_text(costs["read_bytes_per_second"]),
+        f"{costs['seconds_per_copy'] * 1e6:.2f} us",
+        rate_text(costs["copy_bytes_per_second"]),
+        f"{costs['seconds_per_element'] * 1e9:.1f} ns",
+        f"{costs['seconds_per_launch'] * 1e6:.0f} us",
+        f"{costs['seconds_per_stage'] * 1e6:.0f} us",
+    ]
+
+
+def _show(
+    items: Sequence[Values], columns: Columns, wide: bool, tenants: bool = False, **options: Any
+) -> None:
+    """Print a listing of items; ``tenants``: with the tenant before each."""
+    shown: Columns = {**({"tenant": "tenant"} if tenants else {}), **columns}
+    rows = [[_cell(one, column) for column in shown.values()] for one in items]
+    to = console(wide)
+    put(to, listing(list(shown), rows, to.width, **options))
+
+
+def _say_left_out(value: Values) -> None:
+    if value["left_out"]:
+        print(f"... and {value['left_out']} more: raise --limit")
+
+
+def _cell(one: Values, column: str | Callable[[Values], Cell]) -> Cell:
+    return str(one[column]) if isinstance(column, str) else column(one)

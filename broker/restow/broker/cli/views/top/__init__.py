@@ -1,1 +1,0 @@
-"""What `restow top` shows: a screen that follows the broker, or lines."""

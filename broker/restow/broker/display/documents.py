@@ -1,0 +1,195 @@
+"""Turn a broker's answers to operators into documents: what ``--json`` prints.
+
+Scripts rely on this form. Tables, ``restow top`` and the status page are made of it too, by `rows`.
+Every field of a message stands in its document under its own name, and null means unknown or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from typing import Any, Final
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from restow.broker.reasons import advice_for
+from restow.v1 import admin_pb2 as pb
+
+Values = dict[str, Any]
+ENDS: Final = ("DONE", "FAILED", "EXPIRED", "CANCELLED")
+NULL_IF_EMPTY: Final = frozenset(
+    {
+        *("source_engine", "destination_engine", "position_tokens", "reason", "detail"),
+        *("waits_for", "readers", "block_tokens", "window_tokens", "failure"),
+    }
+)
+"""Fields without presence whose zero value means that there is none."""
+READING: Final = ("expected_bytes", "reading_ranks", "settled_ranks")
+"""Fields of a handoff that is granted and has not ended; else null."""
+BY_PREFIX: Final = ("prefix_tokens", "offers", "offers_declined")
+"""Fields of a handoff that is asked for by prefix; else null."""
+DIGITS: Final = {
+    **dict.fromkeys(("uptime_s", "age_s", "lease_s", "patience_s", "ended_ago_s"), 3),
+    **dict.fromkeys(("at_ms", "begin_ms", "end_ms"), 3),
+    "transfer_s": 6,
+}
+"""Decimal places to which a field is rounded."""
+STATUS: Final = (
+    *("version", "broker_epoch", "uptime_s", "engines", "agents", "plans", "handoffs_live"),
+    *("handoffs_quarantined", "handoffs_ended", "bytes_read", "handoffs_checked"),
+    *("digest_mismatches", "draining", "requires_content"),
+)
+IDENTITY: Final = ("tenant", "model", "revision", "adapter", "quantisation")
+
+
+def document(message: Message) -> Values:
+    """Return the fields of a message by name, and those of the messages in it alike.
+
+    >>> document(pb.TrafficStep(done=2, p50_s=0.1))
+    {'done': 2, 'failed': 0, 'cancelled': 0, 'bytes': 0, 'p50_s': 0.1, 'p99_s': None}
+    """
+    return {name: convert(message, name) for name, convert in _converters(message.DESCRIPTOR)}
+
+
+@cache
+def _converters(message: Descriptor) -> list[tuple[str, Callable[[Message, str], Any]]]:
+    return [(field.name, _converter(field)) for field in message.fields]
+
+
+def _converter(field: FieldDescriptor) -> Callable[[Message, str], Any]:
+    """Return a function that converts a field of a message, by its name."""
+    convert = document if field.message_type else _of_one(field)
+    if field.is_repeated:
+        return lambda message, name: [convert(one) for one in getattr(message, name)]
+    if field.has_presence:
+        return lambda message, name: (
+            convert(getattr(message, name)) if message.HasField(name) else None
+        )
+    return lambda message, name: convert(getattr(message, name))
+
+
+def _of_one(field: FieldDescriptor) -> Callable[[Any], Any]:
+    if field.enum_type:
+        names = {one.number: one.name for one in field.enum_type.values}
+        return lambda number: names[number].removeprefix("HANDOFF_STATE_")
+    if field.name in DIGITS:
+        return partial(round, ndigits=DIGITS[field.name])
+    return (lambda value: value or None) if field.name in NULL_IF_EMPTY else (lambda value: value)
+
+
+def _with_ends(told: Values) -> Values:
+    """Replace the counts of states by a count of each state in which handoffs end."""
+    counts = {one["state"]: one["count"] for one in told.pop("ended")}
+    return {**told, "handoffs_ended": {state: counts.get(state, 0) for state in ENDS}}
+
+
+def tenants_json(tenants: Iterable[pb.TenantInfo]) -> Values:
+    """Return what ``restow tenants --json`` prints."""
+    return {"tenants": [_with_ends(document(one)) for one in tenants]}
+
+
+def status_json(status: pb.GetStatusResponse, address: str) -> Values:
+    """Return what ``restow status --json`` prints."""
+    told = _with_ends(document(status))
+    return {"broker": address, **{name: told[name] for name in STATUS}}
+
+
+def traffic_json(status: pb.GetStatusResponse) -> Values:
+    """Return what ended in the last quarter of an hour; of an older broker, nothing."""
+    told = document(status)
+    return {
+        "step_s": told["step_s"],
+        "steps": told["steps"],
+        "pairs": [{**one.pop("traffic"), **one} for one in told["pairs"]],
+        "pairs_left_out": told["pairs_left_out"],
+    }
+
+
+def engines_json(engines: Iterable[pb.EngineInfo]) -> Values:
+    """Return what ``restow engines --json`` prints."""
+    return {"engines": [document(one) for one in engines]}
+
+
+def agents_json(agents: Iterable[pb.AgentInfo]) -> Values:
+    """Return what ``restow agents --json`` prints."""
+    return {"agents": [document(one) for one in agents]}
+
+
+def _info_json(info: pb.HandoffInfo) -> Values:
+    told = document(info)
+    unknown = (() if info.reading_ranks else READING) + (() if info.prefix_tokens else BY_PREFIX)
+    return told | dict.fromkeys(unknown)
+
+
+def handoffs_json(response: pb.ListHandoffsResponse) -> Values:
+    """Return what ``restow handoffs --json`` prints."""
+    return {
+        "handoffs": [_info_json(one) for one in response.handoffs],
+        "left_out": response.left_out,
+    }
+
+
+def leases_json(response: pb.ListHandoffsResponse, limit: int) -> Values:
+    """Return what ``restow leases --json`` prints: those that end first come first."""
+    leases = [one for one in map(_info_json, response.handoffs) if one["lease_s"] is not None]
+    leases.sort(key=lambda one: one["lease_s"])
+    return {"leases": leases[:limit], "left_out": max(0, len(leases) - limit)}
+
+
+def handoff_json(response: pb.GetHandoffResponse) -> Values:
+    """Return what ``restow handoff ID --json`` prints."""
+    reason = response.handoff.reason
+    advice = advice_for(reason) if reason else None
+    return {
+        **_info_json(response.handoff),
+        "meaning": advice.meaning if advice else None,
+        "next_step": advice.next_step if advice else None,
+        "timeline": [document(one) for one in response.timeline],
+        "spans": [document(one) for one in response.spans],
+        "deliveries": [handoff_json(one) for one in response.deliveries],
+    }
+
+
+def costs_json(response: pb.ListCostsResponse) -> Values:
+    """Return what ``restow costs --json`` prints; ``--costs`` of other commands takes ``costs``."""
+    told = document(response)
+    return {"measured": not told["fixed"], "otherwise": told["otherwise"], "hosts": told["hosts"]}
+
+
+def holdings_json(response: pb.ListHoldingsResponse, beginning: str = "") -> Values:
+    """Return what ``restow holdings --json`` prints: of engines whose ids begin so."""
+    told = document(response)
+    return {
+        "engines": [
+            {**one.pop("form"), **one}
+            for one in told["engines"]
+            if one["engine_id"].startswith(beginning)
+        ],
+        "tenants": told["tenants"],
+    }
+
+
+def models_json(engines: Iterable[Values]) -> list[Values]:
+    """Return each model with the ids of its engines, from what ``restow engines`` has of them."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for one in engines:
+        found.setdefault(tuple(one[name] for name in IDENTITY), []).append(one["engine_id"])
+    return [
+        {**dict(zip(IDENTITY, model, strict=True)), "engines": sorted(ids)}
+        for model, ids in sorted(found.items())
+    ]
+
+
+def mixed_weights(models: Iterable[Values]) -> list[str]:
+    """Return a sentence for each model whose engines have different weights."""
+    by_name: dict[tuple[str, str], list[str]] = {}
+    for one in models:
+        words = [one["revision"] or "no revision", one["adapter"], one["quantisation"]]
+        who = f"{', '.join(one['engines'])} of {' '.join(filter(None, words))}"
+        by_name.setdefault((one["tenant"], one["model"]), []).append(who)
+    return [
+        f"{name}: {'; '.join(who)}: nothing is handed over between these"
+        for (_, name), who in by_name.items()
+        if len(who) > 1
+    ]
