@@ -16,7 +16,7 @@ from forked.signals import send, stop
 from restow.broker.registry.etcd_access import EtcdAccess, EtcdError
 from restow.broker.registry.etcd_client import EtcdClient, Patience
 
-PATIENT = Patience(call_s=20.0, try_s=4.0, watch_every_s=0.5, watch_answer_s=10.0)
+PATIENT = Patience(call_s=20.0, try_s=4.0)
 """For a machine that is busy with other tests."""
 READY_S = 60.0
 HOST = "127.0.0.1"

@@ -10,23 +10,6 @@ from etcd_harness.cluster import EtcdCluster
 from fleet.scene import pair, traffic
 from fleet_harness.brokers import running_fleet
 
-MODELS = tuple(f"m{number}" for number in range(40))
-"""Enough that not all of their pools fall to the same owner of three."""
-
-
-async def test_pools_are_shared_out_and_clients_find_their_owner(
-    etcd: EtcdCluster, tmp_path: Path
-) -> None:
-    async with running_fleet(tmp_path, etcd) as fleet:
-        owners = set[str]()
-        for model in MODELS:
-            async with pair(fleet.addresses, model) as both:
-                assert (await both.hand_over()).done
-                owners.add(both.owner(fleet).address)
-            if len(owners) > 1:
-                return
-        raise AssertionError(f"the pools of {len(MODELS)} models are all owned by {owners}")
-
 
 async def test_an_owner_that_is_sent_away_hands_its_pools_on_and_nothing_fails(
     etcd: EtcdCluster, tmp_path: Path
