@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from restow.broker.server.fleet.report import FleetReport, LeaseReport, PoolReport
 
 from broker.fakes import broker, pair
 from cli.broker_process import run_restow
@@ -14,7 +15,6 @@ from restow.broker.cli.views.fleet_views import brokers_json, show_brokers, stan
 from restow.broker.client import AdminClient
 from restow.broker.errors import OwnerUnknownError
 from restow.broker.layout.values import ModelIdentity, Pool
-from restow.broker.server.fleet.report import FleetReport, LeaseReport, PoolReport
 from restow.broker.server.services.fleet_messages import membership_of
 from restow.v1 import admin_pb2 as pb
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from restow.broker.server.fleet.report import FleetReport, LeaseReport
+from restow.broker.server.fleet.standing import Alone
 
 from broker.fakes import broker
 from cli.broker_process import run_restow
 from restow.broker.client import AdminClient
 from restow.broker.doctor.fleet_view import judge_membership, look_at_brokers
 from restow.broker.doctor.local import Finding, Verdict
-from restow.broker.server.fleet.report import FleetReport, LeaseReport
-from restow.broker.server.fleet.standing import Alone
 from restow.v1 import admin_pb2 as pb
 
 

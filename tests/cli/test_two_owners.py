@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from restow.broker.cli.two_owners import two_owners
 
 from broker.fakes import broker, engine, model_layout
 from cli.broker_process import run_restow
 from restow.broker.cli.output import FOUND
-from restow.broker.cli.two_owners import two_owners
 from restow.v1 import admin_pb2 as pb
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from restow.broker.layout.values import ModelIdentity, Pool
 from restow.broker.owners.claim import Claim
 from restow.broker.owners.events import Changed, Claimed, Joined, Seen
 from restow.broker.server.fleet.sightings import Sightings
+
+from restow.broker.layout.values import ModelIdentity, Pool
 
 M, N = Pool("a", ModelIdentity("m")), Pool("a", ModelIdentity("n"))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from restow.broker.server.fleet.standing import OWN_S
 
 from agent_harness.waiting import until
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, FakeAgent, broker, engine, model_layout
@@ -23,7 +24,6 @@ from restow.broker.errors import AddressInvalidError, NotOwnerError
 from restow.broker.layout.values import Pool
 from restow.broker.rpc.sizes import SEVERAL_ANSWER_S, SEVERAL_EVERY_S
 from restow.broker.server.base.settings import BrokerSettings
-from restow.broker.server.fleet.standing import OWN_S
 from restow.broker.server.serve import RunningBroker
 
 POOL = Pool.of("default", model_layout().model.identity)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from restow.broker.server.fleet import standing
 
 from restow.broker.block_ids import ID_BYTES, MAX_BLOCKS
 from restow.broker.client.connection import brokers
@@ -24,7 +25,6 @@ from restow.broker.server import serve
 from restow.broker.server.base import orders as outbox
 from restow.broker.server.base import waiting_calls as expected
 from restow.broker.server.base.settings import BrokerSettings
-from restow.broker.server.fleet import standing
 from restow.broker.server.gate import guard as first_messages
 from restow.broker.server.services import checked_messages as checked
 from restow.broker.trust.identity import MAX_NAME_LENGTH

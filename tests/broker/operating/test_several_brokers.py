@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import pytest
+from restow.broker.server.fleet.one_of_several import not_owner
+from restow.broker.server.fleet.standing import OWN_S, Alone
 
 from agent_harness.waiting import until
 from broker.fakes import P_BLOCKS, POSITION, broker, engine, pair
@@ -21,8 +23,6 @@ from restow.broker.client import (
 )
 from restow.broker.errors import AddressInvalidError
 from restow.broker.layout.values import ModelIdentity, Pool
-from restow.broker.server.fleet.one_of_several import not_owner
-from restow.broker.server.fleet.standing import OWN_S, Alone
 from restow.broker.server.serve import RunningBroker
 
 T = TypeVar("T")

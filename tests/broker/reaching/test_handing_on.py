@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import grpc
 import pytest
+from restow.broker.server.fleet.standing import Alone
 
 from broker.fakes import broker, engine
 from restow.broker.client.connection.channel import open_channel
 from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.errors import OwnerUnknownError
 from restow.broker.layout.values import Pool
-from restow.broker.server.fleet.standing import Alone
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 

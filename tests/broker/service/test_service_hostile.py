@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from restow.broker.server.fleet.standing import Stand
 
 from broker.fakes import (
     D_BLOCKS,
@@ -33,7 +34,6 @@ from restow.broker.printable import shown
 from restow.broker.rpc import wire
 from restow.broker.rpc.status import MAX_MESSAGE_BYTES, MAX_SUBJECT_BYTES
 from restow.broker.server.base.orders import AgentOutbox, EngineOutbox, Outbox
-from restow.broker.server.fleet.standing import Stand
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.session_words import MAX_AT_ONCE, SessionWords, hear_batch
 from restow.v1 import admin_pb2, admin_pb2_grpc, broker_pb2_grpc

@@ -12,6 +12,8 @@ from typing import Any
 
 import grpc
 import pytest
+from restow.broker.server.fleet.one_of_several import not_owner
+from restow.broker.server.fleet.standing import OWN_S, Alone
 
 from agent_harness.waiting import until
 from broker.certificates import Authority
@@ -22,8 +24,6 @@ from forked.ports import free_port
 from restow.broker.client import AdminClient, Credentials, EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout.values import Pool
-from restow.broker.server.fleet.one_of_several import not_owner
-from restow.broker.server.fleet.standing import OWN_S, Alone
 from restow.broker.server.serve import RunningBroker
 from restow.broker.trust.errors import TokenOverPlaintextError
 from restow.broker.trust.identity import Role

@@ -1,4 +1,4 @@
-"""A model of etcd as brokers reach it: slow, cut off, leaderless, restored, asked twice at times."""
+"""A model of etcd as brokers reach it: slow, cut off, leaderless, restored, or asked twice."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class Etcd:
         if self.has_leader:
             self.keys.expire(self.now_s)
 
-    def back_up(self) -> None:
-        self._backup = copy.deepcopy(self.keys)
+    def back_up(self, *, empty: bool) -> None:
+        self._backup = Keys() if empty else copy.deepcopy(self.keys)
 
     def restore(self, down_s: float) -> None:
         """It has what it had when it was backed up, unless it has been led since ``down_s`` ago."""

@@ -97,10 +97,10 @@ class FleetFaults:
             self._loop.call_later(5.0 * self._rng.random(), setattr, etcd, "slowness", 1.0)
 
     def restore_etcd(self) -> None:
-        """It is down for longer than leases, and has what it had a while ago when it is back."""
+        """It is down for longer than leases, and has what it had a while ago, or nothing, then."""
         if (etcd := self._brokers.etcd) is not None:
             self._history.hinder()
-            etcd.back_up()
+            etcd.back_up(empty=self._rng.random() < 0.5)
             down_s = self._rng.uniform(0.5, 8.0)
             self._loop.call_later(down_s, etcd.lose_leader)
             self._loop.call_later(down_s + RESTORED_S + 0.01, etcd.restore, RESTORED_S)

@@ -50,7 +50,8 @@ def lower_epochs_led(history: History) -> Iterator[None]:
     """A leader does not raise its epoch above one that clients know: they can't take its word."""
     history.be_several()
     if history.faults is not None:
-        history.faults.kinds = (FleetFaults(history).restore_etcd,)
+        fleet = FleetFaults(history)
+        history.faults.kinds = (fleet.restore_etcd, fleet.kill_leader)
     with patch.object(Leadership, "named", lambda self, epoch: None):
         yield
 
