@@ -59,15 +59,20 @@ def test_it_acts_until_the_end_of_its_lease_less_the_margin_and_gives_up_later()
 
 
 def test_a_lease_that_has_ended_and_another_leader_end_its_term() -> None:
-    for end in (
-        lambda one: one.lost(),
-        lambda one: one.saw(Fleet(Leader(Y, 4), BOTH, 4)),
-        lambda one: one.saw(Fleet(None, BOTH, 3)),
-        lambda one: one.saw(Fleet(Leader(X, 3), BOTH, 3)),
-        lambda one: one.led(Leader(Y, 4)),
+    made = leading()
+    made.lost()
+    ended = [made]
+    for fleet in (
+        Fleet(Leader(Y, 4), BOTH, 4),
+        Fleet(None, BOTH, 3),
+        Fleet(Leader(X, 3), BOTH, 3),
     ):
         made = leading()
-        end(made)
+        made.saw(fleet)
+        ended.append(made)
+    made = leading()
+    made.led(Leader(Y, 4))
+    for made in (*ended, made):
         assert not made.may_act(0.1)
         assert not made.epoch
 

@@ -44,7 +44,7 @@ async def test_one_leads_until_it_lets_go_and_epochs_rise(scene: Scene) -> None:
     assert await x.lead(0) == first
     assert await y.lead(0) == Leader(X, 1)
     found = await y.look()
-    assert (found.leader, found.brokers, found.epoch) == (Leader(X, 1), {X, Y}, 1)
+    assert (found.leader, found.brokers, found.epoch) == (Leader(X, 1), frozenset({X, Y}), 1)
     await y.release()
     assert (await y.look()).leader == Leader(X, 1)
     await x.release()
@@ -96,7 +96,7 @@ async def test_who_leaves_is_gone_at_once(scene: Scene) -> None:
     await x.leave()
     await x.leave()
     found = await y.look()
-    assert (found.leader, found.brokers) == (None, {Y})
+    assert (found.leader, found.brokers) == (None, frozenset({Y}))
     assert await y.lead(0) == Leader(Y, 2, mine=True)
 
 

@@ -1,32 +1,31 @@
-"""A broker that hands a pool on has its engines yet: it opens no stream for them any more."""
+"""A leader that has let go has its engines yet: it opens no stream for them any more."""
 
 from __future__ import annotations
 
 import grpc
 import pytest
-from restow.broker.server.fleet.standing import Alone
 
 from broker.fakes import broker, engine
 from restow.broker.client.connection.channel import open_channel
 from restow.broker.client.connection.errors import from_rpc_error
-from restow.broker.errors import OwnerUnknownError
-from restow.broker.layout.values import Pool
+from restow.broker.errors import NoLeaderError
+from restow.broker.server.base.standing import Alone
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
 
-class HandingOn(Alone):
-    """As of a broker that has asked for a pool to be released, and has not heard that it is."""
+class LettingGo(Alone):
+    """As of a leader that has let go, and does not know who follows."""
 
     among_others = True
 
-    def check(self, pool: Pool) -> None:
-        raise OwnerUnknownError("no broker owns it at the moment", model=pool.model.name)
+    def check(self) -> None:
+        raise NoLeaderError("no broker leads at the moment")
 
 
-async def test_no_session_opens_while_the_pool_is_handed_on() -> None:
+async def test_no_session_opens_while_nobody_leads() -> None:
     async with broker() as running, engine(running.address, "p", agents=False) as (session, _):
-        running.hub.standing = HandingOn()
+        running.hub.standing = LettingGo()
         channel = open_channel(running.address)
         stub: broker_pb2_grpc.BrokerAsyncStub = broker_pb2_grpc.BrokerStub(channel)
         try:
@@ -34,7 +33,7 @@ async def test_no_session_opens_while_the_pool_is_handed_on() -> None:
             await call.write(pb.SessionRequest(engine=session.ref))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
-            assert from_rpc_error(caught.value, running.address).reason == "OWNER_UNKNOWN"
+            assert from_rpc_error(caught.value, running.address).reason == "NO_LEADER"
             assert session.is_open
         finally:
             await channel.close()

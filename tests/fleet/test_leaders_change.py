@@ -1,4 +1,4 @@
-"""The owner of a pool leaves, joins, dies and stands still, and handoffs go on at another one."""
+"""The leader leaves, joins, dies and stands still, and handoffs go on at another one."""
 
 from __future__ import annotations
 
@@ -11,67 +11,67 @@ from fleet.scene import pair, traffic
 from fleet_harness.brokers import running_fleet
 
 
-async def test_an_owner_that_is_sent_away_hands_its_pools_on_and_nothing_fails(
+async def test_an_leader_that_is_sent_away_is_followed_by_another_and_nothing_fails(
     etcd: EtcdCluster, tmp_path: Path
 ) -> None:
     async with running_fleet(tmp_path, etcd) as fleet, pair(fleet.addresses) as both:
         async with traffic(both) as flow:
             for _ in range(3):
                 await until(lambda: len(flow.done_s) > 20)
-                owner = both.owner(fleet)
-                await owner.leave()
+                leader = both.leader(fleet)
+                await leader.leave()
                 count = len(flow.done_s)
                 await until(lambda: len(flow.done_s) > count + 20)  # noqa: B023 - at once
-                assert both.owner(fleet) is not owner
-                await owner.start()
+                assert both.leader(fleet) is not leader
+                await leader.start()
                 await asyncio.sleep(1.5)
         assert not flow.failed, flow.failed
 
 
-async def test_an_owner_that_dies_is_followed_by_another_and_nothing_fails(
+async def test_an_leader_that_dies_is_followed_by_another_and_nothing_fails(
     etcd: EtcdCluster, tmp_path: Path
 ) -> None:
     async with running_fleet(tmp_path, etcd) as fleet, pair(fleet.addresses) as both:
         async with traffic(both) as flow:
             await until(lambda: len(flow.done_s) > 20)
-            owner = both.owner(fleet)
-            owner.kill()
+            leader = both.leader(fleet)
+            leader.kill()
             count = len(flow.done_s)
             await until(lambda: len(flow.done_s) > count + 20)
-            assert both.owner(fleet) is not owner
+            assert both.leader(fleet) is not leader
         assert not flow.failed, flow.failed
 
 
-async def test_an_owner_that_stands_still_longer_than_its_lease_harms_nothing_when_it_goes_on(
+async def test_an_leader_that_stands_still_longer_than_its_lease_harms_nothing_when_it_goes_on(
     etcd: EtcdCluster, tmp_path: Path
 ) -> None:
     async with running_fleet(tmp_path, etcd) as fleet, pair(fleet.addresses) as both:
         async with traffic(both) as flow:
             await until(lambda: len(flow.done_s) > 20)
-            owner = both.owner(fleet)
-            owner.stop()
+            leader = both.leader(fleet)
+            leader.stop()
             count = len(flow.done_s)
             await until(lambda: len(flow.done_s) > count + 20, 40.0)
-            assert both.owner(fleet) is not owner
-            owner.go_on()
+            assert both.leader(fleet) is not leader
+            leader.go_on()
             await asyncio.sleep(1.0)
             count = len(flow.done_s)
             await until(lambda: len(flow.done_s) > count + 20)
         assert not flow.failed, flow.failed
 
 
-async def test_an_owner_that_is_cut_off_from_all_is_followed_by_another_and_nothing_fails(
+async def test_an_leader_that_is_cut_off_from_all_is_followed_by_another_and_nothing_fails(
     etcd: EtcdCluster, tmp_path: Path
 ) -> None:
     async with running_fleet(tmp_path, etcd, wired=True) as fleet, pair(fleet.addresses) as both:
         async with traffic(both) as flow:
             await until(lambda: len(flow.done_s) > 20)
-            owner = both.owner(fleet)
-            owner.cut_off()
+            leader = both.leader(fleet)
+            leader.cut_off()
             count = len(flow.done_s)
             await until(lambda: len(flow.done_s) > count + 20, 40.0)
-            assert both.owner(fleet) is not owner
-            owner.heal()
+            assert both.leader(fleet) is not leader
+            leader.heal()
             await asyncio.sleep(1.0)
             count = len(flow.done_s)
             await until(lambda: len(flow.done_s) > count + 20)
