@@ -35,7 +35,7 @@ def told(**how: object) -> pb.ListBrokersResponse:
             "stands by, h:2 leads in epoch 7; there are 1",
         ),
         ({"still_s": 12.0}, "has stood still for 12.0 s: its lease may have ended"),
-        ({"leader": "", "leaderless_s": 3.0}, "knows no leader since 3.00 s"),
+        ({"leader": "", "leaderless_s": 3.0}, "knows no leader since 3.0"),
         ({"let_in": False}, "is not let in by the brokers' registry"),
     ],
 )

@@ -75,6 +75,7 @@ async def test_a_broker_says_that_it_stands_still_and_why_and_one_that_is_not_le
             async with pair(first.address):
                 etcd.kill()
                 with AdminClient(first.address) as client:
+                    await until(lambda: client.brokers().membership.trouble_reason != "", WITHIN_S)
                     await until(lambda: client.brokers().membership.HasField("still_s"), WITHIN_S)
                     membership = client.brokers().membership
                 assert membership.trouble_reason == "ETCD_UNREACHABLE"

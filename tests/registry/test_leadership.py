@@ -72,9 +72,9 @@ def test_a_lease_that_has_ended_and_another_leader_end_its_term() -> None:
         ended.append(made)
     made = leading()
     made.led(Leader(Y, 4))
-    for made in (*ended, made):
-        assert not made.may_act(0.1)
-        assert not made.epoch
+    for one in (*ended, made):
+        assert not one.may_act(0.1)
+        assert not one.epoch
 
 
 def test_it_raises_its_epoch_above_one_that_somebody_names() -> None:

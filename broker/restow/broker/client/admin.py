@@ -71,14 +71,20 @@ class _Admin:
         self._stubs: dict[str, _Stubs] = {}
         self._timeout_s = timeout_s
         self._metadata = (("restow-tenant", tenant),) if tenant is not None else ()
+        for address in self.addresses:
+            self._opened(address)
 
-    def _method(self, address: str, call: AdminCall[Any]) -> Any:
+    def _opened(self, address: str) -> _Stubs:
+        """Return the stubs of a broker that was given, or that another broker named."""
         if address not in self._stubs:
             options = admin_options(self._brokers.several)
             channel = channel_showing(self._credentials, self._grpc, address, options)
             admin = admin_pb2_grpc.AdminStub(channel)
             self._stubs[address] = _Stubs(channel, admin, broker_pb2_grpc.BrokerStub(channel))
-        stubs = self._stubs[address]
+        return self._stubs[address]
+
+    def _method(self, address: str, call: AdminCall[Any]) -> Any:
+        stubs = self._opened(address)
         return getattr(stubs.broker if call.of_broker else stubs.admin, call.method)
 
     def _how(self, call: AdminCall[Any]) -> dict[str, Any]:
