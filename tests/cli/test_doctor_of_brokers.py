@@ -9,10 +9,11 @@ import pytest
 from broker.fakes import broker
 from cli.broker_process import run_restow
 from restow.broker.client import AdminClient
-from restow.broker.doctor.fleet_view import judge_membership, look_at_brokers
+from restow.broker.doctor.fleet_view import judge_fleet, judge_membership, look_at_brokers
 from restow.broker.doctor.local import Finding, Verdict
-from restow.broker.server.fleet.report import FleetReport, LeaseReport
-from restow.broker.server.fleet.standing import Alone
+from restow.broker.registry.leadership import Leadership
+from restow.broker.registry.registry import Fleet, Leader, Timing
+from restow.broker.server.base.standing import Alone, FleetReport
 from restow.v1 import admin_pb2 as pb
 
 
@@ -20,9 +21,10 @@ class Among(Alone):
     """One of two brokers, as it tells of them."""
 
     def __init__(self, address: str, other: str) -> None:
-        self._report = FleetReport(
-            address, "f", {address: 1.0, other: None}, {}, LeaseReport(2.0, 0.1, None), None
-        )
+        known = Leadership(address, Timing())
+        known.kept(0.0, 2.0)
+        known.saw(Fleet(Leader(other, 3), frozenset({address, other}), 3))
+        self._report = FleetReport(known, "f", 0.1, 0, 0.0, None)
 
     def report(self) -> FleetReport:  # type: ignore[override]
         return self._report
@@ -38,13 +40,13 @@ async def test_an_address_where_nobody_or_another_broker_answers_is_bad() -> Non
 
         found = await asyncio.to_thread(look)
         assert found[f"broker {running.address}"].verdict is Verdict.OK
-        assert "one that is alone" in found[f"broker {stranger.address}"].words
+        assert "the only broker" in found[f"broker {stranger.address}"].words
         running.hub.standing = Among(running.address, "127.0.0.1:1")
         found = await asyncio.to_thread(look)
-        assert "can't be reached from here" in found["broker 127.0.0.1:1"].words
+        assert "cannot be reached from here" in found["broker 127.0.0.1:1"].words
 
 
-async def test_of_a_broker_that_is_alone_nothing_more_is_said() -> None:
+async def test_of_the_only_broker_nothing_more_is_said() -> None:
     async with broker() as running:
 
         def look() -> list[Finding]:
@@ -71,6 +73,22 @@ def test_what_is_wrong_with_a_broker_is_told(found: pb.Membership, words: str) -
     judged = judge_membership(found, "a:1", "f")
     assert judged.verdict is Verdict.BAD
     assert judged.words.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("how", "verdict", "words"),
+    [
+        ({"leader": "a:1", "epoch": 4}, Verdict.OK, "a:1 leads in epoch 4, of 2 brokers"),
+        ({"leaderless_s": 8.0}, Verdict.BAD, "no broker leads since 8.0 s"),
+        ({"leader": "a:1", "expected": 3}, Verdict.WARN, "2 of 3 brokers are there"),
+        ({"leader": "a:1", "warnings": ["e:1: NOSPACE"]}, Verdict.WARN, "etcd says: e:1: NOSPACE"),
+    ],
+)
+def test_a_fleet_without_a_leader_or_enough_standbys_is_told(
+    how: dict[str, object], verdict: Verdict, words: str
+) -> None:
+    judged = judge_fleet(pb.Membership(address="a:1", fleet="f", brokers=2, **how))  # type: ignore[arg-type]
+    assert (judged.verdict, judged.words) == (verdict, words)
 
 
 def test_settings_of_etcd_that_do_not_go_together_are_refused_first() -> None:

@@ -7,7 +7,6 @@ import pytest
 from core.world import World, ends
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
-from restow.broker.core.engines.engine import pool_of
 from restow.broker.errors import (
     DirectoryFullError,
     EngineConnectedError,
@@ -74,7 +73,7 @@ def test_another_d_may_ask_for_what_a_d_that_drains_is_refused() -> None:
     assert ends(p) == [("DONE", "")]
 
 
-def test_handoffs_of_a_pool_that_another_broker_takes_count_no_more() -> None:
+def test_handoffs_that_go_on_at_another_broker_count_no_more() -> None:
     """The audit after each event compares each tenant's counts with its live handoffs."""
     world = World()
     p, d = world.engine("p"), world.engine("d")
@@ -85,9 +84,8 @@ def test_handoffs_of_a_pool_that_another_broker_takes_count_no_more() -> None:
     world.publish(p, "shared", readers=2)
     world.fence_all(p, "shared")
     world.request(d, "shared")
-    moved = EngineUnknownError("another broker has the pool")
-    members, pool = world.directory.members, pool_of(p.record)
-    world.run(lambda now_s: members.move(pool, moved, now_s))
+    moved = EngineUnknownError("another broker leads")
+    world.run(lambda now_s: world.directory.members.hand_on(moved, now_s))
     assert not world.directory.ledger.by_number
     assert ends(p) == ends(d) == []
 

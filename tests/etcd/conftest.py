@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from etcd_harness.cluster import EtcdCluster, client_of, running_etcd
-from restow.broker.etcd.client import EtcdClient
+from restow.broker.registry.etcd_client import EtcdClient
 
 
 @pytest_asyncio.fixture(scope="session")

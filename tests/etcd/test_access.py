@@ -15,8 +15,8 @@ import pytest_asyncio
 from broker.certificates import Authority
 from etcd_harness.cluster import EtcdCluster, client_of, running_etcd
 from restow.broker.errors import AddressInvalidError
-from restow.broker.etcd.access import EtcdAccess
-from restow.broker.etcd.errors import (
+from restow.broker.registry.etcd_access import (
+    EtcdAccess,
     EtcdRefusedError,
     EtcdSettingsError,
     EtcdUnreachableError,
@@ -91,9 +91,6 @@ async def test_a_user_with_its_password_is_let_in(secured: Secured) -> None:
         lease = (await client.grant(60)).ID
         await client.put(b"k", b"1", lease)
         assert await client.keep_alive(lease) >= 60
-        watch = client.watch(b"k", b"", 1)
-        assert (await anext(watch)).created
-        assert [one.kv.value for one in (await anext(watch)).events] == [b"1"]
 
 
 async def test_a_token_that_etcd_forgot_is_made_anew(secured: Secured) -> None:
@@ -118,8 +115,6 @@ async def test_who_is_not_known_is_told_so(secured: Secured) -> None:
             with pytest.raises(EtcdRefusedError, match=words) as refused:
                 await client.put(b"k", b"")
             assert PASSWORD not in refused.value.message
-            with pytest.raises(EtcdRefusedError, match=words):
-                await anext(client.watch(b"k", b"", 1))
 
 
 async def test_tls_that_does_not_fit_is_told(

@@ -10,8 +10,8 @@ from etcd_harness.cluster import EtcdCluster, client_of, running_etcd
 from forked.ports import free_port
 from restow.broker.doctor.etcd_view import judge_lease, judge_member, look_at_etcd
 from restow.broker.doctor.local import Finding, Verdict
-from restow.broker.etcd.access import EtcdAccess
-from restow.broker.etcd.client import MemberStatus
+from restow.broker.registry.etcd_access import EtcdAccess
+from restow.broker.registry.etcd_client import MemberStatus
 
 
 async def looked_at(access: EtcdAccess) -> dict[str, Finding]:

@@ -13,12 +13,10 @@ from pathlib import Path
 from etcd_harness.binary import etcd_program
 from forked.ports import free_port
 from forked.signals import send, stop
-from restow.broker.etcd.access import EtcdAccess
-from restow.broker.etcd.asking import Patience
-from restow.broker.etcd.client import EtcdClient
-from restow.broker.etcd.errors import EtcdError
+from restow.broker.registry.etcd_access import EtcdAccess, EtcdError
+from restow.broker.registry.etcd_client import EtcdClient, Patience
 
-PATIENT = Patience(call_s=20.0, try_s=4.0, watch_every_s=0.5, watch_answer_s=10.0)
+PATIENT = Patience(call_s=20.0, try_s=4.0)
 """For a machine that is busy with other tests."""
 READY_S = 60.0
 HOST = "127.0.0.1"

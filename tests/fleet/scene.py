@@ -40,7 +40,7 @@ class Pair:
         await released
         return ended
 
-    def owner(self, fleet: Fleet) -> BrokerProcess:
+    def leader(self, fleet: Fleet) -> BrokerProcess:
         """The broker at which both are."""
         at = {one._brokers.current for one in (self.p, self.d)}
         assert len(at) == 1, at

@@ -13,7 +13,7 @@ from restow.broker.client import BrokerUnreachableError, EngineSession, chain_of
 from restow.broker.client.connection import channel
 from restow.broker.client.connection.brokers import MAX_HOPS, Brokers
 from restow.broker.client.connection.channel import PLAINTEXT, RenewedChannel, patience_s
-from restow.broker.errors import AddressInvalidError, EngineUnknownError, NotOwnerError
+from restow.broker.errors import AddressInvalidError, EngineUnknownError, NotLeaderError
 
 GIVEN = "a.example:1,b.example:2,c.example:3"
 A, B, C = GIVEN.split(",")
@@ -21,8 +21,8 @@ OTHER = "d.example:4"
 PROMPT = chain_of(range(1, 165))
 
 
-def sent_to(owner: str) -> NotOwnerError:
-    return NotOwnerError("go there", owner=owner)
+def sent_to(leader: str) -> NotLeaderError:
+    return NotLeaderError("go there", leader=leader)
 
 
 def test_one_after_the_other_is_asked_and_then_there_is_a_pause() -> None:
@@ -43,7 +43,7 @@ def test_one_alone_is_asked_again_after_a_pause() -> None:
     assert brokers.current == A
 
 
-def test_the_owner_that_is_named_is_asked_at_once_and_stays() -> None:
+def test_the_leader_that_is_named_is_asked_at_once_and_stays() -> None:
     brokers = Brokers(GIVEN)
     assert brokers.refused(sent_to(OTHER))
     assert brokers.current == OTHER
@@ -51,7 +51,7 @@ def test_the_owner_that_is_named_is_asked_at_once_and_stays() -> None:
     assert brokers.current == OTHER
 
 
-def test_who_named_an_owner_that_is_not_there_is_told_so() -> None:
+def test_who_named_a_leader_that_is_not_there_is_told_so() -> None:
     brokers = Brokers(GIVEN)
     brokers.failed()
     brokers.refused(sent_to(A))
@@ -63,7 +63,7 @@ def test_who_named_an_owner_that_is_not_there_is_told_so() -> None:
     assert brokers.metadata == ()
 
 
-def test_an_owner_that_is_named_again_though_it_is_not_there_is_tried_again_later() -> None:
+def test_a_leader_that_is_named_again_though_it_is_not_there_is_tried_again_later() -> None:
     brokers = Brokers(B)
     brokers.refused(sent_to(A))
     brokers.failed()
@@ -87,7 +87,7 @@ def test_a_word_that_is_no_address_is_not_followed(owner: str) -> None:
 
 
 def test_other_refusals_name_nobody() -> None:
-    assert not Brokers(GIVEN).refused(EngineUnknownError("no", owner=B))
+    assert not Brokers(GIVEN).refused(EngineUnknownError("no", leader=B))
 
 
 def test_a_list_with_a_fault_is_refused() -> None:

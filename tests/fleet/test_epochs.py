@@ -27,7 +27,7 @@ def test_a_lower_epoch_is_not_taken_and_another_fleet_begins_anew() -> None:
     epochs.opened("one")
     for epoch in (3, 3, 7):
         epochs.take(epoch)
-    with pytest.raises(EpochOverError, match="epoch 6, and the pool is in epoch 7"):
+    with pytest.raises(EpochOverError, match="epoch 6, and the fleet is in epoch 7"):
         epochs.take(6)
     epochs.opened("one")
     with pytest.raises(EpochOverError):

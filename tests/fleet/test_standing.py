@@ -1,4 +1,4 @@
-"""What one of several brokers does that is not the owner, not let in, or not sure of its lease."""
+"""What one of several brokers does that is not the leader, not let in, or not sure of its lease."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_harness.waiting import until
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, FakeAgent, broker, engine, model_layout
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout
 from etcd_harness.cluster import EtcdCluster, running_etcd
 from fleet.scene import pair
 from forked.ports import free_port
@@ -19,14 +19,11 @@ from restow.broker.client import EngineSession
 from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.core.audit import audit
 from restow.broker.core.common.limits import Limits
-from restow.broker.errors import AddressInvalidError, NotOwnerError
-from restow.broker.layout.values import Pool
+from restow.broker.errors import AddressInvalidError, NotLeaderError
 from restow.broker.rpc.sizes import SEVERAL_ANSWER_S, SEVERAL_EVERY_S
 from restow.broker.server.base.settings import BrokerSettings
-from restow.broker.server.fleet.standing import OWN_S
+from restow.broker.server.base.standing import LEADER_WAIT_S
 from restow.broker.server.serve import RunningBroker
-
-POOL = Pool.of("default", model_layout().model.identity)
 
 
 @asynccontextmanager
@@ -52,41 +49,52 @@ async def let_in(*brokers: RunningBroker) -> None:
     addresses = {one.address for one in brokers}
     await until(
         lambda: all(
-            fleet_of(one).membership.member.view.members == addresses
-            and fleet_of(one).membership.member.lease is not None
+            fleet_of(one).report().brokers == addresses
+            and fleet_of(one).leadership.lease is not None
+            and fleet_of(one).leadership.leader
             for one in brokers
         )
     )
 
 
-async def test_who_does_not_own_a_pool_says_who_does(etcd: EtcdCluster, tmp_path: Path) -> None:
+async def test_a_standby_says_who_leads(etcd: EtcdCluster, tmp_path: Path) -> None:
     async with one_broker(etcd, name_of(tmp_path)) as x, one_broker(etcd, name_of(tmp_path)) as y:
         await let_in(x, y)
         async with pair(f"{x.address},{y.address}") as both:
             assert (await both.hand_over()).done
-            owner = next(one for one in (x, y) if one.hub.directory.members.engines)
-            other = x if owner is y else y
+            leader = next(one for one in (x, y) if one.hub.directory.members.engines)
+            other = x if leader is y else y
             assert not other.hub.directory.members.engines
-            with pytest.raises(NotOwnerError) as caught:
-                await other.hub.standing.own(POOL)
-            assert caught.value.subject["owner"] == owner.address
-            assert other.hub.standing.epoch(POOL) == 0 < owner.hub.standing.epoch(POOL)
+            with pytest.raises(NotLeaderError) as caught:
+                await other.hub.standing.lead()
+            assert caught.value.subject["leader"] == leader.address
+            assert other.hub.standing.epoch == 0 < leader.hub.standing.epoch
 
 
-async def test_a_pool_that_moves_is_forgotten_whole(etcd: EtcdCluster, tmp_path: Path) -> None:
+async def test_a_leader_goes_above_an_epoch_that_an_engine_knows(
+    etcd: EtcdCluster, tmp_path: Path
+) -> None:
+    async with one_broker(etcd, name_of(tmp_path)) as x:
+        await let_in(x)
+        x.hub.standing.name_epoch(40)
+        await until(lambda: x.hub.standing.epoch == 41)
+        assert x.hub.standing.term == 1
+
+
+async def test_who_leads_no_longer_forgets_everything(etcd: EtcdCluster, tmp_path: Path) -> None:
     async with one_broker(etcd, name_of(tmp_path)) as x, one_broker(etcd, name_of(tmp_path)) as y:
         await let_in(x, y)
         async with pair(f"{x.address},{y.address}") as both:
             assert (await both.hand_over()).done
-            owner = next(one for one in (x, y) if one.hub.directory.members.engines)
-            other = x if owner is y else y
+            leader = next(one for one in (x, y) if one.hub.directory.members.engines)
+            other = x if leader is y else y
             published = [both.p.publish(f"open{n}", P_BLOCKS, POSITION) for n in range(3)]
             asked = both.d.request("asked", D_BLOCKS)
-            await until(lambda: len(owner.hub.directory.ledger.live) == 4)
-            before = owner.hub.directory.ledger.statistics.ends.copy()
-            await fleet_of(owner).membership.leave()
+            await until(lambda: len(leader.hub.directory.ledger.live) == 4)
+            before = leader.hub.directory.ledger.statistics.ends.copy()
+            await fleet_of(leader).leave()
             await until(lambda: len(other.hub.directory.ledger.live) == 4)
-            directory = owner.hub.directory
+            directory = leader.hub.directory
             assert not directory.ledger.live
             assert not directory.members.engines
             assert not directory.ledger.by_number
@@ -98,17 +106,6 @@ async def test_a_pool_that_moves_is_forgotten_whole(etcd: EtcdCluster, tmp_path:
                 for number in range(3):
                     agent.fence(f"open{number}")
             assert (await both.d.request("open1", D_BLOCKS)).done
-
-
-async def test_an_agent_that_knows_no_epochs_is_refused_clearly(
-    etcd: EtcdCluster, tmp_path: Path
-) -> None:
-    async with one_broker(etcd, name_of(tmp_path)) as x:
-        await let_in(x)
-        async with engine(x.address, "p", agents=False) as (session, _):
-            with pytest.raises(BrokerCallError, match="knows no epochs") as caught:
-                await FakeAgent(session, model_layout(), 0, 64).connect()
-            assert caught.value.reason == "AGENT_RELEASE_DIFFERS"
 
 
 async def test_one_that_is_not_sure_of_its_lease_stands_still_and_nothing_fails(
@@ -134,13 +131,13 @@ async def test_one_that_is_not_sure_of_its_lease_stands_still_and_nothing_fails(
         assert (await released).done
 
 
-async def test_one_that_etcd_has_not_let_in_owns_nothing_and_says_why(tmp_path: Path) -> None:
+async def test_one_that_etcd_has_not_let_in_does_not_lead_and_says_why(tmp_path: Path) -> None:
     port = free_port()
     async with one_broker(f"127.0.0.1:{port}", "late") as x:
         with pytest.raises(BrokerCallError, match=f"no etcd answers at 127.0.0.1:{port}") as caught:
             async with EngineSession("e", "1", model_layout(), x.address) as session:
                 await session.start(1.0)
-        assert caught.value.reason == "OWNER_UNKNOWN"
+        assert caught.value.reason == "NO_LEADER"
 
 
 async def test_two_of_one_address_are_not_both_let_in(etcd: EtcdCluster, tmp_path: Path) -> None:
@@ -148,10 +145,9 @@ async def test_two_of_one_address_are_not_both_let_in(etcd: EtcdCluster, tmp_pat
     async with one_broker(etcd, name) as x:
         await let_in(x)
         async with one_broker(etcd, name, advertise=x.address) as twin:
-            trouble = fleet_of(twin).membership
-            await until(lambda: trouble.trouble is not None)
-            assert trouble.trouble.reason == "ADDRESS_TAKEN"
-            assert twin.hub.standing.epoch(POOL) == 0
+            await until(lambda: fleet_of(twin).report().trouble is not None)
+            assert fleet_of(twin).report().trouble.reason == "ADDRESS_TAKEN"
+            assert twin.hub.standing.epoch == 0
 
 
 async def test_an_address_that_is_no_place_is_refused_at_the_start(etcd: EtcdCluster) -> None:
@@ -164,7 +160,7 @@ async def test_an_address_that_is_no_place_is_refused_at_the_start(etcd: EtcdClu
 def test_an_agent_has_time_to_ask_others_first_and_d_dies_sooner_for_one_broker(
     others: dict[str, str],
 ) -> None:
-    """The owner stood still for less than its lease: who left it comes back to it, and lives."""
+    """The leader stood still for less than its lease: who left it comes back to it, and lives."""
     noticed_s = SEVERAL_EVERY_S + SEVERAL_ANSWER_S
-    assert BrokerSettings(**others).limits().agent_back_s > noticed_s + OWN_S  # type: ignore[arg-type]
+    assert BrokerSettings(**others).limits().agent_back_s > noticed_s + LEADER_WAIT_S  # type: ignore[arg-type]
     assert BrokerSettings().limits() == Limits()

@@ -22,9 +22,9 @@ from restow.broker.rpc import sizes, status
 from restow.broker.rpc import sizes as pings
 from restow.broker.server import serve
 from restow.broker.server.base import orders as outbox
+from restow.broker.server.base import standing
 from restow.broker.server.base import waiting_calls as expected
 from restow.broker.server.base.settings import BrokerSettings
-from restow.broker.server.fleet import standing
 from restow.broker.server.gate import guard as first_messages
 from restow.broker.server.services import checked_messages as checked
 from restow.broker.trust.identity import MAX_NAME_LENGTH
@@ -76,7 +76,7 @@ SAID = {
         f"both sides know of it within {pings.NOTICED_S:g} s",
         f"every {pings.SEVERAL_EVERY_S:g} s, and give it up after {pings.SEVERAL_ANSWER_S:g} s",
         f"more often than every {pings.LEAST_EVERY_S:g} s is refused",
-        f"another one owns the pool, for {standing.OWN_S:g} s at most",
+        f"another one leads, for {standing.LEADER_WAIT_S:g} s at most",
         f'metadata "{brokers.UNREACHED_KEY}"',
     ),
     "agent_link.proto": (

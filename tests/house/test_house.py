@@ -59,7 +59,6 @@ def test_a_source_root_is_no_package(root: str) -> None:
         "restow.broker.draw",
         "restow.broker.layout",
         "restow.broker.core",
-        "restow.broker.owners",
         "restow.broker.trust",
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import ssl
 from collections.abc import AsyncIterator
 from functools import partial
@@ -17,8 +16,6 @@ from aiohttp import web
 from broker.certificates import Authority
 from forked.ports import free_port
 from kubernetes_harness.store import Leases, Refused
-from restow.broker.kubernetes.access import KubernetesAccess
-from restow.broker.kubernetes.api import LeasesApi
 
 NAMESPACE = "serving"
 TOKEN = "a-token"  # noqa: S105 - of a test
@@ -31,7 +28,6 @@ class ApiServer:
 
     def __init__(self, folder: Path) -> None:
         self.leases = Leases()
-        self.leases.changed = self._changed
         self.port = free_port()
         self.account = folder / "account"
         self.account.mkdir()
@@ -46,17 +42,12 @@ class ApiServer:
         self.silent = False
         self.goes_on = asyncio.Event()
         self.calls: list[str] = []
-        self._news = asyncio.Event()
         self._runner: web.AppRunner | None = None
 
     @property
     def environ(self) -> dict[str, str]:
         """As a pod has it."""
         return {"KUBERNETES_SERVICE_HOST": HOST, "KUBERNETES_SERVICE_PORT": str(self.port)}
-
-    @property
-    def access(self) -> KubernetesAccess:
-        return KubernetesAccess.of_pod(self.environ, self.account)
 
     async def start(self) -> None:
         pair = self._authority.issue(server=True)
@@ -85,20 +76,13 @@ class ApiServer:
         """Say nothing any more, to nobody."""
         self.silent = True
         self.goes_on.clear()
-        self._changed()
 
     async def go_on(self) -> None:
         self.silent = False
         self.goes_on.set()
-        self._changed()
-
-    def _changed(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
 
     async def _answer(self, handler: Any, request: web.Request) -> web.StreamResponse:
-        watches = "watch" in request.query
-        self.calls.append("WATCH" if watches else request.method)
+        self.calls.append(request.method)
         if self.silent:
             await self.goes_on.wait()
         try:
@@ -109,7 +93,7 @@ class ApiServer:
             answer: web.StreamResponse = await handler(request)
         except Refused as refused:
             return web.json_response(_status(refused), status=refused.code)
-        if self.silent and not watches:
+        if self.silent:
             await self.goes_on.wait()
         if request.method in self.lost:
             self.lost.discard(request.method)
@@ -120,26 +104,7 @@ class ApiServer:
     async def _all(self, request: web.Request) -> web.StreamResponse:
         words = unquote(request.query.get("labelSelector", ""))
         labels = dict(one.split("=") for one in words.split(",") if one)
-        if request.query.get("watch") != "true":
-            return web.json_response(self.leases.listed(labels))
-        version = int(request.query["resourceVersion"])
-        self.leases.since(version, labels)
-        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await answer.prepare(request)
-        with contextlib.suppress(ConnectionError):
-            while True:
-                news = self._news
-                if self.silent:
-                    await self.goes_on.wait()
-                try:
-                    version, events = self.leases.since(version, labels)
-                except Refused as refused:
-                    await _say(answer, "ERROR", _status(refused))
-                    return answer
-                for kind, found in events:
-                    await _say(answer, kind, found)
-                await news.wait()
-        return answer
+        return web.json_response(self.leases.listed(labels))
 
     async def _get(self, request: web.Request) -> web.Response:
         return web.json_response(self.leases.get(request.match_info["name"]))
@@ -155,10 +120,6 @@ class ApiServer:
         options = await request.json() if request.can_read_body else {}
         name, only = request.match_info["name"], options.get("preconditions") or {}
         return web.json_response(self.leases.delete(name, only))
-
-
-async def _say(answer: web.StreamResponse, kind: str, found: Any) -> None:
-    await answer.write(json.dumps({"type": kind, "object": found}).encode() + b"\n")
 
 
 def _status(refused: Refused) -> dict[str, Any]:
@@ -181,13 +142,3 @@ async def running_api(folder: Path) -> AsyncIterator[ApiServer]:
     finally:
         await server.go_on()
         await server.stop()
-
-
-@contextlib.asynccontextmanager
-async def api_of(server: ApiServer, call_s: float = 10.0) -> AsyncIterator[LeasesApi]:
-    """A client, closed in the end."""
-    api = LeasesApi(server.access, NAMESPACE, call_s, silent_s=4 * call_s)
-    try:
-        yield api
-    finally:
-        await api.close()

@@ -34,14 +34,14 @@ def befalls(fault: Callable[[History], None], history: History) -> None:
 
 
 def cut_off(history: History) -> None:
-    """Etcd alone does not reach the owner any more, which reaches all others."""
-    if (life := history.brokers.owner) is not None:
+    """Etcd alone does not reach the leader any more, which reaches all others."""
+    if (life := history.brokers.leader) is not None:
         history.network.cut(life.process.host, HOST)
         history.loop.call_later(BACK_S, history.network.heal, life.process.host, HOST)
 
 
 def one_leaves(history: History) -> None:
-    if (life := history.brokers.owner) is not None:
+    if (life := history.brokers.leader) is not None:
         history.brokers.leave(life)
 
 

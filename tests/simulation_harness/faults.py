@@ -91,7 +91,7 @@ class Faults:
 
     def kill_broker(self) -> None:
         brokers = self._history.brokers
-        life = brokers.owner
+        life = brokers.leader
         if life is not None and life.process.alive:
             self.met_d = True
             brokers.kill(life)
@@ -106,7 +106,7 @@ class Faults:
         lost: list[_Call] = []
 
         def loses(call: _Call, batch: Any) -> bool:
-            life = brokers.owner
+            life = brokers.leader
             if lost or life is None or call.server is not life.process:
                 return call in lost
             if loser in _told_done(batch):

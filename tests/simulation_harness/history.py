@@ -36,7 +36,7 @@ from simulation_harness.faults import Faults
 from simulation_harness.kept_prefixes import Prefixes
 from simulation_harness.network import Network
 from simulation_harness.replaced import simulated
-from simulation_harness.several.brokers import Brokers, pool_of_model
+from simulation_harness.several.brokers import Brokers
 from simulation_harness.several.faults import FleetFaults
 from simulation_harness.several.unhindered import Unhindered
 from simulation_harness.virtual_loop import Process, VirtualLoop
@@ -155,8 +155,7 @@ class History:
         self.revision = ""
         """Of the newest weights; an engine that starts has these."""
         self.found: list[BaseException] = []
-        pool = pool_of_model(self.memory["P"].layout.model)
-        self.brokers = Brokers(self, self._make_hub, pool)
+        self.brokers = Brokers(self, self._make_hub)
         self.unhindered = Unhindered(self)
         self.faults = Faults(self) if faults else None
         if seed % SEVERAL_OF == SEVERAL_OF - 1:
@@ -486,7 +485,7 @@ class History:
 
     def _abandon(self, handoff_id: str) -> None:
         """A router tells the broker that nobody will ask, if there is one."""
-        self.brokers.tell_owner(
+        self.brokers.tell_leader(
             lambda hub: hub.directory.abandon(DEFAULT_TENANT, handoff_id, hub.now_s())
         )
 
@@ -500,7 +499,7 @@ class History:
                 return []
             return members.forget(engine, hub.now_s())
 
-        self.brokers.tell_owner(forget)
+        self.brokers.tell_leader(forget)
 
     def check_drained(self, engine: Engine) -> None:
         """An engine that has drained may go: nothing of it is left at the broker that it is at."""

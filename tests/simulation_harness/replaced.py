@@ -19,8 +19,7 @@ from restow.agents.reading.reader import Reader
 from restow.broker.client.connection.brokers import Backoff
 from restow.broker.layout import Layout
 from restow.broker.server.base import hub as hubs
-from restow.broker.server.base import planning
-from restow.broker.server.fleet import membership
+from restow.broker.server.base import one_of_several, planning
 from restow.broker.server.services.checked_messages import CheckedLayouts
 from restow.v1 import layout_pb2
 from simulation_harness.fabric import Fabric
@@ -63,7 +62,7 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             (reader, "SPIN_S", 0.0),
             (reader, "POLL_S", 0.05),
             (hubs, "TICK_S", 0.25),
-            (membership, "TICK_S", 0.25),
+            (one_of_several, "TICK_S", 0.25),
             (hubs, "plan_pair", plan_once),
             (ticker.Ticker, "_plan", lambda self: None),
         ):

@@ -199,12 +199,12 @@ class HandoffAmbiguousError(RestowError, status="INVALID_ARGUMENT", reason="HAND
     """The beginning of an id is that of several handoffs: type more of it."""
 
 
-class NotOwnerError(RestowError, status="UNAVAILABLE", reason="NOT_OWNER"):
-    """Another broker owns the pool; ``subject["owner"]`` is its address, if that is known."""
+class NotLeaderError(RestowError, status="UNAVAILABLE", reason="NOT_LEADER"):
+    """Another broker leads; ``subject["leader"]`` is its address."""
 
 
-class OwnerUnknownError(RestowError, status="UNAVAILABLE", reason="OWNER_UNKNOWN"):
-    """No broker owns the pool at the moment, as far as this one knows."""
+class NoLeaderError(RestowError, status="UNAVAILABLE", reason="NO_LEADER"):
+    """No broker leads at the moment, as far as this one knows."""
 
 
 class HandoffOwnedError(RestowError, status="ALREADY_EXISTS", reason="HANDOFF_OWNED"):

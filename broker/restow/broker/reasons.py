@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import Final
 
 from restow.broker.advice import OTHER_VERSION, Advice
-from restow.broker.ownership import OWNERSHIP
+from restow.broker.fleet_reasons import FLEET_REASONS
 from restow.broker.refusals import REFUSALS
 
 REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
     {
         **REFUSALS,
-        **OWNERSHIP,
+        **FLEET_REASONS,
         # What a side wanted, or did not do in time.
         "CANCELLED": Advice(
             "A side gave the handoff up, as it does when the request is aborted.",

@@ -147,30 +147,31 @@ Global___GetStatusResponse: typing_extensions.TypeAlias = GetStatusResponse
 
 @typing.final
 class Membership(google.protobuf.message.Message):
-    """How a broker stands among others that share pools out."""
+    """How a broker stands among others."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ADDRESS_FIELD_NUMBER: builtins.int
     FLEET_FIELD_NUMBER: builtins.int
     BROKERS_FIELD_NUMBER: builtins.int
-    POOLS_OWNED_FIELD_NUMBER: builtins.int
     LET_IN_FIELD_NUMBER: builtins.int
     LEASE_S_FIELD_NUMBER: builtins.int
     UNANSWERED_S_FIELD_NUMBER: builtins.int
     STILL_S_FIELD_NUMBER: builtins.int
     TROUBLE_REASON_FIELD_NUMBER: builtins.int
     TROUBLE_FIELD_NUMBER: builtins.int
+    LEADS_FIELD_NUMBER: builtins.int
+    LEADER_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    LEADERLESS_S_FIELD_NUMBER: builtins.int
+    EXPECTED_FIELD_NUMBER: builtins.int
+    WARNINGS_FIELD_NUMBER: builtins.int
     address: builtins.str
     """Where engines and agents reach it, as it advertises that."""
     fleet: builtins.str
-    """What tells it and the others from brokers elsewhere: epochs of two fleets are not compared. Empty: it has
-    never been let in.
-    """
+    """Name of the fleet. Epochs of two fleets are not compared."""
     brokers: builtins.int
     """How many brokers there are, with it, as far as it knows."""
-    pools_owned: builtins.int
-    """Pools in which it acts."""
     let_in: builtins.bool
     """Whether the registry has let it in, and has not told it that its lease has ended."""
     lease_s: builtins.float
@@ -179,28 +180,49 @@ class Membership(google.protobuf.message.Message):
     """Seconds since the last keepalive was sent that was answered. Unset: it has no lease."""
     still_s: builtins.float
     """Seconds for which it has stood still, because its lease may have ended: it grants and ends nothing. Unset: it
-    is sure of its lease, or owns nothing.
+    is sure of its lease, or does not lead.
     """
     trouble_reason: builtins.str
     """Stable reason why the registry did not do what it was last asked. Empty: it did."""
     trouble: builtins.str
     """The reason in words."""
+    leads: builtins.bool
+    """Whether it leads."""
+    leader: builtins.str
+    """The address of the broker that leads, as far as it knows. Empty: nobody leads."""
+    epoch: builtins.int
+    """The epoch in which that broker leads. 0: nobody leads."""
+    leaderless_s: builtins.float
+    """Seconds for which nobody has led, as far as it knows. Unset: somebody leads."""
+    expected: builtins.int
+    """How many brokers there should be (--expect-brokers). 0: nobody has said."""
+    @property
+    def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What the registry says is wrong with itself, as NOSPACE of an etcd whose disk quota is used up."""
+
     def __init__(
         self,
         *,
         address: builtins.str = ...,
         fleet: builtins.str = ...,
         brokers: builtins.int = ...,
-        pools_owned: builtins.int = ...,
         let_in: builtins.bool = ...,
         lease_s: builtins.float = ...,
         unanswered_s: builtins.float | None = ...,
         still_s: builtins.float | None = ...,
         trouble_reason: builtins.str = ...,
         trouble: builtins.str = ...,
+        leads: builtins.bool = ...,
+        leader: builtins.str = ...,
+        epoch: builtins.int = ...,
+        leaderless_s: builtins.float | None = ...,
+        expected: builtins.int = ...,
+        warnings: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_still_s", b"_still_s", "_unanswered_s", b"_unanswered_s", "still_s", b"still_s", "unanswered_s", b"unanswered_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_still_s", b"_still_s", "_unanswered_s", b"_unanswered_s", "address", b"address", "brokers", b"brokers", "fleet", b"fleet", "lease_s", b"lease_s", "let_in", b"let_in", "pools_owned", b"pools_owned", "still_s", b"still_s", "trouble", b"trouble", "trouble_reason", b"trouble_reason", "unanswered_s", b"unanswered_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_leaderless_s", b"_leaderless_s", "_still_s", b"_still_s", "_unanswered_s", b"_unanswered_s", "leaderless_s", b"leaderless_s", "still_s", b"still_s", "unanswered_s", b"unanswered_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_leaderless_s", b"_leaderless_s", "_still_s", b"_still_s", "_unanswered_s", b"_unanswered_s", "address", b"address", "brokers", b"brokers", "epoch", b"epoch", "expected", b"expected", "fleet", b"fleet", "leader", b"leader", "leaderless_s", b"leaderless_s", "leads", b"leads", "lease_s", b"lease_s", "let_in", b"let_in", "still_s", b"still_s", "trouble", b"trouble", "trouble_reason", b"trouble_reason", "unanswered_s", b"unanswered_s", "warnings", b"warnings"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_leaderless_s", b"_leaderless_s"]) -> typing.Literal["leaderless_s"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_still_s", b"_still_s"]) -> typing.Literal["still_s"] | None: ...
     @typing.overload
@@ -486,7 +508,6 @@ class EngineInfo(google.protobuf.message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     OPEN_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
-    BROKER_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """Whose it is."""
     engine_id: builtins.str
@@ -517,8 +538,6 @@ class EngineInfo(google.protobuf.message.Message):
     """Handoffs that it has a side of and that have not ended."""
     version: builtins.str
     """Version of the software of its session, as it said. Empty: it did not."""
-    broker: builtins.str
-    """Which of several brokers told of it: a client that asks them all writes it here. Empty: one was asked."""
     @property
     def replaced(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Lives of this id that had not unregistered when another one came, the latest first. Two processes that
@@ -544,9 +563,8 @@ class EngineInfo(google.protobuf.message.Message):
         draining: builtins.bool = ...,
         open: builtins.int = ...,
         version: builtins.str = ...,
-        broker: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "broker", b"broker", "draining", b"draining", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "open", b"open", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session", "tenant", b"tenant", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "draining", b"draining", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "open", b"open", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session", "tenant", b"tenant", "version", b"version"]) -> None: ...
 
 Global___EngineInfo: typing_extensions.TypeAlias = EngineInfo
 
@@ -596,7 +614,6 @@ class AgentInfo(google.protobuf.message.Message):
     STAGING_BYTES_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
-    BROKER_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Its engine."""
     rank: builtins.int
@@ -613,8 +630,6 @@ class AgentInfo(google.protobuf.message.Message):
     """Whose it is."""
     version: builtins.str
     """Version of its software, as it said. Empty: it did not."""
-    broker: builtins.str
-    """Which of several brokers told of it: a client that asks them all writes it here. Empty: one was asked."""
     def __init__(
         self,
         *,
@@ -626,9 +641,8 @@ class AgentInfo(google.protobuf.message.Message):
         staging_bytes: builtins.int = ...,
         tenant: builtins.str = ...,
         version: builtins.str = ...,
-        broker: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "broker", b"broker", "engine_id", b"engine_id", "rank", b"rank", "region_bytes", b"region_bytes", "regions", b"regions", "staging_bytes", b"staging_bytes", "tenant", b"tenant", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine_id", b"engine_id", "rank", b"rank", "region_bytes", b"region_bytes", "regions", b"regions", "staging_bytes", b"staging_bytes", "tenant", b"tenant", "version", b"version"]) -> None: ...
 
 Global___AgentInfo: typing_extensions.TypeAlias = AgentInfo
 
@@ -718,7 +732,6 @@ class HandoffInfo(google.protobuf.message.Message):
     PREFIX_TOKENS_FIELD_NUMBER: builtins.int
     OFFERS_FIELD_NUMBER: builtins.int
     OFFERS_DECLINED_FIELD_NUMBER: builtins.int
-    BROKER_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """Its id."""
     number: builtins.int
@@ -774,8 +787,6 @@ class HandoffInfo(google.protobuf.message.Message):
     """To how many engines, which said that they hold these, it was offered; the timeline has who they are."""
     offers_declined: builtins.int
     """How many of them declined, published it wrongly, were gone or did not answer."""
-    broker: builtins.str
-    """Which of several brokers told of it: a client that asks them all writes it here. Empty: one was asked."""
     @property
     def strategies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The ways in which its rows travel, each a word that `--strategy` takes (docs/layouts.md explains
@@ -811,10 +822,9 @@ class HandoffInfo(google.protobuf.message.Message):
         prefix_tokens: builtins.int = ...,
         offers: builtins.int = ...,
         offers_declined: builtins.int = ...,
-        broker: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "ended_ago_s", b"ended_ago_s", "lease_s", b"lease_s", "patience_s", b"patience_s", "transfer_s", b"transfer_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "broker", b"broker", "bytes", b"bytes", "content", b"content", "delivered", b"delivered", "destination_engine", b"destination_engine", "detail", b"detail", "ended_ago_s", b"ended_ago_s", "expected_bytes", b"expected_bytes", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "offers", b"offers", "offers_declined", b"offers_declined", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "prefix_tokens", b"prefix_tokens", "readers", b"readers", "reading_ranks", b"reading_ranks", "reason", b"reason", "settled_ranks", b"settled_ranks", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "tenant", b"tenant", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "delivered", b"delivered", "destination_engine", b"destination_engine", "detail", b"detail", "ended_ago_s", b"ended_ago_s", "expected_bytes", b"expected_bytes", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "offers", b"offers", "offers_declined", b"offers_declined", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "prefix_tokens", b"prefix_tokens", "readers", b"readers", "reading_ranks", b"reading_ranks", "reason", b"reason", "settled_ranks", b"settled_ranks", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "tenant", b"tenant", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ended_ago_s", b"_ended_ago_s"]) -> typing.Literal["ended_ago_s"] | None: ...
     @typing.overload
@@ -1161,40 +1171,28 @@ Global___ListBrokersRequest: typing_extensions.TypeAlias = ListBrokersRequest
 
 @typing.final
 class ListBrokersResponse(google.protobuf.message.Message):
-    """Brokers and pools."""
+    """The brokers of a fleet."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MEMBERSHIP_FIELD_NUMBER: builtins.int
     BROKERS_FIELD_NUMBER: builtins.int
-    POOLS_FIELD_NUMBER: builtins.int
-    POOLS_LEFT_OUT_FIELD_NUMBER: builtins.int
-    pools_left_out: builtins.int
-    """How many more there were. 0: none."""
     @property
     def membership(self) -> Global___Membership:
-        """How the broker stands that was asked. Unset: it is alone, and all pools are its own."""
+        """How the broker stands that was asked. Unset: it is the only one."""
 
     @property
     def brokers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BrokerMember]:
-        """All brokers, by address. Empty: it is alone, or has heard of nobody yet."""
-
-    @property
-    def pools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PoolInfo]:
-        """Pools that have an owner or engines here, by tenant and model; of the caller's tenant, or of all. Its own come
-        first.
-        """
+        """All brokers, by address. Empty: it is the only one, or has heard of nobody yet."""
 
     def __init__(
         self,
         *,
         membership: Global___Membership | None = ...,
         brokers: collections.abc.Iterable[Global___BrokerMember] | None = ...,
-        pools: collections.abc.Iterable[Global___PoolInfo] | None = ...,
-        pools_left_out: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["membership", b"membership"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "membership", b"membership", "pools", b"pools", "pools_left_out", b"pools_left_out"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "membership", b"membership"]) -> None: ...
 
 Global___ListBrokersResponse: typing_extensions.TypeAlias = ListBrokersResponse
 
@@ -1206,93 +1204,23 @@ class BrokerMember(google.protobuf.message.Message):
 
     ADDRESS_FIELD_NUMBER: builtins.int
     ASKED_FIELD_NUMBER: builtins.int
-    AGE_S_FIELD_NUMBER: builtins.int
+    LEADS_FIELD_NUMBER: builtins.int
     address: builtins.str
     """Where engines and agents reach it."""
     asked: builtins.bool
     """Whether it is the one that was asked."""
-    age_s: builtins.float
-    """Seconds since it came. Unset: it was there before the one that was asked."""
+    leads: builtins.bool
+    """Whether it leads."""
     def __init__(
         self,
         *,
         address: builtins.str = ...,
         asked: builtins.bool = ...,
-        age_s: builtins.float | None = ...,
+        leads: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_age_s", b"_age_s", "age_s", b"age_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_age_s", b"_age_s", "address", b"address", "age_s", b"age_s", "asked", b"asked"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_age_s", b"_age_s"]) -> typing.Literal["age_s"] | None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "asked", b"asked", "leads", b"leads"]) -> None: ...
 
 Global___BrokerMember: typing_extensions.TypeAlias = BrokerMember
-
-@typing.final
-class PoolInfo(google.protobuf.message.Message):
-    """A pool: engines of one tenant and model, which may hand over to each other."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    TENANT_FIELD_NUMBER: builtins.int
-    MODEL_FIELD_NUMBER: builtins.int
-    REVISION_FIELD_NUMBER: builtins.int
-    ADAPTER_FIELD_NUMBER: builtins.int
-    QUANTISATION_FIELD_NUMBER: builtins.int
-    OWNER_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    AGE_S_FIELD_NUMBER: builtins.int
-    OWN_FIELD_NUMBER: builtins.int
-    LEAVING_FIELD_NUMBER: builtins.int
-    ENGINES_FIELD_NUMBER: builtins.int
-    AGENTS_FIELD_NUMBER: builtins.int
-    HANDOFFS_LIVE_FIELD_NUMBER: builtins.int
-    tenant: builtins.str
-    """Whose it is."""
-    model: builtins.str
-    """Name of its model."""
-    revision: builtins.str
-    """Which weights. Empty: its engines do not say."""
-    adapter: builtins.str
-    """The adapter that all requests go through. Empty: none."""
-    quantisation: builtins.str
-    """How the weights are quantised. Empty: they are not."""
-    owner: builtins.str
-    """The address of the broker that owns it. Empty: nobody does, or the broker is alone."""
-    epoch: builtins.int
-    """In which epoch. 0: nobody does, or the broker is alone."""
-    age_s: builtins.float
-    """Seconds since that epoch began. Unset: it had begun before the broker that was asked came."""
-    own: builtins.bool
-    """Whether the broker that was asked owns it, as far as it knows."""
-    leaving: builtins.bool
-    """Whether that one grants nothing new in it, because another broker is to own it."""
-    engines: builtins.int
-    """Engines of it that are registered at the broker that was asked."""
-    agents: builtins.int
-    """Their connected agents."""
-    handoffs_live: builtins.int
-    """Their handoffs that have not ended."""
-    def __init__(
-        self,
-        *,
-        tenant: builtins.str = ...,
-        model: builtins.str = ...,
-        revision: builtins.str = ...,
-        adapter: builtins.str = ...,
-        quantisation: builtins.str = ...,
-        owner: builtins.str = ...,
-        epoch: builtins.int = ...,
-        age_s: builtins.float | None = ...,
-        own: builtins.bool = ...,
-        leaving: builtins.bool = ...,
-        engines: builtins.int = ...,
-        agents: builtins.int = ...,
-        handoffs_live: builtins.int = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_age_s", b"_age_s", "age_s", b"age_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_age_s", b"_age_s", "adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "engines", b"engines", "epoch", b"epoch", "handoffs_live", b"handoffs_live", "leaving", b"leaving", "model", b"model", "own", b"own", "owner", b"owner", "quantisation", b"quantisation", "revision", b"revision", "tenant", b"tenant"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_age_s", b"_age_s"]) -> typing.Literal["age_s"] | None: ...
-
-Global___PoolInfo: typing_extensions.TypeAlias = PoolInfo
 
 @typing.final
 class ListCostsRequest(google.protobuf.message.Message):
@@ -1605,7 +1533,6 @@ class EngineHoldings(google.protobuf.message.Message):
     BATCHES_FIELD_NUMBER: builtins.int
     OFFERS_FIELD_NUMBER: builtins.int
     OFFERS_DECLINED_FIELD_NUMBER: builtins.int
-    BROKER_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """Whose it is."""
     engine_id: builtins.str
@@ -1616,8 +1543,6 @@ class EngineHoldings(google.protobuf.message.Message):
     """How often this life of it was offered a demand for what it says it holds."""
     offers_declined: builtins.int
     """How often it then declined, published it wrongly or did not answer."""
-    broker: builtins.str
-    """Which of several brokers told of it: a client that asks them all writes it here. Empty: one was asked."""
     @property
     def form(self) -> restow.v1.broker_pb2.HashForm:
         """How its hashes are made."""
@@ -1636,10 +1561,9 @@ class EngineHoldings(google.protobuf.message.Message):
         batches: builtins.int = ...,
         offers: builtins.int = ...,
         offers_declined: builtins.int = ...,
-        broker: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["form", b"form"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batches", b"batches", "broker", b"broker", "engine_id", b"engine_id", "form", b"form", "groups", b"groups", "offers", b"offers", "offers_declined", b"offers_declined", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "engine_id", b"engine_id", "form", b"form", "groups", b"groups", "offers", b"offers", "offers_declined", b"offers_declined", "tenant", b"tenant"]) -> None: ...
 
 Global___EngineHoldings: typing_extensions.TypeAlias = EngineHoldings
 

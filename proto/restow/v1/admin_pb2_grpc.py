@@ -192,7 +192,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListBrokers(self, request, context):
-        """The brokers among which pools are shared out, as this one knows them, and what each pool carries here.
+        """The brokers of the fleet, as this one knows them. A standby answers this call alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -496,7 +496,7 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
     """One handoff with its timeline. Engines and routers may ask it too."""
 
     ListBrokers: _AdminListBrokersType
-    """The brokers among which pools are shared out, as this one knows them, and what each pool carries here."""
+    """The brokers of the fleet, as this one knows them. A standby answers this call alone."""
 
     ListCosts: _AdminListCostsType
     """What reading and copying was measured to cost, by pair of hosts."""
@@ -687,7 +687,7 @@ class AdminServicer(metaclass=abc.ABCMeta):
         request: restow.v1.admin_pb2.ListBrokersRequest,
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.ListBrokersResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ListBrokersResponse]]:
-        """The brokers among which pools are shared out, as this one knows them, and what each pool carries here."""
+        """The brokers of the fleet, as this one knows them. A standby answers this call alone."""
 
     @abc.abstractmethod
     def ListCosts(

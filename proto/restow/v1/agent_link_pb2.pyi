@@ -132,6 +132,7 @@ class Hello(google.protobuf.message.Message):
     PROGRAM_FORM_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     agent_name: builtins.str
@@ -158,6 +159,8 @@ class Hello(google.protobuf.message.Message):
     """Version of Restow that it runs, with its commit: letters, digits and ".+-_", 64 at most. Empty: it
     does not say, or is no software of Restow's.
     """
+    epoch: builtins.int
+    """The highest epoch that the agent has heard of. The broker leads in none below it. 0: it has heard of none."""
     @property
     def engine(self) -> restow.v1.broker_pb2.EngineRef:
         """The engine whose rank it serves; registered before."""
@@ -168,9 +171,7 @@ class Hello(google.protobuf.message.Message):
 
     @property
     def model(self) -> restow.v1.broker_pb2.ModelName:
-        """The model of its engine's layout, by which one of several brokers knows whose the pool is. Not set: the
-        agent knows no epochs, and only a broker that is alone takes it; AGENT_RELEASE_DIFFERS.
-        """
+        """The model of its engine's layout. Not set: it does not say."""
 
     def __init__(
         self,
@@ -186,9 +187,10 @@ class Hello(google.protobuf.message.Message):
         program_form: builtins.int = ...,
         version: builtins.str = ...,
         model: restow.v1.broker_pb2.ModelName | None = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine", "model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "host_memory", b"host_memory", "model", b"model", "nixl_metadata", b"nixl_metadata", "program_form", b"program_form", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "epoch", b"epoch", "host", b"host", "host_memory", b"host_memory", "model", b"model", "nixl_metadata", b"nixl_metadata", "program_form", b"program_form", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes", "version", b"version"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
 

@@ -880,6 +880,11 @@ class SessionRequest(google.protobuf.message.Message):
 
     ENGINE_FIELD_NUMBER: builtins.int
     MESSAGES_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """The highest epoch that the engine has heard of; needed in the first batch, ignored later. The broker
+    leads in none below it. 0: it has heard of none.
+    """
     @property
     def engine(self) -> Global___EngineRef:
         """Who speaks; needed in the first batch, ignored later."""
@@ -893,9 +898,10 @@ class SessionRequest(google.protobuf.message.Message):
         *,
         engine: Global___EngineRef | None = ...,
         messages: collections.abc.Iterable[Global___EngineMessage] | None = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["engine", b"engine", "messages", b"messages"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine", b"engine", "epoch", b"epoch", "messages", b"messages"]) -> None: ...
 
 Global___SessionRequest: typing_extensions.TypeAlias = SessionRequest
 
@@ -1061,7 +1067,7 @@ class SessionOpened(google.protobuf.message.Message):
     broker_epoch: builtins.str
     """This life of the broker."""
     fleet: builtins.str
-    """The brokers among which it owns the engine's pool. Epochs of two fleets are not compared. Empty: it is
+    """Name of the fleet of brokers that it leads. Epochs of two fleets are not compared. Empty: it is
     the only broker.
     """
     def __init__(
@@ -1235,7 +1241,7 @@ class SessionResponse(google.protobuf.message.Message):
     EVENTS_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     epoch: builtins.int
-    """In which epoch of the engine's pool the broker says them. 0: it is the only broker. An engine takes
+    """In which epoch of the fleet the broker says them. 0: it is the only broker. An engine takes
     nothing of a lower epoch than it has heard of in the same fleet: it ends the stream, and asks another.
     """
     @property

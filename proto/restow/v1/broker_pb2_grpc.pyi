@@ -237,11 +237,10 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     An engine that has neither a session nor an agent nor a handoff under way is forgotten after
     --engine-idle-s (30 s) without a call; then ENGINE_UNKNOWN asks the same life to register again.
 
-    Of several brokers one owns the engine's pool, which is all engines of its tenant and model. Another one
-    refuses with NOT_OWNER, and names the owner's address in ErrorInfo.metadata["owner"], if it knows one:
-    register there, at once. Where nobody answers there, come back with that address in metadata
-    "restow-unreached": you are kept waiting until another one owns the pool, for 3 s at most, and are not
-    sent there again at once. OWNER_UNKNOWN: nobody owns it at the moment; try again.
+    Of several brokers one leads. A standby refuses with NOT_LEADER, and names the leader's address in
+    ErrorInfo.metadata["leader"]: register there, at once. Where nobody answers there, come back with that
+    address in metadata "restow-unreached": you are kept waiting until another one leads, for 3 s at most,
+    and are not sent there again at once. NO_LEADER: nobody leads at the moment; try again.
     """
 
     UnregisterEngine: _BrokerUnregisterEngineType
@@ -389,11 +388,10 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         An engine that has neither a session nor an agent nor a handoff under way is forgotten after
         --engine-idle-s (30 s) without a call; then ENGINE_UNKNOWN asks the same life to register again.
 
-        Of several brokers one owns the engine's pool, which is all engines of its tenant and model. Another one
-        refuses with NOT_OWNER, and names the owner's address in ErrorInfo.metadata["owner"], if it knows one:
-        register there, at once. Where nobody answers there, come back with that address in metadata
-        "restow-unreached": you are kept waiting until another one owns the pool, for 3 s at most, and are not
-        sent there again at once. OWNER_UNKNOWN: nobody owns it at the moment; try again.
+        Of several brokers one leads. A standby refuses with NOT_LEADER, and names the leader's address in
+        ErrorInfo.metadata["leader"]: register there, at once. Where nobody answers there, come back with that
+        address in metadata "restow-unreached": you are kept waiting until another one leads, for 3 s at most,
+        and are not sent there again at once. NO_LEADER: nobody leads at the moment; try again.
         """
 
     @abc.abstractmethod

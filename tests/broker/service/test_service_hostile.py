@@ -26,14 +26,13 @@ from restow.broker.client import BrokerCallError, chain_of
 from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.client.engine.chains import prefix_to_proto
 from restow.broker.core.common.keys import EngineKey
-from restow.broker.core.engines.engine import pool_of
 from restow.broker.errors import RestowError
 from restow.broker.layout.values import MAX_GROUPS
 from restow.broker.printable import shown
 from restow.broker.rpc import wire
 from restow.broker.rpc.status import MAX_MESSAGE_BYTES, MAX_SUBJECT_BYTES
 from restow.broker.server.base.orders import AgentOutbox, EngineOutbox, Outbox
-from restow.broker.server.fleet.standing import Stand
+from restow.broker.server.base.standing import Stand
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.session_words import MAX_AT_ONCE, SessionWords, hear_batch
 from restow.v1 import admin_pb2, admin_pb2_grpc, broker_pb2_grpc
@@ -236,7 +235,7 @@ async def test_others_have_their_turn_while_a_large_batch_is_taken() -> None:
         outbox: EngineOutbox = Outbox(pb.SessionResponse, 10**6)
         batch = [pb.EngineMessage(message_id=1)] * 5 * MAX_AT_ONCE
         hear = partial(SessionWords(hub).hear, p, outbox)
-        stand = Stand.of(hub.standing, pool_of(p))
+        stand = Stand.of(hub.standing)
         assert await turns_during(hear_batch(batch, outbox, hear, hub.now_s, stand)) > 5
         answer = await outbox.take()
         assert answer is not None
@@ -261,7 +260,7 @@ async def test_others_have_their_turn_between_demands_by_prefix() -> None:
         for number, message in enumerate(batch):
             message.request.handoff_id = f"d-{number}"
         hear = partial(SessionWords(hub).hear, d, outbox)
-        stand = Stand.of(hub.standing, pool_of(d))
+        stand = Stand.of(hub.standing)
         assert (
             await turns_during(hear_batch(batch, outbox, hear, hub.now_s, stand)) > len(batch) // 2
         )

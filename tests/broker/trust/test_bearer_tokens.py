@@ -20,10 +20,8 @@ from broker.guarded import channel_of, error_of, everything, refusal, register
 from fleet_harness.linked_agents import linked_engine
 from forked.ports import free_port
 from restow.broker.client import AdminClient, Credentials, EngineSession
-from restow.broker.errors import RestowError
-from restow.broker.layout.values import Pool
-from restow.broker.server.fleet.one_of_several import not_owner
-from restow.broker.server.fleet.standing import OWN_S, Alone
+from restow.broker.errors import NotLeaderError, RestowError
+from restow.broker.server.base.standing import LEADER_WAIT_S, Alone
 from restow.broker.server.serve import RunningBroker
 from restow.broker.trust.errors import TokenOverPlaintextError
 from restow.broker.trust.identity import Role
@@ -102,24 +100,24 @@ async def test_a_whole_handoff(house: House) -> None:
         assert running.hub.directory.ledger.find("a", "h").state == "DONE"
 
 
-class OwnedByADeadOne(Alone):
+class LedByADeadOne(Alone):
     """It names the owner to who has not found out that nobody is there."""
 
     def __init__(self) -> None:
-        self._owner = f"127.0.0.1:{free_port()}"
+        self._leader = f"127.0.0.1:{free_port()}"
         self.told: list[bool] = []
 
-    async def own(self, pool: Pool, unreached: str = "", within_s: float = OWN_S) -> None:
-        self.told.append(unreached == self._owner)
+    async def lead(self, unreached: str = "", within_s: float = LEADER_WAIT_S) -> None:
+        self.told.append(unreached == self._leader)
         if not self.told[-1]:
-            raise not_owner(pool, "here:1", self._owner)
+            raise NotLeaderError("another broker leads", leader=self._leader)
 
 
-async def test_an_owner_that_nobody_reaches_is_told_of_beside_the_token(house: House) -> None:
+async def test_a_leader_that_nobody_reaches_is_told_of_beside_the_token(house: House) -> None:
     """By an engine and by an agent, which both find out for themselves."""
     credentials = house.client([Role.ENGINE, Role.AGENT], engine="*")
     async with guarded(house) as running:
-        running.hub.standing = standing = OwnedByADeadOne()
+        running.hub.standing = standing = LedByADeadOne()
         async with linked_engine(running.address, "p", credentials=credentials):
             assert standing.told == [False, True] * 2
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import Context
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from restow.broker.core.common.actions import Action
-from restow.broker.layout.values import Pool
 from restow.broker.server.base.hub import Hub
-from restow.broker.server.fleet.one_of_several import OneOfSeveral
-from restow.broker.server.gate.callers import DEFAULT_TENANT
+from restow.broker.server.base.one_of_several import OneOfSeveral
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.broker_service import BrokerService
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
@@ -46,20 +45,20 @@ class Life:
     def runs(self) -> bool:
         return self.process.alive and self.hub is not None
 
-    def may_act_in(self, pool: Pool) -> int:
-        """The epoch in which it believes that it may act in a pool now; 0: in none."""
+    def may_act(self) -> int:
+        """The epoch in which it believes that it may act now; 0: in none."""
         fleet = self.fleet
         if fleet is None or not self.process.alive or self.process.paused:
             return 0
         sure = self.process.context.run(fleet.is_sure)  # by its own clock
-        return fleet.epoch(pool) if sure else 0
+        return fleet.epoch if sure else 0
 
 
 class Brokers:
     """All lives of all of them."""
 
-    def __init__(self, history: History, make_hub: Callable[[], Hub], pool: Pool) -> None:
-        self._history, self._make_hub, self.pool = history, make_hub, pool
+    def __init__(self, history: History, make_hub: Callable[[], Hub]) -> None:
+        self._history, self._make_hub = history, make_hub
         self._loop, self._network = history.loop, history.network
         # Numbers of its own: histories of one broker stay as they are.
         self._rng = Random(history.report.seed + 2)  # noqa: S311
@@ -73,9 +72,9 @@ class Brokers:
         if self.etcd is None:
             self.etcd = Etcd(self._network, self._rng)
             self.addresses = SEVERAL
-            self.said = Said(self.pool, lambda: self.lives, self._history.found.append)
+            self.said = Said(lambda: self.lives, self._history.found.append)
             self._network.on_said = self.said.look
-            self.etcd.on_claim = self.said.claimed
+            self.etcd.on_lead = self.said.begins
 
     @property
     def several(self) -> bool:
@@ -107,12 +106,12 @@ class Brokers:
         return (life.hub for life in self.lives if life.hub is not None)
 
     @property
-    def owner(self) -> Life | None:
-        """Who owns the pool."""
+    def leader(self) -> Life | None:
+        """Who leads."""
         if self.etcd is None:
             return self.lives[-1] if self.lives and self.lives[-1].hub else None
-        claim = self.etcd.registry.claims.get(self.pool)
-        found = [one for one in self.running if claim is not None and one.address == claim.address]
+        leader = self.etcd.keys.leader
+        found = [one for one in self.running if leader is not None and one.address == leader[0]]
         return found[-1] if found else None
 
     def at(self, address: str) -> Life | None:
@@ -142,14 +141,11 @@ class Brokers:
             one = life.fleet = OneOfSeveral(
                 ReachedEtcd(self.etcd, life.process),
                 life.address,
-                hub.directory,
-                hub.perform,
-                hub.all_said,
-                hub.expected.look_again,
-                hub.now_s,
+                hub,
+                clock=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
             )
             hub.standing = one
-            life.process.spawn(self._guard(one.membership.run()))
+            life.process.spawn(self._guard(one.run()))
         listener = Listener(life.process)
         broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), listener)  # type: ignore[arg-type]
         agent_link_pb2_grpc.add_AgentLinkServicer_to_server(AgentLinkService(hub), listener)  # type: ignore[arg-type]
@@ -168,7 +164,7 @@ class Brokers:
         self._network.lost(life.process)
 
     def leave(self, life: Life) -> None:
-        """As SIGTERM has it: it hands its pools on, closes its streams, and ends."""
+        """As SIGTERM has it: it has another one lead, closes its streams, and ends."""
         life.leaving = True
         life.process.spawn(self._leave(life))
 
@@ -176,7 +172,7 @@ class Brokers:
         if life.fleet is not None and life.hub is not None:
             try:
                 async with asyncio.timeout(LEAVES_S):
-                    await life.fleet.membership.leave()
+                    await life.fleet.leave()
             except TimeoutError:
                 pass
             life.hub.close()
@@ -195,22 +191,17 @@ class Brokers:
 
     # -- what operators and routers say -----------------------------------------------------------
 
-    def tell_owner(self, say: Callable[[Hub], list[Action]]) -> None:
-        """Have the owner of the pool do something, if there is one that may."""
-        life = self.owner
+    def tell_leader(self, say: Callable[[Hub], list[Action]]) -> None:
+        """Have the leader do something, if there is one that may."""
+        life = self.leader
         if life is None or (hub := life.hub) is None:
             return
 
         def tell() -> None:
-            if life.fleet is None or life.may_act_in(self.pool):
+            if life.fleet is None or life.may_act():
                 hub.perform(say(hub))
 
         life.process.soon(tell)
-
-
-def pool_of_model(model: Any) -> Pool:
-    """The pool of all engines of a history."""
-    return Pool.of(DEFAULT_TENANT, model.identity)
 
 
 def _host(address: str) -> str:

@@ -1,27 +1,23 @@
-"""A model of etcd as brokers reach it: slow, cut off, leaderless, and asked twice at times."""
+"""A model of etcd as brokers reach it: slow, cut off, leaderless, restored, or asked twice."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import copy
+from collections.abc import Callable
 from contextvars import Context
+from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
-from owners_simulation.registry import Registry
-from restow.broker.etcd.errors import EtcdUnreachableError
-from restow.broker.layout.values import Pool
-from restow.broker.owners.claim import Claim
-from restow.broker.owners.events import Changed, Seen
-from restow.broker.owners.registry import AddressTakenError, Entry, LeaseEndedError
+from restow.broker.registry.etcd_access import EtcdUnreachableError
+from restow.broker.registry.registry import AddressTakenError, Fleet, Leader, LeaseEndedError
 from simulation_harness.network import Network
 from simulation_harness.virtual_loop import Process
 
 T = TypeVar("T")
 HOST = "etcd"
 CALL_S = 2.0
-WATCH_S = 4.0
-"""After which a watch that nothing comes through is given up."""
 LOOKS_EVERY_S = 0.5
 """How often it looks for leases that have ended."""
 ON_ITS_WAY = 0.3
@@ -30,19 +26,57 @@ TWICE = 0.1
 LOST = 0.02
 
 
+@dataclass
+class Keys:
+    """What etcd holds of a fleet: by the rules of its leases and transactions."""
+
+    leases: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """When each ends, and its length."""
+    brokers: dict[str, int] = field(default_factory=dict)
+    """The lease of each address."""
+    leader: tuple[str, int, int] | None = None
+    """Its address, epoch and lease."""
+    epoch: int = 0
+    last_lease: int = 0
+
+    def expire(self, now_s: float) -> None:
+        for lease in [one for one, (end_s, _) in self.leases.items() if end_s <= now_s]:
+            self.revoke(lease)
+
+    def revoke(self, lease: int) -> None:
+        self.leases.pop(lease, None)
+        self.brokers = {at: one for at, one in self.brokers.items() if one != lease}
+        if self.leader is not None and self.leader[2] == lease:
+            self.leader = None
+
+    def fleet(self, lease: int) -> Fleet:
+        leader = None
+        if self.leader is not None:
+            leader = Leader(*self.leader[:2], mine=self.leader[2] == lease)
+        return Fleet(leader, frozenset(self.brokers), self.epoch)
+
+    def lead(self, address: str, lease: int, above: int, *, anew: bool = False) -> Leader | None:
+        """None: the lease has ended."""
+        if lease not in self.leases:
+            return None
+        if self.leader is None or (anew and self.leader[2] == lease and self.leader[1] <= above):
+            self.epoch = max(self.epoch, above) + 1
+            self.leader = (address, self.epoch, lease)
+        return self.fleet(lease).leader
+
+
 class Etcd:
     """What all brokers share. Its time is the true one."""
 
     def __init__(self, network: Network, rng: Random) -> None:
         self.network, self.rng = network, rng
-        self.registry = Registry()
-        self.stalled_until_s: dict[str, float] = {}
-        """Of brokers' hosts: until when their watches hear nothing."""
+        self.keys = Keys()
+        self._backup = copy.deepcopy(self.keys)
+        self.has_leader = True
+        self._leaderless_s = 0.0
         self.faulty, self.slowness = True, 1.0
-        self.on_claim: Callable[[Claim], None] = lambda claim: None
-        """Hears of each claim at the moment that it is made."""
-        self._changed: asyncio.Future[None] | None = None
-        self._told = 0
+        self.on_lead: Callable[[Leader], None] = lambda leader: None
+        """Hears of each leader at the moment that it begins to lead."""
 
     @property
     def now_s(self) -> float:
@@ -58,131 +92,123 @@ class Etcd:
 
     def takes(self, host: str) -> bool:
         """Whether a call of a host would be answered now."""
-        return self.registry.has_leader and not self.network.is_cut(host, HOST)
+        return self.has_leader and not self.network.is_cut(host, HOST)
 
-    def do(self, work: Callable[[], T]) -> T:
-        done = work()
-        self.tell()
-        return done
-
-    def tell(self) -> None:
-        """Whoever watches looks, if anything has changed."""
-        if len(self.registry.history) != self._told:
-            self._told = len(self.registry.history)
-            changed, self._changed = self._changed, None
-            if changed is not None and not changed.done():
-                changed.set_result(None)
-
-    async def change(self) -> None:
-        """Wait for the next one."""
-        if self._changed is None:
-            self._changed = self.network.loop.create_future()
-        await asyncio.shield(self._changed)
-
-    def watch_lease(self, length_s: float) -> None:
-        """It has begun anew: look for its end in time."""
+    def keep(self, lease: int, length_s: float) -> None:
+        """A lease begins anew: look for its end in time."""
+        self.keys.leases[lease] = (self.now_s + length_s, length_s)
         self.later(length_s + self.rng.uniform(0.001, LOOKS_EVERY_S), self._expire)
 
     def _expire(self) -> None:
-        self.do(lambda: self.registry.expire(self.now_s))
+        if self.has_leader:
+            self.keys.expire(self.now_s)
+
+    def back_up(self, *, empty: bool) -> None:
+        self._backup = Keys() if empty else copy.deepcopy(self.keys)
+
+    def restore(self, down_s: float) -> None:
+        """It has what it had when it was backed up, unless it has been led since ``down_s`` ago."""
+        if self.has_leader or self.now_s - self._leaderless_s < down_s:
+            return
+        last = self.keys.last_lease
+        self.keys = copy.deepcopy(self._backup)
+        self.keys.last_lease = last
+        self.find_leader()
 
     def lose_leader(self) -> None:
-        self.registry.has_leader = False
+        if self.has_leader:
+            self.has_leader, self._leaderless_s = False, self.now_s
 
     def heal(self) -> None:
         self.find_leader()
-        self.stalled_until_s.clear()
         self.faulty, self.slowness = False, 1.0
 
     def find_leader(self) -> None:
-        if not self.registry.has_leader:
-            self.registry.find_leader(self.now_s)
-            for lease in self.registry.leases.values():
-                self.watch_lease(lease.length_s)
+        """A new leader gives each lease its whole time."""
+        if not self.has_leader:
+            self.has_leader = True
+            for lease, (_, length_s) in list(self.keys.leases.items()):
+                self.keep(lease, length_s)
 
 
 class ReachedEtcd:
-    """Implements `restow.broker.owners.registry.Registry` for one life of a broker."""
+    """Implements `restow.broker.registry.registry.Registry` for one life of a broker."""
+
+    look_every_s = 0.1
 
     def __init__(self, etcd: Etcd, process: Process) -> None:
         self._etcd, self._process = etcd, process
-        self._registry = etcd.registry
+        self._address, self._lease = "", 0
 
-    async def join(self, address: str, length_s: float) -> Entry:
+    async def join(self, address: str, lease_s: float) -> float:
         etcd = self._etcd
 
-        def join() -> int | None:
-            etcd.watch_lease(length_s)
-            return self._registry.join(address, length_s, etcd.now_s)
+        def join() -> int:
+            keys = etcd.keys
+            if address in keys.brokers:
+                return 0
+            keys.last_lease += 1
+            keys.brokers[address] = keys.last_lease
+            etcd.keep(keys.last_lease, lease_s)
+            return keys.last_lease
 
-        lease = await self._ask(join)
-        if lease is None:
-            raise AddressTakenError(f"another member is at {address}", address=address)
-        return Entry(lease, length_s, "simulated")
+        self._address, self._lease = address, await self._ask(join)
+        if not self._lease:
+            raise AddressTakenError(f"another broker is at {address}", address=address)
+        return lease_s
 
-    async def keep_alive(self, lease: int) -> float:
-        etcd = self._etcd
+    async def keep_alive(self) -> float:
+        etcd, lease = self._etcd, self._lease
 
-        def keep_alive() -> float | None:
-            length_s = self._registry.keep_alive(lease, etcd.now_s)
-            if length_s is not None:
-                etcd.watch_lease(length_s)
+        def keep() -> float | None:
+            if lease not in etcd.keys.leases:
+                return None
+            length_s = etcd.keys.leases[lease][1]
+            etcd.keep(lease, length_s)
             return length_s
 
-        return _alive(lease, await self._ask(keep_alive))
+        return _alive(await self._ask(keep))
 
-    async def claim(self, pool: Pool, address: str, lease: int) -> Claim:
-        def claim() -> Claim | None:
-            before = self._registry.revision
-            done = self._registry.claim(pool, address, lease)
-            if done is not None and done.epoch > before:
-                self._etcd.on_claim(done)
+    async def look(self) -> Fleet:
+        etcd, lease, address = self._etcd, self._lease, self._address
+
+        def look() -> Fleet:
+            if lease in etcd.keys.leases:
+                etcd.keys.brokers.setdefault(address, lease)
+            return etcd.keys.fleet(lease)
+
+        return await self._ask(look)
+
+    async def lead(self, epoch: int) -> Leader:
+        return await self._lead(epoch, anew=False)
+
+    async def raise_epoch(self, epoch: int) -> Leader:
+        return await self._lead(epoch, anew=True)
+
+    async def _lead(self, epoch: int, *, anew: bool) -> Leader:
+        etcd, lease, address = self._etcd, self._lease, self._address
+
+        def lead() -> Leader | None:
+            before = etcd.keys.leader
+            done = etcd.keys.lead(address, lease, epoch, anew=anew)
+            if done is not None and etcd.keys.leader != before:
+                etcd.on_lead(done)
             return done
 
-        return _alive(lease, await self._ask(claim))
+        return _alive(await self._ask(lead))
 
-    async def release(self, pool: Pool, epoch: int) -> None:
-        await self._ask(lambda: self._registry.release(pool, epoch))
+    async def release(self) -> None:
+        keys, lease = self._etcd, self._lease
 
-    async def withdraw(self, address: str, lease: int) -> None:
-        await self._ask(lambda: self._registry.withdraw(address, lease))
+        def release() -> None:
+            if keys.keys.leader is not None and keys.keys.leader[2] == lease:
+                keys.keys.leader = None
 
-    async def revoke(self, lease: int) -> None:
-        await self._ask(lambda: self._registry.revoke(lease))
+        await self._ask(release)
 
-    async def watch(self) -> AsyncIterator[Seen | Changed]:
-        """Yield what has happened, in order, some time after it has."""
-        etcd, history = self._etcd, self._registry.history
-        if not etcd.takes(self._process.host):
-            await asyncio.sleep(CALL_S)
-            raise EtcdUnreachableError("no etcd answers")
-        seen, heard = self._registry.seen(), len(history)
-        await self._comes()
-        yield seen
-        while True:
-            if heard == len(history):
-                await etcd.change()
-            await self._passes()
-            events, heard = history[heard:], len(history)
-            for event in events:
-                yield event
-
-    async def _passes(self) -> None:
-        """Wait until what has happened arrives here. Raises when it does not."""
-        etcd, host = self._etcd, self._process.host
-        await self._comes()
-        until_s = etcd.now_s + WATCH_S
-        while etcd.now_s < etcd.stalled_until_s.get(host, 0.0) or not etcd.takes(host):
-            if etcd.now_s > until_s and not etcd.takes(host):
-                raise EtcdUnreachableError("no etcd answers")
-            await asyncio.sleep(0.1)
-
-    async def _comes(self) -> None:
-        """Wait for a message. Raises when it takes longer than a watch may be silent."""
-        delay_s = self._etcd.delay_s()
-        await asyncio.sleep(min(delay_s, WATCH_S))
-        if delay_s > WATCH_S:
-            raise EtcdUnreachableError("no etcd answers")
+    async def leave(self) -> None:
+        etcd, lease = self._etcd, self._lease
+        await self._ask(lambda: etcd.keys.revoke(lease))
 
     async def _ask(self, do: Callable[[], T]) -> T:
         """Have a call done: once, twice or not, early or late, and answered or not."""
@@ -194,7 +220,7 @@ class ReachedEtcd:
                 if rng.random() < ON_ITS_WAY:
                     etcd.later(rng.uniform(0.1, 4.0), arrive)
                 return
-            done = etcd.do(do)
+            done = do()
             if not (etcd.faulty and rng.random() < LOST):
                 etcd.later(etcd.delay_s(), come_back, done)
 
@@ -212,8 +238,8 @@ class ReachedEtcd:
             raise EtcdUnreachableError("no etcd answers") from None
 
 
-def _alive(lease: int, done: T | None) -> T:
+def _alive(done: T | None) -> T:
     """Raises `LeaseEndedError`."""
     if done is None:
-        raise LeaseEndedError("the broker's lease has ended", lease=lease)
+        raise LeaseEndedError("the broker's lease has ended")
     return done

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from simulation_harness.several.brokers import Life
 
 SIDES = "pde"
+RESTORED_S = 5.0
+"""How long it takes to restore an etcd: longer than brokers' leases."""
 NOTICED_S = 18.0
 """By then all clients know that they are cut off."""
 
@@ -24,44 +26,45 @@ class FleetFaults:
         self._loop, self._network = history.loop, history.network
         self._rng = history.rng
         self.kinds: tuple[Callable[[], None], ...] = (
-            self.kill_owner,
-            self.pause_owner,
-            self.pause_owner,
+            self.kill_leader,
+            self.pause_leader,
+            self.pause_leader,
             self.cut_from_etcd,
             self.cut_from_etcd,
             self.cut_from_agents,
             self.stop_etcd,
             self.slow_etcd,
-            self.stall_watch,
+            self.restore_etcd,
+            self.lose_keys,
             self.join_two,
             self.leave_fleet,
         )
 
-    def kill_owner(self) -> None:
-        """It may come back at once, or long after another one has its pool."""
-        if (life := self._owner()) is not None:
+    def kill_leader(self) -> None:
+        """It may come back at once, or long after another one leads."""
+        if (life := self._leader()) is not None:
             self._brokers.kill(life)
             back_s = self._rng.choice((0.3, 8.0)) * self._rng.random()
             self._loop.call_later(back_s, self._brokers.start, life.address)
 
-    def pause_owner(self) -> None:
+    def pause_leader(self) -> None:
         """Often for longer than its lease."""
-        if (life := self._owner()) is not None:
+        if (life := self._leader()) is not None:
             self._network.pause(life.process)
             pause_s = self._rng.choice((1.5, 8.0, 12.0)) * self._rng.random()
             self._loop.call_later(pause_s, life.process.resume)
 
     def cut_from_etcd(self) -> None:
         """It reaches all others."""
-        if (life := self._owner()) is not None:
+        if (life := self._leader()) is not None:
             host = life.process.host
             self._network.cut(host, HOST)
             cut_s = self._rng.choice((1.5, 8.0, 60.0)) * self._rng.random()
             self._loop.call_later(cut_s, self._network.heal, host, HOST)
 
     def cut_from_agents(self) -> None:
-        """Engines on one host or on all can't reach the owner: it keeps its lease."""
-        if (life := self._owner()) is not None:
+        """Engines on one host or on all can't reach the leader: it keeps its lease."""
+        if (life := self._leader()) is not None:
             sides = self._rng.choice((*SIDES, SIDES))
             cut_s = self._rng.choice((2.0, 8.0, 20.0)) * self._rng.random()
             for side in sides:
@@ -70,12 +73,12 @@ class FleetFaults:
 
     def cut_off_and_kill_the_next(self) -> None:
         """Engines come back to one that etcd does not reach, which knows nothing of another."""
-        if (life := self._owner()) is not None:
+        if (life := self._leader()) is not None:
             host = life.process.host
             for other, cut_s in ((HOST, 40.0), *((side, NOTICED_S) for side in SIDES)):
                 self._network.cut(host, other)
                 self._loop.call_later(cut_s, self._network.heal, host, other)
-            self._loop.call_later(NOTICED_S + 1.0, self.kill_owner)
+            self._loop.call_later(NOTICED_S + 1.0, self.kill_leader)
 
     def stop_etcd(self) -> None:
         """It has no leader for a while."""
@@ -93,12 +96,24 @@ class FleetFaults:
             etcd.slowness = self._rng.choice((10.0, 100.0))
             self._loop.call_later(5.0 * self._rng.random(), setattr, etcd, "slowness", 1.0)
 
-    def stall_watch(self) -> None:
-        """A broker does not hear what changes, and all else goes on."""
-        etcd, running = self._brokers.etcd, self._brokers.running
-        if etcd is not None and running:
-            host = self._rng.choice(running).process.host
-            etcd.stalled_until_s[host] = self._loop.time() + self._rng.uniform(0.5, 10.0)
+    def restore_etcd(self) -> None:
+        """It is down for longer than leases, and has what it had a while ago, or nothing, then."""
+        if (etcd := self._brokers.etcd) is not None:
+            self._history.hinder()
+            etcd.back_up(empty=self._rng.random() < 0.5)
+            down_s = self._rng.uniform(0.5, 8.0)
+            self._loop.call_later(down_s, etcd.lose_leader)
+            self._loop.call_later(down_s + RESTORED_S + 0.01, etcd.restore, RESTORED_S)
+
+    def lose_keys(self) -> None:
+        """Somebody deletes the key of a broker, or of the leader, whose lease lives."""
+        if (etcd := self._brokers.etcd) is not None:
+            if self._rng.random() < 0.5 and self._brokers.said is not None:
+                # Another broker leads before this one has looked: clients tell them apart.
+                self._brokers.said.looks = False
+                etcd.keys.leader = None
+            elif etcd.keys.brokers:
+                del etcd.keys.brokers[self._rng.choice(sorted(etcd.keys.brokers))]
 
     def join_two(self) -> None:
         """At once; or one, where no more are missing."""
@@ -109,14 +124,14 @@ class FleetFaults:
         """One that is not the last one leaves by itself, and comes back some time after."""
         staying = [one for one in self._brokers.running if not one.leaving]
         if len(staying) > 1:
-            owner = self._brokers.owner
-            life = owner if owner in staying and self._rng.random() < 0.7 else None
+            leader = self._brokers.leader
+            life = leader if leader in staying and self._rng.random() < 0.7 else None
             life = life or self._rng.choice(staying)
             self._brokers.leave(life)
             self._loop.call_later(self._rng.uniform(5.0, 20.0), self._brokers.start, life.address)
 
-    def _owner(self) -> Life | None:
+    def _leader(self) -> Life | None:
         """Whom it befalls, if it runs."""
         self._history.hinder()
-        life = self._brokers.owner
+        life = self._brokers.leader
         return life if life is not None and life.runs and not life.process.paused else None

@@ -15,11 +15,8 @@ from restow.agents.link.kept_stream import KeptStream
 from restow.broker.client.connection.brokers import Epochs
 from restow.broker.core.common.limits import Numbering
 from restow.broker.core.ledger.ledger import Ledger
-from restow.broker.layout.values import Pool
-from restow.broker.owners.actions import Serve
-from restow.broker.owners.timing import Lease
-from restow.broker.server.fleet.membership import OfPools
-from restow.broker.server.fleet.one_of_several import OneOfSeveral
+from restow.broker.registry.leadership import Leadership
+from restow.broker.server.base.one_of_several import OneOfSeveral
 from simulation_harness.several.faults import FleetFaults
 
 if TYPE_CHECKING:
@@ -40,21 +37,22 @@ def lower_epochs(history: History) -> Iterator[None]:
 def no_margin(history: History) -> Iterator[None]:
     """A broker acts until the very end of its lease, by its own clock."""
     history.be_several()
-    may_act = Lease.may_act
-    with patch.object(Lease, "may_act", lambda self, now_s, _: may_act(self, now_s, 0.0)):
+
+    def may_act(self: Leadership, now_s: float) -> bool:
+        return bool(self.epoch) and self.lease is not None and now_s < self.lease.end_s
+
+    with patch.object(Leadership, "may_act", may_act):
         yield
 
 
 @contextlib.contextmanager
-def stale_watch(history: History) -> Iterator[None]:
-    """A pool is a broker's own if its watch says so, which may be old."""
+def lower_epochs_led(history: History) -> Iterator[None]:
+    """A leader does not raise its epoch above one that clients know: they can't take its word."""
     history.be_several()
-
-    def epoch(self: OneOfSeveral, pool: Pool) -> int:
-        claim = self.membership.member.view.claims.get(pool)
-        return claim.epoch if claim is not None and claim.address == self.address else 0
-
-    with patch.object(OneOfSeveral, "epoch", epoch):
+    if history.faults is not None:
+        fleet = FleetFaults(history)
+        history.faults.kinds = (fleet.restore_etcd, fleet.kill_leader)
+    with patch.object(Leadership, "named", lambda self, epoch: None):
         yield
 
 
@@ -62,19 +60,19 @@ def stale_watch(history: History) -> Iterator[None]:
 def numbers_restart(history: History) -> Iterator[None]:
     """Handoffs are counted from one in every epoch."""
     history.be_several()
-    act = OneOfSeveral._act
+    look = OneOfSeveral._look_at_it
 
-    def restart(self: OneOfSeveral, action: OfPools) -> None:
-        ledger = self._directory.ledger
-        if isinstance(action, Serve) and not ledger.by_number:
+    def restart(self: OneOfSeveral) -> None:
+        ledger = self._hub.directory.ledger
+        if self.leadership.epoch and not self.term and not ledger.by_number:
             ledger.numbering._last = 0
-        act(self, action)
+        look(self)
 
     def count(self: Numbering, now_s: float) -> int:
         self._last += 1
         return self._last
 
-    with patch.object(OneOfSeveral, "_act", restart), patch.object(Numbering, "take", count):
+    with patch.object(OneOfSeveral, "_look_at_it", restart), patch.object(Numbering, "take", count):
         yield
 
 
@@ -97,7 +95,7 @@ def lost_handoffs_fail(history: History) -> Iterator[None]:
 @contextlib.contextmanager
 def clients_alone(history: History) -> Iterator[None]:
     """A broker in doubt goes on and keeps its pools, and only what clients take is looked at."""
-    with no_doubt(history), patch.object(Lease, "is_over", lambda *when: False):
+    with no_doubt(history), patch.object(Leadership, "tick", lambda *when: None):
         if history.brokers.said is not None:
             history.brokers.said.looks = False
         # Where it matters: clients leave an owner that is cut off, and the next one dies.
@@ -145,7 +143,7 @@ def both(one: Rule, beside: Rule) -> Rule:
 ALONE: dict[str, Rule] = {
     "epochs": lower_epochs,
     "margin": no_margin,
-    "watch": stale_watch,
+    "named": lower_epochs_led,
     "numbers": numbers_restart,
     "doubt": no_doubt,
     "failures": lost_handoffs_fail,

@@ -1,4 +1,4 @@
-"""What brokers say and clients take: in one pool only one may grant, end and free at a time."""
+"""What brokers say and clients take: only one may grant, end and free at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 from restow.broker.client.connection.brokers import Epochs
-from restow.broker.layout.values import Pool
-from restow.broker.owners.claim import Claim
+from restow.broker.registry.registry import Leader
 from restow.v1 import agent_link_pb2, broker_pb2
 from simulation_harness.virtual_loop import Process
 from stamped.stamps import Violation
@@ -27,11 +26,10 @@ class Said:
 
     def __init__(
         self,
-        pool: Pool,
         lives: Callable[[], Iterable[Life]],
         found: Callable[[BaseException], None],
     ) -> None:
-        self._pool, self._lives, self._found = pool, lives, found
+        self._lives, self._found = lives, found
         self.looks = True
         """Whether what leaves brokers is looked at, beside what clients take."""
         self._highest = 0
@@ -47,24 +45,20 @@ class Said:
             words = f"{process.name} acts in epoch {batch.epoch}, after epoch {self._highest}"
             self._found(Violation(words))
         self._highest = max(self._highest, batch.epoch)
-        owners = [
-            (life.process.name, epoch)
-            for life in self._lives()
-            if (epoch := life.may_act_in(self._pool))
-        ]
+        owners = [(life.process.name, epoch) for life in self._lives() if (epoch := life.may_act())]
         if owners != [(process.name, batch.epoch)]:
             words = f"{process.name} acts in epoch {batch.epoch}, and those that may are {owners}"
             self._found(Violation(words))
 
-    def claimed(self, claim: Claim) -> None:
-        """A broker owns the pool from now on: no other one may believe that it does."""
+    def begins(self, leader: Leader) -> None:
+        """A broker leads from now on: no other one may believe that it does."""
         others = [
             (life.process.name, epoch)
             for life in self._lives()
-            if (epoch := life.may_act_in(self._pool)) and epoch != claim.epoch
+            if (epoch := life.may_act()) and life.address != leader.address
         ]
         if self.looks and others:
-            words = f"{claim.address} owns the pool in epoch {claim.epoch}, and {others} may act"
+            words = f"{leader.address} leads in epoch {leader.epoch}, and {others} may act"
             self._found(Violation(words))
 
     @contextlib.contextmanager

@@ -270,6 +270,7 @@ class Link(KeptStream[pb.AgentMessage, pb.ConnectRequest, pb.ConnectResponse]):
     async def opening(self) -> pb.ConnectRequest:
         """Return a batch with Hello."""
         hello = await self._listener.hello()
+        hello.epoch = self._epochs.highest
         return pb.ConnectRequest(messages=[pb.AgentMessage(hello=hello)])
 
     def batch(self, messages: Sequence[pb.AgentMessage]) -> pb.ConnectRequest:

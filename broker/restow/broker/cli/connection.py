@@ -14,7 +14,7 @@ import typer
 from restow.broker.cli.completion import complete_tenant
 
 if TYPE_CHECKING:
-    from restow.broker.cli.telling_client import TellingClient
+    from restow.broker.client.admin import AdminClient
     from restow.broker.client.connection.channel import Credentials
 
 
@@ -58,14 +58,14 @@ class Connection:
 
         return Credentials.of(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
 
-    def client(self) -> TellingClient:
+    def client(self) -> AdminClient:
         """Return a client, to be used as a context. Raises a `TrustError`."""
         return self._client(None)
 
-    def _client(self, tenant: str | None) -> TellingClient:
-        from restow.broker.cli.telling_client import TellingClient
+    def _client(self, tenant: str | None) -> AdminClient:
+        from restow.broker.client.admin import AdminClient
 
-        return TellingClient(self.broker, tenant=tenant, credentials=self.credentials())
+        return AdminClient(self.broker, tenant=tenant, credentials=self.credentials())
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class TenantConnection(Connection):
         typer.Option("--all-tenants", "-A", help="Those of all tenants, to an operator of all."),
     ]
 
-    def client(self) -> TellingClient:
+    def client(self) -> AdminClient:
         """Return a client of that tenant, or of all. Raises a `TrustError`."""
         if self.tenant == "":  # of an unset variable: nothing would be found, and no word said
             raise typer.BadParameter("an empty --tenant names none: leave it out, or name one")
@@ -93,7 +93,7 @@ class TenantConnection(Connection):
             raise typer.BadParameter("--tenant is one, and -A all: leave one of them out")
         return self.client_of(ALL_TENANTS if self.all_tenants else self.tenant)
 
-    def client_of(self, tenant: str | None) -> TellingClient:
+    def client_of(self, tenant: str | None) -> AdminClient:
         """Return a client of a tenant. Raises a `TrustError`."""
         return self._client(tenant)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
@@ -12,6 +12,7 @@ import grpc
 from restow.broker.addresses import checked_targets
 from restow.broker.client import admin_calls as calls
 from restow.broker.client.admin_calls import AdminCall, admin_options
+from restow.broker.client.connection.brokers import Brokers
 from restow.broker.client.connection.channel import (
     OWN_PROCESS,
     Credentials,
@@ -19,22 +20,21 @@ from restow.broker.client.connection.channel import (
     channel_showing,
 )
 from restow.broker.client.connection.diagnosis import explained, explained_soon
-from restow.broker.client.connection.errors import BrokerUnreachableError, decoded, from_rpc_error
-from restow.broker.client.tries import Tries, most_telling
-from restow.broker.errors import AddressInvalidError, RestowError
+from restow.broker.client.connection.errors import (
+    BrokerUnreachableError,
+    OtherServerError,
+    decoded,
+    from_rpc_error,
+)
+from restow.broker.errors import NoLeaderError, NotLeaderError, RestowError
 from restow.v1 import admin_pb2_grpc, broker_pb2_grpc
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-Errors = dict[str, RestowError]
-"""By address."""
-Join = Callable[[Mapping[str, Any]], Any]
-
-
-class _End(NamedTuple):
-    """One broker."""
+class _Stubs(NamedTuple):
+    """The stubs of one broker, over one channel."""
 
     channel: Any
     admin: Any
@@ -64,61 +64,51 @@ class _Admin:
         the first client, session or agent.
         """
         OWN_PROCESS.check()
-        self.addresses = tuple(dict.fromkeys(checked_targets(broker_address(broker))))
-        self.address = ",".join(self.addresses)
-        self.unanswered: dict[str, RestowError] = {}
-        """Which of several did not answer the last call that all of them were asked."""
+        self.address = broker_address(broker)
+        self.addresses = tuple(dict.fromkeys(checked_targets(self.address)))
+        self._brokers = Brokers(self.address)
         self._credentials = credentials or Credentials.of()
-        self._ends: dict[str, _End] = {}
-        self._first = self.addresses[0]
-        """Who is asked first where one knows: who knew the last time."""
+        self._stubs: dict[str, _Stubs] = {}
         self._timeout_s = timeout_s
         self._metadata = (("restow-tenant", tenant),) if tenant is not None else ()
         for address in self.addresses:
-            self._end(address)
+            self._opened(address)
 
-    @property
-    def _several(self) -> bool:
-        return len(self.addresses) > 1
-
-    def _end(self, address: str) -> _End:
-        """The broker at an address that was given, or that another one named."""
-        if address not in self._ends:
-            options = admin_options(self._several)
+    def _opened(self, address: str) -> _Stubs:
+        """Return the stubs of a broker that was given, or that another broker named."""
+        if address not in self._stubs:
+            options = admin_options(self._brokers.several)
             channel = channel_showing(self._credentials, self._grpc, address, options)
             admin = admin_pb2_grpc.AdminStub(channel)
-            self._ends[address] = _End(channel, admin, broker_pb2_grpc.BrokerStub(channel))
-        return self._ends[address]
+            self._stubs[address] = _Stubs(channel, admin, broker_pb2_grpc.BrokerStub(channel))
+        return self._stubs[address]
 
     def _method(self, address: str, call: AdminCall[Any]) -> Any:
-        end = self._end(address)
-        return getattr(end.broker if call.of_broker else end.admin, call.method)
+        stubs = self._opened(address)
+        return getattr(stubs.broker if call.of_broker else stubs.admin, call.method)
 
     def _how(self, call: AdminCall[Any]) -> dict[str, Any]:
         return {"timeout": max(self._timeout_s, call.least_s), "metadata": self._metadata}
 
-    def _check_one(self, call: AdminCall[Any]) -> None:
-        """Raise `AddressInvalidError` for what is about one broker, where several were given."""
-        if call.of_one and self._several:
-            raise AddressInvalidError(
-                f"{call.method} is about one broker, and {self.address} are several: name one",
-                address=self.address,
-            )
-
     def _error(self, error: grpc.RpcError, address: str) -> RestowError:
         return from_rpc_error(error, address, self._credentials.secure)
 
-    def _refused(self, errors: Errors) -> tuple[str, RestowError] | None:
-        """The error that a call of all of them ends with; None: some have answered."""
-        self.unanswered = errors
-        for address, error in errors.items():
-            if not isinstance(error, BrokerUnreachableError):
-                return address, error
-        return most_telling(list(errors.items())) if len(errors) == len(self.addresses) else None
+    def _ask_another(self, error: RestowError) -> bool:
+        """Return whether to ask another broker: the leader that this one names, or the next one.
+
+        Of all that were given each is asked once.
+        """
+        if error.reason == NotLeaderError.reason:
+            return self._brokers.refused(error)
+        if isinstance(error, BrokerUnreachableError | OtherServerError) or (
+            error.reason == NoLeaderError.reason
+        ):
+            return self._brokers.several and self._brokers.failed()
+        return False
 
     def _of_several(self, error: RestowError) -> RestowError:
-        """The error; where nobody answers, with the names of all."""
-        if not self._several or not isinstance(error, BrokerUnreachableError):
+        """Return the error; where nobody answers, with the names of all."""
+        if len(self.addresses) == 1 or not isinstance(error, BrokerUnreachableError):
             return error
         words = f"{error.message}; none of {', '.join(self.addresses)} answers"
         return BrokerUnreachableError(words, broker=self.address)
@@ -128,11 +118,7 @@ def _blocking(make: Callable[P, AdminCall[T]]) -> Callable[Concatenate[AdminClie
     @wraps(make)
     def call(self: AdminClient, /, *words: P.args, **more: P.kwargs) -> T:
         OWN_PROCESS.check()
-        one = make(*words, **more)
-        self._check_one(one)
-        if one.join is None or not self._several:
-            return self._ask_one(one)
-        return self._ask_all(one, one.join)
+        return self._ask(make(*words, **more))
 
     return call
 
@@ -143,11 +129,7 @@ def _awaited(
     @wraps(make)
     async def call(self: AsyncAdminClient, /, *words: P.args, **more: P.kwargs) -> T:
         OWN_PROCESS.check()
-        one = make(*words, **more)
-        self._check_one(one)
-        if one.join is None or not self._several:
-            return await self._ask_one(one)
-        return await self._ask_all(one, one.join)
+        return await self._ask(make(*words, **more))
 
     return call
 
@@ -159,9 +141,7 @@ class AdminClient(_Admin):
     raises `BrokerCallError` with the broker's refusal, or `BrokerUnreachableError`. Of answers
     that are messages docs/api.md says what their fields mean.
 
-    Where several brokers are given, what lists or counts is asked of all of them and joined
-    (``unanswered`` has those that did not answer); what is about one engine or handoff is asked of
-    one after the other, until one knows it.
+    Where several brokers are given, the leader is asked: a standby names it.
     """
 
     _grpc: ClassVar = grpc
@@ -197,34 +177,22 @@ class AdminClient(_Admin):
     def close(self) -> None:
         """Close the channels."""
         OWN_PROCESS.check()
-        for end in self._ends.values():
+        for end in self._stubs.values():
             end.channel.close()
 
-    def _ask_one(self, call: AdminCall[T]) -> T:
-        """Ask one after the other, until one knows."""
-        tries = Tries(self.addresses, self._first)
-        for address in tries:
+    def _ask(self, call: AdminCall[T]) -> T:
+        """Ask the leader."""
+        while True:
+            address = self._brokers.current
             try:
                 answer = self._method(address, call)(call.request, **self._how(call))
-            except grpc.RpcError as error:
-                tries.failed(address, self._error(error, address))
+            except grpc.RpcError as failure:
+                error = self._error(failure, address)
+                if not self._ask_another(error):
+                    raise self._explained(address, error) from None
             else:
-                self._first = address
+                self._brokers.works()
                 return call.pick(answer)
-        raise self._explained(*tries.unmet)
-
-    def _ask_all(self, call: AdminCall[T], join: Join) -> T:
-        """Ask all at once, and join what they answer."""
-        how, answers, errors = self._how(call), dict[str, Any](), Errors()
-        asked = {at: self._method(at, call).future(call.request, **how) for at in self.addresses}
-        for address, one in asked.items():
-            try:
-                answers[address] = one.result()
-            except grpc.RpcError as error:
-                errors[address] = self._error(error, address)
-        if refused := self._refused(errors):
-            raise self._explained(*refused)
-        return call.pick(join(answers))
 
     def _explained(self, address: str, error: RestowError) -> RestowError:
         return self._of_several(explained(error, address, self._credentials))
@@ -266,38 +234,23 @@ class AsyncAdminClient(_Admin):
     async def close(self) -> None:
         """Close the channels."""
         OWN_PROCESS.check()
-        await asyncio.gather(*(end.channel.close() for end in self._ends.values()))
+        await asyncio.gather(*(end.channel.close() for end in self._stubs.values()))
 
-    async def _ask_one(self, call: AdminCall[T]) -> T:
-        """Ask one after the other, until one knows."""
-        tries = Tries(self.addresses, self._first)
-        for address in tries:
+    async def _ask(self, call: AdminCall[T]) -> T:
+        """Ask the leader."""
+        while True:
+            address = self._brokers.current
             try:
                 answer = await self._answer(address, call)
             except RestowError as error:
-                tries.failed(address, error)
-            except asyncio.CancelledError:  # by whoever has no more patience with this one
-                self._first = next(iter(tries), self.addresses[0])
+                if not self._ask_another(error):
+                    raise await self._explained(address, error) from None
+            except asyncio.CancelledError:  # by a caller that has no more patience with this one
+                self._brokers.failed()
                 raise
             else:
-                self._first = address
+                self._brokers.works()
                 return call.pick(answer)
-        raise await self._explained(*tries.unmet)
-
-    async def _ask_all(self, call: AdminCall[T], join: Join) -> T:
-        """Ask all at once, and join what they answer."""
-        answers, errors = dict[str, Any](), Errors()
-
-        async def ask(address: str) -> None:
-            try:
-                answers[address] = await self._answer(address, call)
-            except RestowError as error:
-                errors[address] = error
-
-        await asyncio.gather(*map(ask, self.addresses))
-        if refused := self._refused(errors):
-            raise await self._explained(*refused)
-        return call.pick(join({at: answers[at] for at in self.addresses if at in answers}))
 
     async def _answer(self, address: str, call: AdminCall[T]) -> Any:
         try:

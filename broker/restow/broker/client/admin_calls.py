@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from restow.broker.client import joined
 from restow.broker.client.connection.channel import channel_options
 from restow.broker.client.engine.chains import (
     Holders,
@@ -42,8 +40,6 @@ RETRIES = {
         }
     ]
 }
-USUAL_LIMIT = 100
-"""Handoffs that a broker lists if no limit is given."""
 PROBE_S = 45.0
 """The broker gives up after 40 s (`Limits.examine_s`)."""
 
@@ -68,14 +64,7 @@ class AdminCall(Generic[T]):
     least_s: float = 0.0
     """Least time that the call gets, whatever the client's timeout is."""
     of_broker: bool = False
-    """Whether the call belongs to `restow.v1.Broker`."""
-    join: Callable[[Mapping[str, Any]], Any] | None = None
-    """Joins the answers of several brokers, given by address.
-
-    With None, brokers are called one after another, until a broker knows the subject.
-    """
-    of_one: bool = False
-    """Whether the call is about a broker itself, so that a single broker must be named."""
+    """Whether it is one of `restow.v1.Broker`."""
 
 
 def _whole(response: Any) -> Any:
@@ -87,12 +76,12 @@ def status(traffic: bool = False) -> AdminCall[pb.GetStatusResponse]:
 
     With ``traffic``, also what ended in the last quarter of an hour.
     """
-    return AdminCall("GetStatus", pb.GetStatusRequest(traffic=traffic), _whole, join=joined.status)
+    return AdminCall("GetStatus", pb.GetStatusRequest(traffic=traffic), _whole)
 
 
 def tenants() -> AdminCall[pb.ListTenantsResponse]:
     """Return the tenants that have engines or handoffs, with what each holds."""
-    return AdminCall("ListTenants", pb.ListTenantsRequest(), _whole, join=joined.tenants)
+    return AdminCall("ListTenants", pb.ListTenantsRequest(), _whole)
 
 
 def engines() -> AdminCall[list[pb.EngineInfo]]:
@@ -101,7 +90,6 @@ def engines() -> AdminCall[list[pb.EngineInfo]]:
         "ListEngines",
         pb.ListEnginesRequest(),
         lambda found: list(found.engines),
-        join=joined.engines,
     )
 
 
@@ -116,14 +104,12 @@ def layout(engine_id: str) -> AdminCall[Layout]:
 
 def agents() -> AdminCall[list[pb.AgentInfo]]:
     """Return the connected agents, by engine and rank."""
-    return AdminCall(
-        "ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents), join=joined.agents
-    )
+    return AdminCall("ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents))
 
 
 def holdings() -> AdminCall[pb.ListHoldingsResponse]:
     """Return the prefixes that engines report, and the memory that they take by tenant."""
-    return AdminCall("ListHoldings", pb.ListHoldingsRequest(), _whole, join=joined.holdings)
+    return AdminCall("ListHoldings", pb.ListHoldingsRequest(), _whole)
 
 
 def find(
@@ -161,8 +147,7 @@ def handoffs(
         beginning=beginning,
         ended_within_s=ended_within_s,
     )
-    join = partial(joined.handoffs, limit=limit or USUAL_LIMIT)
-    return AdminCall("ListHandoffs", request, _whole, join=join)
+    return AdminCall("ListHandoffs", request, _whole)
 
 
 def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:
@@ -176,16 +161,16 @@ def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:
 
 
 def brokers() -> AdminCall[pb.ListBrokersResponse]:
-    """Return the brokers that share pools, and what each pool carries at the broker called.
+    """Return the brokers of the fleet, and how the broker stands that is asked.
 
-    The answer of a single broker has no ``membership``.
+    A standby answers this call, too. The only broker has no ``membership`` in its answer.
     """
     return AdminCall("ListBrokers", pb.ListBrokersRequest(), _whole)
 
 
 def costs() -> AdminCall[pb.ListCostsResponse]:
     """Return the costs of reading and copying by pair of hosts, as agents measured them."""
-    return AdminCall("ListCosts", pb.ListCostsRequest(), _whole, join=joined.costs)
+    return AdminCall("ListCosts", pb.ListCostsRequest(), _whole)
 
 
 def probe_pair(source: str, destination: str) -> AdminCall[pb.ProbePairResponse]:
@@ -200,7 +185,7 @@ def probe_pair(source: str, destination: str) -> AdminCall[pb.ProbePairResponse]
 
 def audit() -> AdminCall[pb.AuditBrokerResponse]:
     """Return every violated invariant, of all tenants; a sound broker has none."""
-    return AdminCall("AuditBroker", pb.AuditBrokerRequest(), _whole, join=joined.audit)
+    return AdminCall("AuditBroker", pb.AuditBrokerRequest(), _whole)
 
 
 def release(handoff_id: str) -> AdminCall[pb.HandoffInfo]:
@@ -225,9 +210,7 @@ def forget_states(revision: str) -> AdminCall[int]:
     Raises as every call does, and `BrokerCallError` for an empty text.
     """
     request = pb.ForgetStatesRequest(revision=revision)
-    return AdminCall(
-        "ForgetStates", request, lambda found: found.stores, join=joined.states_forgotten
-    )
+    return AdminCall("ForgetStates", request, lambda found: found.stores)
 
 
 def forget_engine(engine_id: str) -> AdminCall[int]:
@@ -245,16 +228,13 @@ def abandon(handoff_id: str) -> AdminCall[str]:
     Returns the name of its end ("CANCELLED"), or of the state in which it was left.
     """
     request = pb.AbandonHandoffRequest(handoff_id=handoff_id)
-    return AdminCall(
-        "AbandonHandoff", request, lambda found: state_name(found.state), join=joined.abandoned
-    )
+    return AdminCall("AbandonHandoff", request, lambda found: state_name(found.state))
 
 
 def set_draining(draining: bool) -> AdminCall[int]:
     """Stop granting at the broker; with ``draining`` False, resume.
 
-    Returns the number of granted handoffs that have not ended. Raises `AddressInvalidError` if
-    several brokers are given, because they are drained one at a time.
+    Returns how many handoffs are granted and have not ended.
     """
     request = pb.SetDrainingRequest(draining=draining)
-    return AdminCall("SetDraining", request, lambda found: found.granted, of_one=True)
+    return AdminCall("SetDraining", request, lambda found: found.granted)

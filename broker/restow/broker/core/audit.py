@@ -182,7 +182,7 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
                 continue
             if returned or directory.probing.awaited_by(handoff.number):
                 continue
-            if pair is not None and not directory.granting.halted(source):
+            if pair is not None and not directory.granting.draining:
                 yield f"handoff {name} could be granted and is not"
             elif pair is None and handoff.number not in directory.granting.planning.get(key, ()):
                 yield f"handoff {name} waits for a plan that nobody makes"

@@ -29,7 +29,6 @@ from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.core.probing import Examining, Probing
 from restow.broker.core.reports import Reports
 from restow.broker.errors import HandoffOwnedError, RequestError, RestowError
-from restow.broker.layout.values import Pool
 
 
 class Directory:
@@ -66,17 +65,6 @@ class Directory:
     def granted(self) -> int:
         """Handoffs that ranks may be reading, or gathering for."""
         return sum(handoff.granted for handoff in self.ledger.by_number.values())
-
-    def granted_in(self, pool: Pool) -> int:
-        """Those of one pool."""
-        by_number = self.ledger.by_number
-        numbers = self.live_in(pool)
-        return sum(number in by_number and by_number[number].granted for number in numbers)
-
-    def live_in(self, pool: Pool) -> set[int]:
-        """Numbers of a pool's handoffs that have not ended."""
-        engines = self.members.pools.get(pool, {}).values()
-        return set[int]().union(*(engine.handoffs for engine in engines))
 
     def publish(
         self, engine: EngineRecord, handoff_id: str, chunk: Chunk, now_s: float
@@ -298,8 +286,8 @@ class Directory:
 
     def _late(self, handoff: Handoff, now_s: float) -> list[Action]:
         """A handoff has run out of time. That D's agents are missing is no fault of P's."""
-        halted = handoff.source is not None and self.granting.halted(handoff.source)
-        failure = why_late(handoff, self.granting.waits_for(handoff), halted, now_s)
+        lacks = self.granting.waits_for(handoff)
+        failure = why_late(handoff, lacks, self.granting.draining, now_s)
         waited = failure.reason in ("AGENT_MISSING", "AGENT_LOST") and not handoff.granted
         if waited and handoff.source and handoff.source.complete:
             return self.ledger.dismiss(handoff, failure, now_s)

@@ -10,7 +10,7 @@ from restow.broker.core.common.events import Failure
 from restow.broker.core.common.keys import EngineKey, PairKey, State
 from restow.broker.core.common.pair import Digests, PairOutcome, PairPlan, PairRefused, pair_bytes
 from restow.broker.core.engines.account import Account
-from restow.broker.core.engines.engine import EngineRecord, pool_of
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.grant import Misfit, early_tokens, misfit, open_grant, read_bytes
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.progress import waits_for
@@ -19,7 +19,7 @@ from restow.broker.core.ledger.known_ends import KnownEnds
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.probing import Probing
 from restow.broker.errors import RestowError
-from restow.broker.layout.values import ModelIdentity, Pool
+from restow.broker.layout.values import ModelIdentity
 
 
 class Granting:
@@ -32,8 +32,6 @@ class Granting:
         """Plans that are being made, and the handoffs that wait for each."""
         self.draining = False
         """Nothing is granted any more: the next broker will be told of all that waits."""
-        self.leaving: set[Pool] = set()
-        """Pools that another broker is about to own: nothing is granted in them either."""
         self.known_ends = KnownEnds(ledger)
         self._ledger = ledger
         self._limits = ledger.limits
@@ -47,24 +45,11 @@ class Granting:
             return []
         return self.go_on(set(self._ledger.by_number), now_s)
 
-    def leave(self, pool: Pool, leaving: bool, now_s: float) -> list[Action]:
-        """Grant nothing any more in a pool, or again all of it that waits."""
-        if leaving:
-            self.leaving.add(pool)
-            return []
-        self.leaving.discard(pool)
-        return self.go_on(set(self._ledger.by_number), now_s)
-
-    def halted(self, source: EngineRecord) -> bool:
-        """Whether nothing of P's is granted."""
-        return self.draining or (bool(self.leaving) and pool_of(source) in self.leaving)
-
     def waits_for(self, handoff: Handoff) -> str:
         """What a live handoff waits for, in words; nothing once it is granted."""
         if handoff.granted:
             return ""
-        source = handoff.source
-        if handoff.complete and handoff.destination and source and self.halted(source):
+        if handoff.complete and handoff.destination and self.draining:
             return "the broker drains, and grants nothing"
         return waits_for(handoff)
 
@@ -245,7 +230,7 @@ class Granting:
         now_s: float,
     ) -> list[Action]:
         """Grant the whole, or a part, that two engines have a plan for."""
-        if self.halted(source):
+        if self.draining:
             return []
         if handoff.state is not State.READY:
             return self._try_part(handoff, source, destination, pair, now_s)

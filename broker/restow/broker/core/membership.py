@@ -17,7 +17,6 @@ from restow.broker.core.common.keys import EngineKey, State
 from restow.broker.core.connections import Connections
 from restow.broker.core.engines.account import ENGINE_BYTES
 from restow.broker.core.engines.engine import EngineRecord, pool_of
-from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.core.prefix.prefixes import Prefixes
@@ -195,17 +194,15 @@ class Membership:
         error = EngineUnknownError(f"an operator had engine {name} forgotten", engine=name)
         return self.remove_engine(engine, error, now_s)
 
-    def move(self, pool: Pool, error: RestowError, now_s: float) -> list[Action]:
-        """Forget a pool that another broker owns now, and end its streams with ``error``.
+    def hand_on(self, error: RestowError, now_s: float) -> list[Action]:
+        """Forget all engines and live handoffs, and end all streams with ``error``.
 
-        Its handoffs have no end here: the engines tell that broker of them.
+        Another broker leads now. The handoffs have no end here: their engines tell that broker of
+        them.
         """
-        engines = list(self.pools.get(pool, {}).values())
-        for engine in engines:
-            for number in sorted(engine.handoffs):
-                handoff = self._ledger.by_number.get(number)
-                if handoff is not None and _is_of(handoff, pool):
-                    self._ledger.forget(handoff.parent or handoff, now_s)
+        for handoff in list(self._ledger.live.values()):
+            self._ledger.forget(handoff, now_s)
+        engines = list(self.engines.values())
         return [a for engine in engines for a in self.remove_engine(engine, error, now_s)]
 
     def drain(
@@ -308,10 +305,3 @@ class Membership:
             others = asking[pool_of(engine)] - engine.may_ask
             for number in () if others else engine.handoffs:
                 self._ledger.wait_for_demand(self._ledger.by_number[number], now_s)
-
-
-def _is_of(handoff: Handoff, pool: Pool) -> bool:
-    """Whether all engines that have a part in a live handoff are of a pool."""
-    deliveries = (one.destination for one in handoff.deliveries)
-    sides = (handoff.source, handoff.destination, *deliveries)
-    return all(one is None or pool_of(one) == pool for one in sides)

@@ -21,7 +21,7 @@ ENDS: Final = ("DONE", "FAILED", "EXPIRED", "CANCELLED")
 NULL_IF_EMPTY: Final = frozenset(
     {
         *("source_engine", "destination_engine", "position_tokens", "reason", "detail"),
-        *("waits_for", "readers", "broker", "block_tokens", "window_tokens", "failure"),
+        *("waits_for", "readers", "block_tokens", "window_tokens", "failure"),
     }
 )
 """Fields without presence whose zero value means that there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from restow.broker.client.admin import AdminClient
 from restow.broker.doctor.local import Finding, bad, ok, warn
@@ -15,17 +15,10 @@ Pair = tuple[str, str]
 SLOW = "tcp"
 
 
-def look_at_broker(client: AdminClient, each: Iterable[AdminClient] = ()) -> Iterator[Finding]:
-    """Whether it is sound, and its engines whole. Raises `RestowError` if it does not answer.
-
-    Of several brokers ``each`` is a client of one, and those are told apart.
-    """
+def look_at_broker(client: AdminClient) -> Iterator[Finding]:
+    """Whether it is sound, and its engines whole. Raises `RestowError` if it does not answer."""
     status = client.status()
-    for address, error in client.unanswered.items():
-        yield bad(f"broker {address}", error.message, f"reason {error.reason}")
-    of_each = [(f"broker {one.address}", one.status()) for one in each]
-    for subject, told in of_each or [("broker", status)]:
-        yield _status(subject, told)
+    yield _status("broker", status)
     yield _judge_content(status)
     yield _audit(client)
     engines = client.engines()

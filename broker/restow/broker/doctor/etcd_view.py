@@ -1,4 +1,4 @@
-"""The etcd by which several brokers share pools out: each member, and what brokers do there."""
+"""The etcd that says which of several brokers leads: each member, and what brokers do there."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from dataclasses import replace
 
 from restow.broker.doctor.local import Finding, bad, ok, warn
 from restow.broker.errors import RestowError
-from restow.broker.etcd.access import EtcdAccess
-from restow.broker.etcd.asking import Patience
-from restow.broker.etcd.client import EtcdClient, MemberStatus
-from restow.broker.etcd.registry import PREFIX
+from restow.broker.registry.etcd import PREFIX
+from restow.broker.registry.etcd_access import EtcdAccess
+from restow.broker.registry.etcd_client import EtcdClient, MemberStatus, Patience
 from restow.etcd import rpc_pb2
 
 LEASE_S = 2
@@ -42,13 +41,19 @@ async def look_at_etcd(access: EtcdAccess, fleet: str) -> AsyncIterator[Finding]
 
 
 def judge_member(status: MemberStatus) -> Finding:
-    """Whether it is led."""
+    """Return whether it is led, and writes."""
     subject, words = f"etcd {status.endpoint}", f"release {status.version}"
     if not status.has_leader:
         return bad(
             subject,
             f"{words}, and it knows no leader: it agrees on nothing",
             "are most of its members there, and do they reach each other?",
+        )
+    if status.errors:
+        return bad(
+            subject,
+            f"{words}, and it says: {'; '.join(status.errors)}",
+            "with NOSPACE it writes nothing: compact, defragment, then `etcdctl alarm disarm`",
         )
     return ok(subject, f"{words}, {'leads' if status.leads else 'is led'}")
 
@@ -59,7 +64,7 @@ def judge_lease(granted_s: float, took_s: float) -> Finding:
     if granted_s > LEASE_S:
         return warn(
             "etcd's leases",
-            f"{words}: the pools of a broker that dies are taken so much later",
+            f"{words}: another broker leads so much later when the leader dies",
             "a shorter --election-timeout of etcd (500 ms, with --heartbeat-interval 50)",
         )
     return ok("etcd's leases", words)

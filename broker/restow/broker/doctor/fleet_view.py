@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from restow.broker.client.admin import AdminClient
-from restow.broker.doctor.local import Finding, bad, ok
+from restow.broker.doctor.local import Finding, bad, ok, warn
 from restow.broker.errors import RestowError
 from restow.v1 import admin_pb2 as pb
 
@@ -13,22 +13,15 @@ from restow.v1 import admin_pb2 as pb
 def look_at_brokers(
     asked: AdminClient, client_of: Callable[[str], AdminClient]
 ) -> Iterator[Finding]:
-    """Whether each can be reached where it says, is that broker, and is sure of its lease.
+    """Yield whether each broker is reached where it says, whether one leads, and enough stand by.
 
-    Of one that is alone, or too old to have others, nothing is said. ``client_of`` makes a client
-    of the broker at an address. Raises `RestowError` if nobody answers.
+    Nothing is said of the only broker. ``client_of`` makes a client of the broker at an address.
+    Raises `RestowError` if nobody answers.
     """
-    try:
-        told = asked.brokers()
-    except RestowError as error:
-        if error.status != "UNIMPLEMENTED":
-            raise
-        return
+    told = asked.brokers()
     if not told.HasField("membership"):
         return
-    fleet = told.membership.fleet
-    if not told.brokers:
-        yield judge_membership(told.membership, told.membership.address, fleet)
+    yield judge_fleet(told.membership)
     for member in told.brokers:
         try:
             with client_of(member.address) as client:
@@ -36,18 +29,43 @@ def look_at_brokers(
         except RestowError as error:
             yield bad(
                 f"broker {member.address}",
-                f"can't be reached from here, where it tells engines to come: {error.message}",
+                f"cannot be reached from here, where it tells engines to come: {error.message}",
                 "give that broker an --advertise that engines can reach, or open the way",
             )
         else:
-            yield judge_membership(answer.membership, member.address, fleet)
+            yield judge_membership(answer.membership, member.address, told.membership.fleet)
+
+
+def judge_fleet(found: pb.Membership) -> Finding:
+    """Return whether a broker leads, and whether as many are there as should be."""
+    subject = f"fleet {found.fleet}"
+    if not found.leader:
+        return bad(
+            subject,
+            f"no broker leads since {found.leaderless_s:.1f} s",
+            "`restow doctor --etcd` of its etcd",
+        )
+    if found.brokers < found.expected:
+        return warn(
+            subject,
+            f"{found.brokers} of {found.expected} brokers are there",
+            "see why the others do not run, or do not reach the registry",
+        )
+    if found.warnings:
+        return warn(
+            subject,
+            f"etcd says: {'; '.join(found.warnings)}",
+            "`etcdctl alarm list`; with NOSPACE, compact, defragment and disarm before the leader "
+            "dies: no broker can follow until then",
+        )
+    return ok(subject, f"{found.leader} leads in epoch {found.epoch}, of {found.brokers} brokers")
 
 
 def judge_membership(found: pb.Membership, address: str, fleet: str) -> Finding:
-    """What a broker that was reached at ``address`` says of itself."""
+    """Return what a broker that was reached at ``address`` says of itself."""
     subject, trouble = f"broker {address}", f" ({found.trouble})" if found.trouble else ""
     if found.address != address or found.fleet != fleet:
-        other = found.address or "one that is alone"
+        other = found.address or "the only broker of its kind"
         return bad(
             subject,
             f"another broker answers there: {other}, of fleet {found.fleet or 'none'}",
@@ -63,4 +81,4 @@ def judge_membership(found: pb.Membership, address: str, fleet: str) -> Finding:
             f"it stands still since {found.still_s:.1f} s: its lease may have ended{trouble}",
             "`restow doctor --etcd` of its etcd",
         )
-    return ok(subject, f"one of {found.brokers}, owns {found.pools_owned} pools, sure of its lease")
+    return ok(subject, "leads, and is sure of its lease" if found.leads else "stands by")

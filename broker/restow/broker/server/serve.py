@@ -21,9 +21,8 @@ from restow.broker.rpc.status import ErrorInterceptor, ParsingInterceptor
 from restow.broker.server import process
 from restow.broker.server.base.hub import Hub
 from restow.broker.server.base.logging import BoundedLog, settings_in_words
+from restow.broker.server.base.one_of_several import OneOfSeveral, in_fleet
 from restow.broker.server.base.settings import BrokerSettings
-from restow.broker.server.fleet.joining import in_fleet
-from restow.broker.server.fleet.one_of_several import OneOfSeveral
 from restow.broker.server.gate.guard import (
     GuardInterceptor,
     OpenInterceptor,
@@ -86,12 +85,12 @@ class RunningBroker:
     """None: it is alone."""
 
     async def drain(self) -> None:
-        """Say that it stops, and hand its pools on; alone: wait for the reads under way."""
+        """Say that it stops, and have another broker lead; alone: wait for the reads under way."""
         await self.checks.enter_graceful_shutdown()
         if self.fleet is None:
             await self.hub.drain()
         else:
-            await self.fleet.membership.leave()
+            await self.fleet.leave()
 
 
 def strangers_options(connections: int) -> tuple[tuple[str, int], ...]:

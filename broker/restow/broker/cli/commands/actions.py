@@ -96,10 +96,6 @@ def drain(
         raise typer.BadParameter("--tenant says whose --engine is meant: the broker is everybody's")
     drains: Callable[[bool], int]
     with connection.client() as client:
-        if engine is None and len(client.addresses) > 1:
-            raise typer.BadParameter(
-                "one broker is drained at a time: name it", param_hint="--broker"
-            )
         if engine is not None:
             will = f"Engine {engine} will take part in nothing new until `--off`, and is to go."
             drains = partial(client.drain_engine, engine)
@@ -177,27 +173,14 @@ def forget(
 
 @connects
 def check(*, connection: Connection, as_json: JsonOption = False) -> None:
-    """Have each broker look for anything in it that must not be. Exits with 4 if there is any.
-
-    Of several, also whether any pool has two owners.
-    """
-    from restow.broker.cli.two_owners import two_owners
-
-    asked = 0
+    """Verify the broker's invariants. Exits with 4 if any is broken."""
     with connection.client() as client:
         found = client.audit()
-        findings = list(found.findings)
-        if len(client.addresses) > 1:
-            looks = ({one.address: one.brokers() for one in client.each()} for _ in range(2))
-            findings += map(str, sorted(set.intersection(*map(two_owners, looks))))
-            asked = len(client.addresses) - len(client.unanswered)
+    findings = list(found.findings)
     if as_json:
         print_json({"findings": findings, "handoffs": found.handoffs})
     elif not findings:
-        owners = f" No pool has two owners among {asked} brokers." if asked else ""
-        typer.echo(
-            f"All is well: {found.handoffs} handoffs, their engines, agents and quotas.{owners}"
-        )
+        typer.echo(f"All is well: {found.handoffs} handoffs, their engines, agents and quotas.")
     else:
         for words in findings:
             typer.secho(shown(words), fg="red")

@@ -1,4 +1,4 @@
-"""``restow brokers`` shows who shares pools out, and who owns which."""
+"""``restow brokers`` shows the brokers of a fleet, and which of them leads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from restow.broker.cli.output import Output
 
 @connects
 def brokers(*, connection: Connection, output: Output) -> None:
-    """The brokers, who owns which pool since when, and what pools carry at the one that is asked.
-
-    Of several addresses the first broker is asked that answers.
-    """
+    """Show the brokers of a fleet, which of them leads, and how the broker stands that is asked."""
     from restow.broker.cli.views.fleet_views import brokers_json, show_brokers
 
     with connection.client() as client:

@@ -15,10 +15,10 @@ from restow.broker.printable import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from restow.broker.cli.telling_client import TellingClient
     from restow.broker.client.admin import AdminClient
+    from restow.broker.client.connection.channel import Credentials
     from restow.broker.doctor.local import Finding
-    from restow.broker.etcd.access import EtcdAccess
+    from restow.broker.registry.etcd_access import EtcdAccess
 
 ALL = "all"
 COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
@@ -38,16 +38,20 @@ def _pairs(client: AdminClient, wanted: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _of_broker(client: TellingClient, pairs: list[str]) -> Iterator[Finding]:
+def _of_broker(
+    client: AdminClient, credentials: Credentials, pairs: list[str]
+) -> Iterator[Finding]:
+    from restow.broker.client.admin import AdminClient
     from restow.broker.doctor.broker_view import look_at_broker, look_at_pairs
     from restow.broker.doctor.fleet_view import look_at_brokers
     from restow.broker.doctor.local import bad
     from restow.broker.errors import RestowError
 
     try:
-        several = len(client.addresses) > 1
-        yield from look_at_broker(client, client.each() if several else ())
-        yield from look_at_brokers(client, client.one)
+        yield from look_at_brokers(
+            client, lambda address: AdminClient(address, credentials=credentials)
+        )
+        yield from look_at_broker(client)
         yield from look_at_pairs(client, _pairs(client, pairs))
     except RestowError as error:
         yield bad("broker", error.message, f"reason {error.reason}: is it started, and is it this?")
@@ -130,7 +134,7 @@ def doctor(
         for address in checked_targets(broker_address(connection.broker)):
             take(look_at_shown(address, credentials))
         with connection.client() as client:
-            take(_of_broker(client, pair or []))
+            take(_of_broker(client, credentials, pair or []))
             say_hidden(client, output)
     unsound = any(one.verdict is Verdict.BAD for one in found)
     if output.document:

@@ -43,20 +43,16 @@ MAX_LISTED = 10_000
 
 @connects
 def status(*, connection: Connection, output: Output) -> None:
-    """Show statistics of each broker that is given, or of your tenant."""
+    """Show statistics of the broker, or of your tenant."""
     from restow.broker.cli.views import tables
     from restow.broker.cli.views.fleet_views import membership_json
     from restow.broker.display import documents
 
     with connection.client() as client:
         models = documents.models_json(documents.engines_json(client.engines())["engines"])
-        answers = [(one.address, one.status()) for one in client.each()]
-        told = [
-            {**documents.status_json(one, address), "membership": membership_json(one)}
-            for address, one in answers
-        ]
-        value = told[0] if len(client.addresses) == 1 else {"brokers": told}
-        value["models"] = models
+        answer = client.status()
+    value = documents.status_json(answer, client.address)
+    value |= {"membership": membership_json(answer), "models": models}
     output.answer(value, tables.show_status)
 
 

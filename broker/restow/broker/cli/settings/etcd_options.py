@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from restow.broker.etcd.access import EtcdAccess
+    from restow.broker.registry.etcd_access import EtcdAccess
 
 
 def _option(name: str, metavar: str, words: str) -> Any:
@@ -36,7 +36,7 @@ class EtcdOptions:
 
     def access(self) -> EtcdAccess | None:
         """Return how it is reached; None: it is not to be. Raises an `EtcdSettingsError`."""
-        from restow.broker.etcd.access import EtcdAccess
+        from restow.broker.registry.etcd_access import EtcdAccess
 
         if not self.etcd:
             return None

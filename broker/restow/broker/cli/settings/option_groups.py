@@ -15,7 +15,7 @@ SEVERAL = "One of several brokers"
 GROUPS = {
     LISTENING: {"listen", "http_listen", "status_page", "http_hosts"},
     CALLERS: {"tls_cert", "tls_key", "client_ca", "tokens", "insecure"},
-    SEVERAL: {"etcd", "advertise", "fleet", "member_lease_s"},
+    SEVERAL: {"etcd", "advertise", "fleet", "member_lease_s", "expect_brokers"},
     TRAVEL: {
         "strategy",
         "allow_narrowing",

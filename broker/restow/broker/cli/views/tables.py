@@ -36,16 +36,7 @@ Columns = dict[str, str | Callable[[Values], Cell]]
 
 
 def show_status(status: Values, wide: bool = False) -> None:
-    """Print ``restow status`` of each broker that was asked."""
-    for at, one in enumerate(status.get("brokers", [status])):
-        if at:
-            print()
-        _show_one_status(one, wide)
-    if "brokers" in status:
-        _warn(f"Mixed weights: {words}" for words in mixed_weights(status["models"]))
-
-
-def _show_one_status(status: Values, wide: bool) -> None:
+    """Print ``restow status``."""
     ended = "   ".join(f"{count} {state}" for state, count in status["handoffs_ended"].items())
     rows: list[Sequence[str | Text]] = [
         ("broker", f"{status['broker']}, restow {status['version']}"),
@@ -240,16 +231,11 @@ def chart_lines(chart: Chart, width: int) -> list[Text]:
 
 def event_line(event: Values, tenants: bool = False) -> str:
     """Return an event in one line, whole; ``tenants``: with the tenant before each name."""
-    if event["event"] == "broker":
-        silent = f"does not answer: {event['detail']}"
-        words = silent if event["what"] == "silent" else "answers again"
-        return f"{event['at']}  BROKER     {event['broker']}  {words}"
     of = f"{event['tenant']}/" if tenants else ""
     if event["event"] == "engine":
         session = "session open" if event["session"] else "no session"
-        what = event["what"] + (f" to {event['broker']}" if event["what"] == "moved" else "")
         words = (
-            f"engine {what}, {event['agents']} of {event['ranks']} agents, {session}, "
+            f"engine {event['what']}, {event['agents']} of {event['ranks']} agents, {session}, "
             f"life {event['incarnation']}"
         )
         return f"{event['at']}  ENGINE     {of}{event['engine_id']}  {words}"
@@ -348,10 +334,8 @@ def _prices(costs: dict[str, float]) -> list[str]:
 def _show(
     items: Sequence[Values], columns: Columns, wide: bool, tenants: bool = False, **options: Any
 ) -> None:
-    """Print a listing of items; first the columns that only some listings need to tell rows."""
-    several = any(one.get("broker") for one in items)
-    before = [name for name, shown in (("tenant", tenants), ("broker", several)) if shown]
-    shown: Columns = {**{name: name for name in before}, **columns}
+    """Print a listing of items; ``tenants``: with the tenant before each."""
+    shown: Columns = {**({"tenant": "tenant"} if tenants else {}), **columns}
     rows = [[_cell(one, column) for column in shown.values()] for one in items]
     to = console(wide)
     put(to, listing(list(shown), rows, to.width, **options))

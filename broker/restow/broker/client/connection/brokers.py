@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from restow.broker.addresses import checked_targets
-from restow.broker.errors import AddressInvalidError, NotOwnerError, RestowError
+from restow.broker.errors import AddressInvalidError, NotLeaderError, RestowError
 
 FIRST_S = 0.1
 LAST_S = 5.0
@@ -45,7 +45,7 @@ class Backoff:
 
 
 class EpochOverError(RestowError, status="UNAVAILABLE", reason="EPOCH_OVER"):
-    """A broker speaks in an epoch of the pool that is over: another one owns it."""
+    """A broker speaks in an epoch that is over: another broker leads."""
 
 
 class Epochs:
@@ -55,6 +55,11 @@ class Epochs:
         """Nothing was heard."""
         self._fleet = ""
         self._highest = 0
+
+    @property
+    def highest(self) -> int:
+        """The epoch to name to the next broker, which leads in none below; 0: none was heard."""
+        return self._highest
 
     def opened(self, fleet: str) -> None:
         """A stream to a broker of ``fleet`` begins: epochs of two fleets are not compared."""
@@ -67,8 +72,8 @@ class Epochs:
             return
         if epoch < self._highest:
             raise EpochOverError(
-                f"the broker speaks in epoch {epoch}, and the pool is in epoch {self._highest}: "
-                f"it was stopped or cut off, and another one owns the pool",
+                f"the broker speaks in epoch {epoch}, and the fleet is in epoch {self._highest}: "
+                f"the broker was stopped or cut off, and another one leads",
                 epoch=epoch,
                 highest=self._highest,
             )
@@ -82,13 +87,13 @@ MAX_HOPS = 4
 
 
 class Brokers:
-    """The brokers that were given, and the one that another named as the owner of our pool."""
+    """The brokers that were given, and the one that another broker named as the leader."""
 
     def __init__(self, given: str) -> None:
         """Begin with the first of ``HOST:PORT,...``. Raises `AddressInvalidError`."""
         self._given = checked_targets(given)
         self._next = 0
-        self._owner = self._unreached = ""
+        self._leader = self._unreached = ""
         self._hops = self._failed = 0
         self.rounds = 0
         """How often all have failed, one after the other, since one let us in."""
@@ -96,12 +101,12 @@ class Brokers:
     @property
     def current(self) -> str:
         """The address to ask now."""
-        return self._owner or self._given[self._next]
+        return self._leader or self._given[self._next]
 
     @property
     def several(self) -> bool:
         """Whether there is another one to ask where one does not answer."""
-        return bool(self._owner) or len(self._given) > 1
+        return bool(self._leader) or len(self._given) > 1
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -118,8 +123,8 @@ class Brokers:
 
         Not when all have failed, one after the other.
         """
-        if self._owner:
-            self._owner, self._unreached = "", self._owner
+        if self._leader:
+            self._leader, self._unreached = "", self._leader
             return True  # who named it waits with us until it has another answer
         self._next = (self._next + 1) % len(self._given)
         self._failed += 1
@@ -131,17 +136,17 @@ class Brokers:
 
     def refused(self, error: RestowError) -> bool:
         """Whether a broker's refusal names another one, which is to be asked at once."""
-        if error.reason != NotOwnerError.reason:
+        if error.reason != NotLeaderError.reason:
             return False
-        owner = error.subject.get("owner", "")
+        leader = error.subject.get("leader", "")
         try:
-            known = len(checked_targets(owner)) == 1
+            known = len(checked_targets(leader)) == 1
         except AddressInvalidError:
             known = False
         self._hops += 1
-        if not known or owner == self._unreached or self._hops > MAX_HOPS:
+        if not known or leader == self._unreached or self._hops > MAX_HOPS:
             self._hops = 0
-            self._owner = self._unreached = ""
+            self._leader = self._unreached = ""
             return False
-        self._owner = owner
+        self._leader = leader
         return True

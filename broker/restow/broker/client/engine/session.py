@@ -35,7 +35,7 @@ from restow.broker.client.engine.engine_words import EngineWords
 from restow.broker.client.engine.open_handoffs import OpenHandoffs
 from restow.broker.client.engine.prefix_side import Change, PrefixSide
 from restow.broker.client.engine.registration import Registration
-from restow.broker.errors import NotOwnerError, OwnerUnknownError, RestowError
+from restow.broker.errors import NoLeaderError, NotLeaderError, RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
 from restow.broker.rpc.sizes import take_batch
@@ -87,7 +87,7 @@ class Stream:
         call = stub.Session()
         writer: asyncio.Task[None] | None = None
         try:
-            await call.write(pb.SessionRequest(engine=self._engine))
+            await call.write(pb.SessionRequest(engine=self._engine, epoch=self._epochs.highest))
             await begun(call)
             async for answer in call:
                 response = decoded(answer, address)
@@ -122,9 +122,9 @@ class Stream:
 
 LOOK_EVERY_S = 0.25
 """Interval of checking leases and patience."""
-ASK_OTHERS = (BrokerUnreachableError.reason, NotOwnerError.reason)
+ASK_OTHERS = (BrokerUnreachableError.reason, NotLeaderError.reason)
 """Ends of a stream after which another broker is tried first, if there is one."""
-MAY_COME = (BrokerUnreachableError.reason, NotOwnerError.reason, OwnerUnknownError.reason)
+MAY_COME = (BrokerUnreachableError.reason, NotLeaderError.reason, NoLeaderError.reason)
 """Refusals after which `EngineSession.start` retries until its time is over."""
 NUMBER_BITS = 48
 """Bits of the random number after which a session numbers its messages."""

@@ -69,8 +69,8 @@ class Limits:
     def among_others(self) -> Limits:
         """The same for one of several brokers.
 
-        Whoever lost it asks another, which has him wait up to `server.fleet.standing.OWN_S` before
-        it sends him back, so an agent takes longer to be back.
+        An agent that lost it asks another broker, which has it wait up to
+        `server.base.standing.LEADER_WAIT_S`, so an agent takes longer to be back.
         """
         return replace(self, agent_back_s=self.agent_back_s + 4.0)
 

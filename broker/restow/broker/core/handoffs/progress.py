@@ -55,10 +55,10 @@ def _no_place(handoff: Handoff) -> str | None:
     return f"every reader's place is taken: {handoff.parent.deliveries.in_words()}"
 
 
-def why_late(handoff: Handoff, lacks: str, halted: bool, now_s: float) -> Failure:
+def why_late(handoff: Handoff, lacks: str, draining: bool, now_s: float) -> Failure:
     """Return why a handoff ends that has run out of time while it lacked what ``lacks`` says.
 
-    ``halted``: the broker grants nothing of P's.
+    ``draining``: the broker grants nothing any more.
     """
     if handoff.granted:
         return _why_unsettled(handoff)
@@ -69,17 +69,17 @@ def why_late(handoff: Handoff, lacks: str, halted: bool, now_s: float) -> Failur
             return Failure(State.FAILED, "AGENT_LOST", f"{lacks}, and did not come back")
         return Failure(State.FAILED, "AGENT_MISSING", lacks)
     if 0 < lease.patience_until_s <= now_s:
-        return _why_impatient(handoff, halted, f"D's patience ran out: {lacks}")
+        return _why_impatient(handoff, draining, f"D's patience ran out: {lacks}")
     if 0 < lease.unasked_until_s <= now_s:
         return Failure(State.EXPIRED, "NOT_ASKED_FOR", f"P's pages were of no use: {lacks}")
     return Failure(State.EXPIRED, "LEASE_EXPIRED", f"P's lease ran out: {lacks}")
 
 
-def _why_impatient(handoff: Handoff, halted: bool, words: str) -> Failure:
+def _why_impatient(handoff: Handoff, draining: bool, words: str) -> Failure:
     """Return why a handoff ends whose D waits no longer."""
     if not handoff.complete:
         return Failure(State.EXPIRED, "NOT_PUBLISHED", words)
-    if halted:
+    if draining:
         return Failure(State.EXPIRED, "BROKER_DRAINING", words)
     if _lacking(handoff) is not None:
         return Failure(State.EXPIRED, "AGENT_MISSING", words)

@@ -17,7 +17,6 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.statistics import Durations
 from restow.broker.errors import PlanError, RestowError
-from restow.broker.layout.values import Pool
 from restow.broker.logs import get_logger
 from restow.broker.planner import CostModel, Strategy
 from restow.broker.rpc.status import cut
@@ -25,8 +24,8 @@ from restow.broker.server.base import orders
 from restow.broker.server.base.logging import BoundedLog, tell_agent, tell_engine, tell_failures
 from restow.broker.server.base.orders import AgentOutbox, EngineOutbox
 from restow.broker.server.base.planning import Planner, plan_pair
+from restow.broker.server.base.standing import Alone, Standing
 from restow.broker.server.base.waiting_calls import Expected, WaitingCalls
-from restow.broker.server.fleet.standing import Alone, Standing
 from restow.broker.words import member
 
 TICK_S = 0.02
@@ -115,17 +114,12 @@ class Hub:
         if self.directory.granting.draining and not self.directory.granted:
             self._drained.set()
 
-    def all_said(self, pool: Pool) -> bool:
+    def all_said(self) -> bool:
         """Return whether no message to an engine or agent of a pool is waiting."""
         if self._ends_for_p:
             return False
-        for key, engine in self.directory.members.pools.get(pool, {}).items():
-            agents = (self.agents.get(agent.key) for agent in engine.agents.values())
-            if any(
-                outbox is not None and outbox.waiting for outbox in (self.engines.get(key), *agents)
-            ):
-                return False
-        return True
+        engines, agents = self.engines.values(), self.agents.values()
+        return not any(one.waiting for one in engines) and not any(one.waiting for one in agents)
 
     def refuse(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
         """Count a refused message of an engine, and note it in the handoff's timeline."""
@@ -178,7 +172,6 @@ class Hub:
             self.said.tick(now_s)
             if self.standing.is_sure():
                 self.perform(self.directory.tick(now_s))
-                self.standing.tick(now_s)
 
     async def examine(self, source: EngineKey, destination: EngineKey) -> act.TellExamined:
         """Let D's agent read from P's once, and return how it read.

@@ -12,8 +12,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from restow.broker.addresses import DEFAULT_PORT, checked_http, checked_listener, checked_target
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import DigestMode, Digests
-from restow.broker.owners.timing import Timing
 from restow.broker.planner import CostModel, Strategy
+from restow.broker.registry.etcd_access import EtcdAccess
+from restow.broker.registry.registry import Timing
 
 Seconds = Annotated[float, Field(gt=0, le=600)]
 Count = Annotated[int, Field(ge=1)]
@@ -55,7 +56,9 @@ class BrokerSettings(BaseSettings):
     kubernetes_account: Path | None = None
     """Folder of the service account for the Leases. None: the pod's own."""
     member_lease_s: Seconds = TIMING.lease_s
-    """Time after which other brokers take the pools of a silent broker."""
+    """How long a broker that says nothing is thought to live, before another one leads."""
+    expect_brokers: Annotated[int, Field(ge=0)] = 0
+    """How many brokers there should be; with fewer an alert is raised. 0: nobody says."""
     strategy: Strategy = Strategy.AUTO
     allow_narrowing: bool = False
     costs: dict[str, float] = {}
@@ -102,6 +105,17 @@ class BrokerSettings(BaseSettings):
     def content_digests(self) -> Digests:
         """Return which handoffs' content is checked by digests."""
         return Digests(self.digests, self.digest_every)
+
+    def etcd_access(self) -> EtcdAccess:
+        """Return how etcd is reached. Raises `EtcdSettingsError` and `AddressInvalidError`."""
+        return EtcdAccess.parse(
+            self.etcd or "",
+            ca=self.etcd_ca,
+            cert=self.etcd_cert,
+            key=self.etcd_key,
+            user=self.etcd_user,
+            password_file=self.etcd_password_file,
+        )
 
     def timing(self) -> Timing:
         """Return the lengths of leases among several brokers."""

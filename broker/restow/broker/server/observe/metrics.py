@@ -77,28 +77,38 @@ class DirectoryCollector(Collector):
         yield end
 
     def _fleet(self) -> Iterator[Metric]:
-        """How the broker stands among others; one that is alone has all pools, and is sure."""
-        report, pools = self._hub.standing.report(), self._hub.directory.members.pools
+        """Yield how the broker stands among others; the only broker leads, and is sure."""
+        report = self._hub.standing.report()
         age = GaugeMetricFamily(
             "restow_lease_age_seconds",
             "Since the last keepalive was sent that was answered; not there without a lease.",
         )
-        if report is not None and report.lease is not None:
-            age.add_metric([], report.lease.unanswered_s)
+        if report is not None and report.leadership.lease is not None:
+            age.add_metric([], report.now_s - report.leadership.lease.sent_s)
         yield age
-        brokers, owned, sure, taken, lost = 1, len(pools), True, 0, 0
+        brokers, expected, leads, led, sure, terms, warnings = 1, 0, True, True, True, 1, 0
         if report is not None:
-            brokers, owned, sure = report.count, report.owned, report.sure
-            taken, lost = report.taken, report.lost
-        yield _gauge("brokers", "Brokers that share pools out, as far as it knows.", brokers)
-        yield _gauge("pools_owned", "Pools of its own.", owned)
+            brokers, expected, terms = len(report.brokers), report.expected, report.terms
+            leads, led = bool(report.leadership.epoch), bool(report.leadership.leader)
+            sure = report.leadership.lease is not None and (
+                report.leadership.still_s(report.now_s) is None
+            )
+            warnings = len(report.warnings)
+        yield _gauge("brokers", "Brokers of the fleet, as far as this one knows.", brokers)
+        yield _gauge("brokers_expected", "How many there should be; 0: not known.", expected)
+        yield _gauge("leads", "1 while this broker leads.", leads)
+        yield _gauge("has_leader", "0 while no broker leads, as far as this one knows.", led)
         yield _gauge(
             "lease_sure",
             "0 while the broker stands still, for its lease may have ended, or is not let in.",
             sure,
         )
-        yield CounterMetricFamily("restow_pools_taken", "Pools that it has taken.", taken)
-        yield CounterMetricFamily("restow_pools_lost", "Those that it has lost or handed on.", lost)
+        yield _gauge(
+            "registry_warnings",
+            "Members of etcd that say that something is wrong with them, as NOSPACE.",
+            warnings,
+        )
+        yield CounterMetricFamily("restow_terms", "How often it has begun to lead.", terms)
 
     def _handoffs(self) -> Iterator[Metric]:
         ledger = self._hub.directory.ledger

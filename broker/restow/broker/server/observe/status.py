@@ -41,7 +41,7 @@ from restow.broker.display.rows import (
 from restow.broker.draw.bytes_and_seconds import duration_text
 from restow.broker.printable import shown, shown_values
 from restow.broker.server.base.hub import Hub
-from restow.broker.server.fleet.report import FleetReport
+from restow.broker.server.base.standing import FleetReport
 from restow.broker.server.services.admin_messages import engine_info, handoff_info, whole_story
 from restow.broker.server.services.admin_service import add_traffic, broker_status
 from restow.broker.server.services.prefix_messages import engine_holdings
@@ -229,16 +229,16 @@ def _traffic(traffic: Values, now_s: float) -> Values:
 
 
 def _fleet(report: FleetReport | None) -> Values | None:
-    """Return how the broker stands among others; None: it is alone."""
+    """Return how the broker stands among others; None: it is the only one."""
     if report is None:
         return None
-    still_s = None if report.lease is None else report.lease.still_s
+    leadership = report.leadership
     return {
-        "address": report.address,
-        "brokers": report.count,
-        "pools_owned": report.owned,
-        "let_in": report.let_in,
-        "still": "" if still_s is None else duration_text(still_s),
+        "address": leadership.address,
+        "brokers": len(report.brokers),
+        "leads": bool(leadership.epoch),
+        "leader": leadership.leader,
+        "unready": report.unready,
         "trouble": "" if report.trouble is None else report.trouble.message,
     }
 

@@ -2,8 +2,8 @@
 
 GET /metrics       Prometheus
 GET /healthz       200 while the broker's event loop answers
-GET /readyz        the same, and 503 while it drains, stands still, or is not let in by the others'
-                   registry
+GET /readyz        the same, and 503 while it drains, stands still, is not let in by the others'
+                   registry, or has known no leader for some seconds; a standby says that it is one
 GET /              the status page, with --status-page: unlike the others it tells names
 GET /status.json   what the page draws; ?tenant=NAME: of one tenant
 GET /handoff.json  what the page draws of one handoff: ?tenant=NAME&id=ID
@@ -104,10 +104,10 @@ def _pages(
         report = hub.standing.report()
         if hub.directory.granting.draining:
             return line(HTTPStatus.SERVICE_UNAVAILABLE, "draining")
-        if report is not None and not report.let_in:
-            return line(HTTPStatus.SERVICE_UNAVAILABLE, "not let in by the other brokers' registry")
-        if report is not None and not report.sure:
-            return line(HTTPStatus.SERVICE_UNAVAILABLE, "stands still: its lease may have ended")
+        if report is not None and report.unready:
+            return line(HTTPStatus.SERVICE_UNAVAILABLE, report.unready)
+        if report is not None and not report.leadership.epoch:
+            return line(HTTPStatus.OK, f"standby: {report.leadership.leader or 'nobody'} leads")
         return healthy_page(query)
 
     metrics = metrics_page(registry_of(hub, certificate_end_s))

@@ -35,7 +35,7 @@ from restow.broker.server.services.admin_messages import (
     traffic_step,
     whole_story,
 )
-from restow.broker.server.services.fleet_messages import brokers_and_pools, membership_of
+from restow.broker.server.services.fleet_messages import brokers_of, membership_of
 from restow.broker.server.services.prefix_messages import engine_holdings, tenant_holdings
 from restow.broker.trust.errors import ForbiddenError
 from restow.broker.versions import own_version
@@ -110,6 +110,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._hub = hub
         self._log = get_logger("restow.broker")
 
+    async def _leading(self) -> None:
+        """Return when the broker certainly leads. Raise `NotLeaderError` or `NoLeaderError`."""
+        await self._hub.standing.sure()
+        self._hub.standing.check()
+
     def _info(self, handoff: Handoff) -> pb.HandoffInfo:
         return handoff_info(handoff, self._hub.directory.granting, self._hub.now_s())
 
@@ -117,6 +122,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
         """Return statistics of the broker, or of the only tenant that the caller may see."""
+        self._hub.standing.check()
         hub, tenant = self._hub, scope_of(context)
         status = broker_status(hub, tenant)
         if request.traffic:
@@ -127,6 +133,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ListTenantsRequest, context: Context
     ) -> pb.ListTenantsResponse:
         """Return what each tenant has that the caller may see."""
+        self._hub.standing.check()
         own = scope_of(context)
         tenants = self._hub.directory.ledger.tenants
         held = sorted(tenants.holdings.items()) if own is None else [(own, tenants.of(own))]
@@ -139,6 +146,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ListEnginesRequest, context: Context
     ) -> pb.ListEnginesResponse:
         """Return the engines of the tenants that are asked for."""
+        self._hub.standing.check()
         tenant = listed_tenant(context)
         engines, now_s = self._hub.directory.members.engines, self._hub.now_s()
         return pb.ListEnginesResponse(
@@ -153,6 +161,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.GetLayoutRequest, context: Context
     ) -> pb.GetLayoutResponse:
         """Return the layout of an engine of the caller's tenant."""
+        self._hub.standing.check()
         members = self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         return pb.GetLayoutResponse(
@@ -164,6 +173,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ListHoldingsRequest, context: Context
     ) -> pb.ListHoldingsResponse:
         """Return what engines of the tenants that are asked for say they hold."""
+        self._hub.standing.check()
         tenant, directory = listed_tenant(context), self._hub.directory
         prefixes, engines = directory.prefixes, directory.members.engines
         held = sorted(item for item in prefixes.holders.items() if tenant in (None, item[0]))
@@ -182,6 +192,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ListAgentsRequest, context: Context
     ) -> pb.ListAgentsResponse:
         """Return the agents of the tenants that are asked for."""
+        self._hub.standing.check()
         tenant = listed_tenant(context)
         return pb.ListAgentsResponse(
             agents=[
@@ -196,6 +207,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ListHandoffsRequest, context: Context
     ) -> pb.ListHandoffsResponse:
         """Return handoffs: the live ones first, then the most recently ended."""
+        self._hub.standing.check()
         if request.limit < 0:
             raise RequestError(f"limit {request.limit} must not be negative", field="limit")
         tenant = listed_tenant(context)
@@ -224,19 +236,22 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.GetHandoffRequest, context: Context
     ) -> pb.GetHandoffResponse:
         """Return a handoff with its timeline."""
+        self._hub.standing.check()
         handoff = self._hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         return whole_story(handoff, self._hub.directory.granting, self._hub.now_s())
 
     async def ListBrokers(
         self, request: pb.ListBrokersRequest, context: Context
     ) -> pb.ListBrokersResponse:
-        """Return the brokers, and the pools that the caller may see."""
-        return brokers_and_pools(self._hub, scope_of(context))
+        """Return the brokers of the fleet; a standby answers, too."""
+        scope_of(context)
+        return brokers_of(self._hub)
 
     async def ListCosts(
         self, request: pb.ListCostsRequest, context: Context
     ) -> pb.ListCostsResponse:
         """Return the costs measured between hosts."""
+        self._hub.standing.check()
         hub, tenant = self._hub, scope_of(context)
         return pb.ListCostsResponse(
             hosts=[
@@ -255,6 +270,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ProbePairRequest, context: Context
     ) -> pb.ProbePairResponse:
         """Let an agent of one engine read from another's, and return how it reads."""
+        self._hub.standing.check()
         tenant = tenant_of(context)
         found = await self._hub.examine(
             EngineKey(tenant, request.source_engine), EngineKey(tenant, request.destination_engine)
@@ -272,6 +288,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.AuditBrokerRequest, context: Context
     ) -> pb.AuditBrokerResponse:
         """Return every violated invariant."""
+        self._hub.standing.check()
         _check_all_tenants(context)
         directory = self._hub.directory
         return pb.AuditBrokerResponse(
@@ -283,7 +300,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ReleaseHandoffRequest, context: Context
     ) -> pb.ReleaseHandoffResponse:
         """Give up a handoff."""
-        await self._hub.standing.sure()
+        await self._leading()
         hub = self._hub
         handoff = hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         if not handoff.ended:
@@ -300,7 +317,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.SetDrainingRequest, context: Context
     ) -> pb.SetDrainingResponse:
         """Stop or resume granting."""
-        await self._hub.standing.sure()
+        await self._leading()
         _check_all_tenants(context)
         hub = self._hub
         self._log.info(
@@ -315,7 +332,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.DrainEngineRequest, context: Context
     ) -> pb.DrainEngineResponse:
         """Let an engine take nothing new, or resume."""
-        await self._hub.standing.sure()
+        await self._leading()
         members = self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         if engine.draining != request.draining:
@@ -333,7 +350,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ForgetEngineRequest, context: Context
     ) -> pb.ForgetEngineResponse:
         """Remove an engine that is gone."""
-        await self._hub.standing.sure()
+        await self._leading()
         hub, members = self._hub, self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         ended = len(engine.handoffs)
@@ -351,7 +368,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ForgetStatesRequest, context: Context
     ) -> pb.ForgetStatesResponse:
         """Let the stores of a tenant drop the states of a revision."""
-        await self._hub.standing.sure()
+        await self._leading()
         check_revision(request.revision)
         tenant = tenant_of(context)
         told = self._hub.directory.offering.forget_states(tenant, request.revision)
@@ -369,7 +386,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.AbandonHandoffRequest, context: Context
     ) -> pb.AbandonHandoffResponse:
         """Give up a handoff that no D has asked for."""
-        await self._hub.standing.sure()
+        await self._leading()
         hub, tenant = self._hub, tenant_of(context)
         hub.perform(hub.directory.abandon(tenant, request.handoff_id, hub.now_s()))
         state = hub.directory.ledger.find(tenant, request.handoff_id).state

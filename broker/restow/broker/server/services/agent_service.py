@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from itertools import islice
 
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.events import Failure, Probed, Settlement, StagedRun
-from restow.broker.core.common.keys import AgentKey, EngineKey, State
+from restow.broker.core.common.keys import AgentKey, State
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
-from restow.broker.core.engines.engine import EngineRecord, pool_of
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import AgentReleaseError, RequestError, RestowError
-from restow.broker.layout.values import Pool
 from restow.broker.planner import CopyCosts, ReadCosts
-from restow.broker.rpc import wire
 from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
 from restow.broker.rpc.wire_program import PROGRAM_FORM
 from restow.broker.server.base.hub import Hub
 from restow.broker.server.base.logging import tell_agent
 from restow.broker.server.base.orders import AGENT_FREE_BYTES, AgentOutbox, Outbox
-from restow.broker.server.fleet.standing import Stand
+from restow.broker.server.base.standing import Stand
 from restow.broker.server.gate.callers import Context, engine_key, unreached_of
 from restow.broker.server.services.checked_messages import failure_of, version_of
 from restow.broker.server.services.session_words import batches_to_say, hear_stream
@@ -55,13 +53,15 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         key = engine_key(context, Role.AGENT, hello.engine.engine_id)
         account = hub.directory.ledger.tenants.account(key.tenant)
         waiting_bytes = CALL_COPIES * first.ByteSize()
-        owned = await self._owned(key, hello, unreached_of(context))
+        standing = hub.standing
+        standing.name_epoch(hello.epoch)
+        await standing.lead(unreached_of(context))
         engine = await hub.expected.engine(
-            key, hello.engine.incarnation, account, waiting_bytes, owned
+            key, hello.engine.incarnation, account, waiting_bytes, standing.check
         )
-        await hub.standing.sure()
-        owned()
-        stand = Stand.of(hub.standing, pool_of(engine))
+        await standing.sure()
+        standing.check()
+        stand = Stand.of(hub.standing)
         agent = self._admit(engine, hello)
         rest = first.messages[1:]
         del first, hello  # metadata may be large, and the stream lasts long
@@ -75,7 +75,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             hub.perform(hub.directory.connections.break_off(engine, agent, hub.now_s()))
 
         outbox: AgentOutbox = Outbox(
-            partial(pb.ConnectResponse, epoch=stand.epoch),
+            lambda: pb.ConnectResponse(epoch=hub.standing.epoch),
             hub.max_queue,
             on_full=lambda: loop.call_soon(lose),
             account=account,
@@ -99,21 +99,6 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             reader.cancel()
             lose()
             outbox.drop()
-
-    async def _owned(self, key: EngineKey, hello: pb.Hello, unreached: str) -> Callable[[], None]:
-        """Check that this broker owns the agent's pool; return a function that checks it again."""
-        standing = self._hub.standing
-        if standing.among_others and not hello.HasField("model"):
-            raise AgentReleaseError(
-                f"the agent of engine {key.engine_id}, rank {hello.rank} does not name its model "
-                f"and knows no epochs, so it could not find its pool's owner among several "
-                f"brokers: run one version of Restow on the brokers and on all hosts",
-                engine=key.engine_id,
-                rank=hello.rank,
-            )
-        pool = Pool.of(key.tenant, wire.identity_of(hello.model))
-        await standing.own(pool, unreached)
-        return partial(standing.check, pool)
 
     def _admit(self, engine: EngineRecord, hello: pb.Hello) -> AgentRecord:
         if hello.program_form != PROGRAM_FORM:

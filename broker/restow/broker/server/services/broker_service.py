@@ -7,16 +7,14 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from restow.broker.core.common.keys import EngineKey
-from restow.broker.core.engines.engine import EngineRecord, pool_of
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import RestowError, SessionReplacedError
-from restow.broker.layout.values import Pool
-from restow.broker.rpc import wire
 from restow.broker.rpc.status import cut
 from restow.broker.rpc.wire import bytes_as_values
 from restow.broker.server.base.hub import Hub
 from restow.broker.server.base.logging import tell_engine, tell_registered
 from restow.broker.server.base.orders import ENGINE_FREE_BYTES, STATE_NUMBERS, EngineOutbox, Outbox
-from restow.broker.server.fleet.standing import OWN_S, Stand
+from restow.broker.server.base.standing import LEADER_WAIT_S, Stand
 from restow.broker.server.gate.callers import (
     Context,
     caller_of,
@@ -63,10 +61,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         key = engine_key(context, Role.ENGINE, request.engine.engine_id)
         version = version_of(request.version)
         revision = revision_of(request.revision)
-        pool = Pool.of(key.tenant, wire.identity_of(request.layout.model))
-        patience_s = patience_s_of(context, OWN_S)
-        await self._hub.standing.own(pool, unreached_of(context), patience_s)
-        # Large layouts take long to read and to check, so not on the loop.
+        patience_s = patience_s_of(context, LEADER_WAIT_S)
+        await self._hub.standing.lead(unreached_of(context), patience_s)
+        # Large layouts take long to read and to check: not on the loop.
         hub, members = self._hub, self._hub.directory.members
         account = hub.directory.ledger.tenants.account(key.tenant)
         size_bytes = await asyncio.to_thread(bytes_as_values, request.layout)
@@ -77,7 +74,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 found = await asyncio.to_thread(self._layouts.of, request.layout)
         layout, layout_digest = found
         await hub.standing.sure()
-        hub.standing.check(pool)
+        hub.standing.check()
         before = members.engines.get(key)
         incarnation, now_s = request.engine.incarnation, hub.now_s()
         sides = (request.publishes, request.asks)
@@ -121,6 +118,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         first = await anext(aiter(requests), None)
         if first is None:
             return
+        hub.standing.name_epoch(first.epoch)
         engine = await self._engine(first.engine, context)
         loop = asyncio.get_running_loop()
 
@@ -131,9 +129,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 del hub.engines[engine.key]
                 hub.directory.members.session_closed(engine, hub.now_s())
 
-        stand = Stand.of(hub.standing, pool_of(engine))
+        stand = Stand.of(hub.standing)
         outbox: EngineOutbox = Outbox(
-            partial(pb.SessionResponse, epoch=stand.epoch),
+            lambda: pb.SessionResponse(epoch=hub.standing.epoch),
             hub.max_queue,
             on_full=lambda: loop.call_soon(lose),
             account=engine.account,
@@ -196,7 +194,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 hub.refuse(engine, demand.handoff_id, error)
                 raise
             ended = await end
-            hub.standing.check(pool_of(engine))
+            hub.standing.check()
             return pb.RequestResponse(ended=ended)
         finally:
             engine.account.deliver(waiting_bytes * carried)
@@ -221,7 +219,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         members, prefixes = hub.directory.members, hub.directory.prefixes
         if request.HasField("model"):
             model = model_of(request.model)
-            await hub.standing.own(Pool.of(tenant, model), within_s=patience_s_of(context, OWN_S))
+            await hub.standing.lead(within_s=patience_s_of(context, LEADER_WAIT_S))
         else:
             model = members.find(EngineKey(tenant, request.engine_id)).identity()
         limit = limit_of(request.limit)
@@ -239,7 +237,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         key = engine_key(context, Role.ENGINE, ref.engine_id)
         await self._hub.standing.sure()
         engine = self._hub.directory.members.engine(key, ref.incarnation)
-        # A broker that gives a pool away still has its engines, but must not act for them.
-        self._hub.standing.check(pool_of(engine))
+        # A leader that leaves has its engines yet, and may not act for them any more.
+        self._hub.standing.check()
         engine.last_seen_s = self._hub.now_s()
         return engine

@@ -64,7 +64,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="HOST:PORT,...",
-            help="Be one of several brokers, which share pools out by this etcd. Default: alone.",
+            help="Be one of several brokers, of which this etcd says who leads. Default: alone.",
         ),
     ] = None,
     advertise: Annotated[
@@ -79,15 +79,22 @@ def serve(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Of several: the brokers that share pools out; others may use the same etcd. "
+            help="Of several: the name of the fleet; other fleets may use the same etcd. "
             "Default: default.",
         ),
     ] = None,
     member_lease_s: Annotated[
         float | None,
         typer.Option(
-            help="Of several: how long the others wait for a broker that says nothing, before "
-            "they take its pools. Default: 2.",
+            help="Of several: how long a leader that says nothing is waited for, before another "
+            "broker leads. Default: 2.",
+        ),
+    ] = None,
+    expect_brokers: Annotated[
+        int | None,
+        typer.Option(
+            help="Of several: how many there should be; metrics, `restow brokers` and doctor say "
+            "when there are fewer. Default: not known.",
         ),
     ] = None,
     kubernetes_leases: Annotated[

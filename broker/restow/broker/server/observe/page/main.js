@@ -35,14 +35,14 @@ function tenants(now) {
 function trouble(now) {
   const fleet = now.fleet;
   if (now.draining) return "draining: nothing is granted";
-  if (fleet && fleet.still) return `stands still for ${fleet.still}: its lease may have ended`;
-  if (fleet && !fleet.let_in) return `not let in by the other brokers' registry: ${fleet.trouble}`;
+  if (fleet && fleet.unready) return fleet.trouble ? `${fleet.unready}: ${fleet.trouble}` : fleet.unready;
+  if (fleet && !fleet.leads) return `stands by: ${fleet.leader || "nobody"} leads`;
   return "";
 }
 
 function show(now) {
   seen = now;
-  const among = now.fleet ? ` at ${now.fleet.address}, one of ${now.fleet.brokers}, with ${now.fleet.pools_owned} pools,` : "";
+  const among = now.fleet ? ` at ${now.fleet.address}, one of ${now.fleet.brokers},` : "";
   say("about", `broker${among} ${now.version}, epoch ${now.epoch}, up ${now.uptime}`);
   say("trouble", trouble(now));
   tenants(now);

@@ -1,1 +1,0 @@
-"""A client of etcd, for the few calls that several brokers need."""

@@ -1,0 +1,422 @@
+"""Calls to etcd: of its members one is asked until it fails, then the next one.
+
+An answer may be lost, and its call made again. So a `txn` has to be such that its second turn shows
+what the first one did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import grpc
+
+from restow.broker.addresses import host_and_port
+from restow.broker.client.connection.channel import OWN_PROCESS, Credentials
+from restow.broker.client.connection.errors import begun, is_cancelled
+from restow.broker.errors import AddressInvalidError
+from restow.broker.registry.etcd_access import (
+    EtcdAccess,
+    EtcdError,
+    EtcdNoLeaderError,
+    EtcdTooOldError,
+    EtcdUnreachableError,
+    LeaseGoneError,
+    TokenEndedError,
+    typed_error,
+)
+from restow.broker.registry.registry import Timing
+from restow.broker.trust.key_files import Stamp
+from restow.etcd import rpc_pb2, rpc_pb2_grpc
+
+PATIENCE_S = 1.0
+_NO_TLS = frozenset(
+    {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING"}
+)
+_ABOUT_CERTIFICATE = ": does it accept a certificate of ours (--etcd-cert, --etcd-key)?"
+_NOT_SPOKEN = ": it speaks no TLS, which --etcd-ca asks for"
+_NOT_ASKED = ": it speaks TLS, and was asked in plaintext (--etcd-ca)"
+_OPTIONS = (
+    # No pings: etcd takes more than one in five seconds for abuse, and calls have their own limits.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+)
+
+
+class Endpoints:
+    """The members of an etcd; opened anew when certificates were renewed. On one loop."""
+
+    def __init__(self, addresses: tuple[str, ...], credentials: Credentials) -> None:
+        """Prepare: the first call of `current` opens a channel."""
+        self._addresses, self._credentials = addresses, credentials
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stamp: Stamp = ()
+        self._index = 0
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._addresses)
+
+    def __iter__(self) -> Iterator[str]:
+        """All of them, as they were given."""
+        return iter(self._addresses)
+
+    @property
+    def current(self) -> str:
+        """The address that is asked now."""
+        return self._addresses[self._index]
+
+    def give_up(self, address: str) -> None:
+        """Ask the next one, if ``address`` is asked still."""
+        if address == self.current:
+            self._index = (self._index + 1) % len(self._addresses)
+
+    async def channel(self, address: str) -> grpc.aio.Channel:
+        """A channel there. Raises `KeyFileError` and `ForkedError`."""
+        OWN_PROCESS.check()
+        stamp = self._credentials.stamp()
+        if stamp != self._stamp:
+            await self.close()
+            self._stamp = stamp
+        if address not in self._channels:
+            self._channels[address] = self._open(address)
+        return self._channels[address]
+
+    def _open(self, address: str) -> grpc.aio.Channel:
+        if not self._credentials.secure:
+            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        return grpc.aio.secure_channel(address, self._credentials.for_channel(), options=_OPTIONS)
+
+    async def close(self) -> None:
+        """Close all channels. May be repeated."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+    async def about_tls(self, address: str) -> str:
+        """What is the matter if one side speaks TLS and the other does not; empty: nothing shows.
+
+        gRPC only says that the connection failed.
+        """
+        try:
+            host, port = host_and_port(address)
+        except AddressInvalidError:  # gRPC's own forms
+            return ""
+        context = ssl.create_default_context(cafile=self._credentials.tls_ca)
+        if not self._credentials.secure:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                _, writer = await asyncio.open_connection(host, port, ssl=context)
+            writer.close()
+        except ssl.SSLCertVerificationError as error:
+            return f": its certificate is not accepted here, {error.verify_message} (--etcd-ca)"
+        except ssl.SSLError as error:
+            speaks_tls = error.reason not in _NO_TLS
+        except ConnectionResetError:
+            speaks_tls = False
+        except (OSError, TimeoutError):
+            return ""
+        else:
+            speaks_tls = True
+        if self._credentials.secure:
+            return _ABOUT_CERTIFICATE if speaks_tls else _NOT_SPOKEN
+        return _NOT_ASKED if speaks_tls else ""
+
+
+WITH_LEADER = ("hasleader", "true")
+"""Has a member that knows no leader say so at once, where it would wait for one."""
+
+T = TypeVar("T")
+Metadata = tuple[tuple[str, str], ...]
+Call = Callable[[grpc.aio.Channel, Metadata, float], Awaitable[T]]
+"""Makes a call with this metadata, within so many seconds; may raise `grpc.aio.AioRpcError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long is waited for etcd."""
+
+    call_s: float = 2.0
+    """For a call, on all members together."""
+    try_s: float = 0.5
+    """For one member's answer."""
+    pause_s: float = 0.05
+    """Before members are asked once more."""
+
+
+class Asking:
+    """Makes calls. On one loop."""
+
+    def __init__(self, access: EtcdAccess, patience: Patience) -> None:
+        """Prepare: the first call connects."""
+        self.endpoints = Endpoints(access.endpoints, access.credentials())
+        self.patience = patience
+        self._access = access
+        self._token = ""
+
+    async def any(self, call: Call[T]) -> T:
+        """Have one member answer. Raises an `EtcdError`, `KeyFileError` or `EtcdSettingsError`."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self.patience.call_s
+        told: EtcdError = EtcdUnreachableError("there was no time to ask etcd")
+        asked = 0
+        while (left_s := due_s - loop.time()) > 0:
+            try:
+                return await self.one(
+                    self.endpoints.current, call, min(self.patience.try_s, left_s)
+                )
+            except (EtcdUnreachableError, EtcdNoLeaderError) as error:
+                # That somebody answered says more than that another one did not.
+                if asked == 0 or not isinstance(error, EtcdUnreachableError):
+                    told = error
+            asked += 1
+            if asked % len(self.endpoints) == 0:
+                await asyncio.sleep(min(self.patience.pause_s, max(due_s - loop.time(), 0)))
+        raise told
+
+    async def one(self, endpoint: str, call: Call[T], timeout_s: float) -> T:
+        """Have this member answer. Raises like `any`."""
+        channel = await self.endpoints.channel(endpoint)
+        had_token = bool(self._token)
+        try:
+            with self.failures(endpoint):
+                return await call(channel, await self.metadata(channel, endpoint), timeout_s)
+        except TokenEndedError:
+            if not had_token:
+                raise
+        return await self.one(endpoint, call, timeout_s)
+
+    async def metadata(self, channel: grpc.aio.Channel, endpoint: str) -> Metadata:
+        """What a call is made with. Raises like `any`."""
+        if self._access.user and not self._token:
+            request = rpc_pb2.AuthenticateRequest(
+                name=self._access.user, password=self._access.password()
+            )
+            with self.failures(endpoint):
+                try:
+                    said = await rpc_pb2_grpc.AuthStub(channel).Authenticate(
+                        # Passwords are slow to compare, on purpose.
+                        request,
+                        metadata=(WITH_LEADER,),
+                        timeout=self.patience.call_s,
+                    )
+                except grpc.aio.AioRpcError as error:
+                    if "authentication is not enabled" in (error.details() or ""):
+                        return (WITH_LEADER,)  # it is about to be, perhaps
+                    raise
+            self._token = said.token
+        return (WITH_LEADER, ("token", self._token)) if self._token else (WITH_LEADER,)
+
+    @contextlib.contextmanager
+    def failures(self, endpoint: str) -> Iterator[None]:
+        """Raise the typed error of a call that fails inside."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self.failed(endpoint, error.code(), error.details() or "") from None
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise EtcdUnreachableError(
+                f"the connection to etcd {endpoint} was given up, for certificates were renewed",
+                endpoint=endpoint,
+            ) from None
+
+    def failed(self, endpoint: str, code: grpc.StatusCode, details: str) -> EtcdError:
+        """The typed error; the next call asks another member if this one is of no use now."""
+        error = typed_error(code, details, endpoint)
+        if isinstance(error, TokenEndedError):
+            self._token = ""
+        if isinstance(error, EtcdUnreachableError | EtcdNoLeaderError):
+            self.endpoints.give_up(endpoint)
+        return error
+
+
+OLDEST = (3, 4)
+"""Before it watches did not say how far they are."""
+PATIENCE = Patience()
+
+
+def patience_for(timing: Timing) -> Patience:
+    """Return how long calls may take: what is answered after the lease is of no use."""
+    return Patience(call_s=timing.lease_s, try_s=timing.lease_s / 2)
+
+
+class MemberStatus(NamedTuple):
+    """What one member of etcd says of itself."""
+
+    endpoint: str
+    version: str
+    leads: bool
+    has_leader: bool
+    errors: tuple[str, ...] = ()
+    """What is wrong with it, as NOSPACE when its disk quota is used up: then it writes nothing."""
+
+
+class EtcdClient:
+    """Asks an etcd. On one loop; `close` it in the end.
+
+    All calls raise an `EtcdError`, and `KeyFileError` or `EtcdSettingsError` for files of
+    ours that can't be used.
+    """
+
+    def __init__(self, access: EtcdAccess, patience: Patience = PATIENCE) -> None:
+        """Prepare: the first call connects."""
+        self._asking = Asking(access, patience)
+
+    async def close(self) -> None:
+        """End all calls. May be repeated."""
+        await self._asking.endpoints.close()
+
+    async def range(self, key: bytes, range_end: bytes = b"") -> rpc_pb2.RangeResponse:
+        """Read a key, or all of ``[key, range_end)``: what is newest, not what one member knows."""
+        request = rpc_pb2.RangeRequest(key=key, range_end=range_end)
+        return await self._asking.any(
+            lambda channel, how, s: rpc_pb2_grpc.KVStub(channel).Range(
+                request, metadata=how, timeout=s
+            )
+        )
+
+    async def put(self, key: bytes, value: bytes, lease: int = 0) -> rpc_pb2.PutResponse:
+        """Write a key. Raises `LeaseGoneError`, too."""
+        request = rpc_pb2.PutRequest(key=key, value=value, lease=lease)
+        return await self._asking.any(
+            lambda channel, how, s: rpc_pb2_grpc.KVStub(channel).Put(
+                request, metadata=how, timeout=s
+            )
+        )
+
+    async def txn(
+        self,
+        compare: Sequence[rpc_pb2.Compare],
+        success: Sequence[rpc_pb2.RequestOp],
+        failure: Sequence[rpc_pb2.RequestOp] = (),
+    ) -> rpc_pb2.TxnResponse:
+        """Do ``success`` if all of ``compare`` holds, else ``failure``, at once.
+
+        Raises `LeaseGoneError`, too.
+        """
+        request = rpc_pb2.TxnRequest(compare=compare, success=success, failure=failure)
+        return await self._asking.any(
+            lambda channel, how, s: rpc_pb2_grpc.KVStub(channel).Txn(
+                request, metadata=how, timeout=s
+            )
+        )
+
+    async def grant(self, ttl_s: int) -> rpc_pb2.LeaseGrantResponse:
+        """Make a lease, of ``ttl_s`` or of as long as etcd makes them at least.
+
+        If an answer is lost, one is left that nobody keeps alive: it ends by itself.
+        """
+        request = rpc_pb2.LeaseGrantRequest(TTL=ttl_s)
+        return await self._asking.any(
+            lambda channel, how, s: rpc_pb2_grpc.LeaseStub(channel).LeaseGrant(
+                request, metadata=how, timeout=s
+            )
+        )
+
+    async def keep_alive(self, lease: int) -> int:
+        """Have a lease begin anew, and return its seconds. Raises `LeaseGoneError`, too."""
+        ttl_s = await self._asking.any(
+            lambda channel, how, s: _keep_alive(rpc_pb2_grpc.LeaseStub(channel), lease, how, s)
+        )
+        if ttl_s <= 0:
+            raise LeaseGoneError("the lease has ended", lease=lease)
+        return ttl_s
+
+    async def revoke(self, lease: int) -> None:
+        """End a lease and delete its keys; one that has ended is left alone."""
+        request = rpc_pb2.LeaseRevokeRequest(ID=lease)
+        with contextlib.suppress(LeaseGoneError):
+            await self._asking.any(
+                lambda channel, how, s: rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(
+                    request, metadata=how, timeout=s
+                )
+            )
+
+    async def statuses(self) -> list[MemberStatus]:
+        """What each member that answers says of itself.
+
+        Raises what the last one failed with if none answers, and `EtcdTooOldError`.
+        """
+        found, told = list[MemberStatus](), EtcdError("no member was asked")
+        for endpoint in self._asking.endpoints:
+            try:
+                found.append(await self._status(endpoint))
+            except EtcdTooOldError:
+                raise
+            except EtcdError as error:
+                told = await self._explained(error)
+        if not found:
+            raise told
+        return found
+
+    async def warnings(self) -> tuple[str, ...]:
+        """Return what etcd's members say is wrong with them, as NOSPACE. Raises as `statuses`."""
+        found = await self.statuses()
+        return tuple(f"{one.endpoint}: {words}" for one in found for words in one.errors)
+
+    async def _status(self, endpoint: str) -> MemberStatus:
+        said = await self._asking.one(
+            endpoint,
+            lambda channel, how, s: rpc_pb2_grpc.MaintenanceStub(channel).Status(
+                rpc_pb2.StatusRequest(),
+                metadata=tuple(one for one in how if one != WITH_LEADER),
+                timeout=s,
+            ),
+            self._asking.patience.call_s,
+        )
+        if release_of(said.version) < OLDEST:
+            raise EtcdTooOldError(
+                f"etcd at {endpoint} is of release {said.version}: 3.4 or a later one is needed",
+                endpoint=endpoint,
+                version=said.version,
+            )
+        leads = said.leader == said.header.member_id
+        return MemberStatus(endpoint, said.version, leads, said.leader != 0, tuple(said.errors))
+
+    async def _explained(self, error: EtcdError) -> EtcdError:
+        """The error; of an etcd that was not reached, with what is the matter with TLS, if so."""
+        endpoint = error.subject.get("endpoint", "")
+        if not isinstance(error, EtcdUnreachableError) or not endpoint:
+            return error
+        words = await self._asking.endpoints.about_tls(endpoint)
+        return EtcdUnreachableError(f"{error.message}{words}", endpoint=endpoint)
+
+
+async def _keep_alive(
+    stub: rpc_pb2_grpc.LeaseAsyncStub, lease: int, how: Metadata, timeout_s: float
+) -> int:
+    """Ask once, in a stream of its own: what answers is the answer to this and no earlier one."""
+    stream = stub.LeaseKeepAlive(metadata=how, timeout=timeout_s)
+    answer: object = None
+    with contextlib.suppress(asyncio.InvalidStateError):  # it may end before it is written to
+        await stream.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
+        await begun(stream)
+        answer = await stream.read()
+    if isinstance(answer, rpc_pb2.LeaseKeepAliveResponse):
+        stream.cancel()
+        return int(answer.TTL)
+    nothing = grpc.aio.Metadata()
+    raise grpc.aio.AioRpcError(await stream.code(), nothing, nothing, await stream.details())
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """The first two numbers of a release; of what is none (0, 0).
+
+    >>> release_of("3.5.1"), release_of("4.0-rc"), release_of("?")
+    ((3, 5), (4, 0), (0, 0))
+    """
+    parts = (version.replace("-", ".") + ".0").split(".")[:2]
+    if not all(one.isdecimal() for one in parts):
+        return (0, 0)
+    return (int(parts[0]), int(parts[1]))

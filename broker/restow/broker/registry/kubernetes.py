@@ -1,0 +1,429 @@
+"""A fleet's Lease objects in a Kubernetes namespace.
+
+``restow-FLEET`` says who leads, and in which epoch. It is never deleted, so the epoch only rises.
+Each broker has a Lease of its own, ``restow-FLEET-HASH``, which it writes anew to keep it alive. A
+broker leads while its own Lease lives: so that is the only Lease that it has to keep.
+
+Nobody's clock is compared with another's. A Lease is silent when it has not changed for as long as
+it names, by the clock of the broker that looks, counted only while the API answers it. A broker
+that finds the leader silent deletes the leader's own Lease first, on the condition that it is as it
+was seen. If the leader has kept it meanwhile the deletion fails. Else the leader's next keepalive
+fails, so the two never act at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import ClientError
+from kubernetes_asyncio.client import ApiClient, Configuration, CoordinationV1Api
+from kubernetes_asyncio.client.exceptions import ApiException
+from kubernetes_asyncio.config import ConfigException
+from kubernetes_asyncio.config.incluster_config import (
+    SERVICE_CERT_FILENAME,
+    SERVICE_TOKEN_FILENAME,
+    InClusterConfigLoader,
+)
+
+from restow.broker.addresses import checked_target
+from restow.broker.errors import AddressInvalidError, RestowError
+from restow.broker.registry.registry import AddressTakenError, Fleet, Leader, LeaseEndedError
+
+T = TypeVar("T")
+FLEET, KIND = "restow/fleet", "restow/kind"
+"""Labels."""
+ADDRESS, EPOCH = "restow/address", "restow/epoch"
+"""Annotations."""
+TRIES = 5
+"""How often a change is tried when other brokers change the same Lease meanwhile."""
+UNHEARD_S = 1.0
+"""The longest time between two looks that counts as silence: the API may not have answered."""
+
+
+class KubernetesError(RestowError, status="UNAVAILABLE", reason="KUBERNETES_FAILED"):
+    """A call to Kubernetes failed; the message has the API's own words."""
+
+
+class KubernetesUnreachableError(KubernetesError, reason="KUBERNETES_UNREACHABLE"):
+    """No API server answers in time: what was asked may have been done, or be done yet."""
+
+
+class KubernetesRefusedError(
+    KubernetesError, status="PERMISSION_DENIED", reason="KUBERNETES_REFUSED"
+):
+    """The service account is not known there, or may not do what was asked."""
+
+
+class KubernetesSettingsError(
+    RestowError, status="FAILED_PRECONDITION", reason="KUBERNETES_SETTINGS_INVALID"
+):
+    """A service account or names that cannot be used."""
+
+
+class _ChangedError(KubernetesError, status="ABORTED", reason="KUBERNETES_CONFLICT"):
+    """A Lease exists already, is gone, or is not as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """A Lease, as far as brokers use it."""
+
+    name: str
+    uid: str
+    version: str
+    holder: str
+    """The life of the broker that holds it; empty: nobody does."""
+    length_s: float
+    address: str
+    epoch: int
+
+    @classmethod
+    def of(cls, found: Any) -> _Lease:
+        """Read what the API returned."""
+        spec, notes = found.spec, found.metadata.annotations or {}
+        epoch = notes.get(EPOCH, "0")
+        return cls(
+            found.metadata.name,
+            found.metadata.uid,
+            found.metadata.resource_version,
+            (spec.holder_identity if spec else "") or "",
+            float((spec.lease_duration_seconds if spec else 0) or 0),
+            _address(notes.get(ADDRESS, "")),
+            int(epoch) if epoch.isascii() and epoch.isdigit() else 0,
+        )
+
+
+@dataclass(slots=True)
+class _Silence:
+    """For how long each Lease has not changed, by our own clock, while the API answered us."""
+
+    looked_s: float = float("-inf")
+    since: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """By uid: the version, and for how many seconds it has been seen."""
+
+    def look(self, leases: Iterable[_Lease], now_s: float) -> None:
+        """Take all Leases that are there."""
+        passed_s, self.looked_s = min(now_s - self.looked_s, UNHEARD_S), now_s
+        known, self.since = self.since, {}
+        for one in leases:
+            version, silent_s = known.get(one.uid, ("", 0.0))
+            again = version == one.version
+            self.since[one.uid] = (one.version, silent_s + passed_s if again else 0.0)
+
+    def is_over(self, lease: _Lease) -> bool:
+        """Return whether a Lease has not changed for as long as it names."""
+        version, silent_s = self.since.get(lease.uid, ("", 0.0))
+        return version == lease.version and silent_s >= lease.length_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """All Leases of a fleet."""
+
+    top: _Lease | None
+    """The one that says who leads."""
+    brokers: dict[str, _Lease]
+    """By the life that holds each."""
+
+
+class KubernetesRegistry:
+    """Implements `Registry` for one broker. On one loop; `close` it in the end."""
+
+    look_every_s = 0.5
+
+    def __init__(
+        self,
+        namespace: str,
+        fleet: str,
+        clock: Callable[[], float],
+        *,
+        account: Path | None = None,
+        call_s: float = 1.0,
+    ) -> None:
+        """Use the Leases of one fleet, as the pod's service account or the one in ``account``.
+
+        ``clock`` goes on while the host sleeps. A call may take ``call_s``. Raises
+        `KubernetesSettingsError` for a fleet that cannot be a part of a name.
+        """
+        if not fleet[-1:].isalnum() or ".." in fleet or ".-" in fleet or "-." in fleet:
+            raise KubernetesSettingsError(
+                f"fleet {fleet} cannot be part of a Lease's name: end its parts with a letter or a "
+                f"digit",
+                fleet=fleet,
+            )
+        self._namespace, self._fleet, self._clock = namespace, fleet, clock
+        self._account, self._call_s = account, call_s
+        self._life = ""
+        self._address, self._length_s = "", 0.0
+        self._own: _Lease | None = None
+        self._silence = _Silence()
+        self._client: ApiClient | None = None
+
+    async def close(self) -> None:
+        """End all calls. May be repeated."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def join(self, address: str, lease_s: float) -> float:
+        """Make the broker's own Lease. Raises `AddressTakenError` and `KubernetesError`."""
+        digest = hashlib.blake2b(address.encode(), digest_size=16).hexdigest()
+        name = f"restow-{self._fleet}-{digest}"
+        found = await self._list()
+        earlier = next((one for one in found.brokers.values() if one.name == name), None)
+        if earlier is not None:
+            if not self._silence.is_over(earlier):
+                raise AddressTakenError(
+                    f"another broker advertises {address}, or did a moment ago: give each broker "
+                    f"an --advertise of its own; one that was killed is gone when its lease ends",
+                    address=address,
+                )
+            await self._delete(earlier)
+        self._address, self._length_s = address, float(max(1, round(lease_s + 0.49)))
+        self._life = uuid.uuid4().hex
+        self._own = await self._create(name, "broker", self._life, 0)
+        return self._length_s
+
+    async def keep_alive(self) -> float:
+        """Write the own Lease anew, and return its length in seconds."""
+        own = self._own
+        if own is None:
+            raise _ended()
+        try:
+            self._own = await self._replace(own, "broker", self._life, 0)
+        except _ChangedError:
+            # It was deleted. Or an answer was lost, or somebody else has written to it.
+            found = (await self._list()).brokers.get(self._life)
+            self._own = found
+            if found is None:
+                raise _ended() from None
+            self._own = await self._replace(found, "broker", self._life, 0)
+        return self._length_s
+
+    async def look(self) -> Fleet:
+        """List all Leases of the fleet; the leader deletes those of brokers that are gone."""
+        found = await self._list()
+        fleet = self._fleet_of(found)
+        if fleet.leader is not None and fleet.leader.mine:
+            for one in found.brokers.values():
+                if self._silence.is_over(one) and one.holder != self._life:
+                    with contextlib.suppress(_ChangedError):
+                        await self._delete(one)
+        return fleet
+
+    async def lead(self, epoch: int) -> Leader:
+        """Take the top Lease if nobody holds it who lives."""
+        for _ in range(TRIES):
+            found = await self._list()
+            fleet = self._fleet_of(found)
+            if fleet.leader is not None:  # perhaps by this call, whose answer was lost
+                return fleet.leader
+            with contextlib.suppress(_ChangedError):
+                if found.top is not None and found.top.holder in found.brokers:
+                    await self._delete(found.brokers[found.top.holder])
+                return await self._take(found.top, epoch)
+        raise self._again_and_again()
+
+    async def raise_epoch(self, epoch: int) -> Leader:
+        """Write the top Lease anew with a higher epoch, as long as this broker holds it."""
+        for _ in range(TRIES):
+            found = await self._list()
+            leader = self._fleet_of(found).leader
+            if leader is None:
+                return await self.lead(epoch)
+            if not leader.mine or leader.epoch > epoch:
+                return leader
+            with contextlib.suppress(_ChangedError):
+                return await self._take(found.top, epoch)
+        raise self._again_and_again()
+
+    async def _take(self, top: _Lease | None, above: int) -> Leader:
+        epoch = max(above, 0 if top is None else top.epoch) + 1
+        if self._own is None:
+            raise _ended()
+        if top is None:
+            await self._create(f"restow-{self._fleet}", "leader", self._life, epoch)
+        else:
+            await self._replace(top, "leader", self._life, epoch)
+        return Leader(self._address, epoch, mine=True)
+
+    def _again_and_again(self) -> KubernetesError:
+        return KubernetesError(f"other brokers change Lease restow-{self._fleet} again and again")
+
+    async def release(self) -> None:
+        """Let go of the top Lease if this broker holds it."""
+        top = (await self._list()).top
+        if top is not None and top.holder == self._life:
+            with contextlib.suppress(_ChangedError):
+                await self._replace(top, "leader", "", top.epoch)
+
+    async def leave(self) -> None:
+        """Delete the own Lease. May be repeated."""
+        own, self._own = self._own, None
+        if own is not None:
+            found = (await self._list()).brokers.get(self._life)
+            if found is not None:
+                with contextlib.suppress(_ChangedError):
+                    await self._delete(found)
+
+    # -- what is there ----------------------------------------------------------------------------
+
+    async def _list(self) -> _Found:
+        api = await self._api()
+        listed = await self._call(
+            "list Leases",
+            api.list_namespaced_lease(
+                self._namespace,
+                label_selector=f"{FLEET}={self._fleet}",
+                _request_timeout=self._call_s,
+            ),
+        )
+        top, brokers = None, {}
+        leases = [(one, _Lease.of(one)) for one in listed.items]
+        self._silence.look((one for _, one in leases), self._clock())
+        for one, lease in leases:
+            kind = (one.metadata.labels or {}).get(KIND)
+            if kind == "leader":
+                top = lease
+            elif kind == "broker" and lease.holder and lease.address:
+                brokers[lease.holder] = lease
+        return _Found(top, brokers)
+
+    def _fleet_of(self, found: _Found) -> Fleet:
+        """Return who leads, and who is there: a Lease that is silent stands for nobody."""
+        there = {
+            life: one
+            for life, one in found.brokers.items()
+            if life == self._life or not self._silence.is_over(one)
+        }
+        top = found.top
+        addresses = frozenset(one.address for one in there.values())
+        if top is None:
+            return Fleet(None, addresses)
+        if top.holder not in there or not top.epoch:
+            return Fleet(None, addresses, top.epoch)
+        mine = top.holder == self._life
+        return Fleet(Leader(there[top.holder].address, top.epoch, mine), addresses, top.epoch)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def _body(self, name: str, kind: str, holder: str, epoch: int) -> dict[str, Any]:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # for people
+        notes = {ADDRESS: self._address} | ({EPOCH: str(epoch)} if epoch else {})
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": name,
+                "labels": {FLEET: self._fleet, KIND: kind},
+                "annotations": notes,
+            },
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": int(self._length_s),
+                "renewTime": now,
+            },
+        }
+
+    async def _create(self, name: str, kind: str, holder: str, epoch: int) -> _Lease:
+        api = await self._api()
+        made = api.create_namespaced_lease(
+            self._namespace,
+            self._body(name, kind, holder, epoch),
+            _request_timeout=self._call_s,
+        )
+        return _Lease.of(await self._call("create a Lease", made))
+
+    async def _replace(self, lease: _Lease, kind: str, holder: str, epoch: int) -> _Lease:
+        """Write a Lease if it is as it was read, else raise `_ChangedError`."""
+        body = self._body(lease.name, kind, holder, epoch)
+        body["metadata"] |= {"resourceVersion": lease.version, "uid": lease.uid}
+        api = await self._api()
+        written = api.replace_namespaced_lease(
+            lease.name, self._namespace, body, _request_timeout=self._call_s
+        )
+        return _Lease.of(await self._call("update a Lease", written))
+
+    async def _delete(self, lease: _Lease) -> None:
+        """Delete a Lease if it is as it was read, else raise `_ChangedError`."""
+        only = {"uid": lease.uid, "resourceVersion": lease.version}
+        api = await self._api()
+        deleted = api.delete_namespaced_lease(
+            lease.name,
+            self._namespace,
+            body={"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": only},
+            _request_timeout=self._call_s,
+        )
+        await self._call("delete a Lease", deleted)
+
+    async def _api(self) -> Any:
+        if self._client is None:
+            loader = InClusterConfigLoader(
+                str(self._account / "token") if self._account else SERVICE_TOKEN_FILENAME,
+                str(self._account / "ca.crt") if self._account else SERVICE_CERT_FILENAME,
+                environ=dict(os.environ),
+            )
+            configuration = Configuration()
+            try:
+                loader.load_and_set(configuration)
+            except (ConfigException, OSError, UnicodeDecodeError) as error:
+                raise KubernetesSettingsError(
+                    f"the service account of this pod cannot be used: {error} (Kubernetes tells a "
+                    f"pod where its API is, and gives it a token and ca.crt: "
+                    f"automountServiceAccountToken, --kubernetes-account)"
+                ) from None
+            self._client = ApiClient(configuration)
+        return CoordinationV1Api(self._client)
+
+    async def _call(self, asked: str, call: Any) -> Any:
+        """Await a call; raise a typed error that says what to do."""
+        try:
+            async with asyncio.timeout(self._call_s):
+                return await call
+        except TimeoutError:
+            await self.close()
+            raise KubernetesUnreachableError(
+                f"Kubernetes' API does not answer within {self._call_s:g} s"
+            ) from None
+        except ApiException as error:
+            raise _typed(error, asked) from None
+        except (ClientError, OSError, ValueError) as error:
+            await self.close()  # files of the account may have been renewed
+            why = str(error) or type(error).__name__
+            raise KubernetesUnreachableError(f"Kubernetes' API does not answer ({why})") from None
+
+
+def _address(said: str) -> str:
+    """Return an address that a broker wrote; empty: it is none."""
+    try:
+        return checked_target(said)
+    except AddressInvalidError:
+        return ""
+
+
+def _ended() -> LeaseEndedError:
+    return LeaseEndedError("the broker's Lease has ended: somebody has deleted it")
+
+
+def _typed(error: ApiException, asked: str) -> KubernetesError:
+    """Return the error that an answer of the API stands for."""
+    words = f"{error.status} {error.reason}"
+    if error.status in (401, 403):
+        return KubernetesRefusedError(
+            f"Kubernetes refuses to {asked} ({words}): the broker's service account needs a Role "
+            f"that lets it get, list, create, update and delete leases of coordination.k8s.io there"
+        )
+    if error.status in (404, 409):
+        return _ChangedError(f"Kubernetes does not {asked} ({words})")
+    if error.status == 429 or (error.status or 500) >= 500:
+        return KubernetesUnreachableError(f"Kubernetes cannot {asked} at the moment ({words})")
+    return KubernetesError(f"Kubernetes does not {asked} ({words})")

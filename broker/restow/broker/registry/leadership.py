@@ -1,0 +1,150 @@
+"""The rules by which a broker leads. No I/O: events with a time go in, and what to do comes out.
+
+    outside --joined--> standby --leads--> leader --released, lost, in doubt too long--> standby
+
+Laws:
+- A broker leads because an answer to its own call said so, never because it saw it.
+- It acts only before the end of its lease less a margin, counted from when the last keepalive that
+  was answered had been sent. In doubt it stands still, and goes on if its lease turns out to live.
+- It leads no longer when it sees another leader, when its lease has ended, or when its lease should
+  have ended some time ago.
+- Its epoch is higher than any that the registry, an engine or an agent has named. When somebody
+  names a higher epoch later, as after a registry was restored from a backup, it raises its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from restow.broker.registry.registry import Fleet, Leader, Timing
+
+
+class Want(Enum):
+    """What a broker asks of the registry next."""
+
+    NOTHING = "nothing"
+    LEAD = "lead"
+    RAISE = "raise"
+    """Its epoch, above one that somebody has named."""
+    RELEASE = "release"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A broker's lease, by its own clock."""
+
+    length_s: float
+    sent_s: float
+    """When the last keepalive that was answered had been sent: the lease began no earlier."""
+
+    @property
+    def end_s(self) -> float:
+        """The earliest moment at which the lease may end."""
+        return self.sent_s + self.length_s
+
+
+class Leadership:
+    """Whether one broker leads, and whether it may act now."""
+
+    def __init__(self, address: str, timing: Timing) -> None:
+        """Begin outside of the fleet."""
+        self.address, self.timing = address, timing
+        self.lease: Lease | None = None
+        self.epoch = 0
+        """The epoch in which this broker leads; 0: it does not lead."""
+        self.fleet = Fleet(None, frozenset())
+        """What the registry said last."""
+        self._named = 0
+        """The highest epoch that anybody has named."""
+        self.leaving = False
+        """Whether the broker is about to end."""
+
+    # -- what the broker asks before it acts ------------------------------------------------------
+
+    def may_act(self, now_s: float) -> bool:
+        """Return whether the broker leads, and certainly nobody else can."""
+        lease = self.lease
+        return bool(self.epoch) and lease is not None and now_s < lease.end_s - self.timing.margin_s
+
+    def still_s(self, now_s: float) -> float | None:
+        """Return how long the lease has been in doubt; None: it is not."""
+        if self.lease is None:
+            return None
+        doubt_s = now_s - (self.lease.end_s - self.timing.margin_s)
+        return doubt_s if doubt_s >= 0 else None
+
+    @property
+    def leader(self) -> str:
+        """The address of the broker that leads, as far as is known; empty: nobody does."""
+        if self.epoch:
+            return self.address
+        leader = self.fleet.leader
+        return "" if leader is None or leader.mine else leader.address
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def kept(self, sent_s: float, length_s: float) -> None:
+        """Note that the lease began anew. Answers may come in another order than their requests."""
+        if self.lease is None or sent_s > self.lease.sent_s:
+            self.lease = Lease(length_s, sent_s)
+
+    def lost(self) -> None:
+        """Note that the lease has ended."""
+        self.lease, self.epoch = None, 0
+
+    def saw(self, fleet: Fleet) -> None:
+        """Take what the registry says. A leader that it does not name leads no longer."""
+        self.fleet = fleet
+        self.named(fleet.epoch)
+        leader = fleet.leader
+        if leader is None or not leader.mine or leader.epoch != self.epoch:
+            self.epoch = 0
+
+    def named(self, epoch: int) -> None:
+        """Take an epoch that an engine, an agent or the registry names."""
+        self._named = max(self._named, epoch)
+
+    def led(self, leader: Leader) -> None:
+        """Take the answer to a call to lead, or to raise the epoch."""
+        self.fleet = Fleet(leader, self.fleet.brokers | {leader.address}, leader.epoch)
+        self.named(leader.epoch)
+        acts = leader.mine and self.lease is not None and not self.leaving
+        self.epoch = leader.epoch if acts else 0
+
+    def leave(self) -> None:
+        """Note that the broker is about to end: it does not lead again."""
+        self.leaving = True
+
+    def released(self) -> None:
+        """Note that the broker leads no longer, by its own wish."""
+        self.epoch = 0
+        if self._holds:
+            self.fleet = Fleet(None, self.fleet.brokers, self.fleet.epoch)
+
+    def tick(self, now_s: float) -> None:
+        """Lead no longer if the lease should have ended some time ago."""
+        if self.epoch and self.lease and now_s >= self.lease.end_s + self.timing.give_up_s:
+            self.epoch = 0
+
+    def want(self, now_s: float) -> Want:
+        """Return what to ask of the registry now."""
+        if self.lease is None or now_s >= self.lease.end_s - self.timing.margin_s:
+            return Want.NOTHING
+        if self.leaving:
+            return Want.RELEASE if self._holds else Want.NOTHING
+        if self.epoch:
+            return Want.RAISE if self._named > self.epoch else Want.NOTHING
+        # It holds what it does not lead by when the answer to its call was lost.
+        free = self.fleet.leader is None and self.address in self.fleet.brokers
+        return Want.LEAD if free or self._holds else Want.NOTHING
+
+    @property
+    def _holds(self) -> bool:
+        """Whether the registry names this broker as the leader."""
+        return self.fleet.leader is not None and self.fleet.leader.mine
+
+    @property
+    def named_epoch(self) -> int:
+        """The highest epoch that anybody has named."""
+        return self._named

@@ -1,0 +1,122 @@
+"""A registry says who leads a fleet of brokers: etcd does it, or Lease objects of Kubernetes.
+
+The brokers of a fleet agree on one thing only: who leads. Each registers its address under a lease,
+and keeps that alive. Whoever finds that nobody leads may lead, in an *epoch*: a number of the fleet
+that only rises. The registry keeps the highest epoch, so that the next leader takes a higher one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from restow.broker.errors import RequestError, RestowError
+
+
+class LeaseEndedError(RestowError, status="ABORTED", reason="BROKER_LEASE_ENDED"):
+    """The broker's lease has ended: another broker may lead."""
+
+
+class AddressTakenError(RestowError, status="ALREADY_EXISTS", reason="ADDRESS_TAKEN"):
+    """Another broker has the address, or an earlier life of this broker whose lease goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The broker that leads, and the epoch in which it does."""
+
+    address: str
+    epoch: int
+    mine: bool = False
+    """Whether it is the broker that asks, in this life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a registry knows of a fleet."""
+
+    leader: Leader | None
+    """None: nobody leads."""
+    brokers: frozenset[str]
+    """Addresses of all brokers that are registered, with the leader."""
+    epoch: int = 0
+    """The highest epoch that was ever written; 0: none was."""
+
+
+class Registry(Protocol):
+    """One broker's place in a registry.
+
+    Every call may be repeated. It raises a `RestowError` when it is not known what became of it,
+    and `LeaseEndedError` when the broker's lease has ended: then `join` begins a new one.
+    """
+
+    look_every_s: float
+    """How often the registry bears to be asked for the fleet."""
+
+    async def join(self, address: str, lease_s: float) -> float:
+        """Register the broker under a new lease; return the lease's length in seconds.
+
+        Raises `AddressTakenError`.
+        """
+        ...
+
+    async def keep_alive(self) -> float:
+        """Have the lease begin anew; return its length in seconds."""
+        ...
+
+    async def look(self) -> Fleet:
+        """Return who leads and who is there now. Put the own entry again if it is gone."""
+        ...
+
+    async def lead(self, epoch: int) -> Leader:
+        """Lead if nobody does, in an epoch above ``epoch`` and all before; return who leads."""
+        ...
+
+    async def raise_epoch(self, epoch: int) -> Leader:
+        """Go on leading in an epoch above ``epoch``; return who leads, which may be another one."""
+        ...
+
+    async def release(self) -> None:
+        """Lead no longer; stay registered."""
+        ...
+
+    async def leave(self) -> None:
+        """End the lease, and all that stands under it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of leading, in seconds. Raises `RequestError` for what cannot be kept."""
+
+    lease_s: float = 2.0
+    """How long a broker that says nothing is thought to live; the registry may make it longer."""
+    margin_s: float = 0.5
+    """How long before the end of its lease a leader stops. This covers clocks that run at different
+    rates, and what is decided and not yet sent."""
+    keep_alive_every_s: float = 0.4
+    give_up_s: float = 1.0
+    """How long after the end of its lease a leader takes another broker for the leader, though
+    nobody has said so: a leader that is cut off from the registry alone would keep its clients."""
+    retry_s: float = 0.3
+    """How long to wait after a call that failed."""
+
+    @classmethod
+    def of_lease(cls, lease_s: float) -> Timing:
+        """Return the times for a lease: a quarter of it is margin, and it is kept alive 5 times."""
+        return cls(
+            lease_s,
+            margin_s=lease_s / 4,
+            keep_alive_every_s=lease_s / 5,
+            give_up_s=lease_s / 2,
+        )
+
+    def __post_init__(self) -> None:
+        """Raise `RequestError`."""
+        usable_s = self.lease_s - self.margin_s
+        if self.margin_s < 0 or self.keep_alive_every_s <= 0 or usable_s < self.keep_alive_every_s:
+            raise RequestError(
+                f"a lease of {self.lease_s:g} s with a margin of {self.margin_s:g} s cannot be "
+                f"kept alive every {self.keep_alive_every_s:g} s: make the lease longer",
+                field="lease_s",
+            )

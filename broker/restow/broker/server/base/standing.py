@@ -1,0 +1,154 @@
+"""Whether this broker may act now, as its services ask before they do something."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from restow.broker.errors import RestowError
+from restow.broker.registry.leadership import Leadership
+
+LEADERLESS_S = 5.0
+"""How long nobody may lead before a broker says that it is not ready."""
+LEADER_WAIT_S = 3.0
+"""How long a call waits at most for a leader while nobody leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """What one of several brokers tells operators of itself and of the others."""
+
+    leadership: Leadership
+    name: str
+    now_s: float
+    """By the clock of the leadership."""
+    expected: int
+    """How many brokers there should be; 0: nobody has said."""
+    leaderless_s: float
+    """How long nobody has led, as far as this broker knows; 0: somebody leads."""
+    trouble: RestowError | None
+    """Why the registry did not do what it was last asked; None: it did."""
+    warnings: tuple[str, ...] = ()
+    """What the registry says is wrong with itself."""
+    terms: int = 0
+    """How often this broker has begun to lead."""
+
+    @property
+    def brokers(self) -> frozenset[str]:
+        """The addresses of all brokers, this one among them."""
+        return self.leadership.fleet.brokers | {self.leadership.address}
+
+    @property
+    def unready(self) -> str:
+        """Why this broker is of no use at the moment, in words; empty: it leads, or stands by."""
+        leadership = self.leadership
+        if leadership.lease is None:
+            return "not let in by the other brokers' registry"
+        if leadership.still_s(self.now_s) is not None:
+            return "stands still: its lease may have ended"
+        if self.leaderless_s > LEADERLESS_S:
+            return "no broker leads"
+        return ""
+
+
+class Standing(Protocol):
+    """Whether this broker leads, and whether it may act now. On one event loop."""
+
+    @property
+    def fleet(self) -> str:
+        """The name of the fleet; epochs of two fleets are not compared. Empty: there is none."""
+        ...
+
+    @property
+    def among_others(self) -> bool:
+        """Whether there may be other brokers."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which it leads; 0: it does not, or it is the only broker."""
+        ...
+
+    @property
+    def term(self) -> int:
+        """A number for each time that it began to lead; 0: it does not lead."""
+        ...
+
+    def report(self) -> FleetReport | None:
+        """Return how it stands among others; None: it is the only broker."""
+        ...
+
+    def check(self) -> None:
+        """Raise `NotLeaderError` or `NoLeaderError` unless it leads."""
+        ...
+
+    async def lead(self, unreached: str = "", within_s: float = LEADER_WAIT_S) -> None:
+        """Wait while nobody leads. Raise as `check` does.
+
+        A caller that could not reach ``unreached`` waits until another broker leads.
+        """
+        ...
+
+    def name_epoch(self, epoch: int) -> None:
+        """Take an epoch that an engine or an agent has heard of: it leads in none below."""
+        ...
+
+    def is_sure(self) -> bool:
+        """Return whether no other broker can lead at this moment; True where it does not lead."""
+        ...
+
+    async def sure(self) -> None:
+        """Wait until `is_sure`."""
+        ...
+
+
+class Alone:
+    """The only broker there is: it leads for ever."""
+
+    fleet = ""
+    among_others = False
+    epoch = 0
+    term = 1
+
+    def report(self) -> None:
+        """Tell nothing: there are no others."""
+
+    def check(self) -> None:
+        """Raise nothing."""
+
+    async def lead(self, unreached: str = "", within_s: float = LEADER_WAIT_S) -> None:
+        """Return at once."""
+
+    def name_epoch(self, epoch: int) -> None:
+        """Do nothing: it has no epochs."""
+
+    def is_sure(self) -> bool:
+        """Return True."""
+        return True
+
+    async def sure(self) -> None:
+        """Return at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """What a broker may do on a stream: it acts there in the term in which that was opened."""
+
+    standing: Standing
+    term: int
+
+    @classmethod
+    def of(cls, standing: Standing) -> Stand:
+        """Return the stand of a stream that is opened now."""
+        return cls(standing, standing.term)
+
+    @property
+    def holds_now(self) -> bool:
+        """Whether the broker leads in that term still, as far as it knows."""
+        return self.standing.term == self.term
+
+    async def holds(self) -> bool:
+        """Wait until the broker is sure; return whether it leads in that term still."""
+        if not self.standing.is_sure():
+            await self.standing.sure()
+        return self.holds_now
