@@ -1,4 +1,4 @@
-"""Why one of several brokers does not act in a pool, and what to do about it."""
+"""Reasons why a broker does not serve a pool, with advice for operators."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 
 from restow.broker.advice import Advice
 
-_ITSELF = "Nothing: it is tried again by itself."
+_ITSELF = "Nothing: the broker retries by itself."
 
 OWNERSHIP: Final[Mapping[str, Advice]] = MappingProxyType(
     {
-        # Of pools.
+        # Pools.
         "NOT_OWNER": Advice(
             "Another broker owns the pool; the message names it if it is known.",
             "Nothing, where it passes: engines, agents and routers follow by themselves. If not, "
@@ -31,7 +31,7 @@ OWNERSHIP: Final[Mapping[str, Advice]] = MappingProxyType(
             "Nothing: engine and agent ask the owner. If it comes often, see why a broker stands "
             "still: memory, a paused host, or a clock that was set.",
         ),
-        # Of a broker among others.
+        # A broker among several.
         "ADDRESS_TAKEN": Advice(
             "Another broker advertises this one's address, or an earlier life of this one did "
             "until a moment ago.",
@@ -44,7 +44,7 @@ OWNERSHIP: Final[Mapping[str, Advice]] = MappingProxyType(
             "Nothing: it joins again by itself. If it comes often, see what holds up the broker "
             "or etcd, or give a longer `--member-lease-s`.",
         ),
-        # Of etcd.
+        # Etcd.
         "ETCD_UNREACHABLE": Advice(
             "No etcd answers the broker, or none in time. It stands still when its lease may have "
             "ended.",
@@ -80,7 +80,7 @@ OWNERSHIP: Final[Mapping[str, Advice]] = MappingProxyType(
         "ETCD_COMPACTED": Advice(
             "Etcd has forgotten changes that the broker had not read yet.", _ITSELF
         ),
-        # Of Kubernetes, whose Leases stand for an etcd.
+        # Kubernetes, whose Leases replace etcd.
         "KUBERNETES_UNREACHABLE": Advice(
             "No API server answers the broker, or none in time. It stands still when its lease "
             "may have ended.",
@@ -116,4 +116,4 @@ OWNERSHIP: Final[Mapping[str, Advice]] = MappingProxyType(
         ),
     }
 )
-"""By reason."""
+"""Advice by reason."""
