@@ -99,7 +99,7 @@ async def test_a_drained_broker_grants_when_it_may_again(monkeypatch: pytest.Mon
             await queue.get()
         one = await info(running.address, "h")
         assert one.state == broker_pb2.HANDOFF_STATE_READY
-        assert one.waits_for == "the broker drains, and grants nothing"
+        assert one.waits_for == "the broker is draining and grants nothing"
         (shown,) = Overview(running.hub).look()["handoffs"]
         assert shown["waits_for"] == one.waits_for
         assert [one.HasField("execute") for one in both.d_agents[0].orders].count(True) == 1
