@@ -48,8 +48,8 @@ async def test_an_agent_with_other_strides_is_refused(times: float) -> None:
         finally:
             await agent.close()
     assert caught.value.reason == "AGENT_REGIONS_MISMATCH"
-    words = f"region {last.name}: the agent's pages follow each other after {stride} bytes, and "
-    assert words + f"the layout's after {LAST.page_stride_bytes}" in caught.value.message
+    words = f"region {last.name}: the agent's page stride is {stride} bytes, but "
+    assert words + f"the layout's is {LAST.page_stride_bytes}" in caught.value.message
 
 
 async def test_a_rank_that_is_given_the_memory_of_another_is_refused() -> None:
@@ -79,7 +79,7 @@ async def test_a_rank_that_is_given_the_memory_of_another_is_refused() -> None:
                     await agent.close()
     assert caught.value.reason == "REGIONS_OVERLAP"
     first = RANK.regions[0].name
-    assert f"rank 0, region {first} are bytes" in caught.value.message
+    assert f"rank 0, region {first} overlap bytes" in caught.value.message
     assert f"rank 1, region {first} too" in caught.value.message
 
 
@@ -106,7 +106,7 @@ async def test_a_rank_of_a_daemon_with_other_strides_is_refused(tmp_path: Path) 
             await daemon.start()
             agent = DaemonAgent(tmp_path / "agent.sock", "D", "life-1", RANK.rank, regions)
             try:
-                with pytest.raises(BrokerCallError, match="the agent's pages follow each other"):
+                with pytest.raises(BrokerCallError, match="the agent's page stride"):
                     await asyncio.to_thread(agent.start)
             finally:
                 await daemon.close()

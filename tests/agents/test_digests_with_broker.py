@@ -117,7 +117,7 @@ async def test_all_handoffs_are_checked(strategy: Strategy) -> None:
             assert released.done
             assert both.all_arrived()
         timeline, counts = await told(both.address, "h2")
-        assert timeline["checked"] == "what D read is what P hashed before"
+        assert timeline["checked"] == "D read what P hashed"
         assert counts == (2, 0)
 
 

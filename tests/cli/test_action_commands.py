@@ -99,7 +99,7 @@ async def test_a_release_ends_it_and_says_how(address: str, typed: str) -> None:
         code, shown = await on_terminal("release", name, *options, "--broker", address, typed=typed)
         assert code == 0
         words = " ".join(shown.split())
-        assert "RELEASED: an operator gave it up" in words
+        assert "RELEASED: an operator released it" in words
         assert await state(address, name) == "CANCELLED"
         # Again: it has ended, and nothing is asked.
         again = await run("release", name, "--json", "--broker", address)

@@ -248,7 +248,7 @@ def test_a_handoff_tells_its_whole_story(shown: Shown) -> None:
     assert "rank 0 read 100 bytes" in text
     assert (shown.handoff["meaning"], shown.handoff["next_step"]) == (None, None)
     refused = " ".join(shown.texts["nobody-publishes-it"].split())
-    assert "NOT_PUBLISHED: D's patience ran out" in refused
+    assert "NOT_PUBLISHED: D's request timed out" in refused
     assert f"Next: {REASONS['NOT_PUBLISHED'].next_step}" in refused
 
 

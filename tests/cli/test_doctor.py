@@ -273,7 +273,7 @@ async def test_what_is_wrong_is_named() -> None:
         words = " ".join(result.stdout.split())
         assert "engine half: 1 of 2 agents are connected" in words
         assert "rank 0 can't read from rank 0: READ_FAILED: no way there" in words
-        assert "pair p:who: no engine who is registered" in words
+        assert "pair p:who: engine who is not registered" in words
 
 
 def _rank(agent: FakeAgent) -> tuple[Any, int, int]:

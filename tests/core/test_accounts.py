@@ -78,7 +78,7 @@ def test_ids_that_are_too_many_are_refused_and_nothing_is_left_of_them(by_d: boo
         if by_d
         else (lambda: world.publish(p, blocks={"kv": MANY}, final=False))
     )
-    with pytest.raises(QuotaExceededError, match="more are above the") as caught:
+    with pytest.raises(QuotaExceededError, match="more exceed its quota") as caught:
         say()
     assert caught.value.subject["what"] == "bytes"
     assert kept(world) == before
@@ -92,7 +92,7 @@ def test_what_all_tenants_have_kept_is_bounded_as_well() -> None:
     world = World(limits=replace(LIMITS, max_bytes=kept(found) + handoff_bytes("h")))
     p = world.engine("p")
     world.publish(p, blocks={}, final=False)
-    with pytest.raises(DirectoryFullError, match="as many bytes as it may"):
+    with pytest.raises(DirectoryFullError, match="its maximum of"):
         world.publish(p, "g", blocks={}, final=False)
     with pytest.raises(DirectoryFullError):
         world.engine("q", tenant="else")

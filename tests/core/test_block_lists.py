@@ -31,10 +31,10 @@ POSITION = 40
 @pytest.mark.parametrize(
     ("blocks", "error", "words"),
     [
-        ({"kv": [1, 2, 1], "state": [4]}, PageRepeatedError, "kv: block 1 is there more than once"),
+        ({"kv": [1, 2, 1], "state": [4]}, PageRepeatedError, "kv: block 1 occurs more than once"),
         ({"kv": [7, 7, 7], "state": [4]}, PageRepeatedError, "kv: block 7"),
         ({"kv": [1, 2, 3], "state": [0]}, NullBlockError, "block 0 is the null block.* a snapshot"),
-        ({"kv": [1, 2, 3], "state": [4, 5]}, PageCountError, "exactly one block is needed, got 2"),
+        ({"kv": [1, 2, 3], "state": [4, 5]}, PageCountError, "one block is required, got 2"),
     ],
 )
 def test_both_sides_hear_at_once_what_no_list_may_have(

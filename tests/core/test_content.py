@@ -94,7 +94,7 @@ def test_other_content_is_another_publication_and_another_demand() -> None:
     world = World()
     p, d = world.engine("p"), world.engine("d")
     world.publish(p, content=ONE)
-    with pytest.raises(HandoffConflictError, match="other content"):
+    with pytest.raises(HandoffConflictError, match="differs in blocks, position, content"):
         world.publish(p, content=OTHER)
     assert world.publish(p, content=ONE) == []
     world.request(d, "other", position=POSITION, content=ONE)
@@ -120,4 +120,4 @@ def test_a_prompt_that_p_alone_cuts_is_refused_by_its_position_whatever_d_holds(
     world.fence(p)
     world.request(d, position=POSITION + 16, content=OTHER, held=POSITION + 8)
     assert ends(d) == [("FAILED", "POSITION_MISMATCH")]
-    assert f"P's state stands at {POSITION} tokens" in d.told[-1].detail
+    assert f"P's state is at position {POSITION}" in d.told[-1].detail

@@ -141,7 +141,7 @@ def test_words_of_agents_are_bounded() -> None:
 def test_pairs_that_can_not_be_probed() -> None:
     world, p, _ = house()
     nobody = world.engine("n", agents=False)
-    for pair, words in (((p, nobody), "engine n has no agent"), ((p, p), "from itself")):
+    for pair, words in (((p, nobody), "engine n has no connected agent"), ((p, p), "from itself")):
         with pytest.raises(PairNotReadyError, match=words):
             begin(world, *pair)
     assert not world.orders(act.SendProbe)

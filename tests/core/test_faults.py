@@ -165,11 +165,14 @@ def test_a_refused_hello_does_not_cost_the_rank_its_agent() -> None:
     good = [RegionMemory("kv", 1, 1, 4096, 1, 0), RegionMemory("state", 1, 1, 8192, 1, 0)]
     wrong = {
         "empty, too long": ("", 0, good),
-        "number 1 is 'state' in the layout, and the agent announces none": ("x", 0, good[:1]),
-        "number 2 is none in the layout, and the agent announces 'kv'": ("x", 0, [*good, good[0]]),
-        "number 0 is 'kv' in the layout, and the agent announces 'state'": ("x", 0, good[::-1]),
-        "region state: the agent's pages follow each other after 16384 bytes, and the layout's "
-        "after 8192": ("x", 0, [good[0], replace(good[1], page_stride_bytes=16384)]),
+        "region 1 is 'state' in the layout, but the agent announces none": ("x", 0, good[:1]),
+        "region 2 is none in the layout, but the agent announces 'kv'": ("x", 0, [*good, good[0]]),
+        "region 0 is 'kv' in the layout, but the agent announces 'state'": ("x", 0, good[::-1]),
+        "region state: the agent's page stride is 16384 bytes, but the layout's is 8192": (
+            "x",
+            0,
+            [good[0], replace(good[1], page_stride_bytes=16384)],
+        ),
         "must be positive": ("x", 0, [replace(good[0], base_address=0), good[1]]),
         "below 2": ("x", 0, [replace(good[0], base_address=2**62, page_count=2**52), good[1]]),
         "must not be negative": ("x", 0, [replace(good[0], device_id=-1), good[1]]),
@@ -200,7 +203,7 @@ def test_an_engine_that_is_not_there() -> None:
         world.engine("p")
         with pytest.raises(EngineReplacedError, match=f"this is {old.incarnation}"):
             members.engine(old.key, old.incarnation)
-        with pytest.raises(EngineReplacedError, match="needs an incarnation of its own"):
+        with pytest.raises(EngineReplacedError, match="use a new incarnation for every start"):
             members.register(old.key, old.incarnation, old.layout, old.layout_digest, 0.0)
 
 

@@ -143,7 +143,7 @@ def test_a_burst_is_read_in_order_and_all_of_it() -> None:
     burst(world, 6)
     d = world.sides[D]
     assert executed(world) == ["h0", "h1"]
-    assert "reads the states of others first" in waits_for(world.find("h2"))
+    assert "reads other states first" in waits_for(world.find("h2"))
     for index in range(6):
         world.now_s += 0.3
         world.settle(d, world.find(f"h{index}").number)

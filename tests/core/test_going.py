@@ -43,7 +43,7 @@ def test_an_engine_that_drains_takes_nothing_new() -> None:
     p, q, d = world.engine("p"), world.engine("q"), world.engine("d")
     world.drain_engine(p)
     world.wait(1)
-    with pytest.raises(EngineDrainingError, match="engine p drains and takes nothing new"):
+    with pytest.raises(EngineDrainingError, match="engine p is draining and takes no new handoff"):
         world.publish(p, "new")
     with pytest.raises(EngineDrainingError):
         world.request(p, "new")

@@ -124,9 +124,9 @@ def test_an_id_that_has_ended_names_no_other_state() -> None:
     world.request(d)
     world.settle(d, world.find().number)
     for word in (world.publish, world.request):
-        with pytest.raises(HandoffConflictError, match=r"has ended DONE.*use a new one"):
+        with pytest.raises(HandoffConflictError, match=r"has ended DONE.*use a new id"):
             word(world.sides[P if word == world.publish else D])
-    with pytest.raises(HandoffConflictError, match="use a new one"):
+    with pytest.raises(HandoffConflictError, match="use a new id"):
         world.request(d, blocks={"kv": [21, 22, 23], "state": [24]}, repeated=True)
     assert ends(p) == ends(d) == [("DONE", "")]
 

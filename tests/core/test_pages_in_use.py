@@ -15,7 +15,7 @@ from restow.broker.errors import PageRepeatedError
 
 MANY = list(range(100, 140))
 """More blocks than are looked at id by id."""
-TAKEN = "engine d, group {}: block {} of handoff {} is .* for handoff {}, which has not ended"
+TAKEN = "engine d, group {}: block {} of handoff {} is .* by handoff {}, which has not ended"
 
 
 def refused(group: str, block: int, mine: str, other: str) -> pytest.RaisesExc[PageRepeatedError]:

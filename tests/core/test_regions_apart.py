@@ -67,8 +67,8 @@ def engine(layout: Layout) -> tuple[World, Side]:
 @pytest.mark.parametrize(
     ("apart", "words"),
     [
-        (0, r"bytes \[0, 8192\) of rank 0, region layers.0.kv are bytes \[0, 8192\) of rank 0"),
-        (PAGE, r"bytes \[1024, 8192\) of rank 0, region layers.0.kv are bytes \[0, 7168\)"),
+        (0, r"bytes \[0, 8192\) of rank 0, region layers.0.kv overlap bytes \[0, 8192\) of rank 0"),
+        (PAGE, r"bytes \[1024, 8192\) of rank 0, region layers.0.kv overlap bytes \[0, 7168\)"),
         (7 * PAGE + 512, r"bytes \[7680, 8192\) of rank 0"),
     ],
 )
@@ -134,7 +134,7 @@ def test_groups_may_lie_on_the_same_memory_and_share_no_block() -> None:
     with pytest.raises(PageRepeatedError, match=r"attention or window.16: block 2"):
         world.request(side, "a", {"attention": [1, 2], "window.16": [2, 3]})
     world.request(side, "a", {"attention": [1, 2], "window.16": [3, 4]})
-    with pytest.raises(PageRepeatedError, match=r"block 1 of handoff b .* for handoff a"):
+    with pytest.raises(PageRepeatedError, match=r"block 1 of handoff b .* by handoff a"):
         world.request(side, "b", {"attention": [5, 6], "window.16": [1, 7]})
 
 
@@ -143,7 +143,7 @@ def test_blocks_said_before_agents_came_are_compared_once_they_have() -> None:
     world, side = engine(layered(2, windows=[0, 16]))
     world.request(side, "a", {"attention": [1, 2], "window.16": [3, 4]})
     hello(world, side, [BASE, BASE])
-    with pytest.raises(PageRepeatedError, match=r"block 2 of handoff b .* for handoff a"):
+    with pytest.raises(PageRepeatedError, match=r"block 2 of handoff b .* by handoff a"):
         world.request(side, "b", {"attention": [5, 6], "window.16": [2, 7]})
 
 

@@ -92,7 +92,7 @@ def test_chunks_of_two_revisions_make_no_publication() -> None:
     world.publish(p)
     world.fence(p)
     world.revise(p, NEW)
-    with pytest.raises(RevisionChangedError, match="those before"):
+    with pytest.raises(RevisionChangedError, match="earlier chunks"):
         world.publish(p, revision=NEW)
     world.request(d)
     assert world.find().granted

@@ -307,7 +307,7 @@ def test_a_plan_that_is_never_made_keeps_nobody() -> None:
     world.request(d, timeout_s=5)
     world.wait(5.1)
     assert ends(p) == ends(d) == [("EXPIRED", "PLAN_LATE")]
-    assert "its plan is not made yet" in d.told[0].detail
+    assert "the plan is not ready" in d.told[0].detail
     assert world.plan() == []
 
 

@@ -23,7 +23,9 @@ from restow.agents.engines.vllm.failure_reasons import (
 from restow.broker.client import BrokerCallError
 
 ERROR = {"error": {"message": "Internal server error", "type": "InternalServerError", "code": 500}}
-FATE = HandoffFailure("h1", "EXPIRED", "NOT_PUBLISHED", "D's patience ran out: nobody published it")
+FATE = HandoffFailure(
+    "h1", "EXPIRED", "NOT_PUBLISHED", "D's request timed out: nobody published it"
+)
 NAMED = json.dumps({"prompt": "x", "kv_transfer_params": {"handoff_id": "h1"}}).encode()
 
 
@@ -95,7 +97,7 @@ def test_the_reason_is_in_the_answer() -> None:
     assert int(headers[b"content-length"]) == len(body)
     error = json.loads(body)["error"]
     assert error["message"] == (
-        "no state was handed over: NOT_PUBLISHED: D's patience ran out: nobody published it"
+        "no state was handed over: NOT_PUBLISHED: D's request timed out: nobody published it"
     )
     assert (error["type"], error["code"]) == ("InternalServerError", 500)
     assert error["handoff"] == {
@@ -286,7 +288,7 @@ async def test_a_real_broker_is_asked() -> None:
         assert (one.state, one.reason) == (state, "HANDOFF_CONFLICT")
     assert elsewhere is not None
     assert (elsewhere.state, elsewhere.reason) == ("READY", "POSITION_MISMATCH")
-    assert elsewhere.detail.startswith("P's state stands at ")
+    assert elsewhere.detail.startswith("P's state is at position ")
     for one in (other, declined):
         assert one is not None
         assert one.reason == "CONTENT_MISMATCH"

@@ -98,11 +98,11 @@ def test_ranks_that_cut_tokens_in_different_ways() -> None:
         ({"context_part": 2}, "context_part is 2 of 2"),
         ({"context_part": -1}, "context_part is -1 of 2"),
         ({"context_parts": 0}, "context_part is 1 of 0"),
-        ({"context_parts": 1025}, "there may be 1 to 1024"),
+        ({"context_parts": 1025}, "there are 1 to 1024"),
         ({"interleave_tokens": 3}, "it must divide the 4 tokens"),
         ({"interleave_tokens": 0}, "interleave_tokens is 0"),
-        ({"context_parts": 1, "context_part": 0}, "there is one context part"),
-        ({"page_tokens": None}, "only tokens are cut over ranks"),
+        ({"context_parts": 1, "context_part": 0}, "there is only a single part"),
+        ({"page_tokens": None}, "only tokens can be divided among ranks"),
     ],
 )
 def test_numbers_that_make_no_sense(values: dict[str, Any], words: str) -> None:

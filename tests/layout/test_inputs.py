@@ -77,28 +77,28 @@ def constant_tokens(rank: RankLayout) -> RankLayout:
         (with_model(axes=("row", "hidden")), f"input {INPUT}: it must be a snapshot with the axes"),
         (with_model(shape=(300, 16)), "is more than 256 taps"),
         (with_model(name="layers.0.ssm"), "field layers.0.ssm is listed more than once"),
-        (with_model(shape=(2, 16)), f"input {INPUT}: a rank that keeps an input keeps all of it"),
+        (with_model(shape=(2, 16)), f"input {INPUT}: a rank must keep all of an input"),
         (with_input(field="other"), "rank 0, input other: the model lists no such input"),
-        (with_input(box=(Span(0, 3), Span(0, 8))), "keeps all of it"),
-        (with_input(dtype=DType.INT8), "int8 is no type to multiply in"),
-        (with_input(strides_bytes=(64, 4)), r"strides \[64, 4\]: a row of it has no gaps"),
+        (with_input(box=(Span(0, 3), Span(0, 8))), "must keep all of an input"),
+        (with_input(dtype=DType.INT8), "int8 cannot be multiplied"),
+        (with_input(strides_bytes=(64, 4)), r"strides \[64, 4\]: a row must have no gaps"),
         (with_input(offset_bytes=1), "must lie at multiples of 2 bytes"),
         (with_input(dtype=DType.FLOAT16), f"field {INPUT}: rank 0 has float16, rank 1 has bf"),
         (with_weights(field="nothing"), "projection of nothing: the model has no such field"),
-        (with_weights(field="layers.0.ssm"), "only windows, snapshots with an axis tap"),
+        (with_weights(field="layers.0.ssm"), r"only windows \(snapshots with an axis tap\)"),
         (with_weights(input="nothing"), "the model has no input 'nothing'"),
         (with_weights(box=(Span(0, 8), Span(0, 3))), "the rank has no shard of that box"),
         (with_weights(box=(Span(0, 16), Span(0, 2))), "and all taps"),
         (with_weights(region="nowhere"), "region 'nowhere' is not listed"),
         (with_weights(region="layers.0.mamba"), "not constant"),
-        (with_weights(dtype=DType.UINT8), "uint8 is no type to multiply in"),
-        (with_weights(strides_bytes=(32,)), "one for each axis but tap"),
-        (with_weights(strides_bytes=(32, 4)), "then one of 2 bytes"),
+        (with_weights(dtype=DType.UINT8), "uint8 cannot be multiplied"),
+        (with_weights(strides_bytes=(32,)), "one entry for each axis but tap"),
+        (with_weights(strides_bytes=(32, 4)), "and 2 bytes as the last entry"),
         (with_weights(offset_bytes=3), "must lie at multiples of 2 bytes"),
         (with_rank(twice), "it is listed more than once"),
         (with_rank(grouped), "not constant"),
-        (with_rank(constant_pages), "without a group it is constant and holds weights"),
-        (with_rank(constant_tokens), "without a group it is constant and holds weights"),
+        (with_rank(constant_pages), "a region without a group is constant: it holds only weights"),
+        (with_rank(constant_tokens), "a region without a group is constant: it holds only weights"),
     ],
 )
 def test_what_does_not_fit_is_named(layout: Layout, message: str) -> None:
@@ -123,7 +123,7 @@ def test_a_window_that_nothing_is_rounded_to() -> None:
         return replace(rank, shards=shards)
 
     layout = replace(BOTH, ranks=tuple(map(raw, BOTH.ranks)))
-    with pytest.raises(LayoutError, match="no number is turned into the int8 of its shard"):
+    with pytest.raises(LayoutError, match="no number can be converted to the int8 of its shard"):
         check_layout(layout)
 
 

@@ -93,7 +93,7 @@ def test_the_tables_of_the_release_before_are_refused() -> None:
     for number in range(4, 12):
         old = program_to_proto(Program("p", 3, (PAIR,), ())).SerializeToString()
         old += bytes([number << 3 | 2, 8]) + bytes(8)
-        with pytest.raises(AgentReleaseError, match="fields that it does not know"):
+        with pytest.raises(AgentReleaseError, match="has unknown fields"):
             program_from_proto(program_pb2.Program.FromString(old))
 
 
@@ -109,17 +109,17 @@ def test_a_step_of_a_release_to_come_is_refused() -> None:
                         StepKind(kind), Operand(src), Operand(dst)
                     )
                 else:
-                    with pytest.raises(AgentReleaseError, match="does not know steps of kind"):
+                    with pytest.raises(AgentReleaseError, match="steps of kind"):
                         program_from_proto(message)
     message = program_to_proto(every_form())
     more = program_pb2.Step.FromString(message.steps[0].SerializeToString() + bytes([9 << 3, 1]))
     message.steps[0].CopyFrom(more)
-    with pytest.raises(AgentReleaseError, match="fields that it does not know"):
+    with pytest.raises(AgentReleaseError, match="has unknown fields"):
         program_from_proto(message)
 
 
 def test_rows_that_are_no_rows_are_refused() -> None:
     message = program_to_proto(every_form())
     message.steps[0].rows += bytes(8)
-    with pytest.raises(PlanError, match="are not rows of 13 int64"):
+    with pytest.raises(PlanError, match="do not make rows of 13 int64"):
         program_from_proto(message)

@@ -107,7 +107,7 @@ def test_a_programs_size_counts_every_table_that_travels(strategy: Strategy) -> 
 
 def test_nothing_to_interleave_is_refused() -> None:
     one = layout(1, ConvLayout.SD, ATTENTION)
-    with pytest.raises(StrategyRefusedError, match="nothing that is moved is one: use pack"):
+    with pytest.raises(StrategyRefusedError, match="no snapshot is moved: use pack"):
         compile_programs(make_plan(one, one), Strategy.INTERLEAVE)
 
 

@@ -68,27 +68,27 @@ def test_only_equal_types_with_equal_scales_are_planned(
         (
             kv(E4M3, static("v1")),
             kv(E4M3, static("v2")),
-            "layers.0.k: P's elements have scales 'static v1', D's scales 'static v2'",
+            "layers.0.k: P's elements have scales 'static v1', D's have scales 'static v2'",
         ),
         (
             kv(E4M3, OWN),
             kv(E4M3, static("v2")),
-            "P's elements have scales 'per token and head', D's scales 'static v2'",
+            "P's elements have scales 'per token and head', D's have scales 'static v2'",
         ),
         (
             kv(BF16, NONE),
             kv(INT8, OWN),
-            "P's elements have no scales, D's scales 'per token and head'",
+            "P's elements have no scales, D's have scales 'per token and head'",
         ),
         (
             MlaSpec(0, 576, E4M3, static("v1")),
             MlaSpec(0, 576, E4M3),
-            "layers.0.latent: P's elements have scales 'static v1', D's no scales",
+            "layers.0.latent: P's elements have scales 'static v1', D's have no scales",
         ),
         (
             BlockScaledMlaSpec(0),
             BlockScaledMlaSpec(0, block_dim=64),
-            "scales 'per token and 128 elements', D's scales 'per token and 64 elements'",
+            "scales 'per token and 128 elements', D's have scales 'per token and 64 elements'",
         ),
     ],
 )

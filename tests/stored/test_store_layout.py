@@ -87,5 +87,5 @@ def test_blocks_divide_those_of_windows() -> None:
 
 
 def test_a_block_has_a_token_at_least() -> None:
-    with pytest.raises(LayoutFormError, match="a block has a token at least"):
+    with pytest.raises(LayoutFormError, match="it must be at least 1"):
         store_layout(build_layout(MODEL, EngineSettings()), 0)

@@ -1,1 +1,1 @@
-"""The broker: layouts, planner, directory, service, client and admin CLI."""
+"""The Restow broker: layouts, planner, directory of handoffs, gRPC service, client and commands."""

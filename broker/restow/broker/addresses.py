@@ -1,4 +1,4 @@
-"""Addresses as people write them: ``HOST:PORT``, ``[IPv6]:PORT``, ``unix:PATH``."""
+"""Parse and check addresses: ``HOST:PORT``, ``[IPv6]:PORT``, ``unix:PATH``."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ from restow.broker.errors import AddressInvalidError
 
 DEFAULT_PORT = 7350
 HTTP_PORT = 9464
-"""Usual for metrics (OpenTelemetry's exporter of Prometheus metrics)."""
+"""Default port for metrics, the same as that of OpenTelemetry's Prometheus exporter."""
 MAX_PORT = 65535
 _SCHEME = re.compile(r"(?:unix|unix-abstract|dns|ipv4|ipv6|xds|vsock):")
-"""gRPC's own, which it reads by itself."""
+"""Schemes that gRPC parses itself."""
 _OWN_LIST = re.compile(r"ipv[46]:")
-"""Of these, those that may name several addresses."""
+"""Schemes with which gRPC accepts a list of several addresses."""
 
 
 def checked_target(address: str) -> str:
-    """What a client connects to, as it is. Raises `AddressInvalidError`.
+    """Return ``address`` unchanged if a client can connect to it.
+
+    Raises `AddressInvalidError`.
 
     >>> checked_target("broker.example:7350"), checked_target("unix:/run/broker.sock")
     ('broker.example:7350', 'unix:/run/broker.sock')
     """
     if not _SCHEME.match(address) and host_and_port(address)[1] == 0:
-        raise _wrong(address, DEFAULT_PORT, f"port 0 is for listening; ports are 1 to {MAX_PORT}")
+        raise _invalid(address, DEFAULT_PORT, f"port 0 is for listening; ports are 1 to {MAX_PORT}")
     return address
 
 
 def checked_targets(addresses: str) -> tuple[str, ...]:
-    """What a client connects to, one after the other. Raises `AddressInvalidError`.
+    """Return the addresses of a comma-separated list, in the order in which a client tries them.
+
+    Raises `AddressInvalidError`.
 
     >>> checked_targets("a.example:7350, b.example:7350")
     ('a.example:7350', 'b.example:7350')
@@ -40,32 +44,38 @@ def checked_targets(addresses: str) -> tuple[str, ...]:
     """
     if _OWN_LIST.match(addresses):
         return (checked_target(addresses),)
-    return tuple(checked_target(one.strip()) for one in addresses.split(","))
+    return tuple(checked_target(part.strip()) for part in addresses.split(","))
 
 
 def checked_listener(address: str) -> str:
-    """What a server listens on, as it is; port 0 takes a free one. Raises `AddressInvalidError`."""
+    """Return ``address`` unchanged if a server can listen on it; port 0 takes any free port.
+
+    Raises `AddressInvalidError`.
+    """
     if not re.fullmatch(r"unix:.+", address):
         host_and_port(address)
     return address
 
 
 def checked_http(address: str) -> str:
-    """The same for HTTP, and no ``unix:PATH``."""
+    """Return ``address`` unchanged if an HTTP server can listen on it; ``unix:PATH`` is refused.
+
+    Raises `AddressInvalidError`.
+    """
     host_and_port(address, HTTP_PORT)
     return address
 
 
 def host_and_port(address: str, usual_port: int = DEFAULT_PORT) -> tuple[str, int]:
-    """Return both, an IPv6 address without its brackets.
+    """Split an address into host and port; an IPv6 host loses its brackets.
 
-    Raises `AddressInvalidError`, which shows the right form, with ``usual_port`` where none is
-    given.
+    Raises `AddressInvalidError`, whose message shows the correct form. ``usual_port`` stands in
+    that form if ``address`` has no port.
 
     >>> host_and_port("[::1]:0")
     ('::1', 0)
     """
-    wrong = partial(_wrong, address, usual_port)
+    wrong = partial(_invalid, address, usual_port)
     if "://" in address:
         host = address.partition("://")[2].partition("/")[0]
         raise wrong("it is no URL", host)
@@ -103,7 +113,7 @@ def _is_ipv6(host: str) -> bool:
     return False
 
 
-def _wrong(address: str, usual_port: int, why: str, host: str = "") -> AddressInvalidError:
+def _invalid(address: str, usual_port: int, why: str, host: str = "") -> AddressInvalidError:
     has_port = re.fullmatch(r"(?:\[.+\]|[^:]+):\d+", host) is not None
     form = host if has_port else f"{host or 'HOST'}:{usual_port}"
     return AddressInvalidError(

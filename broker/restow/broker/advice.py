@@ -1,4 +1,4 @@
-"""What is said of a reason."""
+"""The shape of the advice that Restow gives for a reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 
 class Advice(NamedTuple):
-    """Of one reason."""
+    """What a reason means, and what to do about it."""
 
     meaning: str
     next_step: str

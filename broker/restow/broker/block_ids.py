@@ -1,4 +1,4 @@
-"""Lists of ids: whole numbers as callers give them; packed int32 as they travel and are kept."""
+"""Lists of block ids: integers as callers pass them, packed int32 as they travel and are stored."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from restow.broker.errors import PagesError
 
 ID_BYTES = 4
 MAX_BLOCKS = 1 << 20
-"""In one list."""
+"""Largest number of ids in a list."""
 MAX_LIST_BYTES = ID_BYTES * MAX_BLOCKS
 _ID = np.dtype("<i4")
 _UNSIGNED_ID = np.dtype("<u4")
 
 
 def whole_numbers(given: object, limit: int) -> npt.NDArray[np.int64] | None:
-    """Return a flat list or array of whole numbers of [0, ``limit``) as int64; else None.
+    """Return a flat list or array of integers in [0, ``limit``) as int64; otherwise None.
 
-    Nothing is rounded or parsed: ``1.0``, ``"1"`` and ``True`` are no whole numbers.
+    Nothing is rounded or parsed: ``1.0``, ``"1"`` and ``True`` are not accepted as integers.
 
     >>> whole_numbers([1, np.int32(2)], 9), whole_numbers([1, True], 9), whole_numbers([9], 9)
     (array([1, 2]), None, None)
@@ -32,7 +32,7 @@ def whole_numbers(given: object, limit: int) -> npt.NDArray[np.int64] | None:
         known = array.dtype.kind in "iu" and array.ndim == 1
     else:
         listed = given if isinstance(given, list | range) else list(given)
-        # Beside whole numbers numpy takes True for 1, so the elements' types are looked at.
+        # numpy converts True to 1, so check the types of the elements first.
         known = all(_is_whole_type(kind) for kind in set(map(type, listed)))
         try:
             array = np.asarray(listed if known else (), np.int64)
@@ -44,16 +44,16 @@ def whole_numbers(given: object, limit: int) -> npt.NDArray[np.int64] | None:
 
 
 def first_wrong(given: object, limit: int) -> object:
-    """Return the first element of what `whole_numbers` refuses, or all of it if it is no list."""
+    """Return the first element that `whole_numbers` refuses; ``given`` itself if it is no list."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         return given
     listed = np.atleast_1d(np.asarray(given)) if hasattr(given, "dtype") else given
-    return next((one for one in listed if not is_whole(one, limit)), given)
+    return next((element for element in listed if not is_whole(element, limit)), given)
 
 
-def is_whole(one: object, limit: int) -> bool:
-    """Return whether ``one`` is a whole number of [0, ``limit``)."""
-    return _is_whole_type(type(one)) and 0 <= one < limit  # type: ignore[operator]
+def is_whole(value: object, limit: int) -> bool:
+    """Return whether ``value`` is an integer in [0, ``limit``)."""
+    return _is_whole_type(type(value)) and 0 <= value < limit  # type: ignore[operator]
 
 
 def _is_whole_type(kind: type) -> bool:
@@ -61,22 +61,25 @@ def _is_whole_type(kind: type) -> bool:
 
 
 def packed(ids: npt.NDArray[np.int64]) -> bytes:
-    """As bytes; all ids are int32."""
+    """Pack ids, all of which fit into int32, as little-endian bytes."""
     return ids.astype(_ID).tobytes()
 
 
 def unpacked(group: str, data: bytes) -> npt.NDArray[np.int64]:
-    """As int64. Raises `PagesError` for bytes that are no int32."""
+    """Unpack bytes to int64 ids.
+
+    Raises `PagesError` if the length is not a multiple of four bytes.
+    """
     check_whole(group, data)
     return np.frombuffer(data, _ID).astype(np.int64)
 
 
 def unsigned(data: bytes) -> npt.NDArray[np.uint32]:
-    """Seen as unsigned, so that a negative id is out of every range. Copies nothing."""
+    """View packed ids as unsigned, so that a negative id exceeds every limit. Copies nothing."""
     return np.frombuffer(data, _UNSIGNED_ID)
 
 
 def check_whole(group: str, data: bytes) -> None:
-    """Raise `PagesError` for bytes that are no int32."""
+    """Raise `PagesError` if the length is not a multiple of four bytes."""
     if len(data) % ID_BYTES:
         raise PagesError(f"group {group}: {len(data)} bytes are not int32 ids", group=group)

@@ -1,8 +1,8 @@
-"""Every error that Restow raises on purpose, with its gRPC status and stable reason.
+"""All errors that Restow raises on purpose, each with its gRPC status and stable reason.
 
-An error names cause, object and next step in its message, and carries what it is about in
-``subject`` (field, axis, ranks, ...), which travels as ``ErrorInfo.metadata``. One interceptor
-maps a class to a status; nobody parses the text.
+A message names the cause, the object and the next step. ``subject`` has the same facts as strings
+(field, axis, ranks, ...); it travels as ``ErrorInfo.metadata``. One interceptor maps a class to a
+gRPC status. Nothing parses the text of a message.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from restow.broker.printable import shown
 class RestowError(Exception):
     """Base of all typed errors.
 
-    ``status`` is the name of the gRPC status code that it travels as, ``reason`` a stable
-    upper-case word for scripts, and ``subject`` what it is about, as strings.
+    ``status`` is the name of the gRPC status code under which the error travels. ``reason`` is a
+    stable upper-case word for scripts. ``subject`` says what the error is about, as strings.
     """
 
     status = "INTERNAL"
     reason = "INTERNAL"
 
     def __init_subclass__(cls, status: str = "", reason: str = "") -> None:
-        """Give the class a status and a reason of its own; without: those of its base."""
+        """Set the status and reason of a subclass; an empty argument inherits that of the base."""
         cls.status = status or cls.status
         cls.reason = reason or cls.reason
 
     def __init__(self, message: str, **subject: object) -> None:
-        """Keep the message, and everything in ``subject`` as text, printable: it may be others'."""
+        """Store the message and ``subject`` with escapes: peers may have written parts of them."""
         self.message = shown(message)
         super().__init__(self.message)
         self.subject = {name: shown(str(value)) for name, value in subject.items()}
 
 
 class LayoutError(RestowError, status="INVALID_ARGUMENT", reason="LAYOUT_INVALID"):
-    """A layout that can't be accepted."""
+    """The layout is invalid."""
 
 
 class LayoutFormError(LayoutError, reason="LAYOUT_MALFORMED"):
-    """The description itself is malformed: a missing key, a wrong type, an unknown name."""
+    """The layout's description is malformed: a key is missing, or a type or a name is wrong."""
 
 
 class LayoutHoleError(LayoutError, reason="LAYOUT_HOLE"):
@@ -49,7 +49,7 @@ class LayoutOverlapError(LayoutError, reason="LAYOUT_OVERLAP"):
 
 
 class LayoutStrideError(LayoutError, reason="LAYOUT_STRIDE"):
-    """A stride is negative, folds elements onto each other, or leaves the page."""
+    """A stride is negative, maps two elements to the same bytes, or leaves the page."""
 
 
 class LayoutMemoryError(LayoutError, reason="LAYOUT_MEMORY_SHARED"):
@@ -57,23 +57,23 @@ class LayoutMemoryError(LayoutError, reason="LAYOUT_MEMORY_SHARED"):
 
 
 class RanksDisagreeError(LayoutError, reason="LAYOUT_RANKS_DISAGREE"):
-    """Two ranks of an engine describe the same thing differently."""
+    """Two ranks of an engine describe the same field, group or model differently."""
 
 
 class TpSizeError(LayoutError, reason="TP_SIZE_NOT_ALLOWED"):
-    """A tensor-parallel size that the model's heads or groups do not allow."""
+    """The model's heads or groups cannot be divided by the tensor-parallel size."""
 
 
 class StageError(LayoutError, reason="STAGES_NOT_ALLOWED"):
-    """Pipeline stages that the model's layers can't be cut into."""
+    """The model's layers cannot be divided into the pipeline stages."""
 
 
 class UnknownModelError(LayoutError, reason="MODEL_TYPE_UNKNOWN"):
-    """A model config of a type that no family describes."""
+    """No family describes the model type of the config."""
 
 
 class PlanError(RestowError, status="FAILED_PRECONDITION", reason="PLAN_INVALID"):
-    """Two layouts between which nothing can be planned."""
+    """No plan exists between two layouts."""
 
 
 class ModelMismatchError(PlanError, reason="MODEL_MISMATCH"):
@@ -81,122 +81,123 @@ class ModelMismatchError(PlanError, reason="MODEL_MISMATCH"):
 
 
 class CostsInvalidError(PlanError, status="INVALID_ARGUMENT", reason="COSTS_INVALID"):
-    """Costs that can't be; the subject names one."""
+    """A measured or configured cost is impossible; ``subject`` names the cost."""
 
 
 class ScalesMismatchError(PlanError, reason="SCALES_MISMATCH"):
-    """A field whose elements are multiplied by other scales on the two sides."""
+    """The two sides multiply a field's elements by different scales."""
 
 
 class BlockTokensMismatchError(PlanError, reason="BLOCK_TOKENS_MISMATCH"):
-    """A D that keeps whole blocks, of which a P with other blocks may lack the beginning."""
+    """D keeps whole blocks, and P may have freed the beginning of a block of D's size."""
 
 
 class CastUnsupportedError(PlanError, reason="CAST_UNSUPPORTED"):
-    """A field whose types differ on the two sides, and no cast exists between them."""
+    """A field has different types on the two sides, and no cast between these types exists."""
 
 
 class NarrowingError(PlanError, reason="NARROWING_NOT_ALLOWED"):
-    """A field whose type on D rounds what P's can hold, and the operator has not allowed it."""
+    """D's type of a field would round P's values, and the operator has not allowed that."""
 
 
 class TooManyPiecesError(PlanError, status="RESOURCE_EXHAUSTED", reason="TOO_MANY_PIECES"):
-    """Two layouts between which a plan would fall into more pieces than can be handled."""
+    """The plan between two layouts would have more pieces than the limit."""
 
 
 class StrategyRefusedError(PlanError, reason="STRATEGY_REFUSED"):
-    """The strategy asked for can't serve this pair of layouts."""
+    """The requested strategy cannot serve this pair of layouts."""
 
 
 class PagesError(RestowError, status="INVALID_ARGUMENT", reason="PAGES_INVALID"):
-    """Page ids that do not fit the layout or the positions."""
+    """Page ids do not fit the layout or the positions."""
 
 
 class PageRangeError(PagesError, status="OUT_OF_RANGE", reason="PAGE_OUT_OF_RANGE"):
-    """A block or page id that is none of the engine's: negative, too large, or no whole number."""
+    """A block or page id is negative, too large or not an integer."""
 
 
 class PageCountError(PagesError, reason="PAGE_COUNT"):
-    """Too few or too many page ids for the tokens that they should hold."""
+    """The number of page ids does not match the number of tokens."""
 
 
 class PageRepeatedError(PagesError, reason="PAGE_REPEATED"):
-    """A page id that a list names twice, or two open handoffs of which one has it written."""
+    """A list repeats a page id, or two open handoffs name a page that a handoff writes."""
 
 
 class NullBlockError(PagesError, reason="NULL_BLOCK"):
-    """The engine's null block where bytes would be read or written."""
+    """A handoff would read or write the engine's null block."""
 
 
 class RequestError(RestowError, status="INVALID_ARGUMENT", reason="ARGUMENT_INVALID"):
-    """A call whose arguments are unusable."""
+    """The arguments of a call are unusable."""
 
 
 class AddressInvalidError(RestowError, status="INVALID_ARGUMENT", reason="ADDRESS_INVALID"):
-    """Where to connect or to listen is not written as addresses are."""
+    """An address to connect to or to listen on is malformed."""
 
 
 class MessageTooLargeError(RestowError, status="INVALID_ARGUMENT", reason="MESSAGE_TOO_LARGE"):
-    """What is said at once is more than a message may carry: nothing was sent."""
+    """A message would exceed the size limit; nothing was sent."""
 
 
 class WordUnknownError(RestowError, status="INVALID_ARGUMENT", reason="WORD_UNKNOWN"):
-    """A value that is none of the words that a setting or a value has."""
+    """A value is not among the words that a setting or a field accepts."""
 
 
 class EngineUnknownError(RestowError, status="NOT_FOUND", reason="ENGINE_UNKNOWN"):
-    """No engine of that id is registered: register first."""
+    """No engine with this id is registered; register first."""
 
 
 class EngineReplacedError(RestowError, status="ABORTED", reason="ENGINE_REPLACED"):
-    """A newer incarnation of the engine registered; this one has to stop."""
+    """A newer incarnation of the engine has registered; this incarnation must stop."""
 
 
 class EngineDrainingError(RestowError, status="FAILED_PRECONDITION", reason="ENGINE_DRAINING"):
-    """An engine that is about to leave, and takes part in nothing new."""
+    """The engine is draining and takes part in no new handoffs."""
 
 
 class EngineConnectedError(RestowError, status="FAILED_PRECONDITION", reason="ENGINE_CONNECTED"):
-    """An engine that is there: what is there is not forgotten."""
+    """The engine is connected, and a connected engine cannot be removed."""
 
 
 class AgentUnknownError(RestowError, status="NOT_FOUND", reason="AGENT_UNKNOWN"):
-    """An agent for a rank that the engine's layout does not have."""
+    """The agent's rank does not exist in the engine's layout."""
 
 
 class AgentMismatchError(RestowError, status="INVALID_ARGUMENT", reason="AGENT_REGIONS_MISMATCH"):
-    """An agent whose regions are not those of its rank's layout."""
+    """The agent's regions differ from its rank's layout."""
 
 
 class RegionsOverlapError(AgentMismatchError, reason="REGIONS_OVERLAP"):
-    """An agent whose regions lie on each other, or on those of another rank of its engine."""
+    """The agent's regions overlap each other, or those of another rank of its engine."""
 
 
 class AgentReleaseError(RestowError, status="FAILED_PRECONDITION", reason="AGENT_RELEASE_DIFFERS"):
-    """A broker and an agent whose releases write programs in different forms."""
+    """The releases of the broker and the agent use different program formats."""
 
 
 class SessionReplacedError(RestowError, status="ABORTED", reason="SESSION_REPLACED"):
-    """Another stream of the same life of the engine was opened after this one, or came before it.
+    """The engine's session has another stream, newer or older than this stream.
 
-    A stream that its client gave up may reach the broker after the next one: so it is opened again.
+    The client opens a new stream, because a stream that it gave up may reach the broker after its
+    successor.
     """
 
 
 class AgentReplacedError(RestowError, status="ABORTED", reason="AGENT_REPLACED"):
-    """A newer stream serves the agent's rank; this one has to stop."""
+    """A newer stream serves the agent's rank; this agent must stop."""
 
 
 class PairNotReadyError(RestowError, status="FAILED_PRECONDITION", reason="PAIR_NOT_READY"):
-    """Two engines between which nothing can be read now."""
+    """Nothing can be read between the two engines at present."""
 
 
 class HandoffUnknownError(RestowError, status="NOT_FOUND", reason="HANDOFF_UNKNOWN"):
-    """No handoff of that id is known."""
+    """No handoff with this id is known."""
 
 
 class HandoffAmbiguousError(RestowError, status="INVALID_ARGUMENT", reason="HANDOFF_AMBIGUOUS"):
-    """The beginning of an id is that of several handoffs: type more of it."""
+    """Several handoffs have an id with this prefix; type more of the id."""
 
 
 class NotLeaderError(RestowError, status="UNAVAILABLE", reason="NOT_LEADER"):
@@ -212,59 +213,59 @@ class HandoffOwnedError(RestowError, status="ALREADY_EXISTS", reason="HANDOFF_OW
 
 
 class HandoffConflictError(RestowError, status="FAILED_PRECONDITION", reason="HANDOFF_CONFLICT"):
-    """A repeated call that says something else than the first one."""
+    """A repeated call contradicts the first call."""
 
 
 class RevisionChangedError(RestowError, status="FAILED_PRECONDITION", reason="REVISION_CHANGED"):
-    """A state was computed with weights that the engine has no longer."""
+    """A state was computed with weights that the engine no longer has."""
 
 
 class ContentMismatchError(RestowError, status="FAILED_PRECONDITION", reason="CONTENT_MISMATCH"):
-    """P's state is of other tokens, or of another adapter, image or salt, than D asks for."""
+    """P's state and D's request differ in tokens, adapter, image or salt."""
 
 
 class ContentNotNamedError(RestowError, status="FAILED_PRECONDITION", reason="CONTENT_NOT_NAMED"):
-    """A side names no content, and the broker is told to serve nothing that is not compared."""
+    """A side names no content, and the broker serves only states whose content is compared."""
 
 
 class ChainInvalidError(RestowError, status="INVALID_ARGUMENT", reason="CHAIN_INVALID"):
-    """Hashes of a prompt that are no chain: of another size, too many, or out of order."""
+    """The hashes of a prompt form no chain: wrong size, too many hashes, or wrong order."""
 
 
 class ChainFormError(RestowError, status="FAILED_PRECONDITION", reason="CHAIN_FORM_DIFFERS"):
-    """Hashes by another algorithm, or after other tokens, than those they are to meet."""
+    """Hashes use another algorithm or other numbers of tokens than those they are compared with."""
 
 
 class WeightsUnknownError(RestowError, status="FAILED_PRECONDITION", reason="WEIGHTS_UNKNOWN"):
-    """A state is to be found by its content, and nothing tells the model's weights from others."""
+    """A state was requested by content, but the layout names no revision of the weights."""
 
 
 class HoldingsError(RestowError, status="INVALID_ARGUMENT", reason="HOLDINGS_INVALID"):
-    """What an engine says that it holds, and can't."""
+    """An engine announced holdings that it cannot have."""
 
 
 class DirectoryFullError(RestowError, status="RESOURCE_EXHAUSTED", reason="DIRECTORY_FULL"):
-    """The broker holds as many handoffs as it may."""
+    """The broker holds its maximum number of handoffs, engines or bytes."""
 
 
 class QuotaExceededError(RestowError, status="RESOURCE_EXHAUSTED", reason="QUOTA_EXCEEDED"):
-    """A tenant holds as much as it may, whatever room the broker has for others."""
+    """A tenant has reached its quota, whatever room the broker has for other tenants."""
 
 
 class FirstMessageLateError(RestowError, status="DEADLINE_EXCEEDED", reason="FIRST_MESSAGE_LATE"):
-    """A call whose first message did not come whole in time."""
+    """The first message of a call did not arrive completely before the deadline."""
 
 
 class QueueFullError(RestowError, status="RESOURCE_EXHAUSTED", reason="QUEUE_FULL"):
-    """A peer reads too slowly: its queue of messages is full."""
+    """The peer reads too slowly: its queue of messages is full."""
 
 
 class ListenError(RestowError, status="UNAVAILABLE", reason="LISTEN_FAILED"):
-    """The broker can't listen on its address: in use, or not of this machine."""
+    """The broker cannot listen on its address: the address is taken, or not of this machine."""
 
 
 class SettingUnknownError(RestowError, status="INVALID_ARGUMENT", reason="SETTING_UNKNOWN"):
-    """A variable or a line of a file that would be a setting, if it were not misspelt."""
+    """A variable or a line of a file looks like a misspelt setting."""
 
 
 class ExtraMissingError(RestowError, status="FAILED_PRECONDITION", reason="EXTRA_MISSING"):
@@ -272,4 +273,4 @@ class ExtraMissingError(RestowError, status="FAILED_PRECONDITION", reason="EXTRA
 
 
 class FileWriteError(RestowError, status="FAILED_PRECONDITION", reason="FILE_NOT_WRITABLE"):
-    """A file that a command was asked to write, and can't."""
+    """A command cannot write the requested file."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from restow.broker.advice import Advice
 
-_ITSELF = "Nothing: it is tried again by itself."
+_ITSELF = "Nothing: the broker retries by itself."
 
 FLEET_REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
     {
@@ -42,7 +42,7 @@ FLEET_REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Nothing: it joins again by itself. If it comes often, see what holds up the broker "
             "or etcd, or give a longer `--member-lease-s`.",
         ),
-        # Of etcd.
+        # Etcd.
         "ETCD_UNREACHABLE": Advice(
             "No etcd answers the broker, or none in time. It stands still when its lease may have "
             "ended.",
@@ -100,4 +100,4 @@ FLEET_REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
         ),
     }
 )
-"""By reason."""
+"""Advice by reason."""

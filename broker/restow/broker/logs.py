@@ -1,8 +1,8 @@
-"""Where logs go: through Python's logging, in the style of whoever runs the process.
+"""Log through Python's logging, in the format of the program that owns the process.
 
-Our programs have one line for each record on stderr, whoever made it, for people or as JSON; stdout
-stays for answers. Inside of an engine its own logging shows our lines. What peers said is shown
-with escapes everywhere.
+Restow's programs write a line per record to stderr, for people or as JSON; stdout is for answers.
+Inside an engine, the engine's own logging shows Restow's lines. Text that came from peers is always
+shown with escapes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from restow.broker.printable import shown
 
 ROOT = "restow"
 TOLD = "told"
-"""The attribute of a record that has event and values, for our own form of a line."""
+"""Attribute of a record that holds the event and its values for `LineFormatter`."""
 _CALLERS_FRAME = 4
-"""Above are those of structlog."""
+"""Stack level of the caller; the frames above it belong to structlog."""
 MAX_LINE = 8192
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger that takes an event and values, whatever the process has set up of structlog."""
+    """Return a logger that takes an event and values, whatever structlog setup the process has."""
     logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
         logging.getLogger(name),
         processors=[structlog.stdlib.filter_by_level, _as_record],
@@ -39,7 +39,7 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 def _as_record(
     logger: Any, method: str, values: structlog.typing.EventDict
 ) -> tuple[tuple[str], dict[str, Any]]:
-    """The arguments of logging's own call: a text for handlers of others, what it says for ours."""
+    """Return the arguments of logging's own call: text for other handlers, values for ours."""
     exc_info, event = values.pop("exc_info", None), str(values.pop("event"))
     told = {name: _plain(value) for name, value in values.items()}
     text = " ".join([shown(event), *(f"{name}={value!r}" for name, value in told.items())])
@@ -48,19 +48,19 @@ def _as_record(
 
 
 def _plain(value: object) -> Any:
-    """As JSON has it."""
+    """Convert a value to what JSON can hold."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return str(value)
 
 
 class LineFormatter(logging.Formatter):
-    """Makes one line of a record (an exception adds its own), of ours and of others' alike."""
+    """Formats any record, Restow's or a library's, as a line; tracebacks add their own lines."""
 
     def __init__(self, as_json: bool = False, colors: bool = False) -> None:
-        """For programs, or for people."""
+        """Choose JSON lines for programs, or text with optional colors for people."""
         super().__init__()
         self._as_json = as_json
         self._people = structlog.dev.ConsoleRenderer(
@@ -70,7 +70,7 @@ class LineFormatter(logging.Formatter):
         )
 
     def format(self, record: logging.LogRecord) -> str:
-        """Show a record."""
+        """Format a record."""
         told: tuple[str, dict[str, Any]] | None = getattr(record, TOLD, None)
         event, values = told or (record.getMessage()[:MAX_LINE], {})
         at = datetime.fromtimestamp(record.created, UTC)
@@ -90,17 +90,17 @@ class LineFormatter(logging.Formatter):
 
 
 class Allowance:
-    """So many lines at once, and so many a second: what goes beyond is counted."""
+    """Limits lines to a burst of ``at_once``, then ``each_s`` per second; counts dropped lines."""
 
     def __init__(self, at_once: int, each_s: float) -> None:
-        """Begin with all that may come at once."""
+        """Start with the whole burst available."""
         self.left_out = 0
         self._at_once, self._each_s = at_once, each_s
         self._left = float(at_once)
         self._at_s: float | None = None
 
     def take(self, now_s: float) -> int | None:
-        """How many were left out before this one; None: it is left out, too."""
+        """Return how many lines were dropped before this line; None if this line is dropped too."""
         passed_s = 0.0 if self._at_s is None else now_s - self._at_s
         self._at_s = now_s
         self._left = min(self._left + passed_s * self._each_s, self._at_once)
@@ -111,7 +111,7 @@ class Allowance:
         return self.forget()
 
     def forget(self) -> int:
-        """How many were left out, which has been said then."""
+        """Return the number of dropped lines and reset it."""
         before, self.left_out = self.left_out, 0
         return before
 
@@ -119,7 +119,7 @@ class Allowance:
 def log_to_stderr(
     as_json: bool = False, level: int = logging.INFO, stream: TextIO | None = None
 ) -> None:
-    """Have this process log to stderr alone, or to a stream; programs call it."""
+    """Log to ``stream``, or stderr by default, and to nothing else. Programs call this function."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(as_json, colors=stream.isatty()))
@@ -127,16 +127,16 @@ def log_to_stderr(
 
 
 def use_handler(handler: logging.Handler, level: int) -> None:
-    """Have one handler show all: ours from a level on, of others what they warn of."""
+    """Send all records to ``handler``: Restow's from ``level`` up, warnings of other libraries."""
     logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING), force=True)
     logging.getLogger(ROOT).setLevel(level)
     logging.captureWarnings(True)
 
 
 def log_as(name: str) -> None:
-    """Have our lines look as those of another logger, the engine's, on stderr.
+    """Format Restow's lines on stderr like those of the engine's logger ``name``.
 
-    The engine's level counts; where it has no handlers there is nothing to follow.
+    The engine's log level applies. Does nothing if that logger has no handlers.
     """
     theirs, ours = logging.getLogger(name), logging.getLogger(ROOT)
     if ours.handlers or not theirs.handlers:

@@ -1,7 +1,7 @@
-"""What others say, shown: no character of it may steer a terminal, a browser or a line of a log.
+"""Escape foreign text, so that no character of it can control a terminal, a browser or a log.
 
-Printable is what `str.isprintable` calls so: no control characters, no line ends, no marks that
-turn the direction of text or take no room, no code that means nothing; spaces are.
+Text is printable in the sense of `str.isprintable`: it has no control characters, line ends,
+direction marks, zero-width characters or unassigned code points. Spaces are printable.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 MAX_WORD_LENGTH = 64
 MAX_ESCAPED = 4096
-"""So much of a text that is not printable is shown: it may be megabytes long."""
+"""Longest part of an unprintable text that is shown; the text may have megabytes."""
 _WORD = re.compile(rf"[A-Z][A-Z0-9_]{{0,{MAX_WORD_LENGTH - 1}}}")
 
 
 def shown(text: str) -> str:
-    r"""The text with escapes in place of what is not printable.
+    r"""Return the text with escapes for unprintable characters.
 
     >>> print(shown("p0\x1b[2J\nDONE \u202edesrever"))
     p0\x1b[2J\nDONE \u202edesrever
@@ -25,24 +25,27 @@ def shown(text: str) -> str:
         return text
     rest = "..." if len(text) > MAX_ESCAPED else ""
     text = text[:MAX_ESCAPED]
-    return "".join(one if one.isprintable() else _escape(one) for one in text) + rest
+    return (
+        "".join(character if character.isprintable() else _escape(character) for character in text)
+        + rest
+    )
 
 
-def _escape(one: str) -> str:
-    return one.encode("unicode_escape", "surrogatepass").decode("ascii")
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def shown_values(value: Any) -> Any:
-    """A JSON value with all of its texts `shown`."""
+    """Return a JSON value in which every text is escaped by `shown`."""
     if isinstance(value, str):
         return shown(value)
     if isinstance(value, dict):
-        return {shown(key): shown_values(one) for key, one in value.items()}
-    return [shown_values(one) for one in value] if isinstance(value, list) else value
+        return {shown(key): shown_values(item) for key, item in value.items()}
+    return [shown_values(item) for item in value] if isinstance(value, list) else value
 
 
 def is_word(text: str) -> bool:
-    """Whether it is a word for scripts, such as the reason of a failure.
+    """Return whether ``text`` is a word for scripts, such as the reason of a failure.
 
     >>> is_word("READ_FAILED"), is_word("read failed"), is_word("")
     (True, False, False)

@@ -1,7 +1,7 @@
-"""Stderr of a program that must not wait for it: it is written to in a thread of its own.
+"""Write to stderr from a separate thread, so that no other thread waits for it.
 
-A reader that stands still would stop whoever writes, and a broker's loop with it. What is written
-to stderr past the log, as C libraries do (gRPC, UCX), is read from a pipe and logged like all else.
+If whoever reads stderr stalls, a direct write would block the writer, and so the broker's event
+loop. C libraries (gRPC, UCX) write to stderr directly; a pipe catches these lines and logs them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from restow.broker.logs import MAX_LINE, TOLD, Allowance, LineFormatter, use_handler
 
 MAX_LINES = 4096
-"""That wait to be written."""
+"""Lines that may wait to be written."""
 FLUSH_S = 1.0
-"""A program that ends waits no longer for who reads its stderr."""
+"""Longest wait of a program that exits for the reader of its stderr."""
 PIPE_BYTES = 1 << 20
 AT_ONCE, EACH_S = 50, 5.0
-"""Lines of libraries: strangers can bring them about, by handshakes that fail."""
+"""Limit for lines of libraries, because strangers can cause them by failed handshakes."""
 QUIET_S = 5.0
 STDERR = 2
 GRPC = "grpc"
@@ -35,7 +35,7 @@ _LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": log
 
 
 class ThreadedHandler(logging.Handler):
-    """Has a thread write lines to a file; what finds no room is counted, and that is said later."""
+    """Writes lines to a file in a thread; counts and later logs the lines that find no room."""
 
     def __init__(self, file: int, formatter: logging.Formatter, max_lines: int = MAX_LINES) -> None:
         """Write to the descriptor ``file``, which stays open."""
@@ -47,17 +47,17 @@ class ThreadedHandler(logging.Handler):
         threading.Thread(target=self._write_all, name="stderr", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a record. Never waits for the file."""
+        """Queue a record without waiting for the file."""
         try:
             self._lines.put_nowait(self.format(record))
         except queue.Full:
             with self._counting:
                 self._lost += 1
-        except (TypeError, ValueError):  # a library's text does not go with its arguments
+        except (TypeError, ValueError):  # the library's format does not match its arguments
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until what was taken is written, but not for long."""
+        """Wait at most `FLUSH_S` until all queued lines are written."""
         written = threading.Event()
         with contextlib.suppress(queue.Full):
             self._lines.put(written, timeout=FLUSH_S)
@@ -82,7 +82,7 @@ class ThreadedHandler(logging.Handler):
                 left = left[os.write(self._file, left) :]
             except BlockingIOError:
                 select.select((), (self._file,), ())
-            except OSError:  # nobody will ever read it
+            except OSError:  # the reader has closed its end
                 with self._counting:
                     self._lost += 1
                 return
@@ -95,17 +95,17 @@ def _record(event: str, count: int) -> logging.LogRecord:
 
 @contextlib.contextmanager
 def logging_to_stderr(as_json: bool = False, level: int = logging.INFO) -> Iterator[None]:
-    """Log to stderr inside of the ``with``, and take what others write to it into the log."""
+    """Log to stderr inside the ``with`` block, and log what libraries write to stderr."""
     real = os.dup(STDERR)
     handler = ThreadedHandler(real, LineFormatter(as_json, os.isatty(real)))
     use_handler(handler, level)
-    logging.getLogger(GRPC).setLevel(level)  # it has judged itself what is worth a line
-    # What a process says that is killed by a signal has no time to go through the log.
+    logging.getLogger(GRPC).setLevel(level)  # gRPC filters by its own verbosity
+    # faulthandler bypasses the log: a process that dies of a signal has no time to log.
     faulthandler.enable(real)
     begin, end = os.pipe()
     with contextlib.suppress(OSError):
         fcntl.fcntl(begin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    # Full, it must not stop who writes: that may be who would let the thread run that reads.
+    # A full pipe must not block its writer, which may hold the GIL that the reading thread needs.
     os.set_blocking(end, False)
     os.dup2(end, STDERR)
     os.close(end)
@@ -120,7 +120,7 @@ def logging_to_stderr(as_json: bool = False, level: int = logging.INFO) -> Itera
 
 
 def _log_all(file: int) -> None:
-    """Log what is written to the other end, until it is closed."""
+    """Log the lines from the other end of the pipe until it is closed."""
     allowance, rest = Allowance(AT_ONCE, EACH_S), b""
     while True:
         if allowance.left_out and not select.select((file,), (), (), QUIET_S)[0]:

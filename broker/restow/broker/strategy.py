@@ -1,4 +1,4 @@
-"""How the rows of a program travel."""
+"""Strategies: the ways in which the rows of a program travel."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from enum import StrEnum
 
 
 class Strategy(StrEnum):
-    """What an operator may ask for."""
+    """Strategies that an operator can request."""
 
     AUTO = "auto"
-    """Row by row, whatever the cost model says is quicker."""
+    """Choose the fastest way for each row by the cost model."""
     SLICES = "slices"
-    """One READ for each contiguous piece, straight into place."""
+    """Read each contiguous piece with a READ of its own, directly into place."""
     WHOLE = "whole"
-    """One READ for each source page, of all between the first and the last byte that is needed;
-    the destination takes out what it wants."""
+    """Read each source page with a single READ, from the first to the last byte that is needed; the
+    destination extracts its part."""
     PACK = "pack"
-    """The source gathers into one run, one READ, the destination scatters."""
+    """Pack at the source into a contiguous run, read that with a READ, and scatter at the
+    destination."""
     INTERLEAVE = "interleave"
-    """The source permutes a state for all its readers in one launch, channel by channel, so that
-    each one's share is one run; the destination applies the inverse. Snapshots only: per-token
-    fields are packed into the same run."""
+    """Permute a state channel by channel at the source in a single launch for all readers, so that
+    each reader's part is a contiguous run; the destination applies the inverse. Only snapshots are
+    permuted: per-token fields are packed into the same run."""
     RECOMPUTE = "recompute"
-    """Conv windows are rebuilt at the destination from what the mixers read, where P keeps that and
-    D offers weights; all else as `AUTO` says."""
+    """Recompute conv windows at the destination from the inputs of the mixers if P keeps these and
+    D offers weights; other rows travel as with `AUTO`."""
 
     @property
     def number(self) -> int:
-        """By which a draft says how each of its rows travels."""
+        """Return the strategy's index, which stands for it in the rows of a draft."""
         return STRATEGIES.index(self)
 
 

@@ -1,17 +1,17 @@
-"""What a text counts where bytes are counted."""
+"""Count the memory of texts for byte limits."""
 
 from __future__ import annotations
 
 OBJECT_BYTES = 80
-"""Of a text beside its characters."""
+"""Overhead of a text object."""
 WIDE_BYTES = 8
-"""Of a character of a text that is not all ASCII: four, and as many again once it was encoded."""
+"""Bytes per character of a non-ASCII text: four, and four more for its cached UTF-8 encoding."""
 
 
 def text_bytes(text: str) -> int:
-    """How many bytes a text takes at most.
+    """Return an upper bound of the bytes that a text occupies.
 
-    `sys.getsizeof` would say more of the same text once it was encoded, so that what is given back
-    were more than what was kept.
+    `sys.getsizeof` returns more for a text after it was encoded; the limit would then be given back
+    more bytes than it had been charged.
     """
     return OBJECT_BYTES + len(text) * (1 if text.isascii() else WIDE_BYTES)

@@ -1,7 +1,7 @@
-"""Which Restow this is: its release, and the commit that it is of.
+"""The version of Restow: its release and its commit.
 
-All commits between two releases have one number. The commit is written down where a package is
-built (`build_commit.py`) or an archive is made (git does, in ``commit.txt``); a checkout asks git.
+All commits between two releases have the same version number. A package records its commit when it
+is built (`build_commit.py`), an archive when git makes it (``commit.txt``); a checkout asks git.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ASK_S = 5.0
 
 @cache
 def own_version() -> str:
-    """As in ``0.1.0+g47fc4be1c2d3``; without a commit where nobody knows it."""
+    """Return the version, as in ``0.1.0+g47fc4be1c2d3``; without a commit if that is unknown."""
     commit = written_commit(FOLDER) or commit_of(FOLDER.parents[2])
     return f"{version('restow')}+g{commit[:COMMIT_CHARACTERS]}" if commit else version("restow")
 
 
 def written_commit(folder: Path) -> str:
-    """The commit that a build or an archive has written down; empty: none has."""
+    """Return the commit recorded by a build or an archive; empty if none is recorded."""
     for path in (folder / name for name in WRITTEN):
         if path.is_file() and _COMMIT.fullmatch(words := path.read_text().strip()):
             return words
@@ -36,9 +36,9 @@ def written_commit(folder: Path) -> str:
 
 
 def commit_of(root: Path) -> str:
-    """The commit of a checkout; empty where it is none, or there is no git."""
+    """Return the commit of a checkout; empty if ``root`` is not a checkout, or git is missing."""
     git = shutil.which("git")
-    # What is installed below somebody else's checkout is no part of that.
+    # A package installed inside another project's checkout does not belong to that checkout.
     if git is None or not (root / ".git").exists() or not (root / "broker" / "restow").is_dir():
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Words of enums: where a value holds an enum's member, its word does too, and no other."""
+"""Convert the words of enums: a field accepts a member or its word, and refuses other words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ E = TypeVar("E", bound=Enum)
 
 
 def member(kind: type[E], value: object, where: str) -> E:
-    """The member that ``value`` is or names. Raises `WordUnknownError` that lists the words."""
+    """Return the member that ``value`` is or names.
+
+    Raises `WordUnknownError`, which lists the accepted words.
+    """
     if isinstance(value, kind):
         return value
     try:
@@ -22,23 +25,24 @@ def member(kind: type[E], value: object, where: str) -> E:
             return kind(value)
     except ValueError:
         pass
-    known = ", ".join(str(getattr(one, "label", one.value)) for one in kind)
+    known = ", ".join(str(getattr(item, "label", item.value)) for item in kind)
     raise WordUnknownError(
         f"{where} is {value!r}; it must be one of {known} ({kind.__name__})", field=where
     )
 
 
 class Worded:
-    """A frozen dataclass that takes words for the members of its enums.
+    """A frozen dataclass whose enum fields also accept the members' words.
 
-    Members are compared by identity: a word that stayed a string would be like none of them.
-    Raises `WordUnknownError`. A class with a ``__post_init__`` of its own calls this one first.
+    Members are compared by identity, so a word that stayed a string would equal no member. Raises
+    `WordUnknownError`. A subclass with its own ``__post_init__`` calls this ``__post_init__``
+    first.
     """
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """Put members in place of words."""
+        """Replace words by enum members."""
         cls: type = type(self)
         for name, kind, optional in enums_of(cls):
             value = getattr(self, name)
@@ -49,7 +53,7 @@ class Worded:
 
 @cache
 def enums_of(cls: type) -> tuple[tuple[str, type[Enum], bool], ...]:
-    """The fields of a dataclass that hold an enum: name, enum, and whether they may be None."""
+    """Return the fields of a dataclass that hold an enum: name, enum, whether None is allowed."""
     hints = get_type_hints(cls)
     found = []
     for field in fields(cls):

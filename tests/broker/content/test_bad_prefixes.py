@@ -78,7 +78,7 @@ async def test_the_only_holder_that_never_answers_is_not_held() -> None:
         p.answer = p.be_silent
         ended = await ask(d, "one")
         assert (ended.state, ended.reason) == ("CANCELLED", "NOT_HELD")
-        assert "1 said that they held it" in ended.detail
+        assert "declined it (1)" in ended.detail
         # Whoever asks before the time is up hears its own end.
         patient = asyncio.ensure_future(d.request("two", D_STATE, prefix=STATE, timeout_ms=50))
         assert (await patient).state in ("FAILED", "EXPIRED", "CANCELLED")

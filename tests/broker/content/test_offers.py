@@ -144,7 +144,7 @@ async def test_who_declines_is_followed_by_the_next_and_the_last_by_not_held() -
         b.answer = b.decline
         ended = await ask(d, "two")
         assert (ended.state, ended.reason) == ("CANCELLED", "NOT_HELD")
-        assert "2 said that they held it, and declined" in ended.detail
+        assert "declined it (2)" in ended.detail
         offering = running.hub.directory.offering
         assert (offering.offered, offering.declined, offering.open) == (4, 3, {})
 

@@ -99,7 +99,7 @@ async def test_a_drained_broker_grants_when_it_may_again(monkeypatch: pytest.Mon
             await queue.get()
         one = await info(running.address, "h")
         assert one.state == broker_pb2.HANDOFF_STATE_READY
-        assert one.waits_for == "the broker drains, and grants nothing"
+        assert one.waits_for == "the broker is draining and grants nothing"
         seen = StatusPage(running.hub).look({})
         assert seen is not None
         (shown,) = seen["under_way"]["rows"]

@@ -27,7 +27,7 @@ async def test_offers_are_shown_until_the_end_and_after_it() -> None:
         await until(lambda: len(b.offers) == 1)
         open_one = (await client.handoff("one")).handoff
         assert (open_one.prefix_tokens, open_one.offers, open_one.offers_declined) == (64, 2, 1)
-        assert open_one.waits_for == "engine b, which is offered it, has not answered"
+        assert open_one.waits_for == "engine b has not answered the offer"
         b.publish(b.offers[0])
         assert (await asked).state == "DONE"
         assert (await ask(d, "two", PROMPT.prefix(48))).reason == "NOT_HELD"
@@ -39,7 +39,7 @@ async def test_offers_are_shown_until_the_end_and_after_it() -> None:
             (one.event, one.detail) for one in story if "off" in one.event or "look" in one.event
         ]
         assert said == [
-            ("looked up", "engines that say that they hold its 64 tokens: 2"),
+            ("looked up", "engines that hold its 64 tokens: 2"),
             ("offered", "a"),
             ("offer declined", "a: evicted"),
             ("offered", "b"),
@@ -48,7 +48,7 @@ async def test_offers_are_shown_until_the_end_and_after_it() -> None:
         assert "asked for by prefix: 64 tokens, offered to 2, 1 declined\n" in lines["one"]
         assert "asked for by prefix: 48 tokens, nobody holds it\n" in lines["two"]
         assert "asked for by prefix: 64 tokens, offered to 2, 2 declined\n" in lines["three"]
-        assert "NOT_HELD: nobody gave it: 2 said that they held it" in lines["three"]
+        assert "NOT_HELD: all engines that announced this state declined it (2)" in lines["three"]
         listed = json.loads(await shown(running, "handoffs", "--json"))["handoffs"]
         assert [
             (one["prefix_tokens"], one["offers"], one["offers_declined"]) for one in listed
@@ -84,7 +84,7 @@ async def test_a_demand_on_offer_ends_when_its_patience_does() -> None:
         asked = d.request("one", D_STATE, prefix=STATE, timeout_ms=100)
         ended = await asyncio.wait_for(asked, 20)
         assert (ended.state, ended.reason) == ("EXPIRED", "NOT_PUBLISHED")
-        assert "engine p, which is offered it, has not answered" in ended.detail
+        assert "engine p has not answered the offer" in ended.detail
 
 
 async def test_a_demand_that_names_no_prefix_was_offered_to_nobody() -> None:

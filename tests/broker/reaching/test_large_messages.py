@@ -91,7 +91,7 @@ async def test_a_publication_that_no_order_could_name_is_refused() -> None:
         said = [
             both.p.publish("h", {f"g{number}": MANY}, 0, final=False) for number in range(fit + 1)
         ]
-        with pytest.raises(RestowError, match="at most 4194304 are handed over at once") as caught:
+        with pytest.raises(RestowError, match="the limit for a handoff is 4194304") as caught:
             await asyncio.wait_for(said[-1], WAIT_S)
         assert caught.value.reason == "PAGE_COUNT"
 

@@ -55,7 +55,7 @@ def test_layouts_that_differ_in_any_part_are_refused(part: str, value: str) -> N
         assert caught.value.subject == {"source": str(ours), "destination": str(theirs)}
         assert str(ours) in caught.value.message
         assert str(theirs) in caught.value.message
-        assert "Run both from one checkpoint" in caught.value.message
+        assert "Run both engines from one checkpoint" in caught.value.message
     assert make_plan(here, here)
 
 

@@ -154,7 +154,7 @@ async def test_keys_that_other_scales_would_turn_into_other_values() -> None:
             both.p.publish("h", P_BLOCKS, POSITION)
             ended = await x.request("h", D_BLOCKS)
             assert (ended.state, ended.reason) == ("FAILED", "SCALES_MISMATCH")
-            assert "P's elements have no scales, D's scales 'static v1'" in ended.detail
+            assert "P's elements have no scales, D's have scales 'static v1'" in ended.detail
         await both.hand_over("next")
 
 

@@ -37,7 +37,7 @@ async def test_what_is_published_beyond_the_quota_is_refused() -> None:
     async with broker(tenant_max_bytes=2 * MIB) as running, pair(running.address) as both:
         blocks = {"attention": range(64), "state": [4]}
         said = [both.p.publish(f"h{number}", blocks, 0, final=False) for number in range(1000)]
-        with pytest.raises(BrokerCallError, match="more are above the 2097152 that it") as caught:
+        with pytest.raises(BrokerCallError, match="more exceed its quota of 2097152") as caught:
             await said[-1]
         told = caught.value
         assert (told.status, told.reason) == ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED")

@@ -116,7 +116,7 @@ async def test_quotas_are_told_to_whom_they_bound(
                 await mine.d.request("two", D_BLOCKS)
             error = caught.value
             assert (error.status, error.reason) == ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED")
-            assert error.message.startswith("tenant a has 1 handoffs, as many as it may: wait")
+            assert error.message.startswith("tenant a has 1 handoffs, and its quota is 1: wait")
             with pytest.raises(BrokerCallError, match="tenant a has 2 engines") as caught:
                 await EngineSession("third", "1", model_layout(1), address, own).start()
             assert caught.value.reason == "QUOTA_EXCEEDED"

@@ -1,1 +1,1 @@
-"""The broker's mind: pure state machines. Events and a time go in, actions come out; no I/O."""
+"""The broker's state machines, without I/O: events and a time go in, actions come out."""

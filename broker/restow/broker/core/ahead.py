@@ -1,7 +1,7 @@
-"""Ahead of requests: engines of one pool have their plans made, and costs measured, when they come.
+"""Prepare plans and costs of pairs when engines register, before a request needs them.
 
-One pair at a time, and behind all that a handoff waits for. What does not come of it, a first
-handoff has found out, and may say why.
+Pairs are prepared singly, and only when no handoff waits for a plan. A failure here is not
+reported: the first handoff of the pair finds it again and reports it.
 """
 
 from __future__ import annotations
@@ -21,48 +21,49 @@ from restow.broker.core.membership import Membership
 from restow.broker.core.probing import Probing
 
 LOOKED_AT = 64
-"""Engines of the pool, the latest first, of which any may make a pair with one that comes."""
+"""Engines of the pool, the latest first, that are considered as partners of a new engine."""
 MAX_QUEUED = 256
-"""Pairs of one tenant."""
+"""Queued pairs per tenant."""
 
 
 @dataclass(slots=True, eq=False)
 class _Expected:
-    """A pair that may hand over."""
+    """A pair of engines that may hand over."""
 
     source: EngineRecord
     destination: EngineRecord
     planned: set[PairKey] = field(default_factory=set)
-    """Asked for already: a plan that was not kept is made when a handoff needs it."""
+    """Plans already requested; a plan that was not kept is made again only when a handoff needs
+    it."""
 
     @property
     def there(self) -> bool:
-        """Whether both sides are, with all agents, and take part in what is new."""
+        """Return whether both engines are registered with all agents and not draining."""
         sides = (self.source, self.destination)
-        return not any(one.gone or one.draining or not one.complete for one in sides)
+        return not any(side.gone or side.draining or not side.complete for side in sides)
 
 
 class Ahead:
-    """Pairs that wait for their turn, each tenant's behind one of any other. Pure."""
+    """Queued pairs. Tenants take turns."""
 
     def __init__(
         self, ledger: Ledger, members: Membership, granting: Granting, probing: Probing
     ) -> None:
-        """Expect no pair."""
+        """Begin without pairs."""
         self._ledger = ledger
         self._members = members
         self._granting = granting
         self._probing = probing
         self._queues: OrderedDict[str, OrderedDict[PairKey, _Expected]] = OrderedDict()
-        """By tenant, and by what is to be found out: of replicas one pair speaks for all."""
+        """By tenant, then by plan and hosts; pairs with the same key are prepared once."""
         self._current: tuple[PairKey, _Expected] | None = None
 
     def __len__(self) -> int:
-        """How many pairs wait, or are being seen to."""
+        """Return the number of pairs that wait or are being prepared."""
         return sum(map(len, self._queues.values())) + (self._current is not None)
 
     def expect(self, engine: EngineRecord) -> None:
-        """Have plans and costs ready for an engine that is there with all its agents."""
+        """Queue the pairs of an engine whose agents are all connected."""
         if engine.gone or not engine.complete:
             return
         queue = self._queues.setdefault(engine.key.tenant, OrderedDict())
@@ -80,12 +81,12 @@ class Ahead:
             del self._queues[engine.key.tenant]
 
     def _pairs(self, engine: EngineRecord) -> Iterator[_Expected]:
-        """Those that it may make with others: of unlike layouts first, as P and D often have."""
+        """Yield possible pairs; pairs of different layouts first, as P and D often differ."""
         pool = reversed(self._members.pools[pool_of(engine)].values())
         others = [
-            one
-            for one in islice(pool, LOOKED_AT)
-            if one is not engine and one.complete and _may_be_alike(one, engine)
+            other
+            for other in islice(pool, LOOKED_AT)
+            if other is not engine and other.complete and _may_be_alike(other, engine)
         ]
         others.sort(key=lambda other: other.layout_digest == engine.layout_digest)
         for other in others:
@@ -95,7 +96,7 @@ class Ahead:
                 yield _Expected(other, engine)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Go on with one pair."""
+        """Continue with a single pair."""
         if self._granting.draining:
             return []
         current, self._current = self._current or self._next(), None
@@ -107,7 +108,7 @@ class Ahead:
         plan = self._granting.pairs.get(wanted)
         if plan is None:
             return self._plan(key, pair, wanted)
-        # To measure is to let the destination read: only where a handoff would let it, too.
+        # Measuring grants the right to read, so measure only if a handoff would also grant it.
         if isinstance(plan, PairRefused) or not (source.publishes and destination.asks):
             return []
         if wanted.hosts is not None:
@@ -133,7 +134,7 @@ class Ahead:
         return []
 
     def _is_busy(self, engine: EngineRecord) -> bool:
-        """Whether its agents read or are read."""
+        """Return whether the engine's agents read or are read."""
         return any(self._ledger.by_number[number].granted for number in engine.handoffs)
 
     def _next(self) -> tuple[PairKey, _Expected] | None:
@@ -146,10 +147,10 @@ class Ahead:
         return found
 
     def _put_back(self, key: PairKey, pair: _Expected) -> None:
-        """Behind all others."""
+        """Queue a pair again, behind all others."""
         self._queues.setdefault(key.tenant, OrderedDict()).setdefault(key, pair)
 
 
-def _may_be_alike(one: EngineRecord, other: EngineRecord) -> bool:
-    """Whether two engines of a pool have the same weights; a store has states of any."""
-    return one.keeps or other.keeps or one.revision == other.revision
+def _may_be_alike(engine: EngineRecord, other: EngineRecord) -> bool:
+    """Return whether two engines may have equal weights; a store has states of any weights."""
+    return engine.keeps or other.keeps or engine.revision == other.revision

@@ -1,4 +1,4 @@
-"""Connections: agents come, break off, come back and are lost, and what that does to handoffs."""
+"""Connections: how agents connect, reconnect and get lost, and what that does to handoffs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.errors import AgentMismatchError, AgentReplacedError
 
 MAX_FORMER_AGENTS = 64
-"""Names of an engine's replaced agents that are known."""
+"""Names of replaced agents that are remembered per engine."""
 
 
 class Connections:
-    """The agents of all engines, connected or away. Their names are unique in a tenant."""
+    """The agents of all engines, connected or away. Their names are unique within a tenant."""
 
     def __init__(self, ledger: Ledger) -> None:
-        """Nobody is connected."""
+        """Begin without agents."""
         self.names: dict[tuple[str, str], AgentRecord] = {}
         """By tenant and name."""
         self._ledger = ledger
 
     def admit(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
-        """Take an agent in, in place of an older one of its rank.
+        """Admit an agent in place of an earlier agent of its rank.
 
         Raises `AgentUnknownError`, `AgentMismatchError`, `EngineReplacedError`,
-        `AgentReplacedError` for one that another agent has replaced, and `QuotaExceededError` or
+        `AgentReplacedError` if another agent has replaced this one, and `QuotaExceededError` or
         `DirectoryFullError` for its bytes.
         """
         engine.check_there()
@@ -39,7 +39,7 @@ class Connections:
         self._check(engine, agent, old)
         more_bytes = agent.kept_bytes - (old.kept_bytes if old is not None else 0)
         engine.account.check(more_bytes)
-        # A Hello that is refused must not cost the rank the agent that it has.
+        # Admit first: a refused Hello must not cost the rank its present agent.
         engine.admit(agent)
         engine.account.keep(more_bytes)
         actions: list[Action] = []
@@ -53,7 +53,7 @@ class Connections:
                 is_back = False
                 actions += self._lose(engine, old, now_s)
             if connected:
-                why = f"the agent of engine {engine.key.engine_id}, rank {rank} connected anew"
+                why = f"another agent connected for engine {engine.key.engine_id}, rank {rank}"
                 error = AgentReplacedError(why, engine=engine.key.engine_id, rank=rank)
                 actions.append(CloseAgent(old.key, error))
         if before is not None and not is_back:
@@ -63,37 +63,37 @@ class Connections:
         return actions + self._heard(engine, rank, now_s)
 
     def _check(self, engine: EngineRecord, agent: AgentRecord, old: AgentRecord | None) -> None:
-        """Raise `AgentMismatchError` or `AgentReplacedError` for what no agent may announce."""
+        """Raise `AgentMismatchError` or `AgentReplacedError` for an agent that must not connect."""
         engine_id, rank = engine.key.engine_id, agent.key.rank
         in_use = self.names.get((agent.tenant, agent.agent_name)) not in (None, old)
         wrong = ""
         if in_use or not 0 < len(agent.agent_name) <= MAX_ID_LENGTH:
             shown = repr(agent.agent_name[:64])
-            wrong = f"agent_name {shown} is empty, too long or in use: take a new one"
+            wrong = f"agent_name {shown} is empty, too long or in use: choose another name"
         elif not agent.agent_name.isprintable():
             wrong = f"agent_name {agent.agent_name!r} is not printable"
         elif len(agent.host) > MAX_ID_LENGTH or not agent.host.isprintable():
             wrong = f"host {agent.host[:64]!r} is not printable, or longer than {MAX_ID_LENGTH}"
         elif agent.staging_bytes < 0:
-            wrong = f"staging_bytes is {agent.staging_bytes}"
+            wrong = f"staging_bytes is {agent.staging_bytes}: it must not be negative"
         if wrong:
             words = f"engine {engine_id}, rank {rank}: {wrong}"
             raise AgentMismatchError(words, engine=engine_id, rank=rank)
         if agent.agent_name in engine.former_agents:
             words = (
                 f"agent {agent.agent_name} of engine {engine_id}, rank {rank} was replaced by an "
-                f"agent of another process: end this process, or give the engine's new life an "
-                f"incarnation of its own"
+                f"agent of another process: end this process, or restart the engine under a new "
+                f"incarnation"
             )
             raise AgentReplacedError(words, engine=engine_id, rank=rank)
 
     def _replace(
         self, engine: EngineRecord, agent: AgentRecord, before: Heard, now_s: float
     ) -> list[Action]:
-        """End what the engine said before an agent of another process came for a rank.
+        """End handoffs that the engine opened before another process took over a rank.
 
-        The process that speaks for the engine may be another one, too. It is not where the word
-        came after the old agent had gone, on the session that is open now.
+        The process that speaks for the engine may have changed too. It has not if the engine spoke
+        on its present session after the old agent had gone.
         """
         engine.replacements += 1
         engine.replaced_s = now_s
@@ -106,19 +106,19 @@ class Connections:
         )
 
     def session_opened(self, engine: EngineRecord, now_s: float) -> list[Action]:
-        """End what an earlier session said before an agent was replaced.
+        """End handoffs that an earlier session opened before an agent was replaced.
 
-        That session was believed to be of the process that lives.
+        Until now that session was assumed to belong to the present process.
         """
         return self._end_words(engine, lambda said_s: said_s > engine.replaced_s, now_s)
 
     def _end_words(
         self, engine: EngineRecord, holds: Callable[[float], bool], now_s: float
     ) -> list[Action]:
-        """End the engine's open handoffs whose word does not hold; a refused D leaves P's state."""
+        """End the open handoffs whose message is void; refusing a D keeps P's state."""
         words = (
-            f"an agent of engine {engine.key.engine_id} has come as another process: what the "
-            f"engine had said before is void"
+            f"an agent of engine {engine.key.engine_id} came back as another process, which voids "
+            f"what the engine had said before"
         )
         failure = Failure(State.FAILED, "AGENT_LOST", words)
         actions: list[Action] = []
@@ -134,7 +134,7 @@ class Connections:
         return actions
 
     def _heard(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
-        """An agent says Hello when nothing of an earlier stream reads any more."""
+        """Release what waited for a rank: after its Hello no earlier stream reads any more."""
         actions: list[Action] = []
         for number in sorted(engine.handoffs):
             handoff = self._ledger.by_number.get(number)
@@ -143,14 +143,14 @@ class Connections:
             if handoff.destination is not engine:
                 continue
             handoff.unheard.discard(rank)
-            # Whether it has read what it was told to was lost with that stream.
+            # The report of these reads was lost with the earlier stream.
             if rank in handoff.unsettled:
                 handoff.unsettled.discard(rank)
                 actions += self._ledger.give_back(handoff, _lost(engine, rank), now_s)
         return actions + self._ledger.quarantine.heard(engine, rank, now_s)
 
     def break_off(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
-        """An agent's stream broke: it may come back, with its memory as it was."""
+        """Handle the loss of an agent's stream; the agent may return with its memory intact."""
         if agent.gone:
             return []
         del engine.agents[agent.key.rank]
@@ -160,7 +160,7 @@ class Connections:
         return self._break_off(engine, agent, now_s)
 
     def _break_off(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
-        """What it gathered it drops; what is read straight from its pages goes on."""
+        """Revoke grants that need the agent's gathered runs; direct reads of its pages continue."""
         agent.gone, agent.gone_s = True, now_s
         rank = agent.key.rank
         actions: list[Action] = []
@@ -173,7 +173,7 @@ class Connections:
         return actions
 
     def remove(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
-        """Take an agent out that is gone for good."""
+        """Remove an agent that is gone for good."""
         agent.gone = True
         engine.account.let_go(agent.kept_bytes)
         engine.agents.pop(agent.key.rank, None)
@@ -181,7 +181,7 @@ class Connections:
         return self._lose(engine, agent, now_s)
 
     def look_for_lost(self, engine: EngineRecord, now_s: float) -> list[Action]:
-        """Give those up that have not come back in time."""
+        """Give up agents that have not returned in time."""
         limits = self._ledger.limits
         actions: list[Action] = []
         for agent in list(engine.away.values()):
@@ -209,7 +209,7 @@ class Connections:
         for reader in self.names.values():
             if agent.agent_name in reader.peers and reader.tenant == agent.tenant:
                 reader.peers.discard(agent.agent_name)
-                if not reader.gone:  # one that is away begins anew when it is back
+                if not reader.gone:  # an agent that is away starts afresh when it returns
                     actions.append(SendForget(reader.key, agent.agent_name))
         rank = agent.key.rank
         for number in sorted(engine.handoffs):
@@ -219,7 +219,7 @@ class Connections:
             published = handoff.source is engine and (
                 handoff.publication.final or handoff.side.begun
             )
-            # What a rank has read is gone with its memory, whether or not it has settled.
+            # A rank's memory is lost, and what it had read with it, whether or not it has settled.
             if published or (handoff.destination is engine and handoff.begun):
                 if handoff.source is engine:
                     handoff.side.unfence(rank)

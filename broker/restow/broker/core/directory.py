@@ -1,7 +1,7 @@
-"""The directory: all that the broker knows, and what each word of an engine means.
+"""The directory: the broker's whole state, and the effect of each message of an engine.
 
-Pure: events and a time go in, actions come out. Single-threaded by construction; the server calls
-it from one event loop.
+It does no I/O: events and a time go in, actions come out. It is not thread-safe; the server calls
+it from a single event loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from restow.broker.errors import HandoffOwnedError, RequestError, RestowError
 
 
 class Directory:
-    """The broker's state. Soft: a restarted broker is told everything again."""
+    """The broker's state, kept in memory: engines and agents tell a restarted broker again."""
 
     def __init__(
         self,
@@ -42,10 +42,11 @@ class Directory:
         digests: Digests | None = None,
         secret: bytes = b"",
     ) -> None:
-        """Start empty. ``first_us`` keeps numbers apart from those of another life.
+        """Start empty; ``first_us`` keeps handoff numbers apart from those of an earlier broker.
 
-        With ``measures`` costs are measured where agents say on which hosts they are. ``digests``
-        None: nobody's content is checked. ``secret`` is that of the keys of prefixes.
+        With ``measures``, costs are measured if agents name their hosts. ``digests`` chooses the
+        handoffs whose content is checked; None checks none. ``secret`` is the secret of prefix
+        keys.
         """
         self.limits = limits or Limits()
         self.ledger = Ledger(self.limits, first_us)
@@ -63,13 +64,13 @@ class Directory:
 
     @property
     def granted(self) -> int:
-        """Handoffs that ranks may be reading, or gathering for."""
+        """Return the number of handoffs that ranks may be reading or gathering for."""
         return sum(handoff.granted for handoff in self.ledger.by_number.values())
 
     def publish(
         self, engine: EngineRecord, handoff_id: str, chunk: Chunk, now_s: float
     ) -> list[Action]:
-        """P publishes a chunk. Raises a typed error; then nothing changed."""
+        """Publish a chunk of P's. Raises a typed error; then nothing has changed."""
         engine.check_there()
         known = self.ledger.hear(engine, handoff_id, now_s)
         if known is not None and known.ended:
@@ -90,7 +91,7 @@ class Directory:
             if known is None:
                 self.ledger.unmake(handoff)
             raise
-        engine.handoffs.update(one.number for one in (handoff, *handoff.deliveries))
+        engine.handoffs.update(part.number for part in (handoff, *handoff.deliveries))
         engine.publishes = True
         self.offering.taken(handoff)
         if handoff.deliveries.served:
@@ -101,11 +102,11 @@ class Directory:
         return actions + self.granting.advance(handoff, now_s)
 
     def revise(self, engine: EngineRecord, revision: str, now_s: float) -> list[Action]:
-        """An engine's weights were replaced: what it says from now on is of ``revision``.
+        """Record that an engine's weights were replaced; its later messages are of ``revision``.
 
-        What it has published whole and fenced stays as it is, for a D of that revision: all else
-        that is open ends. Fences that came before their publication count no more, for nobody knows
-        which weights they are of. Raises `RequestError` for a store, which has states of any.
+        States that it has published whole and fenced stay available to a D of their revision. All
+        its other open handoffs end. Early fences are dropped, because their revision is unknown.
+        Raises `RequestError` for a store, which holds states of any revision.
         """
         engine.check_there()
         if engine.keeps:
@@ -135,10 +136,10 @@ class Directory:
     def publication_refused(
         self, engine: EngineRecord, handoff_id: str, error: RestowError, now_s: float
     ) -> list[Action]:
-        """A publication was refused: who waits for the state, or will ask for it, hears why.
+        """Tell everybody who waits or will ask for a handoff why its publication was refused.
 
-        What was published and fenced before stays as it was, and what another engine publishes.
-        Where a fence is still to come nobody could say which of the two publications it is of.
+        States that are complete, and publications of other engines, stay as they are. An incomplete
+        publication ends, because a later fence might be of either publication.
         """
         known = self.ledger.hear(engine, handoff_id, now_s)
         if known is None:
@@ -148,7 +149,7 @@ class Directory:
                 return []
         if engine.gone or known.ended or known.complete or known.source not in (None, engine):
             return []
-        if self.offering.is_open(known):  # an answer to an offer; if it comes too late, it is none
+        if self.offering.is_open(known):  # an answer to an offer, or to an offer that has passed on
             return self.offering.decline(engine, handoff_id, error.reason, now_s)
         words = f"P's publication was refused with {error.reason}: {error.message}"
         failure = Failure(State.FAILED, "PUBLICATION_REFUSED", words)
@@ -157,19 +158,19 @@ class Directory:
     def request(
         self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
     ) -> list[Action]:
-        """D asks, once or again. Raises a typed error; then nothing changed."""
+        """Add a demand of D's, or repeat it. Raises a typed error; then nothing has changed."""
         return self._demanding.request(engine, handoff_id, wish, now_s)
 
     def renew(
         self, engine: EngineRecord, handoff_id: str, lease_s: float, now_s: float
     ) -> list[Action]:
-        """P prolongs its lease. Raises `HandoffUnknownError` or `HandoffOwnedError`."""
+        """Extend P's lease. Raises `HandoffUnknownError` or `HandoffOwnedError`."""
         engine.check_there()
         handoff = self.ledger.find_of(engine, handoff_id, now_s)
         if handoff.source is not engine:
             raise HandoffOwnedError(
-                f"engine {engine.key.engine_id} does not publish handoff {handoff_id}: only P has "
-                f"a lease to renew",
+                f"engine {engine.key.engine_id} does not publish handoff {handoff_id}: only P can "
+                f"renew the lease",
                 handoff=handoff_id,
                 side="source",
             )
@@ -181,10 +182,10 @@ class Directory:
     def cancel(
         self, engine: EngineRecord, handoff_id: str, detail: str, now_s: float, demand: int = 0
     ) -> list[Action]:
-        """A side gives up; D this ``demand`` of its own, if it names one, and no other.
+        """Cancel a side's handoff; with ``demand``, only that demand of D's.
 
-        P may give up what it has not published, with what its ranks have fenced of it.
-        Raises `HandoffUnknownError`, and what `Ledger.make` raises.
+        P may cancel a handoff that it has not published, together with its fences. Raises
+        `HandoffUnknownError`, and what `Ledger.make` raises.
         """
         engine.check_there()
         words = f"engine {engine.key.engine_id} cancelled" + (f": {detail}" if detail else "")
@@ -199,7 +200,7 @@ class Directory:
         if demand and (
             engine is not handoff.destination or demand not in handoff.demand_messages.numbers
         ):
-            return []  # it was refused, or told its end
+            return []  # that demand was refused, or was told its end
         if handoff.ended:
             whole = engine is handoff.source and handoff.parent is None
             actions: list[Action] = [told(handoff, engine)] if whole else []
@@ -213,9 +214,10 @@ class Directory:
     def _give_up_unpublished(
         self, engine: EngineRecord, handoff_id: str, failure: Failure, now_s: float
     ) -> list[Action]:
-        """Forget what ranks have fenced under an id, and end it: other fences may be on their way.
+        """Cancel a handoff that P has not published, and forget the fences of its ranks.
 
-        Whoever published the id later would be taken to have computed what was fenced before.
+        The ended handoff stays known, because further fences may be on their way, and a later
+        publication under the id must not use the present fences.
         """
         tenant = engine.key.tenant
         known = self.ledger.known(tenant, handoff_id) or self.ledger.make(tenant, handoff_id, now_s)
@@ -236,29 +238,29 @@ class Directory:
         demand: int = 0,
         readers: int = 0,
     ) -> list[Action]:
-        """D goes on without the state. Raises as `Demanding.decline`."""
+        """Let D continue without the state. Raises as `Demanding.decline`."""
         return self._demanding.decline(engine, handoff_id, detail, now_s, demand, readers)
 
     def known_end(
         self, engine: EngineRecord, handoff_id: str, end: KnownEnd, now_s: float
     ) -> list[Action]:
-        """An engine tells an end that it heard from another broker.
+        """Accept an end that an engine heard from an earlier broker.
 
-        Raises `EngineReplacedError`, and `RequestError` for an id that no handoff has.
+        Raises `EngineReplacedError`, and `RequestError` for an invalid handoff id.
         """
         engine.check_there()
         check_handoff_id(handoff_id)
         return self.granting.known_ends.hear(engine, handoff_id, end, now_s)
 
     def release(self, handoff: Handoff, now_s: float) -> list[Action]:
-        """An operator gives a handoff up."""
+        """Cancel a handoff for an operator."""
         if handoff.ended:
             return []
-        failure = Failure(State.CANCELLED, "RELEASED", "an operator gave it up")
+        failure = Failure(State.CANCELLED, "RELEASED", "an operator released it")
         return self.ledger.stop(handoff, failure, now_s)
 
     def abandon(self, tenant: str, handoff_id: str, now_s: float) -> list[Action]:
-        """A router gives up what nobody will ask for; nothing changes if somebody has.
+        """Cancel a handoff for a router if no D has asked for it; otherwise change nothing.
 
         Raises what `Ledger.make` raises.
         """
@@ -266,11 +268,11 @@ class Directory:
         if known and (known.ended or known.destination is not None or any(known.deliveries)):
             return []
         handoff = known or self.ledger.make(tenant, handoff_id, now_s)
-        words = "a router gave it up: its client had left"
+        words = "the router abandoned it because its client had left"
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "ABANDONED", words), now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Time has passed."""
+        """Process all deadlines that have passed."""
         actions: list[Action] = []
         for handoff in self.ledger.due(now_s):
             if not handoff.ended:
@@ -285,7 +287,7 @@ class Directory:
         return actions + more + self.ahead.tick(now_s)
 
     def _late(self, handoff: Handoff, now_s: float) -> list[Action]:
-        """A handoff has run out of time. That D's agents are missing is no fault of P's."""
+        """End a handoff that ran out of time; if only D's agents are missing, P's side goes on."""
         lacks = self.granting.waits_for(handoff)
         failure = why_late(handoff, lacks, self.granting.draining, now_s)
         waited = failure.reason in ("AGENT_MISSING", "AGENT_LOST") and not handoff.granted
@@ -295,22 +297,22 @@ class Directory:
 
 
 def _forget_fences(engine: EngineRecord, handoff_id: str) -> list[Action]:
-    """Have the engine's agents forget what they fenced of a handoff that was not published."""
+    """Tell the engine's agents to forget their fences of an unpublished handoff."""
     ranks = engine.early_fences.take(handoff_id) & engine.agents.keys()
     return [SendUnfence(engine.agents[rank].key, handoff_id) for rank in sorted(ranks)]
 
 
 class Demanding:
-    """What D's say. Pure, like the directory that it serves."""
+    """Handles demands of D's for a directory."""
 
     def __init__(self, ledger: Ledger, granting: Granting, offering: Offering) -> None:
-        """Hear nobody yet."""
+        """Begin without demands."""
         self._ledger, self._granting, self._offering = ledger, granting, offering
 
     def request(
         self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
     ) -> list[Action]:
-        """D asks, once or again. Raises a typed error; then nothing changed."""
+        """Add a demand of D's, or repeat it. Raises a typed error; then nothing has changed."""
         engine.check_there()
         known = self._ledger.hear(engine, handoff_id, now_s)
         if known is not None and (over := self._over(known, engine, wish.repeated, now_s)):
@@ -333,7 +335,7 @@ class Demanding:
         if wish.revision != engine.revision and not engine.has_revision(wish.revision):
             return self._ledger.stop(asking, revision_changed(engine), now_s)
         ended = self._granting.known_ends.complete(asking, now_s) if wish.repeated else []
-        if asking.ended:  # with no action yet where D's agents are not back
+        if asking.ended:  # there may be no action yet, if D's agents are not back
             return ended
         if wish.prefix is not None and asking.source is None:
             return self._offering.begin(asking, wish.prefix, now_s)
@@ -342,9 +344,10 @@ class Demanding:
     def _over(
         self, handoff: Handoff, engine: EngineRecord, again: bool, now_s: float
     ) -> Handoff | None:
-        """What has ended of a handoff for D; None: it may ask, as after a delivery that failed.
+        """Return the ended part of a handoff that answers D; None if D may ask.
 
-        ``again``: it says a demand once more. Raises `HandoffOwnedError`.
+        D may ask again after a failed delivery. ``again`` says that D repeats a demand. Raises
+        `HandoffOwnedError`.
         """
         part = self._ledger.part_of(handoff, engine)
         if handoff.ended and handoff.shared and part is handoff:
@@ -355,7 +358,7 @@ class Demanding:
     def _ask(
         self, handoff: Handoff, engine: EngineRecord, wish: Wish, now_s: float, began_s: float
     ) -> Handoff | None:
-        """What has asked now, the handoff or a delivery of it; None: it was said again."""
+        """Return what the demand is for, the handoff or a delivery of it; None for a repetition."""
         readers, part = self._ledger.readers, self._ledger.part_of(handoff, engine)
         if handoff.shared and handoff.source is None and wish.prefix is not None:
             raise waited_for(handoff.handoff_id, engine)
@@ -380,11 +383,11 @@ class Demanding:
         return part if first else None
 
     def _in_use(self, engine: EngineRecord) -> PagesInUse:
-        """What is in use of an engine that has its first demand: what it has published."""
+        """Return the blocks in use of an engine before its first demand: its publications'."""
         in_use = PagesInUse(engine, engine.account)
-        for one in map(self._ledger.by_number.get, engine.handoffs):
-            if one is not None and one.source is engine and one.parent is None:
-                in_use.publish(one.side, one.handoff_id, one.publication.blocks)
+        for handoff in map(self._ledger.by_number.get, engine.handoffs):
+            if handoff is not None and handoff.source is engine and handoff.parent is None:
+                in_use.publish(handoff.side, handoff.handoff_id, handoff.publication.blocks)
         return in_use
 
     def decline(
@@ -396,11 +399,11 @@ class Demanding:
         demand: int = 0,
         readers: int = 0,
     ) -> list[Action]:
-        """D goes on without the state: P's pages are free at once, or will be when it publishes.
+        """Let D continue without the state; P's pages are free at once, or when P publishes.
 
-        ``demand`` is the number of D's message. Of several ``readers`` it is one that needs none.
-        Raises `HandoffOwnedError` if another engine is D, `HandoffConflictError` if too many
-        messages have asked, and what `Ledger.make` raises.
+        ``demand`` is the number of D's message. With several ``readers``, D counts as a reader that
+        needs nothing. Raises `HandoffOwnedError` if another engine is D, `HandoffConflictError` if
+        too many messages have asked, and what `Ledger.make` raises.
         """
         engine.check_there()
         known = self._ledger.hear(engine, handoff_id, now_s)
@@ -419,27 +422,27 @@ class Demanding:
         elif part.destination is None:
             part.destination = engine
         part.add_demand_message(engine, demand)
-        words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
+        words = f"engine {engine.key.engine_id} declined" + (f": {detail}" if detail else "")
         return self._ledger.stop(part, Failure(State.CANCELLED, "DECLINED", words), now_s)
 
     def _told_again(self, handoff: Handoff, engine: EngineRecord, number: int) -> list[Action]:
-        """How an ended handoff ended, for D or who asks late by message ``number``; or it is later.
+        """Tell D how an ended handoff ended, by message ``number``; not yet if it is quarantined.
 
         Raises `HandoffConflictError` as `decline` does.
         """
         if engine is not handoff.destination and handoff.destination is not None:
             return []
         if handoff.number not in engine.quarantined:
-            # A broken stream may have lost the token, too.
+            # The sampled token may have been lost with a broken stream, so send it again.
             return [*handoff.tell_sampled_to(number), told(handoff, engine, number)]
         handoff.add_demand_message(engine, number)
         return []
 
 
 def revision_changed(engine: EngineRecord) -> Failure:
-    """Say that an engine's side of a handoff is of weights that it has no longer."""
+    """Return the failure of a handoff for weights that its engine no longer has."""
     words = (
-        f"the weights of engine {engine.key.engine_id} were replaced meanwhile: it computes with "
-        f"revision {engine.revision!r} now"
+        f"the weights of engine {engine.key.engine_id} were replaced: it now computes with "
+        f"revision {engine.revision!r}"
     )
     return Failure(State.FAILED, "REVISION_CHANGED", words)

@@ -1,4 +1,4 @@
-"""Granting: when both sides have spoken, a handoff waits for a plan, agents, costs, its turn."""
+"""Granting: a handoff waits for its plan, agents, costs and turn, and is then granted."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from restow.broker.layout.values import ModelIdentity
 
 
 class Granting:
-    """Handoffs on their way to a grant, and the plans that are known. Pure, like the directory."""
+    """Handoffs on their way to a grant, and the known plans."""
 
     def __init__(self, ledger: Ledger, probing: Probing, digests: Digests) -> None:
-        """Know no plan."""
+        """Begin without plans."""
         self.pairs: OrderedDict[PairKey, PairOutcome] = OrderedDict()
         self.planning: dict[PairKey, set[int]] = {}
-        """Plans that are being made, and the handoffs that wait for each."""
+        """Plans being made, and the handoffs that wait for each."""
         self.draining = False
-        """Nothing is granted any more: the next broker will be told of all that waits."""
+        """Whether nothing is granted any more; the next broker will serve what waits."""
         self.known_ends = KnownEnds(ledger)
         self._ledger = ledger
         self._limits = ledger.limits
@@ -39,22 +39,22 @@ class Granting:
         self._digests = digests
 
     def drain(self, draining: bool, now_s: float) -> list[Action]:
-        """Grant nothing any more, or again all that waits for it."""
+        """Stop granting, or resume and grant what waits."""
         self.draining = draining
         if draining:
             return []
         return self.go_on(set(self._ledger.by_number), now_s)
 
     def waits_for(self, handoff: Handoff) -> str:
-        """What a live handoff waits for, in words; nothing once it is granted."""
+        """Describe what a live handoff waits for; empty if it is granted."""
         if handoff.granted:
             return ""
         if handoff.complete and handoff.destination and self.draining:
-            return "the broker drains, and grants nothing"
+            return "the broker is draining and grants nothing"
         return waits_for(handoff)
 
     def resume(self, engine: EngineRecord, now_s: float) -> list[Action]:
-        """An agent has been welcomed: handoffs that waited for it may go on."""
+        """Continue handoffs that waited for an engine's agents, after an agent was admitted."""
         actions: list[Action] = []
         if engine.complete:
             known = bool(self.known_ends.by_id)
@@ -65,7 +65,7 @@ class Granting:
         return actions
 
     def plan_made(self, pair: PairKey, outcome: PairOutcome, now_s: float) -> list[Action]:
-        """The planner answered. A plan that the tenant has no room for fails what waits for it."""
+        """Store a plan and continue its handoffs; they fail if the tenant has no room for it."""
         waiting = self.planning.pop(pair, set())
         account = self._ledger.tenants.account(pair.tenant)
         if not waiting:
@@ -93,7 +93,7 @@ class Granting:
         return self.go_on(waiting, now_s)
 
     def _keep_ahead(self, pair: PairKey, outcome: PairOutcome, account: Account) -> None:
-        """Keep what no handoff waits for where there is ample room, and no refusal."""
+        """Store a plan that no handoff waits for, if there is ample room; no refusals."""
         size_bytes = pair_bytes(outcome)
         if isinstance(outcome, PairRefused) or not account.has_ample(size_bytes):
             return
@@ -106,7 +106,7 @@ class Granting:
         self.pairs[pair] = outcome
 
     def measured(self, waiting: Iterable[int], now_s: float) -> list[Action]:
-        """Costs were measured, or could not be: handoffs that waited for them may go on."""
+        """Continue handoffs that waited for costs, whether measured or failed."""
         for number in waiting:
             handoff = self._ledger.by_number.get(number)
             if handoff is not None and handoff.source and handoff.destination:
@@ -115,14 +115,16 @@ class Granting:
         return self.go_on(waiting, now_s)
 
     def _make_room(self, tenant: str, account: Account, size_bytes: int) -> None:
-        """Forget the tenant's oldest plans by which nothing is read, until so many bytes fit."""
+        """Forget the tenant's oldest plans that no read uses, until ``size_bytes`` fit."""
         live = self._ledger.by_number.values()
         used: set[int] | None = None
-        for key in [one for one in self.pairs if one.tenant == tenant]:
+        for key in [known_key for known_key in self.pairs if known_key.tenant == tenant]:
             try:
                 return account.check(size_bytes)
             except RestowError:
-                used = used or {id(one.pair.programs) for one in live if one.pair is not None}
+                used = used or {
+                    id(handoff.pair.programs) for handoff in live if handoff.pair is not None
+                }
             known = self.pairs[key]
             if isinstance(known, PairRefused) or not used & known.keys:
                 self._forget(key)
@@ -132,7 +134,7 @@ class Granting:
         self._ledger.tenants.account(key.tenant).let_go(pair_bytes(self.pairs.pop(key)))
 
     def tick(self, now_s: float) -> list[Action]:
-        """Grant again what was given back, and what has its turn now."""
+        """Grant again after revoked grants, and grant handoffs whose turn it is."""
         returned, self._ledger.returned = self._ledger.returned, set()
         actions = self.go_on(returned, now_s)
         for engine in self._ledger.flow.engines():
@@ -147,7 +149,7 @@ class Granting:
         return actions
 
     def go_on(self, numbers: Iterable[int], now_s: float) -> list[Action]:
-        """Handoffs that waited for something of the broker's own."""
+        """Continue handoffs that waited for something in the broker."""
         actions: list[Action] = []
         for number in sorted(numbers):
             handoff = self._ledger.by_number.get(number)
@@ -156,9 +158,9 @@ class Granting:
         return actions
 
     def advance(self, handoff: Handoff, now_s: float) -> list[Action]:
-        """Grant as soon as everything is there; of a publication each of its deliveries."""
+        """Grant a handoff, or each delivery of a publication, as soon as everything is ready."""
         actions = self._advance(handoff, now_s)
-        if handoff.deliveries.by_engine:  # most handoffs have none
+        if handoff.deliveries.by_engine:  # most handoffs have no deliveries
             for delivery in handoff.deliveries:
                 if not delivery.ended:
                     actions += self._advance(delivery, now_s)
@@ -178,20 +180,20 @@ class Granting:
         if handoff.state is State.READY and handoff.destination is not None and not handoff.met_s:
             handoff.met_s = now_s
         actions = self._try_grant(handoff, now_s)
-        # One that has ended needs no clock.
+        # An ended handoff has no deadline.
         if not handoff.ended:
             self._ledger.watch(handoff)
         return known + actions
 
     def key_of(self, source: EngineRecord, destination: EngineRecord) -> PairKey:
-        """By which two engines' plan is kept: another one when costs are known."""
+        """Return the key of two engines' plan; the key changes when costs become known."""
         hosts = self._probing.costs(source, destination)
         return PairKey(source.key.tenant, source.layout_digest, destination.layout_digest, hosts)
 
     def plan(
         self, key: PairKey, source: EngineRecord, destination: EngineRecord, ahead: bool = False
     ) -> list[Action]:
-        """Have two engines' plan made; ``ahead`` of the handoffs that will need it."""
+        """Request the plan of two engines; ``ahead`` says that no handoff needs it yet."""
         self.planning[key] = set()
         costs = None if key.hosts is None else self._probing.known[key.hosts].costs
         return [MakePlan(key, source.layout, destination.layout, costs, ahead)]
@@ -217,7 +219,7 @@ class Granting:
         if isinstance(pair, PairRefused):
             failure = Failure(State.FAILED, pair.error.reason, pair.error.message)
             return self._ledger.stop(handoff, failure, now_s)
-        # The state may be long on its way, or has not been fenced yet.
+        # Tell D the token now: the state may take long to arrive, or is not yet fenced.
         told = handoff.tell_sampled()
         return told + self._try_read(handoff, source, destination, pair, now_s)
 
@@ -229,7 +231,7 @@ class Granting:
         pair: PairPlan,
         now_s: float,
     ) -> list[Action]:
-        """Grant the whole, or a part, that two engines have a plan for."""
+        """Grant the whole read, or an early read, by the pair's plan."""
         if self.draining:
             return []
         if handoff.state is not State.READY:
@@ -259,7 +261,7 @@ class Granting:
         pair: PairPlan,
         now_s: float,
     ) -> list[Action]:
-        """Grant what may be read before P has computed the whole; what can't be waits for that."""
+        """Grant an early read of what P has completed; the rest waits for the whole."""
         if handoff.whole_only:
             return []
         least_bytes = self._limits.early_bytes
@@ -285,7 +287,7 @@ class Granting:
         pair: PairPlan,
         now_s: float,
     ) -> list[Action]:
-        """Grant it, if its turn has come."""
+        """Open the grant if it is the handoff's turn."""
         if self._digests.choose(handoff.number):
             pair = pair.with_digests()
         size_bytes = read_bytes(handoff, destination)
@@ -305,10 +307,10 @@ class Granting:
 
 
 def _other_weights(ours: ModelIdentity, theirs: ModelIdentity) -> Failure:
-    """Say that P's state was computed with other weights than D has."""
+    """Return the failure of a handoff whose P and D have different weights."""
     words = (
-        f"P's state is of model {ours}, D computes with {theirs}: the state of one is no state of "
-        f"the other, whatever their shapes. Run both from one checkpoint; if they do, have both "
-        f"name it by one revision"
+        f"P's state is of model {ours}, but D computes with {theirs}: states of different weights "
+        f"are not interchangeable. Run both engines from one checkpoint; if they do, give both "
+        f"the same revision"
     )
     return Failure(State.FAILED, "MODEL_MISMATCH", words)

@@ -1,4 +1,4 @@
-"""Membership: engines come and go, and what that does to their handoffs."""
+"""Membership: how engines register, drain and leave, and what that does to their handoffs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from restow.broker.layout import Layout, Model
 from restow.broker.layout.values import Pool
 
 MAX_FORMER = 64
-"""Earlier incarnations of an engine that are known to have been replaced."""
+"""Earlier incarnations that are remembered as replaced, per engine."""
 SWEEP_S = 1.0
 NO_LAYOUT = Layout(Model("", ()), ())
-"""Of an engine that is gone: ended handoffs remember who had a side of them."""
+"""Replaces the layout of an engine that is gone: ended handoffs still refer to the engine."""
 
 
 def check_names(key: EngineKey, incarnation: str) -> None:
-    """Raise `RequestError` for what no engine can register as."""
+    """Raise `RequestError` for an invalid tenant, engine id or incarnation."""
     for what, name in (
         ("tenant", key.tenant),
         ("engine_id", key.engine_id),
@@ -53,7 +53,7 @@ def check_names(key: EngineKey, incarnation: str) -> None:
 
 
 class Membership:
-    """The engines that are registered."""
+    """The registered engines."""
 
     def __init__(self, ledger: Ledger, connections: Connections, prefixes: Prefixes) -> None:
         """Start empty."""
@@ -64,14 +64,15 @@ class Membership:
         self._connections = connections
         self.pools: dict[Pool, dict[EngineKey, EngineRecord]] = {}
         self._layouts: dict[tuple[str, str], set[EngineKey]] = {}
-        """Which engines of a tenant have a layout: it is kept once."""
+        """Engines of a tenant by layout digest: a layout is stored once per tenant."""
         self._sweep_at_s = 0.0
 
     def engine(self, key: EngineKey, incarnation: str) -> EngineRecord:
-        """Look an engine up.
+        """Return a registered engine.
 
-        Raises `EngineReplacedError` for a life that ended here, and `EngineUnknownError` for any
-        other that is not there: the agents of a new life may come before its engine registers.
+        Raises `EngineReplacedError` for an incarnation that was replaced here, and
+        `EngineUnknownError` otherwise: the agents of a new incarnation may connect before its
+        engine registers.
         """
         record = self.engines.get(key)
         if record is None:
@@ -90,11 +91,11 @@ class Membership:
         raise EngineUnknownError(f"{words}: call RegisterEngine first", engine=key.engine_id)
 
     def find(self, key: EngineKey) -> EngineRecord:
-        """The engine as it is now, in whatever life. Raises `EngineUnknownError`."""
+        """Return an engine in its present incarnation. Raises `EngineUnknownError`."""
         engine = self.engines.get(key)
         if engine is None:
             raise EngineUnknownError(
-                f"no engine {key.engine_id} is registered: `restow engines` shows those that are",
+                f"engine {key.engine_id} is not registered: `restow engines` lists all engines",
                 engine=key.engine_id,
             )
         return engine
@@ -112,21 +113,22 @@ class Membership:
         keeps: bool = False,
         revision: str = "",
     ) -> list[Action]:
-        """Take an engine with a checked layout in; another incarnation of it is replaced.
+        """Register an engine with a checked layout, in place of its earlier incarnation.
 
-        ``layout_bytes`` are kept for the layout, once for all engines of the tenant that have it.
-        ``sides``: whether it says that it will publish, and that it will ask; ``keeps``: whether it
-        is a store. ``revision`` is what a new one has in place of its layout's; of a known one see
+        ``layout_bytes`` is the size of the layout, which is charged once per tenant. ``sides`` says
+        whether the engine will publish and whether it will ask, ``keeps`` whether it is a store.
+        ``revision`` replaces that of the layout at a first registration; later changes go through
         `Directory.revise`.
+
         Raises `RequestError`, `QuotaExceededError`, `DirectoryFullError`, and `EngineReplacedError`
-        for a life that was replaced already; then nothing changed.
+        for an incarnation that was replaced; in any case nothing changes.
         """
         check_names(key, incarnation)
         known = self.engines.get(key)
         if known is not None and known.incarnation == incarnation:
             if known.layout_digest != layout_digest:
                 raise RequestError(
-                    f"engine {key.engine_id} registered another layout in this incarnation: "
+                    f"engine {key.engine_id} has another layout registered for this incarnation: "
                     f"use a new incarnation",
                     engine=key.engine_id,
                 )
@@ -135,7 +137,7 @@ class Membership:
         if known is not None and incarnation in known.former:
             raise EngineReplacedError(
                 f"engine {key.engine_id}, incarnation {incarnation} was replaced by incarnation "
-                f"{known.incarnation}: every start needs an incarnation of its own",
+                f"{known.incarnation}: use a new incarnation for every start",
                 engine=key.engine_id,
             )
         account = self._ledger.tenants.account(key.tenant)
@@ -152,7 +154,8 @@ class Membership:
             self._ledger.tenants.check_engine(key.tenant)
             if len(self.engines) >= self._limits.max_engines:
                 raise DirectoryFullError(
-                    f"the broker holds {len(self.engines)} engines, as many as it may"
+                    f"the broker holds its maximum of {len(self.engines)} engines: remove engines "
+                    f"or raise the limit"
                 )
         engine = EngineRecord.of(
             key, incarnation, layout, layout_digest, now_s, account, layout_bytes
@@ -171,34 +174,33 @@ class Membership:
         return actions
 
     def _freed_bytes(self, engine: EngineRecord) -> int:
-        """What is kept of an engine that no other of its tenant shares."""
+        """Return the bytes that removing an engine frees: a shared layout stays."""
         alone = len(self._layouts[engine.key.tenant, engine.layout_digest]) == 1
         return ENGINE_BYTES + (engine.layout_bytes if alone else 0)
 
     def unregister(self, engine: EngineRecord, now_s: float) -> list[Action]:
-        """Take an engine out that wishes to leave."""
+        """Remove an engine that unregisters."""
         name = engine.key.engine_id
         error = EngineUnknownError(f"engine {name} unregistered", engine=name)
         return self.remove_engine(engine, error, now_s)
 
     def forget(self, engine: EngineRecord, now_s: float) -> list[Action]:
-        """Take an engine out that is gone, at once. Raises `EngineConnectedError` if it is not."""
+        """Remove an absent engine at once. Raises `EngineConnectedError` if it is connected."""
         name = engine.key.engine_id
         if engine.has_session or engine.agents:
             raise EngineConnectedError(
-                f"engine {name} is there ({len(engine.agents)} agents, session: "
-                f"{'open' if engine.has_session else 'none'}): `restow drain --engine {name}` has "
-                f"it take nothing new, and ending its processes takes it out",
+                f"engine {name} is connected ({len(engine.agents)} agents, session: "
+                f"{'open' if engine.has_session else 'none'}): drain it with `restow drain "
+                f"--engine {name}` and end its processes; it is then removed",
                 engine=name,
             )
-        error = EngineUnknownError(f"an operator had engine {name} forgotten", engine=name)
+        error = EngineUnknownError(f"an operator removed engine {name}", engine=name)
         return self.remove_engine(engine, error, now_s)
 
     def hand_on(self, error: RestowError, now_s: float) -> list[Action]:
         """Forget all engines and live handoffs, and end all streams with ``error``.
 
-        Another broker leads now. The handoffs have no end here: their engines tell that broker of
-        them.
+        Another broker leads now. The handoffs do not end: their engines announce them to it.
         """
         for handoff in list(self._ledger.live.values()):
             self._ledger.forget(handoff, now_s)
@@ -208,10 +210,11 @@ class Membership:
     def drain(
         self, engine: EngineRecord, draining: bool, now_s: float, *, leaves: bool = False
     ) -> list[Action]:
-        """Have an engine take part in nothing that begins from now on, or again in all.
+        """Start or stop draining an engine, which then joins no new handoffs.
 
-        One that has told what it holds is asked to hand that over, once. With ``leaves`` the engine
-        itself says so: what an operator says outlives the engine's session, and this does not.
+        An engine with holdings is asked once to hand them over. With ``leaves`` the engine itself
+        asked to drain; that lasts as long as its session, while an operator's drain outlives the
+        session.
         """
         if engine.draining == draining:
             engine.leaves = engine.leaves and leaves
@@ -222,7 +225,7 @@ class Membership:
         return [TellDrain(engine.key)] if engine.handing_over else []
 
     def remove_engine(self, engine: EngineRecord, error: RestowError, now_s: float) -> list[Action]:
-        """Take an engine out: nothing of its handoffs can go on, and its streams end with it."""
+        """Remove an engine: its handoffs end, and its streams close with ``error``."""
         if engine.gone:
             return []
         engine.gone = True
@@ -259,22 +262,22 @@ class Membership:
         return actions
 
     def session_opened(self, engine: EngineRecord, now_s: float) -> list[Action]:
-        """Open an engine's session, on which it tells what it holds anew."""
+        """Open an engine's session, on which it announces its holdings anew."""
         self._prefixes.forget(engine.key)
-        if engine.leaves:  # it says so again, unless this is another process of its incarnation
+        if engine.leaves:  # it will say so again, unless this is another process of the incarnation
             engine.leaves, engine.drains_since_s = False, 0.0
         engine.has_session, engine.session_s = True, now_s
         return self._connections.session_opened(engine, now_s)
 
     def session_closed(self, engine: EngineRecord, now_s: float) -> None:
-        """An engine's stream broke; its leases and its patience run on."""
+        """Record that an engine's session broke; its leases and timeouts keep running."""
         self._prefixes.forget(engine.key)
         engine.has_session = engine.handing_over = False
         engine.session_s = inf
         engine.last_seen_s = now_s
 
     def sweep(self, now_s: float) -> list[Action]:
-        """Forget what nobody needs, now and then: early fences, lone handoffs, silent engines."""
+        """Drop expired early fences, lost agents and silent engines, once per `SWEEP_S`."""
         if now_s < self._sweep_at_s:
             return []
         self._sweep_at_s = now_s + SWEEP_S
@@ -297,7 +300,7 @@ class Membership:
         return actions
 
     def _look_for_lone(self, now_s: float) -> None:
-        """Handoffs of engines that no other engine of their model is there to ask are kept less."""
+        """Limit how long handoffs are kept if their pool has no other engine that could ask."""
         asking: Counter[Pool] = Counter()
         for engine in self.engines.values():
             asking[pool_of(engine)] += engine.may_ask

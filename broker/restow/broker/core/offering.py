@@ -1,9 +1,11 @@
-"""Offering: a demand that names a prefix is offered to those who say that they hold it, in turn.
+"""Offering: a demand by prefix is offered to the engines that announced the prefix, in turn.
 
-asked for --> offered to one --> published: as any handoff from there on
-                  |   ^
-                  v   | declined, refused, late, gone
-               the next one --> nobody is left: CANCELLED, NOT_HELD
+The steps of an offer:
+
+    asked for --> offered to an engine --> published: from there on like any handoff
+                      |   ^
+                      v   | declined, refused, late, gone
+                   the next engine --> no engine is left: CANCELLED, NOT_HELD
 """
 
 from __future__ import annotations
@@ -25,29 +27,29 @@ from restow.broker.layout.values import Pool
 
 
 class Offering:
-    """Demands that are on offer. Pure, like the directory that it serves."""
+    """Demands that are on offer."""
 
     def __init__(self, ledger: Ledger, members: Membership, prefixes: Prefixes) -> None:
-        """Nothing is on offer."""
+        """Begin without offers."""
         self.open: dict[int, Offer] = {}
-        """By the handoff's number."""
+        """By handoff number."""
         self.asked = 0
-        """Demands that had to be offered."""
+        """Demands that needed offers."""
         self.not_held = 0
-        """Those of them that nobody could give."""
+        """Demands that no engine could serve."""
         self.offered = 0
         """Offers that were made."""
         self.declined = 0
-        """Those of them that were declined, refused, or not answered in time."""
+        """Offers that were declined, refused, or not answered in time."""
         self._ledger = ledger
         self._members = members
         self._prefixes = prefixes
 
     def begin(self, handoff: Handoff, prefix: NamedPrefix, now_s: float) -> list[Action]:
-        """Offer what a new demand asks for to the first of its holders."""
+        """Offer a new demand to the best holder of its prefix."""
         destination = handoff.destination
         if handoff.source is not None or destination is None:
-            return []  # somebody publishes it already, as after a restart of the broker
+            return []  # an engine already publishes it, as after a restart of the broker
         self.asked += 1
         offer = handoff.offer = Offer(prefix.position_tokens)
         try:
@@ -57,43 +59,45 @@ class Offering:
         except (ChainFormError, WeightsUnknownError) as error:
             return self._not_held(handoff, error.message, now_s)
         engines = [
-            self._members.engines[one.engine]
-            for one in held
-            if one.tokens == prefix.position_tokens and one.engine != destination.key
+            self._members.engines[holding.engine]
+            for holding in held
+            if holding.tokens == prefix.position_tokens and holding.engine != destination.key
         ]
-        engines.sort(key=lambda one: (one.draining, len(one.handoffs), one.key), reverse=True)
-        offer.left, offer.revision = [one.key for one in engines], revision
+        engines.sort(
+            key=lambda engine: (engine.draining, len(engine.handoffs), engine.key), reverse=True
+        )
+        offer.left, offer.revision = [engine.key for engine in engines], revision
         self.open[handoff.number] = offer
         handoff.timeline.note(now_s, "looked up", (len(engines), offer.tokens))
         return self._next(handoff, offer, now_s)
 
     def is_open(self, handoff: Handoff) -> bool:
-        """Whether it is on offer, to whomever."""
+        """Return whether a handoff is on offer to any engine."""
         return handoff.number in self.open
 
     def check_alone(self, handoff: Handoff) -> None:
-        """Raise `RequestError` where readers are named for what one D alone asks for."""
+        """Raise `RequestError` if a publication names readers for a demand by prefix."""
         if self.is_open(handoff):
             raise RequestError(
-                f"handoff {handoff.handoff_id} is asked for by its prefix: who answers an offer "
-                f"names no readers",
+                f"handoff {handoff.handoff_id} is asked for by prefix: an engine that answers an "
+                f"offer must not name readers",
                 field="readers",
             )
 
     def is_offered(self, handoff: Handoff, engine: EngineRecord) -> bool:
-        """Whether the engine may answer: what it drains for must not keep it from that."""
-        offer = self.open.get(handoff.number)  # also a little beyond the end, until the next tick
+        """Return whether the engine may answer an offer of the handoff, even if it drains."""
+        offer = self.open.get(handoff.number)  # kept until the tick after the end
         return offer is not None and offer.engine == engine.key and not handoff.ended
 
     def taken(self, handoff: Handoff) -> None:
-        """Somebody publishes it."""
+        """Close the offer, because an engine publishes the handoff."""
         if (offer := self.open.pop(handoff.number, None)) is not None:
             offer.close()
 
     def decline(
         self, engine: EngineRecord, handoff_id: str, detail: str, now_s: float
     ) -> list[Action]:
-        """A holder does not publish what it was offered. What comes too late means nothing."""
+        """Record that a holder declines an offer, and offer to the next; ignore late answers."""
         handoff = self._ledger.look_up(engine, handoff_id)
         if handoff is None or handoff.ended or not self.is_offered(handoff, engine):
             return []
@@ -101,7 +105,7 @@ class Offering:
         return self._declined(handoff, self.open[handoff.number], now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Offer to the next what was not answered in time, or by an engine that is gone."""
+        """Pass on offers that were not answered in time, or whose engine is gone."""
         actions: list[Action] = []
         for number, offer in list(self.open.items()):
             handoff = self._ledger.by_number.get(number)
@@ -118,36 +122,37 @@ class Offering:
         return actions
 
     def retract(self, engine: EngineRecord, now_s: float) -> list[Action]:
-        """Offer to others what an engine was or would be offered: its weights were replaced."""
+        """Withdraw offers to an engine whose weights were replaced, and pass them on."""
         actions: list[Action] = []
         for number, offer in list(self.open.items()):
             offer.left = [key for key in offer.left if key != engine.key]
             handoff = self._ledger.by_number.get(number)
             if handoff is not None and offer.engine == engine.key:
-                why = f"{engine.key.engine_id} has other weights now"
+                why = f"{engine.key.engine_id} now has other weights"
                 handoff.timeline.note_often(now_s, "offer declined", why)
                 actions += self._declined(handoff, offer, now_s)
         return actions
 
     def keep(self, engine: EngineRecord, prefix: NamedPrefix) -> list[Action]:
-        """Tell a store of a state that the engine holds: of several always the same one."""
+        """Tell a store about a state that the engine holds; each state has a fixed store."""
         pool = self._members.pools.get(pool_of(engine), {}).values()
-        stores = [one for one in _stores(pool) if not one.draining and one is not engine]
+        stores = [store for store in _stores(pool) if not store.draining and store is not engine]
         if not stores or not engine.has_revision(prefix.revision):
             return []
-        # States that begin alike meet in one store, where their blocks are kept once.
+        # Prefixes with the same beginning go to the same store, which stores their common blocks
+        # once.
         first = prefix.hashes[: prefix.form.hash_bytes] or prefix.end_hash
-        chosen = max(stores, key=lambda one: _weight(one.key, first))
+        chosen = max(stores, key=lambda store: _weight(store.key, first))
         named = prefix._replace(revision=engine.revision_said(prefix.revision))
         return [SendKeep(chosen.key, named)]
 
     def forget_states(self, tenant: str, revision: str, pool: Pool | None = None) -> list[Action]:
-        """Have a tenant's stores drop the states of a revision; with ``pool``, those in it."""
+        """Tell a tenant's stores, or those in ``pool``, to drop the states of a revision."""
         return [
-            TellForget(one.key, revision)
+            TellForget(store.key, revision)
             for key, engines in self._members.pools.items()
             if key.tenant == tenant and pool in (None, key)
-            for one in _stores(engines.values())
+            for store in _stores(engines.values())
         ]
 
     def _declined(self, handoff: Handoff, offer: Offer, now_s: float) -> list[Action]:
@@ -176,9 +181,9 @@ class Offering:
             return [SendOffer(key, handoff.handoff_id, named, self._ledger.limits.offer_s)]
         self.open.pop(handoff.number).close()
         if offer.declined:
-            words = f"nobody gave it: {offer.declined} said that they held it, and declined"
+            words = f"all engines that announced this state declined it ({offer.declined})"
         else:
-            words = "nobody says that it holds the state of these tokens"
+            words = "no engine has announced the state of these tokens"
         return self._not_held(handoff, words, now_s)
 
     def _not_held(self, handoff: Handoff, words: str, now_s: float) -> list[Action]:
@@ -188,7 +193,7 @@ class Offering:
 
 def _stores(engines: Iterable[EngineRecord]) -> list[EngineRecord]:
     """Return the stores that have a session."""
-    return [one for one in engines if one.keeps and one.has_session]
+    return [engine for engine in engines if engine.keeps and engine.has_session]
 
 
 def _weight(store: EngineKey, first_hash: bytes) -> bytes:

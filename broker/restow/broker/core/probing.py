@@ -1,4 +1,4 @@
-"""Probes: agents measure what reading between hosts costs, and over what transport it goes."""
+"""Probes: agents measure the cost of reading between hosts, and report the transport."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from restow.broker.planner import CostModel
 
 @dataclass(slots=True, eq=False)
 class Probe:
-    """One that is under way."""
+    """A probe that is running."""
 
     number: int
     source: AgentRecord
     destination: AgentRecord
     names_transport: bool
-    """Whether the reader says over what it reads, and measures nothing."""
+    """Whether the reader reports its transport and measures nothing."""
     begun_s: float
     until_s: float
     held: Probed | None = None
-    """What the source answered."""
+    """The source's answer."""
     held_s: float = 0.0
 
 
 class ProbeEnd(NamedTuple):
-    """How one ended: by the reader's ``answer``, or for a ``reason``."""
+    """The end of a probe: the reader's ``answer``, or the ``reason`` why there is none."""
 
     probe: Probe
     answer: Probed | None = None
@@ -45,15 +45,15 @@ class ProbeEnd(NamedTuple):
 
 
 class Probes:
-    """Those of one kind. Pure: agents' answers and the time go in, actions and ends come out."""
+    """The running probes of a kind: answers and the time go in, actions and ends come out."""
 
     def __init__(self, numbering: Numbering) -> None:
-        """``numbering`` is that of all probes: agents tell kinds apart by nothing else."""
+        """Begin without probes; all kinds share ``numbering``, so that numbers are unique."""
         self._numbering = numbering
         self._running: dict[int, Probe] = {}
 
     def __len__(self) -> int:
-        """How many are under way."""
+        """Return the number of running probes."""
         return len(self._running)
 
     def begin(
@@ -66,7 +66,7 @@ class Probes:
         *,
         names_transport: bool = False,
     ) -> tuple[Probe, list[Action]]:
-        """Have the source hold ``size_bytes``."""
+        """Begin a probe: tell the source to hold ``size_bytes``."""
         number = self._numbering.take(now_s)
         probe = Probe(number, source, destination, names_transport, now_s, until_s)
         self._running[number] = probe
@@ -75,7 +75,7 @@ class Probes:
     def answered(
         self, agent: AgentRecord, answer: Probed, now_s: float
     ) -> tuple[list[Action], ProbeEnd | None]:
-        """An agent holds memory, has read, or could not; nothing for answers to anything else."""
+        """Process an agent's answer; return the end of the probe, if any. Ignore others."""
         probe = self._running.get(answer.number)
         if probe is None or agent not in (probe.source, probe.destination):
             return [], None
@@ -83,7 +83,7 @@ class Probes:
             return self._end(ProbeEnd(probe, None, answer.reason, answer.detail))
         if agent is probe.source and probe.held is None:
             if not is_memory(answer.address, answer.size_bytes):
-                words = f"it says that it holds {answer.size_bytes} bytes at {answer.address}"
+                words = f"it reported {answer.size_bytes} bytes at {answer.address}"
                 return self._end(ProbeEnd(probe, None, "ARGUMENT_INVALID", words))
             probe.held, probe.held_s = answer, now_s
             return _ask_reader(probe, answer), None
@@ -92,7 +92,7 @@ class Probes:
         return [], None
 
     def tick(self, now_s: float) -> tuple[list[Action], list[ProbeEnd]]:
-        """Give up what takes too long, and what has lost an agent."""
+        """End probes that time out or have lost an agent."""
         actions: list[Action] = []
         ends: list[ProbeEnd] = []
         for probe in list(self._running.values()):
@@ -132,7 +132,7 @@ def _ask_reader(probe: Probe, held: Probed) -> list[Action]:
 
 @dataclass(slots=True, eq=False)
 class HostCosts:
-    """What is known of a pair of hosts."""
+    """The measured costs of a pair of hosts."""
 
     costs: CostModel | None = None
     failure: str = ""
@@ -141,25 +141,25 @@ class HostCosts:
 
 
 class Probing:
-    """The costs of all pairs of hosts. Pure, like the directory that it serves."""
+    """The costs of all pairs of hosts."""
 
     def __init__(self, limits: Limits, enabled: bool, numbering: Numbering) -> None:
-        """Know nothing; not ``enabled``: never ask. ``numbering`` is that of all probes."""
+        """Begin without costs; measure only if ``enabled``. All probes share ``numbering``."""
         self.known: OrderedDict[HostPair, HostCosts] = OrderedDict()
         self._limits = limits
         self._enabled = enabled
         self.measuring = Durations()
-        """How long measurements took, failed ones too."""
+        """Durations of measurements, including failed measurements."""
         self._probes = Probes(numbering)
         self._by_hosts: dict[HostPair, tuple[Probe, set[int]]] = {}
-        """The measurement of a pair that is under way, and the handoffs that wait for it."""
+        """For each running measurement: its probe, and the handoffs that wait for it."""
 
     def hosts(self, source: EngineRecord, destination: EngineRecord) -> HostPair | None:
-        """The hosts between which costs of two engines are measured; those of their first ranks."""
+        """Return the hosts of two engines' first ranks, between which costs are measured."""
         return _hosts(source, destination) if self._enabled else None
 
     def costs(self, source: EngineRecord, destination: EngineRecord) -> HostPair | None:
-        """The hosts of two engines whose costs are known."""
+        """Return the hosts of two engines if their costs are known; otherwise None."""
         if not self.known:
             return None
         hosts = _hosts(source, destination)
@@ -174,7 +174,7 @@ class Probing:
         plan: PairPlan,
         now_s: float,
     ) -> list[Action] | None:
-        """Have a handoff wait until costs are known; None: there is nothing to wait for."""
+        """Let a handoff wait until costs are known; None if there is nothing to wait for."""
         actions = self.measure(source, destination, plan, now_s)
         hosts = self.hosts(source, destination)
         if actions is not None and hosts is not None:
@@ -184,12 +184,12 @@ class Probing:
     def measure(
         self, source: EngineRecord, destination: EngineRecord, plan: PairPlan, now_s: float
     ) -> list[Action] | None:
-        """Have costs measured that are not known, unless that is under way; None: they are not."""
+        """Start measuring unknown costs, unless that is running; None if nothing is measured."""
         hosts = self.hosts(source, destination)
         if hosts is None:
             return None
         first, second = _first_agent(source), _first_agent(destination)
-        # A measurement hands the right to read over: nobody gets it who would not get it anyway.
+        # A measurement grants the right to read: only pairs that the plan lets read may measure.
         if first.key.rank not in plan.sources.get(second.key.rank, ()):
             return None
         known = self.known.get(hosts)
@@ -206,30 +206,30 @@ class Probing:
         return actions
 
     def failure(self, source: EngineRecord, destination: EngineRecord) -> str:
-        """Why the costs of two engines could not be measured; nothing if they were."""
+        """Return why the costs of two engines could not be measured; empty without a failure."""
         hosts = self.hosts(source, destination)
         known = None if hosts is None else self.known.get(hosts)
         return "" if known is None else known.failure
 
     def awaited_by(self, handoff: int) -> bool:
-        """Whether a handoff waits for a measurement that is under way."""
+        """Return whether a handoff waits for a running measurement."""
         return any(handoff in waiting for _, waiting in self._by_hosts.values())
 
     def answered(
         self, agent: AgentRecord, answer: Probed, now_s: float
     ) -> tuple[list[Action], set[int]]:
-        """An agent has measured: what follows, and the handoffs that wait no more."""
+        """Process an agent's answer; return actions and the handoffs that no longer wait."""
         actions, end = self._probes.answered(agent, answer, now_s)
         return actions, set() if end is None else self._learn(end, now_s)
 
     def tick(self, now_s: float) -> tuple[list[Action], set[int]]:
-        """Give up what takes too long, and what has lost an agent."""
+        """End probes that time out or have lost an agent; return the handoffs that waited."""
         actions, ends = self._probes.tick(now_s)
         return actions, set().union(*(self._learn(end, now_s) for end in ends))
 
     def _learn(self, end: ProbeEnd, now_s: float) -> set[int]:
-        """Keep the costs, or that there are none; the handoffs that waited for them."""
-        hosts = next(one for one, (probe, _) in self._by_hosts.items() if probe is end.probe)
+        """Store the costs or the failure; return the handoffs that waited for them."""
+        hosts = next(pair for pair, (probe, _) in self._by_hosts.items() if probe is end.probe)
         _, waiting = self._by_hosts.pop(hosts)
         self.measuring.add(now_s - end.probe.begun_s)
         outcome = _outcome(end)
@@ -268,34 +268,34 @@ def _hosts(source: EngineRecord, destination: EngineRecord) -> HostPair | None:
 
 
 MAX_EXAMINATIONS = 8
-"""At once: each is a process on D's host."""
+"""Limit of concurrent examinations, because each is a process on D's host."""
 MAX_DETAIL = 512
 
 
 class Examining:
-    """All examinations under way. Pure, like the directory that it serves."""
+    """All running examinations: probes that only report the transport."""
 
     def __init__(self, limits: Limits, numbering: Numbering) -> None:
-        """``numbering`` is that of all probes."""
+        """Begin without examinations; all probes share ``numbering``."""
         self._limits = limits
         self._probes = Probes(numbering)
 
     def begin(
         self, source: EngineRecord, destination: EngineRecord, now_s: float
     ) -> tuple[int, list[Action]]:
-        """Its number, by which `TellExamined` tells how it ended.
+        """Begin an examination; `TellExamined` will report its end under the returned number.
 
         Raises `PairNotReadyError` and `QuotaExceededError`; then nothing was begun.
         """
         first, second = _agent_with_staging(source), _agent_with_staging(destination)
         if first is second:
             raise PairNotReadyError(
-                f"engine {source.key.engine_id} does not read from itself: name two engines",
+                f"engine {source.key.engine_id} cannot read from itself: name two engines",
                 engine=source.key.engine_id,
             )
         if len(self._probes) >= MAX_EXAMINATIONS:
             raise QuotaExceededError(
-                f"{MAX_EXAMINATIONS} pairs are being probed: ask again when one of them is done"
+                f"{MAX_EXAMINATIONS} pairs are already being probed: try again when a probe is done"
             )
         size_bytes = min(self._limits.examine_bytes, first.staging_bytes)
         until_s = now_s + self._limits.examine_s
@@ -305,22 +305,22 @@ class Examining:
         return probe.number, actions
 
     def answered(self, agent: AgentRecord, answer: Probed, now_s: float) -> list[Action]:
-        """An agent holds memory, or has read; nothing for answers to anything else."""
+        """Process an agent's answer; answers to anything else are ignored."""
         actions, end = self._probes.answered(agent, answer, now_s)
-        return actions if end is None else [*actions, _told(end)]
+        return actions if end is None else [*actions, _examined(end)]
 
     def tick(self, now_s: float) -> list[Action]:
-        """Give up what takes too long, and what has lost an agent."""
+        """End probes that time out or have lost an agent."""
         actions, ends = self._probes.tick(now_s)
-        return actions + [_told(end) for end in ends]
+        return actions + [_examined(end) for end in ends]
 
 
-def _told(end: ProbeEnd) -> TellExamined:
+def _examined(end: ProbeEnd) -> TellExamined:
     probe, read = end.probe, end.answer
     reason, detail = end.reason, end.detail
     if read is not None and not read.transport:
         reason = "TRANSPORT_UNKNOWN"
-        detail = "the agent is of a version that does not say over what it reads"
+        detail = "the agent's version does not report its transport"
     transport, method = (read.transport, read.method) if read is not None else ("", "")
     return TellExamined(
         probe.number,
@@ -336,14 +336,14 @@ def _told(end: ProbeEnd) -> TellExamined:
 def _agent_with_staging(engine: EngineRecord) -> AgentRecord:
     if not engine.agents:
         raise PairNotReadyError(
-            f"engine {engine.key.engine_id} has no agent connected: `restow engines` shows who has",
+            f"engine {engine.key.engine_id} has no connected agent: see `restow engines`",
             engine=engine.key.engine_id,
         )
     agent = engine.agents[min(engine.agents)]
     if not agent.staging_bytes:
         raise PairNotReadyError(
-            f"rank {agent.key.rank} of engine {engine.key.engine_id} has no staging to be probed "
-            f"in: give its agent some",
+            f"rank {agent.key.rank} of engine {engine.key.engine_id} has no staging memory for a "
+            f"probe: give its agent staging memory",
             engine=engine.key.engine_id,
         )
     return agent

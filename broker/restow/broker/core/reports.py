@@ -1,4 +1,4 @@
-"""Reports: what each word of an agent means."""
+"""Reports: the effect of each message of an agent."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from restow.broker.core.probing import Examining, Probing
 from restow.broker.errors import RequestError
 
 NOT_BEGUN = "READ_NOT_BEGUN"
-"""What an agent reports that had no turn for an order inside its grant."""
+"""The reason of an agent that could not start an order inside its grant."""
 
 
 class Reports:
-    """What agents say, and what comes of it. Pure, like the directory that it serves."""
+    """Handles the messages of agents for a directory."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Reports:
         probing: Probing,
         examining: Examining,
     ) -> None:
-        """Serve what a directory consists of."""
+        """Serve the parts of a directory."""
         self._ledger = ledger
         self._limits = ledger.limits
         self._granting = granting
@@ -45,18 +45,23 @@ class Reports:
         now_s: float,
         tokens: int = 0,
     ) -> list[Action]:
-        """A rank of P says that its part is complete in memory; 0 ``tokens``: all of it.
+        """Record that a rank of P has ``tokens`` leading tokens in memory, or for 0 the whole.
 
-        Of leading tokens it says more later, so nothing is kept of them before P has published.
+        Fences of leading tokens before the publication are ignored, because the rank will send
+        later ones.
 
-        Raises `RequestError`, `HandoffOwnedError`, `QuotaExceededError` or `DirectoryFullError`;
-        then nothing changed.
+        Raises `RequestError`, `HandoffOwnedError`, `QuotaExceededError` or `DirectoryFullError`; in
+        any case nothing changes.
         """
         if agent.gone:
             return []
         check_handoff_id(handoff_id)
         if tokens < 0:
-            raise RequestError(f"handoff {handoff_id}: {tokens} tokens are fenced", field="tokens")
+            raise RequestError(
+                f"handoff {handoff_id}: the number of fenced tokens is {tokens}: it must not be "
+                f"negative",
+                field="tokens",
+            )
         known = self._ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             return [SendUnfence(agent.key, handoff_id)]
@@ -81,7 +86,7 @@ class Reports:
         failure: Failure | None,
         now_s: float,
     ) -> list[Action]:
-        """A source's agent has gathered and hashed ``run``, or could not."""
+        """Record the run that a source's agent gathered and hashed, or its failure."""
         if agent.gone:
             return []
         handoff, rank = self._ledger.by_number.get(number), agent.key.rank
@@ -92,7 +97,7 @@ class Reports:
             return []
         if failure is not None:
             return self._ledger.stop(handoff, failure, now_s)
-        # Whatever is wrong with it from here on: the agent holds a run, which must be given back.
+        # Store the run even if it is refused below: the agent holds it and must be told to free it.
         failure = unreadable(run, agent)
         if failure is None and pair.hashed:
             failure = not_hashed(run, rank)
@@ -108,7 +113,7 @@ class Reports:
         if not handoff.is_staged(pair, dst_rank):
             return []
         if (late := handoff.lease.used_up(self._limits, now_s)) is not None:
-            # This rank is not told to read: it has nothing to settle.
+            # This rank was never told to read, so it has nothing to settle.
             handoff.unsettled.discard(dst_rank)
             return self._ledger.stop(handoff, late, now_s)
         if len(handoff.staged) == pair.staged_runs:
@@ -118,7 +123,7 @@ class Reports:
     def settled(
         self, engine: EngineRecord, agent: AgentRecord, settlement: Settlement, now_s: float
     ) -> list[Action]:
-        """A destination's agent has ended its part."""
+        """Record that a destination's agent has finished its part."""
         handoff, rank = self._ledger.by_number.get(settlement.number), agent.key.rank
         if agent.gone:
             return []
@@ -151,7 +156,7 @@ class Reports:
         return actions + self._granting.call_next(engine.key, now_s)
 
     def probed(self, agent: AgentRecord, answer: Probed, now_s: float) -> list[Action]:
-        """An agent has measured costs, or could not."""
+        """Process an agent's measurement or its failure."""
         if agent.gone:
             return []
         actions, waiting = self._probing.answered(agent, answer, now_s)

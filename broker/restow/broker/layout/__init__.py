@@ -1,6 +1,6 @@
 """Layouts: which rank holds which box of which field, and where in its pages.
 
-Pure values. Imports no torch, no grpc, no NIXL.
+The room has only values and pure functions, and imports no torch, grpc or NIXL.
 """
 
 from restow.broker.layout.check_whole import check_layout

@@ -1,4 +1,4 @@
-"""Mixer inputs and projections: what a conv window may be rebuilt from, checked as a whole."""
+"""Check mixer inputs and projections, from which conv windows can be recomputed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ INPUT_AXES = ("tap", "hidden")
 
 
 def check_inputs(layout: Layout) -> None:
-    """Raise `LayoutFormError` or `LayoutStrideError` that names what does not fit; else return.
+    """Raise `LayoutFormError` or `LayoutStrideError` if an input or a projection is invalid.
 
-    Places inside of pages are the business of `PageChecker`.
+    `PageChecker` checks their places inside of pages.
     """
     inputs = {field.name: field for field in layout.model.inputs}
     fields = {field.name: field for field in layout.model.fields}
@@ -51,7 +51,7 @@ def check_inputs(layout: Layout) -> None:
                 if held is None:
                     why = "the rank has no shard of that box"
                 elif not held.castable:
-                    why = f"no number is turned into the {held.label} of its shard"
+                    why = f"no number can be converted to the {held.label} of its shard"
                 elif (weights.field, weights.box) in offered:
                     why = "it is listed more than once"
             if why:
@@ -65,17 +65,17 @@ def check_inputs(layout: Layout) -> None:
 
 
 def _check_input(rank: int, shard: Shard, field: Field | None) -> None:
-    """Inputs are read as rows of numbers: whole, without gaps in a row, each at its size."""
+    """Check that an input is held whole, as aligned rows of numbers without gaps in a row."""
     item = shard.dtype.itemsize_bytes
     wrong = ""
     if field is None:
         wrong = "the model lists no such input"
     elif shard.box != tuple(Span(0, size) for size in field.shape):
-        wrong = "a rank that keeps an input keeps all of it"
+        wrong = "a rank must keep all of an input"
     elif not shard.dtype.castable:
-        wrong = f"{shard.dtype.label} is no type to multiply in"
+        wrong = f"{shard.dtype.label} cannot be multiplied"
     elif len(shard.strides_bytes) != 2 or shard.strides_bytes[1] != item:
-        wrong = f"strides {list(shard.strides_bytes)}: a row of it has no gaps"
+        wrong = f"strides {list(shard.strides_bytes)}: a row must have no gaps"
     elif shard.offset_bytes % item or shard.strides_bytes[0] % item:
         wrong = f"its numbers must lie at multiples of {item} bytes"
     if wrong:
@@ -93,7 +93,7 @@ def _misfit(
     read: Field | None,
     regions: dict[str, Region],
 ) -> str:
-    """Why a projection can't be, or nothing."""
+    """Return why a projection is invalid; empty if it is valid."""
     item = weights.dtype.itemsize_bytes
     region = regions.get(weights.region)
     if field is None:
@@ -101,33 +101,33 @@ def _misfit(
     if read is None:
         return f"the model has no input {weights.input!r}"
     if field.kind is not Kind.SNAPSHOT or "tap" not in field.axes:
-        return "only windows, snapshots with an axis tap, are rebuilt"
+        return "only windows (snapshots with an axis tap) can be recomputed"
     tap = field.axes.index("tap")
     if field.shape[tap] != read.shape[0]:
         return f"it has {field.shape[tap]} taps, input {read.name} has {read.shape[0]}"
     if len(weights.box) != len(field.axes) or weights.box[tap] != Span(0, field.shape[tap]):
         return "its box needs one range for each axis, and all taps"
     if region is None or not region.constant:
-        return f"region {weights.region!r} is not listed, or not constant (it has a group)"
+        return f"region {weights.region!r} is not listed, or is not constant (it has a group)"
     if not weights.dtype.castable:
-        return f"{weights.dtype.label} is no type to multiply in"
+        return f"{weights.dtype.label} cannot be multiplied"
     strides = weights.strides_bytes
     if len(strides) != len(field.axes) or strides[-1] != item:
         return (
-            f"strides {list(strides)}: one for each axis but tap is needed, then one of {item} "
-            f"bytes, for a row of weights has no gaps"
+            f"strides {list(strides)}: they need one entry for each axis but tap, and {item} bytes "
+            f"as the last entry, because a row of weights has no gaps"
         )
     if any(stride % item for stride in (weights.offset_bytes, *strides)):
         return f"its numbers must lie at multiples of {item} bytes"
     if volume(weights.box) > MAX_CHANNELS:
-        return "it has more channels than can be"
+        return f"it has more than {MAX_CHANNELS} channels"
     return ""
 
 
 def weights_as_shard(weights: Projection, field: Field, read: Field) -> tuple[Field, Shard]:
-    """Weights as a shard of a field of their own: the same must hold of their place.
+    """Return weights as a shard of a field of their own, so that the same checks apply to them.
 
-    Of the conv field ``field`` the axis tap gives way to the hidden one of the input ``read``.
+    The axis tap of the conv field ``field`` is replaced by the hidden axis of the input ``read``.
     """
     tap = field.axes.index("tap")
     name = f"(weights of {field.name} {box_text(weights.box)})"

@@ -1,4 +1,4 @@
-"""The proof that the shards of a rank do not collide in its pages, and fit into its regions."""
+"""Prove that the shards of a rank share no bytes of a page and fit into their regions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from restow.broker.layout.values import (
 
 
 def sizes_and_strides(shard: Shard, region: Region) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and strides of a shard in a page, the token axis included."""
+    """Return sizes and strides of a shard in a page, including the token axis."""
     sizes, strides = tuple(span.size for span in shard.box), shard.strides_bytes
     if region.page_tokens is not None and shard.token_stride_bytes is not None:
         return (*sizes, region.page_tokens), (*strides, shard.token_stride_bytes)
@@ -37,7 +37,7 @@ def sizes_and_strides(shard: Shard, region: Region) -> tuple[tuple[int, ...], tu
 
 
 def check_strides(rank: int, shard: Shard, field: Field, region: Region) -> None:
-    """Each axis steps over all that the smaller ones reach, and the last byte is in the page."""
+    """Check that strides separate all elements, and that the shard ends in the page."""
     reach = shard.dtype.itemsize_bytes
     sizes, strides = sizes_and_strides(shard, region)
     axes = [*field.axes, "token"]
@@ -49,7 +49,7 @@ def check_strides(rank: int, shard: Shard, field: Field, region: Region) -> None
             if stride <= 0:
                 wrong = "is not positive"
             elif stride < reach:
-                wrong = f"folds elements: it is less than the {reach} bytes inside it"
+                wrong = f"folds elements: it is less than the {reach} bytes within it"
             else:
                 wrong = f"is more than {MAX_PAGE_BYTES}"
             raise LayoutStrideError(
@@ -76,7 +76,7 @@ def check_strides(rank: int, shard: Shard, field: Field, region: Region) -> None
 
 
 def check_memory(rank: int, region: Region, shards: list[Shard]) -> None:
-    """No byte of a page belongs to two shards: sort all runs and look at neighbours."""
+    """Check that no byte belongs to two shards by sorting all runs and comparing neighbours."""
     table = np.concatenate([_runs(shard, region, index) for index, shard in enumerate(shards)])
     table = table[np.argsort(table[:, 0], kind="stable")]
     clash = np.flatnonzero(table[1:, 0] < table[:-1, 1])
@@ -96,13 +96,13 @@ def check_memory(rank: int, region: Region, shards: list[Shard]) -> None:
 
 
 def page_runs(rank: RankLayout, region: Region) -> Int64s:
-    """Return the bytes of a page that anything lies in, as runs that rise: ``[runs, 2]``."""
-    shards = [one for one in (*rank.shards, *rank.inputs) if one.region == region.name]
-    for one in rank.scratch:
-        if one.region == region.name:
-            box = tuple(Span(0, size) for size in one.sizes)
-            place = (one.region, one.offset_bytes, one.strides_bytes)
-            shards.append(Shard("", box, one.dtype, *place))
+    """Return the bytes of a page that hold anything, as rising runs: ``[runs, 2]``."""
+    shards = [shard for shard in (*rank.shards, *rank.inputs) if shard.region == region.name]
+    for scratch in rank.scratch:
+        if scratch.region == region.name:
+            box = tuple(Span(0, size) for size in scratch.sizes)
+            place = (scratch.region, scratch.offset_bytes, scratch.strides_bytes)
+            shards.append(Shard("", box, scratch.dtype, *place))
     if not shards:
         return np.empty((0, 2), np.int64)
     table = np.concatenate([_runs(shard, region, 0)[:, :2] for shard in shards])
@@ -113,7 +113,7 @@ def page_runs(rank: RankLayout, region: Region) -> Int64s:
 
 
 def _runs(shard: Shard, region: Region, index: int) -> Int64s:
-    """The runs of bytes of a shard in a page: ``[runs, 3]`` of start, stop and ``index``."""
+    """Return a shard's runs of bytes in a page, ``[runs, 3]``: start, stop and ``index``."""
     item = shard.dtype.itemsize_bytes
     sizes, strides = sizes_and_strides(shard, region)
     rows = cut_rows(sizes, [strides], [item])
@@ -125,14 +125,14 @@ def _runs(shard: Shard, region: Region, index: int) -> Int64s:
 
 
 def check_regions(rank: RankLayout) -> None:
-    """Raise `LayoutFormError` for a number out of its bounds."""
+    """Raise `LayoutFormError` for a number outside of its limits."""
     for region in rank.regions:
-        if wrong := _wrong(region):
+        if wrong := _why_invalid(region):
             raise _error(rank, region, wrong)
 
 
 def check_region_use(rank: RankLayout) -> None:
-    """Raise `LayoutFormError` for a constant region with anything but weights in it."""
+    """Raise `LayoutFormError` for a constant region that holds anything but weights."""
     used = {shard.region for shard in (*rank.shards, *rank.inputs)}
     used |= {scratch.region for scratch in rank.scratch}
     for region in rank.regions:
@@ -140,12 +140,12 @@ def check_region_use(rank: RankLayout) -> None:
             raise _error(
                 rank,
                 region,
-                "without a group it is constant and holds weights of projections and nothing else, "
-                "no tokens either",
+                "a region without a group is constant: it holds only weights of projections, and "
+                "no tokens",
             )
 
 
-def _wrong(region: Region) -> str:
+def _why_invalid(region: Region) -> str:
     tokens = 1 if region.page_tokens is None else region.page_tokens
     for name, value, limit in (
         ("page_stride_bytes", region.page_stride_bytes, MAX_PAGE_BYTES),
@@ -161,18 +161,18 @@ def _wrong(region: Region) -> str:
         return f"pages_per_block is {blocks}, but a block of snapshots is one page"
     if region.page_tokens is None and region.whole_blocks:
         return "whole_blocks is for pages of tokens"
-    return _wrong_tokens(region)
+    return _why_tokens_invalid(region)
 
 
-def _wrong_tokens(region: Region) -> str:
-    """Why its pages can't hold the tokens that it says, or nothing."""
+def _why_tokens_invalid(region: Region) -> str:
+    """Return why a region cannot hold the tokens that it claims; empty if it can."""
     parts, part, run = region.context_parts, region.context_part, region.interleave_tokens
     if not 0 < parts <= MAX_RANKS or not 0 <= part < parts:
-        return f"context_part is {part} of {parts}; there may be 1 to {MAX_RANKS}, numbered from 0"
+        return f"context_part is {part} of {parts}; there are 1 to {MAX_RANKS}, numbered from 0"
     if parts == 1:
-        return f"interleave_tokens is {run}, but there is one context part" if run != 1 else ""
+        return f"interleave_tokens is {run}, but there is only a single part" if run != 1 else ""
     if region.page_tokens is None:
-        return f"context_parts is {parts}, but only tokens are cut over ranks"
+        return f"context_parts is {parts}, but only tokens can be divided among ranks"
     held = region.page_tokens * region.pages_per_block
     if run < 1 or held % run:
         return f"interleave_tokens is {run}; it must divide the {held} tokens of a block"
@@ -186,17 +186,17 @@ def _error(rank: RankLayout, region: Region, wrong: str) -> LayoutFormError:
 
 
 class PageChecker:
-    """Checks the ranks of one layout; pages of equal form are looked at once."""
+    """Checks the ranks of a layout; pages of the same form are checked only once."""
 
     def __init__(self, model: Model) -> None:
-        """Start with nothing checked."""
+        """Begin without checked pages."""
         self._fields = {field.name: field for field in model.fields}
         self._inputs = {field.name: field for field in model.inputs}
         self._checked: set[object] = set()
         self._runs = 0
 
     def check(self, rank: RankLayout) -> None:
-        """Raise `LayoutFormError`, `LayoutStrideError` or `LayoutMemoryError`; else return."""
+        """Raise a `LayoutError` for an invalid rank: its form, strides or memory."""
         regions = {region.name: region for region in rank.regions}
         check_regions(rank)
         lying: dict[str, list[tuple[Field, Shard]]] = defaultdict(list)
@@ -232,7 +232,7 @@ class PageChecker:
             self._check_page(rank.rank, regions[name], found)
 
     def _check_page(self, rank: int, region: Region, lying: list[tuple[Field, Shard]]) -> None:
-        """Of all that lies in a page of a region."""
+        """Check everything in a page of a region."""
         form = (
             region.page_stride_bytes,
             tuple((s.offset_bytes, s.dtype, *sizes_and_strides(s, region)) for _, s in lying),
@@ -263,7 +263,7 @@ class PageChecker:
 def _as_shard(
     rank: int, scratch: Scratch, number: int, regions: dict[str, Region]
 ) -> tuple[Field, Shard]:
-    """Scratch memory as a shard of a field of its own: the same must hold of its place."""
+    """Return scratch memory as a shard of its own field, so that the same checks apply."""
     region = regions.get(scratch.region)
     sizes, strides = scratch.sizes, scratch.strides_bytes
     wrong = ""

@@ -1,7 +1,7 @@
-"""The proof that a layout is whole: every element of every field is held, and nothing collides.
+"""Prove that a layout is whole: ranks hold every element of every field, and nothing collides.
 
-Run once at registration, so that the planner needs no defensive ifs. Whatever numbers come in, the
-work is bounded: sizes are limited before anything is counted out.
+The proof runs once at registration, so that the planner needs no defensive checks. Its work is
+bounded for any input, because sizes are limited before anything is enumerated.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from restow.broker.layout.values import (
 def check_boxes(
     field: Field, holders: Sequence[tuple[int, Box, TokenClass]], ranks: Sequence[int]
 ) -> None:
-    """Check who holds which box of ``field``, and for which tokens.
+    """Check that the boxes of ``field`` cover it without overlaps, for all tokens.
 
-    Raises `LayoutOverlapError` and `LayoutHoleError`, and `LayoutFormError` for more boxes than
-    can be compared.
+    ``holders`` has a rank, its box and its tokens for each shard. Raises `LayoutOverlapError`,
+    `LayoutHoleError`, and `LayoutFormError` for more boxes than the limit.
     """
     boxes: dict[Box, set[int]] = defaultdict(set)
     tokens: dict[Box, dict[TokenClass, int]] = defaultdict(dict)
@@ -70,7 +70,7 @@ def check_boxes(
             field=field.name,
         )
     _check_overlaps(field, boxes)
-    # Disjoint boxes inside the field cover it exactly when their volumes add up.
+    # Disjoint boxes inside the field cover it exactly if their volumes add up.
     if sum(map(volume, boxes)) != math.prod(field.shape):
         _raise_hole(field, list(boxes), ranks, {rank for rank, _, _ in holders})
     for box, classes in tokens.items():
@@ -78,20 +78,20 @@ def check_boxes(
 
 
 def _check_tokens(field: Field, box: Box, classes: dict[TokenClass, int]) -> None:
-    """Check that the classes, each with a rank that holds it, are all of one way to cut tokens."""
+    """Check that the token classes of a box belong to the same division and are complete."""
     first, rank = next(iter(classes.items()))
-    for one, other in classes.items():
-        if (one.parts, one.interleave_tokens) != (first.parts, first.interleave_tokens):
+    for held, other in classes.items():
+        if (held.parts, held.interleave_tokens) != (first.parts, first.interleave_tokens):
             raise LayoutOverlapError(
                 f"field {field.name}: ranks {rank} and {other} hold {box_text(box)} and cut its "
-                f"tokens into {_cut_text(first)} and {_cut_text(one)}, so some are held by both",
+                f"tokens into {_cut_text(first)} and {_cut_text(held)}, so some are held by both",
                 field=field.name,
                 axis="token",
                 ranks=f"{rank},{other}",
                 range=box_text(box),
             )
     if len(classes) != first.parts:
-        missing = next(iter(set(range(first.parts)) - {one.part for one in classes}))
+        missing = next(iter(set(range(first.parts)) - {held.part for held in classes}))
         raise LayoutHoleError(
             f"field {field.name}, axis token: no rank holds part {missing} of the tokens of "
             f"{box_text(box)}, which are cut into {_cut_text(first)}",
@@ -102,8 +102,8 @@ def _check_tokens(field: Field, box: Box, classes: dict[TokenClass, int]) -> Non
         )
 
 
-def _cut_text(one: TokenClass) -> str:
-    return f"{one.parts} parts by {one.interleave_tokens}"
+def _cut_text(tokens: TokenClass) -> str:
+    return f"{tokens.parts} parts by {tokens.interleave_tokens}"
 
 
 def _check_overlaps(field: Field, boxes: dict[Box, set[int]]) -> None:
@@ -147,10 +147,10 @@ def _raise_hole(field: Field, boxes: list[Box], ranks: Sequence[int], holding: s
 
 
 def find_hole(shape: Sequence[int], boxes: Iterable[Box]) -> Box:
-    """A box that none of the disjoint ``boxes`` touches; there has to be one.
+    """Return a box that none of the disjoint ``boxes`` touches; the caller knows that it exists.
 
-    One axis at a time: cut it at all edges, and go into the first slab whose boxes' cross-sections
-    do not add up to the whole one.
+    For each axis in turn, the box is cut at all edges, and the search continues in the first slab
+    whose boxes' cross-sections do not add up to the whole cross-section.
 
     >>> [str(s) for s in find_hole((4, 2), [(Span(0, 2), Span(0, 2)), (Span(2, 4), Span(0, 1))])]
     ['[2, 4)', '[1, 2)']
@@ -177,7 +177,7 @@ def find_hole(shape: Sequence[int], boxes: Iterable[Box]) -> Box:
 
 
 def _open_axis(field: Field, hole: Box) -> tuple[str, Span | str]:
-    """The first axis along which the hole is a part, and the missing range."""
+    """Return the first axis along which the hole is partial, and the missing range."""
     for axis, span, size in zip(field.axes, hole, field.shape, strict=True):
         if span.size < size:
             return axis, span
@@ -189,12 +189,12 @@ def _ranks_text(ranks: Iterable[int]) -> str:
 
 
 def check_layout(layout: Layout) -> None:
-    """Raise a typed `LayoutError` that names field, axis, ranks and range; else return.
+    """Raise a `LayoutError` that names field, axis, ranks and range if the layout is invalid.
 
-    Checked: names (printable) and shapes, strides (positive, inside the page, folding nothing),
-    memory of a page claimed once, ranks that agree on dtypes and pages, every element held by some
-    rank, of every token, overlaps only between equal boxes of different ranks; inputs kept whole,
-    and projections that fit the shards that they speak of.
+    Checks that names are printable and shapes valid; that strides are positive, stay inside the
+    page and separate elements; that shards share no bytes; that ranks agree on dtypes and pages;
+    that some rank holds every element of every token; that only equal boxes of different ranks
+    overlap; that inputs are whole; and that projections fit their shards.
     """
     _check_size(layout)
     _check_names(layout)
@@ -211,7 +211,7 @@ def check_layout(layout: Layout) -> None:
         tokens = {region.name: region.tokens for region in rank.regions}
         for shard in rank.shards:
             held[shard.field].append((rank.rank, shard.box, tokens[shard.region]))
-    proven: set[object] = set()  # layers of a kind are held alike
+    proven: set[object] = set()  # layers of a kind are held alike, so check each form once
     for field in layout.model.fields:
         form = (field.axes, field.shape, tuple(held[field.name]))
         if form not in proven:
@@ -220,9 +220,9 @@ def check_layout(layout: Layout) -> None:
 
 
 def check_counts(layout: Any) -> None:
-    """Raise `LayoutFormError` for more parts than are looked at one by one.
+    """Raise `LayoutFormError` if a layout has more parts than can be checked one by one.
 
-    ``layout`` may be the message of one, of which nothing is made yet.
+    ``layout`` may also be the message of a layout, from which no values have been created yet.
     """
     ranks, model = layout.ranks, layout.model
     if not 0 < len(ranks) <= MAX_RANKS:
@@ -239,7 +239,7 @@ def check_counts(layout: Any) -> None:
 
 
 def _check_names(layout: Layout) -> None:
-    """Whatever has a name is shown to people by it."""
+    """Check that all names are printable, because they are shown to people."""
     model = layout.model
     named = [(f"the model's {part}", getattr(model, part)) for part in ("name", *IDENTITY_PARTS)]
     for field in (*model.fields, *model.inputs):
@@ -261,7 +261,7 @@ def _check_size(layout: Layout) -> None:
                 f"the model's {part} has {length} characters; at most {MAX_WORD_LENGTH} are allowed"
             )
     if not layout.model.fields:
-        raise LayoutFormError("the model has no fields: there is no state to hand over")
+        raise LayoutFormError("the model has no fields, and so no state to hand over")
     fields = (*layout.model.fields, *layout.model.inputs)
     check_counts(layout)
     if double := _double(field.name for field in fields):
@@ -282,7 +282,7 @@ def _check_size(layout: Layout) -> None:
 
 
 def _double(names: Iterable[object]) -> list[object]:
-    """The names that occur more than once."""
+    """Return the names that occur more than once."""
     return [name for name, count in Counter(names).items() if count > 1]
 
 
@@ -323,7 +323,7 @@ _OF_A_LIST = (
     "interleave_tokens",
     "whole_blocks",
 )
-"""What regions of one group have in common, for one list of block ids addresses them all."""
+"""Properties that regions of a group share, because the same list of block ids addresses them."""
 
 
 def _check_agreement(layout: Layout) -> None:
@@ -355,7 +355,7 @@ def _check_agreement(layout: Layout) -> None:
 
 
 def _check_windows(layout: Layout) -> None:
-    """Refuse whole blocks of fields with several windows: a block is whole only in one of them."""
+    """Refuse whole blocks in groups with several windows, which begin in different blocks."""
     windows = {field.name: field.window_tokens for field in layout.model.fields}
     found: dict[str, tuple[str, int]] = {}
     for rank in layout.ranks:
@@ -367,8 +367,8 @@ def _check_windows(layout: Layout) -> None:
             first = found.setdefault(group, (shard.field, window))
             if first[1] != window:
                 raise LayoutFormError(
-                    f"group {group} keeps whole blocks, and its fields have several windows: "
-                    f"{first[0]} one of {first[1]} tokens, {shard.field} one of {window} (0: all)",
+                    f"group {group} keeps whole blocks, but its fields have different windows: "
+                    f"{first[0]} has {first[1]} tokens, {shard.field} has {window} (0: all)",
                     group=group,
                     field=shard.field,
                 )

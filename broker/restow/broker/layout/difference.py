@@ -1,4 +1,4 @@
-"""Describe layouts to people: a summary of each, and how two differ."""
+"""Describe layouts to people: a summary of each, and the differences between two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAYER = re.compile(r"(.*\blayers)\.(\d+)\.(.+)")
 
 
 def field_class(name: str) -> str:
-    """A field's name without its layer.
+    """Return a field's name without its layer.
 
     >>> field_class("layers.7.conv.x"), field_class("embedding")
     ('conv.x', 'embedding')
@@ -33,7 +33,7 @@ def field_class(name: str) -> str:
 
 
 def field_layer(name: str) -> str | None:
-    """A field's layer, if its name says so.
+    """Return the layer in a field's name; None if there is none.
 
     >>> field_layer("layers.7.conv.x"), field_layer("embedding")
     ('7', None)
@@ -43,7 +43,7 @@ def field_layer(name: str) -> str | None:
 
 
 def joined_name(names: Sequence[str]) -> str:
-    """One word for the same field of several layers.
+    """Return a short name for the same field of several layers.
 
     >>> joined_name(["layers.0.k", "layers.2.k", "layers.4.k", "layers.6.k"])
     'layers.{0,2,4..}.k'
@@ -60,9 +60,9 @@ def joined_name(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """What one rank holds: for each token, in each snapshot, and what its pages leave unused.
+    """Bytes that a rank holds per token and per snapshot, and the padding of its pages.
 
-    Where ranks share tokens out: for each token that is its own.
+    If ranks divide the tokens, bytes per token count only the rank's own tokens.
     """
 
     rank: int
@@ -71,15 +71,15 @@ class RankSummary:
     bytes_per_token: int
     bytes_per_snapshot: int
     padding_bytes: int
-    """Of one page of every region together."""
+    """Padding of a page of each region, added up."""
     bytes_of_inputs: int = 0
-    """Mixer inputs that it keeps beside a snapshot."""
+    """Mixer inputs that the rank keeps beside a snapshot."""
     bytes_of_weights: int = 0
-    """Weights that it offers for rebuilding conv windows."""
+    """Weights that the rank offers for recomputing conv windows."""
 
 
 def summarize(rank: RankLayout) -> RankSummary:
-    """The summary of one rank of a checked layout."""
+    """Return the summary of a rank of a checked layout."""
     tokens_of = {region.name: region.page_tokens for region in rank.regions}
     per_token = per_snapshot = used = 0
     for shard in rank.shards:
@@ -100,7 +100,7 @@ def summarize(rank: RankLayout) -> RankSummary:
 
 
 def shared_tokens(layout: Layout) -> dict[str, tuple[int, int]]:
-    """The groups whose tokens ranks share out: in how many parts, and how many tokens in turn."""
+    """Return parts and interleaved tokens of the groups whose tokens are divided among ranks."""
     return {
         region.group: (region.context_parts, region.interleave_tokens)
         for rank in layout.ranks
@@ -110,7 +110,7 @@ def shared_tokens(layout: Layout) -> dict[str, tuple[int, int]]:
 
 
 def scaled_fields(model: Model) -> dict[str, list[str]]:
-    """The scales that elements have, each with its fields' names without their layers."""
+    """Return the names of scaled fields, without layers, by scale."""
     found: dict[str, list[str]] = {}
     for field in model.fields:
         name = field_class(field.name)
@@ -121,7 +121,7 @@ def scaled_fields(model: Model) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One aspect of one thing: ``subject`` is the model, the ranks, or fields that differ alike."""
+    """A difference in an aspect of ``subject``: model, engine, or fields that differ alike."""
 
     subject: str
     aspect: str
@@ -130,15 +130,15 @@ class Difference:
 
 
 def differences(left: Layout, right: Layout) -> list[Difference]:
-    """Everything in which two checked layouts differ; empty when they are equal.
+    """Return all differences between two checked layouts; empty if they are equal.
 
-    Fields of several layers that differ in the same way are one entry.
+    Fields of several layers that differ in the same way share an entry.
     """
     found = []
     for part in ("name", *IDENTITY_PARTS):
-        one, other = getattr(left.model, part), getattr(right.model, part)
-        if one != other:
-            found.append(Difference("model", part, one or "none", other or "none"))
+        mine, theirs = getattr(left.model, part), getattr(right.model, part)
+        if mine != theirs:
+            found.append(Difference("model", part, mine or "none", theirs or "none"))
     if len(left.ranks) != len(right.ranks):
         found.append(Difference("engine", "ranks", str(len(left.ranks)), str(len(right.ranks))))
     forms = (_forms(left), _forms(right))
@@ -171,7 +171,7 @@ def _by_class(names: list[str]) -> list[str]:
 
 
 def _forms(layout: Layout) -> dict[str, dict[str, str]]:
-    """What there is to say of every field, and of every input that some rank keeps."""
+    """Return a description of every field, and of every input that some rank keeps, by aspect."""
     shards: dict[str, list[tuple[int, Shard, Region]]] = defaultdict(list)
     offered: dict[str, list[str]] = defaultdict(list)
     for rank in layout.ranks:
@@ -218,13 +218,13 @@ def _form(field: Field, held: list[tuple[int, Shard, Region]]) -> dict[str, str]
 
 
 def _cut_text(region: Region) -> str:
-    """How tokens are cut over ranks, whichever of these has the region."""
+    """Describe how tokens are divided among ranks; equal for all regions of the division."""
     parts, run = region.context_parts, region.interleave_tokens
     return f"in {parts} parts, {run} in turn" if parts > 1 else "on each rank"
 
 
 def _order(field: Field, shard: Shard) -> str:
-    """The axes from the outermost to the innermost; an axis of one element has no place."""
+    """Return the axes from the outermost to the innermost, without axes of a single element."""
     strides = [
         (stride, axis)
         for stride, axis, span in zip(shard.strides_bytes, field.axes, shard.box, strict=True)
@@ -236,12 +236,12 @@ def _order(field: Field, shard: Shard) -> str:
 
 
 def _all(words: Iterable[str]) -> str:
-    """Each word once, in the order in which they come."""
+    """Join distinct words in the order of their first occurrence."""
     return " / ".join(dict.fromkeys(words))
 
 
 def _ranges(ranks: list[int]) -> str:
-    """Ranks in short.
+    """Format rank numbers as ranges.
 
     >>> _ranges([0, 1, 2, 5])
     '0-2, 5'

@@ -1,6 +1,6 @@
-"""Layouts as JSON: the form of layout files and of `restow layout`.
+"""Layouts as JSON: the format of layout files and of `restow layout`.
 
-The shape is fixed (README, "Layout files"): people's scripts read it.
+The format is stable (README, "Layout files"), because users' scripts read it.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from restow.broker.layout.values import DType, Field, Kind, Layout, RankLayout, 
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
-    """The layout as plain dicts and lists."""
+    """Return the layout as plain dicts and lists."""
     fields = {field.name: field for field in (*layout.model.fields, *layout.model.inputs)}
     return {
-        "model": _told(layout.model, MODEL, fields),
-        "ranks": [_told(rank, RANK, fields) for rank in layout.ranks],
+        "model": _to_json(layout.model, MODEL, fields),
+        "ranks": [_to_json(rank, RANK, fields) for rank in layout.ranks],
     }
 
 
-def _told(value: Any, record: Record, fields: Mapping[str, Field]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    for one in record.attributes:
-        held, write = getattr(value, one.name), _WRITE.get(one.sort)
-        if not one.sparse or held != one.default:
-            told[one.key or one.name] = write(held) if write else held
+def _to_json(value: Any, record: Record, fields: Mapping[str, Field]) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    for attribute in record.attributes:
+        held, write = getattr(value, attribute.name), _WRITE.get(attribute.sort)
+        if not attribute.sparse or held != attribute.default:
+            written[attribute.key or attribute.name] = write(held) if write else held
     for part in record.nested:
-        told[part.name] = [_told(one, part.record, fields) for one in getattr(value, part.name)]
-    if record is SHARD:  # it says what its field looks like, too
+        written[part.name] = [
+            _to_json(inner, part.record, fields) for inner in getattr(value, part.name)
+        ]
+    if record is SHARD:  # a shard repeats the form of its field
         field = fields[value.field]
         form = {"field": field.name, "kind": field.kind.value, "axes": list(field.axes)}
-        return {**form, **told}
-    return told
+        return {**form, **written}
+    return written
 
 
 def box_to_json(box: Box) -> list[list[int]]:
-    """A box as ``[[start, stop], ...]``."""
+    """Return a box as ``[[start, stop], ...]``."""
     return [[span.start, span.stop] for span in box]
 
 
@@ -55,10 +57,10 @@ _WRITE: dict[Sort, Callable[[Any], object]] = {
 
 
 def layout_from_json(data: object) -> Layout:
-    """Read a layout. Raises `LayoutFormError` that names the place of what is wrong.
+    """Read a layout. Raises `LayoutFormError` that names the place of a fault.
 
-    Only the form is checked here; `check_layout` proves that the parts fit. A model that lists no
-    fields gets those of its shards, each as large as its shards reach.
+    Only the format is checked here; `check_layout` proves that the parts fit. A model without a
+    list of fields gets the fields of its shards, each as large as its shards reach.
     """
     top = read.mapping(data, "layout")
     said = read.mapping(read.get(top, "model", "layout"), "model")
@@ -78,26 +80,30 @@ def _value(data: object, record: Record, where: str) -> Any:
     item = read.mapping(data, where)
     if record is REGION and "group" not in item:
         item = {**item, "group": "state" if item.get("page_tokens") is None else "attention"}
-    told = {one.name: _attribute(item, one, where) for one in record.attributes}
+    values = {attribute.name: _attribute(item, attribute, where) for attribute in record.attributes}
     for part in record.nested:
         listed = read.get(item, part.name, where) if part.needed else item.get(part.name, ())
-        told[part.name] = tuple(
-            _value(one, part.record, place)
-            for place, one in read.items(listed, f"{where}.{part.name}")
+        values[part.name] = tuple(
+            _value(inner, part.record, place)
+            for place, inner in read.items(listed, f"{where}.{part.name}")
         )
-    return record.of(**told)
+    return record.of(**values)
 
 
-def _attribute(item: read.Json, one: Attribute, where: str) -> Any:
-    key = one.key or one.name
-    said = read.get(item, key, where) if one.default is NEEDED else item.get(key, one.default)
-    if said is None and one.default is None:
+def _attribute(item: read.Json, attribute: Attribute, where: str) -> Any:
+    key = attribute.key or attribute.name
+    given = (
+        read.get(item, key, where)
+        if attribute.default is NEEDED
+        else item.get(key, attribute.default)
+    )
+    if given is None and attribute.default is None:
         return None
-    return _READ[one.sort](said, f"{where}.{key}")
+    return _READ[attribute.sort](given, f"{where}.{key}")
 
 
 def _reached(ranks: list[tuple[str, Any, RankLayout]], part: str) -> dict[str, Field]:
-    """The fields that shards speak of, each as large as they reach."""
+    """Return the fields of shards, each as large as its shards reach."""
     found: dict[str, Field] = {}
     for where, said, rank in ranks:
         shards: tuple[Shard, ...] = getattr(rank, part)
@@ -119,7 +125,7 @@ def _reached(ranks: list[tuple[str, Any, RankLayout]], part: str) -> dict[str, F
 
 
 def _check_same_fields(listed: tuple[Field, ...], found: Mapping[str, Field]) -> None:
-    """What shards say about kind and axes is what the model says."""
+    """Check that kind and axes of the shards are those of the model's fields."""
     for field in listed:
         shards = found.get(field.name)
         if shards is not None and (shards.kind, shards.axes) != (field.kind, field.axes):

@@ -1,4 +1,4 @@
-"""Values read out of JSON. Each raises `LayoutFormError` that names the place of what is wrong."""
+"""Read values from JSON; each function raises `LayoutFormError` that names the place of a fault."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Json = Mapping[str, Any]
 
 
 def malformed(where: str, what: str) -> LayoutFormError:
-    """What to raise."""
+    """Return the error for a fault."""
     return LayoutFormError(f"{where}: {what}", place=where)
 
 
 def get(item: object, key: str, where: str) -> Any:
-    """A key that must be there."""
+    """Return the value of a required key."""
     data = mapping(item, where)
     if key not in data:
         raise malformed(where, f"{key!r} is missing")
@@ -24,58 +24,58 @@ def get(item: object, key: str, where: str) -> Any:
 
 
 def name(data: object, where: str) -> str:
-    """Text, not empty."""
+    """Return a non-empty text."""
     if not text(data, where):
         raise malformed(where, f"{data!r} is not a name")
     return str(data)
 
 
 def text(data: object, where: str) -> str:
-    """Text whose every character is a whole one: JSON can write halves, and nothing else can."""
+    """Return a text; refuse lone surrogates, which JSON can express and UTF-8 cannot."""
     if not isinstance(data, str) or any("\ud800" <= letter <= "\udfff" for letter in data):
         raise malformed(where, f"{_short(data)} is not a name")
     return data
 
 
 def texts(data: object, where: str) -> tuple[str, ...]:
-    """A list of names."""
+    """Return a list of names."""
     return tuple(name(word, place) for place, word in items(data, where))
 
 
 def mapping(data: object, where: str) -> Json:
-    """An object."""
+    """Return an object."""
     if not isinstance(data, Mapping):
         raise malformed(where, f"expected an object, got {type(data).__name__}")
     return data
 
 
 def items(data: object, where: str) -> list[tuple[str, Any]]:
-    """The items of a list, each with its place."""
+    """Return the items of a list, each with its place."""
     if not isinstance(data, Sequence) or isinstance(data, str | bytes):
         raise malformed(where, f"expected a list, got {type(data).__name__}")
     return [(f"{where}[{index}]", item) for index, item in enumerate(data)]
 
 
 def integer(data: object, where: str) -> int:
-    """An integer."""
+    """Return an integer."""
     if not isinstance(data, int) or isinstance(data, bool):
         raise malformed(where, f"{_short(data)} is not an integer")
     return data
 
 
 def flag(data: object, where: str) -> bool:
-    """True or false."""
+    """Return a boolean."""
     if not isinstance(data, bool):
         raise malformed(where, f"{_short(data)} is neither true nor false")
     return data
 
 
 def integers(data: object, where: str) -> tuple[int, ...]:
-    """A list of integers."""
+    """Return a list of integers."""
     return tuple(integer(value, place) for place, value in items(data, where))
 
 
 def _short(data: object) -> str:
-    """A value as it goes into a message, however long it is."""
+    """Shorten a value for a message."""
     shown = repr(data)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

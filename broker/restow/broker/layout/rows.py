@@ -1,8 +1,9 @@
 """Cut a strided box into rows: the normal form of every copy.
 
-A row is ``count`` elements at one step. A box of any number of axes becomes a few equal rows and
-a table of where they begin; contiguous axes are merged first, so that a row is as long as it can
-be. The same function serves one side (what does a shard cover?) and two (copy from here to there).
+A row is ``count`` elements with a constant step. A box with any number of axes becomes a few equal
+rows and a table of their beginnings. Contiguous axes are merged first, so that rows are as long as
+possible. The same function serves a single side (which bytes does a shard cover?) and two sides
+(which bytes are copied where?).
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 MAX_ROWS = 1 << 21
-"""Of one box, and of all programs of a plan together."""
+"""Limit for a box, and for all programs of a plan together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Equal rows of ``count`` elements.
 
-    ``steps_bytes`` has one step a side; ``offsets_bytes`` is int64 ``[rows, sides]``.
+    ``steps_bytes`` has a step per side; ``offsets_bytes`` is int64 ``[rows, sides]``.
     """
 
     count: int
@@ -35,7 +36,7 @@ class Rows:
     offsets_bytes: Int64s
 
     def elements(self) -> Rows:
-        """The same elements, each a row of its own."""
+        """Return the same elements, each as a row of its own."""
         steps = np.arange(self.count, dtype=np.int64)[:, None] * np.array(self.steps_bytes)
         offsets = self.offsets_bytes[:, None, :] + steps
         return Rows(1, self.steps_bytes, offsets.reshape(-1, len(self.steps_bytes)))
@@ -50,10 +51,10 @@ class _Axis:
 def cut_rows(
     sizes: Sequence[int], sides: Sequence[Sequence[int]], items_bytes: Sequence[int]
 ) -> Rows:
-    """Cut a box of ``sizes`` with one stride vector a side into rows.
+    """Cut a box of ``sizes`` into rows; ``sides`` has the strides of each side.
 
-    The row axis is the one that is contiguous on every side, else the longest. Raises
-    `TooManyPiecesError` above ``MAX_ROWS`` rows.
+    A row runs along the axis that is contiguous on every side, or else along the longest axis.
+    Raises `TooManyPiecesError` for more than ``MAX_ROWS`` rows.
 
     >>> cut_rows([4, 3], [[6, 2], [6, 2]], [2, 2]).count
     12
@@ -66,8 +67,8 @@ def cut_rows(
     others = [axis for axis in axes if axis is not row]
     if math.prod(axis.size for axis in others) > MAX_ROWS:
         raise TooManyPiecesError(
-            f"a box of {list(sizes)} elements falls into more than {MAX_ROWS} pieces between its "
-            f"two forms"
+            f"a box of {list(sizes)} elements falls into more than {MAX_ROWS} pieces when it is "
+            f"copied between its two forms"
         )
     offsets = np.zeros((1, len(sides)), np.int64)
     for axis in others:
@@ -77,7 +78,7 @@ def cut_rows(
 
 
 def count_rows(sizes: Sequence[int], strides: Sequence[int], item_bytes: int) -> int:
-    """How many contiguous runs one side's box falls into, without making them."""
+    """Return the number of contiguous runs of a box on a single side, without creating them."""
     total = 1
     for axis in _merged(sizes, [strides]):
         if axis.strides != (item_bytes,):
@@ -86,7 +87,7 @@ def count_rows(sizes: Sequence[int], strides: Sequence[int], item_bytes: int) ->
 
 
 def _merged(sizes: Sequence[int], sides: Sequence[Sequence[int]]) -> list[_Axis]:
-    """The axes from inner to outer (by the last side), merged where all sides continue."""
+    """Return axes from inner to outer (by the last side), merged where they are contiguous."""
     by_axis = zip(sizes, zip(*sides, strict=True), strict=True)
     axes = [_Axis(size, strides) for size, strides in by_axis if size > 1]
     axes.sort(key=lambda axis: (axis.strides[-1], axis.strides))

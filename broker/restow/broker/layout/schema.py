@@ -1,4 +1,4 @@
-"""What a layout is made of, said once: JSON, digests and messages each walk these tables."""
+"""The schema of layouts, which JSON, digests and messages all follow."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from restow.broker.layout.values import (
 from restow.broker.words import Worded
 
 NEEDED: Final = object()
-"""The default of what must be said."""
+"""The default of a required attribute."""
 
 
 class Sort(StrEnum):
-    """What an attribute holds; each form has its way to write one and to read it."""
+    """The type of an attribute; each format writes and reads each sort in its own way."""
 
     NAME = auto()
-    """Text, not empty."""
+    """Non-empty text."""
     TEXT = auto()
     NUMBER = auto()
     FLAG = auto()
@@ -47,13 +47,13 @@ class Sort(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attribute(Worded):
-    """One attribute of a value, of the same name in messages.
+    """An attribute of a value; messages use the same name.
 
-    It is ``default`` where JSON says nothing, and where a message says zero, unless ``zero`` is a
-    number like any other. ``key`` is its name in JSON, if that is another; ``sparse`` ones are left
-    out of JSON where they are the default. ``of_inputs``: digests tell it of the model's inputs
-    too. ``later`` ones came when there were digests: these, and messages, tell nothing of the
-    default.
+    It has the value ``default`` if JSON omits it, and if a message has zero, unless ``zero`` says
+    that zero is a value like any other. ``key`` is its name in JSON if that differs. A ``sparse``
+    attribute is omitted from JSON if it has the default. ``of_inputs`` says that digests also
+    include it for the model's inputs. A ``later`` attribute was added after digests were in use:
+    digests and messages omit it if it has the default.
     """
 
     name: str
@@ -68,9 +68,9 @@ class Attribute(Worded):
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A list of values inside of a value. ``word`` begins their lines in digests.
+    """A list of values inside of a value; ``word`` begins their lines in digests.
 
-    JSON may leave one out that is not ``needed``.
+    JSON may omit the list unless it is ``needed``.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Nested:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A class of values: its attributes in the order of JSON and digests, then what is in it."""
+    """A class of values: its attributes in the order of JSON and digests, then its nested lists."""
 
     of: type
     attributes: tuple[Attribute, ...]
@@ -101,18 +101,18 @@ _SORTS: dict[object, Sort] = {
 
 
 def _record(of: type, *nested: Nested, **more: dict[str, Any]) -> Record:
-    """What the class says itself, and ``more`` of some attributes.
+    """Return the record of a class; ``more`` overrides properties of some attributes.
 
-    Text without a default is a name.
+    A text attribute without a default is a name.
     """
-    hints, inside = get_type_hints(of), [one.name for one in nested]
+    hints, inside = get_type_hints(of), [part.name for part in nested]
     attributes = []
-    for one in fields(of):
-        if one.name not in inside:
-            default = NEEDED if one.default is MISSING else one.default
+    for attribute in fields(of):
+        if attribute.name not in inside:
+            default = NEEDED if attribute.default is MISSING else attribute.default
             text = Sort.NAME if default is NEEDED else Sort.TEXT
-            own = Attribute(one.name, _SORTS.get(hints[one.name], text), default)
-            attributes.append(replace(own, **more.get(one.name, {})))
+            own = Attribute(attribute.name, _SORTS.get(hints[attribute.name], text), default)
+            attributes.append(replace(own, **more.get(attribute.name, {})))
     return Record(of, tuple(attributes), nested)
 
 
@@ -155,7 +155,7 @@ RANK = _record(
 
 _REGIONS, _SHARDS, _SCRATCH, _INPUTS, *_OTHERS = RANK.nested
 _OF_RANK = (_REGIONS, _SHARDS, _INPUTS, _SCRATCH, *_OTHERS)
-"""Inputs come next to the shards, unlike in JSON."""
+"""Digests have inputs next to the shards, unlike JSON."""
 _LABELS = {dtype: dtype.label for dtype in DType}
 _ENDS = attrgetter("start", "stop")
 _WRITE: dict[Sort, Callable[[Any], object]] = {
@@ -166,16 +166,20 @@ _WRITE: dict[Sort, Callable[[Any], object]] = {
 
 
 def digest(layout: Layout) -> str:
-    """SHA-256 over the layout's numbers and names: equal layouts, equal digests, anywhere.
+    """Return the layout's SHA-256: equal layouts have equal digests on every machine.
 
-    The text is one line of ASCII for each field, region and shard, in the layout's order: quoted
-    names and integers, so that two layouts never share a text. What is `later` follows in lines of
-    its own, where it is not the default.
+    The hashed text has a line of ASCII for each field, region and shard, in the layout's order.
+    Lines consist of quoted names and integers, so that different layouts have different texts.
+    Attributes that are `later` follow in lines of their own if they differ from their defaults.
     """
     model = layout.model
     lines = _lines("layout", [model], MODEL.attributes)
     for part in MODEL.nested:
-        told = [one for one in part.record.attributes if one.of_inputs or part.name != "inputs"]
+        told = [
+            attribute
+            for attribute in part.record.attributes
+            if attribute.of_inputs or part.name != "inputs"
+        ]
         lines += _lines(part.word, getattr(model, part.name), told)
     for rank in layout.ranks:
         lines += _lines("rank", [rank], RANK.attributes)
@@ -185,22 +189,22 @@ def digest(layout: Layout) -> str:
 
 
 def _lines(word: str, values: Sequence[object], told: Iterable[Attribute]) -> list[str]:
-    """One line a value, made of columns: that is quicker than value by value.
+    """Return a line per value; building columns first is faster than going value by value.
 
-    Then one for each value that has more to tell than the defaults of what is `later`.
+    A further line follows for each value whose `later` attributes differ from their defaults.
     """
     told = tuple(told)
-    columns = [_column(values, one) for one in told if not one.later]
+    columns = [_column(values, attribute) for attribute in told if not attribute.later]
     lines = [ascii(line) for line in zip(repeat(word), *columns, strict=False)]
-    later = [one for one in told if one.later]
-    defaults = [one.default for one in later]
+    later = [attribute for attribute in told if attribute.later]
+    defaults = [attribute.default for attribute in later]
     for number, value in enumerate(values if later else ()):
-        held = [getattr(value, one.name) for one in later]
+        held = [getattr(value, attribute.name) for attribute in later]
         if held != defaults:
             lines.append(ascii((f"{word} later", number, *held)))
     return lines
 
 
-def _column(values: Sequence[object], one: Attribute) -> Iterable[object]:
-    column, write = map(attrgetter(one.name), values), _WRITE.get(one.sort)
+def _column(values: Sequence[object], attribute: Attribute) -> Iterable[object]:
+    column, write = map(attrgetter(attribute.name), values), _WRITE.get(attribute.sort)
     return map(write, column) if write else column

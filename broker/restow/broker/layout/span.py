@@ -1,4 +1,4 @@
-"""Half-open ranges and their products: the algebra that layouts and plans are made of."""
+"""Half-open ranges and their products: the algebra of layouts and plans."""
 
 from __future__ import annotations
 
@@ -26,51 +26,51 @@ class Span:
             raise LayoutFormError(f"range [{self.start}, {self.stop}) is empty or negative")
 
     def __repr__(self) -> str:
-        """Pasteable."""
+        """Return the range as an expression."""
         return f"Span({self.start}, {self.stop})"
 
     def __str__(self) -> str:
-        """In the notation of the docs."""
+        """Return the range in the notation of the docs."""
         return f"[{self.start}, {self.stop})"
 
     @property
     def size(self) -> int:
-        """How many integers it holds."""
+        """Return the number of integers."""
         return self.stop - self.start
 
     def overlap(self, other: Span) -> Span | None:
-        """The integers in both, or None."""
+        """Return the integers in both, or None."""
         start, stop = max(self.start, other.start), min(self.stop, other.stop)
         return Span(start, stop) if start < stop else None
 
 
 Box: TypeAlias = tuple[Span, ...]
-"""One span an axis: a product of ranges."""
+"""A product of ranges, with a span per axis."""
 
 
 def volume(box: Box) -> int:
-    """How many elements a box holds (1 for a box without axes)."""
+    """Return the number of elements in a box (1 for a box without axes)."""
     return math.prod(span.size for span in box)
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """The elements in both boxes, axis by axis, or None."""
+    """Return the elements in both boxes, or None."""
     spans = tuple(a.overlap(b) for a, b in zip(one, other, strict=True))
     return None if None in spans else tuple(span for span in spans if span is not None)
 
 
 def packed_strides(box: Box, innermost_bytes: int) -> tuple[int, ...]:
-    """The strides of a box that lies there without gaps, the last axis innermost."""
+    """Return the strides of a box without gaps, with the last axis innermost."""
     return tuple(volume(box[axis + 1 :]) * innermost_bytes for axis in range(len(box)))
 
 
 def box_text(box: Box) -> str:
-    """A box in the notation of the docs."""
+    """Return a box in the notation of the docs."""
     return " x ".join(map(str, box))
 
 
 def aligned(length_bytes: int, align_bytes: int) -> int:
-    """The next multiple of ``align_bytes``.
+    """Round up to a multiple of ``align_bytes``.
 
     >>> aligned(17, 16), aligned(32, 16)
     (32, 32)

@@ -1,8 +1,8 @@
-"""`pack` lays fields out without gaps, in the order in which an engine's page has them.
+"""The layout of a store, packed without gaps in the order of an engine's page.
 
-What an engine interleaves stays interleaved: keys and values of a head and token side by side, the
-channels of several fields in one row of taps. So between a store and an engine of one rank pieces
-are as long as they can be, whatever packs them.
+Fields that an engine interleaves stay interleaved: keys and values of a head and token side by
+side, or the channels of several fields in a row of taps. Copies between a store and an engine of a
+single rank therefore have the longest possible pieces.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from restow.broker.layout import (
 from restow.broker.layout.span import aligned
 
 TOKEN = ""
-"""The name of the token axis: no other axis has it."""
+"""The name of the token axis; no other axis has an empty name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a field: its whole size, and what an engine's rank has of it, how far apart."""
+    """An axis of a field: its whole size, and size and stride of an engine's part of it."""
 
     name: str
     size: int
@@ -40,7 +40,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A field as it lies in an engine's page: ``axes`` from the outermost to the innermost."""
+    """A field in an engine's page; ``axes`` are ordered from the outermost to the innermost."""
 
     field: str
     item_bytes: int
@@ -49,21 +49,21 @@ class Part:
 
     @property
     def stop_bytes(self) -> int:
-        """Where its last element ends."""
+        """Return the end of the last element."""
         reach = sum((axis.held - 1) * axis.stride_bytes for axis in self.axes)
         return self.offset_bytes + reach + self.item_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a whole field lies: the stride of each of its axes by name."""
+    """The place of a whole field: its offset, and the stride of each axis by name."""
 
     offset_bytes: int
     strides_bytes: dict[str, int]
 
 
 def pack(parts: Sequence[Part]) -> tuple[dict[str, Place], int]:
-    """Return where each field lies, and the bytes that all of them have together.
+    """Return the place of each field, and the bytes of all fields together.
 
     >>> head, token = Axis("head", 2, 2, 64), Axis(TOKEN, 4, 4, 16)
     >>> k = Part("k", 2, 0, (head, token, Axis("dim", 4, 4, 2)))
@@ -82,10 +82,10 @@ def pack(parts: Sequence[Part]) -> tuple[dict[str, Place], int]:
 
 
 def _interleaved(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Parts whose bytes lie between each other's, in the order in which they begin."""
+    """Yield lists of parts whose byte ranges overlap, in the order of their offsets."""
     some: list[Part] = []
-    for part in sorted(parts, key=lambda one: (one.offset_bytes, one.stop_bytes)):
-        if some and part.offset_bytes >= max(one.stop_bytes for one in some):
+    for part in sorted(parts, key=lambda part: (part.offset_bytes, part.stop_bytes)):
+        if some and part.offset_bytes >= max(known.stop_bytes for known in some):
             yield some
             some = []
         some.append(part)
@@ -94,7 +94,7 @@ def _interleaved(parts: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 def _pack_together(parts: list[Part]) -> tuple[dict[str, Place], int]:
-    """Pack those that lie between each other: by an axis that all have outermost, or apart."""
+    """Pack interleaved parts: along a common outermost axis if there is one, otherwise apart."""
     if len(parts) == 1:
         return _pack_alone(parts[0])
     outermost = {part.axes[:1] for part in parts}
@@ -122,20 +122,20 @@ def _pack_alone(part: Part) -> tuple[dict[str, Place], int]:
 
 
 SNAPSHOTS = "snapshots"
-"""The group of what is one value at a position."""
+"""The group of snapshots."""
 TOKENS = "tokens"
-"""The group of fields of which all tokens are kept; those of a window follow a dot."""
+"""The group of fields that keep all tokens; groups of windows add a dot and the window."""
 NULL_BLOCK = 0
-"""The id that stands where a window has no block any more."""
+"""The id that stands where a window no longer has a block."""
 ALIGN_BYTES = 64
-"""At multiples of this begins what one region of the engine has, and a page."""
+"""Alignment of pages, and of what comes from each region of the engine."""
 
 
 def least_block_tokens(layout: Layout) -> int:
-    """How many tokens a store's block has if nobody says it: as few as any block of the engine.
+    """Return a store's default block size in tokens: the smallest block of the engine.
 
-    Where there are windows it divides the blocks of all of these, so that the engine has every
-    block of the store from its beginning. 1: no field has tokens.
+    With windows, it divides all of their blocks, so that the engine has every block of the store
+    from its beginning. Returns 1 if no field has tokens.
     """
     windows = {field.name for field in layout.model.fields if field.window_tokens}
     held = [(shard.field, region.block_tokens) for _, region, shard in _shards(layout)]
@@ -145,16 +145,17 @@ def least_block_tokens(layout: Layout) -> int:
 
 
 def store_layout(layout: Layout, block_tokens: int | None = None) -> Layout:
-    """The layout of a store: one rank that has every field whole, in pages without gaps.
+    """Return the layout of a store: a single rank with every field whole, in pages without gaps.
 
-    A page has the tokens of one block, of all layers; windows have pages of their own, by their
-    length, and so have snapshots. Blocks of windows are whole, for states that begin alike share
-    them. The order inside a page is that of ``layout``, an engine's, whose model it takes over,
-    but for what is no state. ``block_tokens`` None: `least_block_tokens`. Raises `LayoutFormError`.
+    A page has the tokens of a block, for all layers. Windows have pages of their own by length, and
+    so have snapshots. Blocks of windows are whole, because states with the same beginning share
+    them. The order inside a page follows ``layout``, an engine's layout. Its model is taken over
+    without inputs, which are no state. If ``block_tokens`` is None, `least_block_tokens` applies.
+    Raises `LayoutFormError`.
     """
     block_tokens = least_block_tokens(layout) if block_tokens is None else block_tokens
     if block_tokens < 1:
-        raise LayoutFormError(f"block_tokens is {block_tokens}; a block has a token at least")
+        raise LayoutFormError(f"block_tokens is {block_tokens}; it must be at least 1")
     fields = {field.name: field for field in layout.model.fields}
     found: dict[str, Shard] = {}
     sources: dict[str, dict[tuple[int, str], list[Part]]] = defaultdict(lambda: defaultdict(list))
@@ -213,6 +214,6 @@ def _part(field: Field, shard: Shard, region: Region, block_tokens: int) -> Part
     if shard.token_stride_bytes is not None:
         tokens = region.page_tokens or 1
         axes.append(Axis(TOKEN, block_tokens, tokens, shard.token_stride_bytes))
-    # Of two with one stride that of which the rank has one element lies inside.
+    # If two axes have the same stride, the axis of which the rank holds one element lies inside.
     axes.sort(key=lambda axis: (-axis.stride_bytes, -axis.held))
     return Part(field.name, shard.dtype.itemsize_bytes, shard.offset_bytes, tuple(axes))

@@ -1,4 +1,4 @@
-"""Which tokens of a prompt a rank holds, where tokens are cut over ranks (context parallelism)."""
+"""Token classes: which tokens of a prompt a rank holds under context parallelism."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Number = TypeVar("Number", int, Int64s)
 
 @dataclass(frozen=True, slots=True)
 class TokenClass:
-    """The tokens ``t`` with ``t // interleave_tokens % parts == part``, one behind the other.
+    """The tokens ``t`` with ``t // interleave_tokens % parts == part``, in order.
 
-    So a prompt is dealt out to ``parts`` ranks, ``interleave_tokens`` at a time (vLLM
-    ``cp_kv_cache_interleave_size``). With one part a rank holds all tokens.
+    A prompt is dealt to ``parts`` ranks, ``interleave_tokens`` at a time (vLLM
+    ``cp_kv_cache_interleave_size``). With a single part, a rank holds all tokens.
 
     >>> TokenClass(2, 1, 3).first_tokens(np.arange(5)).tolist()
     [3, 4, 5, 9, 10]
@@ -31,11 +31,11 @@ class TokenClass:
 
     @property
     def period_tokens(self) -> int:
-        """After so many tokens the same rank has its turn again."""
+        """Return the number of tokens after which the rank has its turn again."""
         return self.parts * self.interleave_tokens
 
     def before(self, token: Number) -> Number:
-        """How many of its tokens come before ``token``: the place of one that it holds.
+        """Return how many of the rank's tokens precede ``token``: its place if the rank holds it.
 
         >>> TokenClass(2, 1, 3).before(9), TokenClass(2, 1, 3).before(8)
         (3, 3)
@@ -48,18 +48,18 @@ class TokenClass:
         return turn * most + held
 
     def first_tokens(self, places: Int64s) -> Int64s:
-        """The tokens at these places among those that it holds."""
+        """Return the tokens at ``places`` among the rank's tokens."""
         turn, rest = np.divmod(places, self.interleave_tokens)
         tokens: Int64s = (turn * self.parts + self.part) * self.interleave_tokens + rest
         return tokens
 
     def holds(self, tokens: Int64s) -> Bools:
-        """Mask of the tokens that it holds."""
+        """Return a mask of the tokens that the rank holds."""
         mask: Bools = tokens // self.interleave_tokens % self.parts == self.part
         return mask
 
     def shared(self, other: TokenClass) -> Fraction:
-        """How much of a long prompt both hold.
+        """Return the share of a long prompt that both classes hold.
 
         >>> TokenClass(2, 1).shared(TokenClass(4, 3)), TokenClass(2, 1).shared(TokenClass(4, 2))
         (Fraction(1, 4), Fraction(0, 1))
@@ -68,8 +68,9 @@ class TokenClass:
             return Fraction(1, self.parts * other.parts)
         mine, others = self.interleave_tokens, other.interleave_tokens
         step = math.gcd(self.period_tokens, other.period_tokens)
-        # A turn of the one begins ``apart`` tokens behind a turn of the other: any number that is
-        # this one modulo ``step``, and each equally often. They meet in ``-mine < apart < others``.
+        # A turn of ``other`` begins ``apart`` tokens after a turn of this class. ``apart`` takes
+        # every value congruent to the value below modulo ``step`` equally often. Turns meet if
+        # ``-mine < apart < others``.
         apart = self.part * mine - other.part * others
         first = 1 - mine + (apart - 1 + mine) % step
         count = max(-(-(others - first) // step), 0)
@@ -86,39 +87,39 @@ ALL_TOKENS = TokenClass()
 
 
 def shared_runs(one: TokenClass, other: TokenClass, start: int, stop: int) -> tuple[Int64s, Int64s]:
-    """Where the runs of tokens of ``[start, stop)`` begin and end that both classes hold.
+    """Return begins and ends of the runs of tokens in ``[start, stop)`` that both classes hold.
 
-    A run follows itself in both.
+    Tokens of a run are consecutive in both classes.
 
     >>> [ends.tolist() for ends in shared_runs(TokenClass(2, 1, 3), TokenClass(2, 0, 2), 0, 12)]
     [[4, 9], [6, 10]]
     """
     some = slice(0, int(start < stop))
     whole = np.array([start], np.int64)[some], np.array([stop], np.int64)[some]
-    rarer, other = sorted((one, other), key=lambda each: -each.parts)  # so there is less to cut
+    rarer, other = sorted((one, other), key=lambda each: -each.parts)  # less to cut
     return _turns(other, *_turns(rarer, *whole))
 
 
-def _turns(one: TokenClass, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
-    """Return what of runs of tokens is the turn of a class."""
-    if one.parts == 1 or not len(begins):
+def _turns(tokens: TokenClass, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the parts of token runs that belong to a class."""
+    if tokens.parts == 1 or not len(begins):
         return begins, ends
-    run, first = one.interleave_tokens, one.part * one.interleave_tokens
-    turn = (begins - first - run) // one.period_tokens + 1
-    counts = (ends - 1 - first) // one.period_tokens - turn + 1
+    run, first = tokens.interleave_tokens, tokens.part * tokens.interleave_tokens
+    turn = (begins - first - run) // tokens.period_tokens + 1
+    counts = (ends - 1 - first) // tokens.period_tokens - turn + 1
     index, turn = _counted(turn, counts)
-    starts = turn * one.period_tokens + first
+    starts = turn * tokens.period_tokens + first
     return np.maximum(starts, begins[index]), np.minimum(starts + run, ends[index])
 
 
 def _counted(first: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
-    """So many numbers from each first one on, and which of these each came from."""
+    """Expand ranges of integers; return the index of each value's range, and the values."""
     index = np.repeat(np.arange(len(first)), counts)
     return index, first[index] + np.arange(len(index)) - (np.cumsum(counts) - counts)[index]
 
 
 def cut_runs(begins: Int64s, ends: Int64s, places: Int64s, size: int) -> tuple[Int64s, Int64s]:
-    """Cut runs of tokens, which begin at ``places`` of something, at each multiple of ``size``."""
+    """Cut runs of tokens at each multiple of ``size``, counted from ``places`` of their begins."""
     if not len(begins):
         return begins, ends
     first, last = places // size, (places + ends - begins - 1) // size
@@ -131,7 +132,7 @@ def cut_runs(begins: Int64s, ends: Int64s, places: Int64s, size: int) -> tuple[I
 
 
 def count_shared(one: TokenClass, other: TokenClass, start: int, stop: int) -> int:
-    """How many tokens of ``[start, stop)`` both classes hold."""
+    """Return how many tokens of ``[start, stop)`` both classes hold."""
     if start >= stop:
         return 0
     if one == other or one.parts == 1:
@@ -143,7 +144,7 @@ def count_shared(one: TokenClass, other: TokenClass, start: int, stop: int) -> i
 
 
 def _ramps(first: int, step: int, count: int) -> int:
-    """The sum of the positive ones of ``count`` numbers from ``first`` on."""
+    """Return the sum of the positive numbers among ``count`` numbers from ``first`` on."""
     skipped = min(max(-(first // step), 0), count)
     left = count - skipped
     return left * (first + skipped * step) + step * (left * (left - 1) // 2)

@@ -1,4 +1,4 @@
-"""Bounds of a layout: so that whatever numbers come in, the work is bounded."""
+"""The values of a layout (fields, regions, shards, ranks), and the limits of their sizes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from restow.broker.words import Worded
 MAX_RANKS = 1024
 MAX_RANK_NUMBER = 2**31 - 1
 MAX_SHARDS = 1 << 18
-"""Of all ranks; and as many fields, and as many regions."""
+"""Shards of all ranks; the same limit holds for fields and for regions."""
 MAX_GROUPS = 1024
 MAX_WORD_LENGTH = 256
-"""Of each part of a model's identity beside its name: errors give them whole."""
+"""Length of each part of a model's identity except the name; error messages show them whole."""
 MAX_AXES = 16
 MAX_PAGE_BYTES = 1 << 36
 MAX_AXIS_SIZE = MAX_PAGE_BYTES * MAX_RANKS
@@ -29,7 +29,7 @@ MAX_BLOCK = 2**31 - 1
 MAX_TOKENS = 2**31 - 1
 """Positions travel as int32."""
 MAX_RUNS = 1 << 21
-"""Runs of bytes that all pages of different form fall into, together."""
+"""Runs of bytes in all pages of different form together."""
 MAX_BOXES_OF_A_FIELD = 4096
 MAX_TAPS = 256
 MAX_HIDDEN = 1 << 20
@@ -37,7 +37,7 @@ MAX_CHANNELS = 1 << 32
 
 
 class DType(IntEnum):
-    """An element type; the number is what travels in piece tables.
+    """An element type; its number travels in piece tables.
 
     >>> DType.parse("bfloat16").itemsize_bytes
     2
@@ -51,25 +51,26 @@ class DType(IntEnum):
     BFLOAT16 = 6
     FLOAT32 = 7
     FLOAT4_E2M1FN_X2 = 8
-    """Two numbers in a byte: axes count pairs, so that no cut falls between two of one byte."""
+    """Two numbers in a byte; axes count pairs, so that no cut separates the two numbers of a
+    byte."""
 
     @property
     def label(self) -> str:
-        """The dtype's name, for example ``bfloat16``."""
+        """Return the dtype's name, for example ``bfloat16``."""
         return self.name.lower()
 
     @property
     def itemsize_bytes(self) -> int:
-        """Bytes of one element."""
+        """Return the bytes of an element."""
         return _ITEM_BYTES.get(self, 1)
 
     @property
     def castable(self) -> bool:
-        """Whether its elements may be turned into another castable type on the way."""
+        """Return whether elements may be converted to another castable type in transit."""
         return self in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 
     def holds(self, other: DType) -> bool:
-        """Whether every value of ``other`` is a value of this type.
+        """Return whether this type represents every value of ``other`` exactly.
 
         >>> DType.FLOAT32.holds(DType.BFLOAT16), DType.FLOAT16.holds(DType.BFLOAT16)
         (True, False)
@@ -78,12 +79,12 @@ class DType(IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> DType | None:
-        """The type of that name."""
+        """Return the type with this name."""
         return cls.__members__.get(value.upper()) if isinstance(value, str) else None
 
     @classmethod
     def parse(cls, name: str) -> DType:
-        """Read a dtype's name; `LayoutFormError` lists the known ones."""
+        """Return the type with this name; `LayoutFormError` lists the known names."""
         try:
             return cls[name.upper()]
         except KeyError:
@@ -100,26 +101,25 @@ class Kind(StrEnum):
     """How a field grows with the prompt."""
 
     PER_TOKEN = "per_token"  # noqa: S105
-    """One entry a token, paged: keys and values."""
+    """An entry per token, in pages: keys and values."""
     SNAPSHOT = "snapshot"
-    """One value at a position, whatever the prompt's length: conv and SSM states."""
+    """A single value at a position, whatever the prompt's length: conv and SSM states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field(Worded):
-    """One logical tensor of the state, independent of tensor parallelism.
+    """A logical tensor of the state, independent of tensor parallelism.
 
-    ``shape`` has one size an axis; the token axis of a per-token field is left out. Of a per-token
-    field with ``window_tokens`` only so many tokens before the position are needed (sliding
-    window); 0: all.
+    ``shape`` has a size per axis; per-token fields omit the token axis. With ``window_tokens``,
+    only that many tokens before the position are needed (sliding window); 0 means all.
 
-    ``scales`` says in words which factors make values of the elements, such as "static v1": equal
-    bytes under other factors are other values, so both engines must say the same. "": the elements
-    are the values.
+    ``scales`` describes the factors by which elements are multiplied, such as "static v1". The same
+    bytes with other factors are other values, so both engines must name the same scales. Empty:
+    elements are the values.
 
-    ``draft`` names the draft model (MTP, EAGLE) whose field it is, by any text that is equal
-    exactly when its weights are: a side may lack it or have another one, and then D's begins
-    zeroed. "": it is the model's own, and both sides must have it.
+    ``draft`` names the draft model (MTP, EAGLE) of the field, by any text that is equal exactly if
+    the draft's weights are equal. A side may lack the field or have another draft; D's field then
+    begins zeroed. Empty: the field belongs to the model itself, and both sides must have it.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Field(Worded):
     draft: str = ""
 
     def entries(self, tokens: int, block_tokens: int = 1) -> int:
-        """How many entries a handoff of ``tokens`` moves into whole blocks of ``block_tokens``."""
+        """Return how many entries a handoff of ``tokens`` moves into whole blocks."""
         if self.kind is Kind.SNAPSHOT:
             return 1
         first = max(tokens - self.window_tokens, 0) if self.window_tokens else 0
@@ -140,11 +140,11 @@ class Field(Worded):
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """Which model an engine serves: engines hand over to each other if all four are equal.
+    """The identity of a model; engines can hand over to each other if all four parts are equal.
 
-    ``revision`` is any text that is equal exactly when the weights are; "" in it says nothing of
-    them, and is equal to nothing else. ``adapter`` is one that all of the engine's requests go
-    through, ``quantisation`` how its weights are stored; "": none.
+    ``revision`` is any text that is equal exactly if the weights are equal; an empty revision
+    equals only itself and says nothing about weights. ``adapter`` names the adapter that all
+    requests of the engine use, ``quantisation`` how weights are stored; empty: none.
     """
 
     name: str
@@ -153,7 +153,7 @@ class ModelIdentity:
     quantisation: str = ""
 
     def __str__(self) -> str:
-        """For people.
+        """Format the identity for people.
 
         >>> str(ModelIdentity("mamba2", "v1"))
         "'mamba2' (revision 'v1', no adapter, no quantisation)"
@@ -166,27 +166,27 @@ class ModelIdentity:
 
     @property
     def of_any_revision(self) -> ModelIdentity:
-        """Return the model whatever its weights are."""
+        """Return the identity without its revision."""
         return replace(self, revision="") if self.revision else self
 
     def check_weights(self) -> None:
-        """Raise `WeightsUnknownError` where no revision tells the weights from others.
+        """Raise `WeightsUnknownError` if the identity has no revision.
 
-        Two that a router sends one prompt's state between may still be alike by its word; states
-        that anybody finds by their content may not.
+        A router that pairs two engines for a handoff vouches that their weights are equal. Nobody
+        vouches for states that are found by content.
         """
         if not self.revision:
             raise WeightsUnknownError(
-                f"model {self} has no revision, so that nobody can tell its states from those of "
-                f"other weights: they are not found by their content. Give its layouts a revision",
+                f"model {self} has no revision, so its states cannot be told from states of other "
+                f"weights and are not found by content: give its layouts a revision",
                 model=self.name,
             )
 
 
 class Pool(NamedTuple):
-    """The engines of one tenant that serve one model: they may hand over to each other.
+    """The engines of a tenant that serve the same model and may hand over to each other.
 
-    Its ``model`` has no revision: an engine's may change while it lives.
+    ``model`` has no revision, because an engine's revision may change while it runs.
     """
 
     tenant: str
@@ -194,21 +194,21 @@ class Pool(NamedTuple):
 
     @classmethod
     def of(cls, tenant: str, model: ModelIdentity) -> Pool:
-        """Return the pool that an engine of ``model`` belongs to, whatever its weights."""
+        """Return the pool of an engine that serves ``model``, whatever its weights."""
         return cls(tenant, model.of_any_revision)
 
 
 IDENTITY_PARTS = ("revision", "adapter", "quantisation")
-"""Beside the name."""
+"""The parts of an identity beside the name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What both engines must agree on: an identity and the fields of its state.
+    """What both engines must agree on: an identity and the fields of the state.
 
-    ``inputs`` are no state: the last rows that a recurrent layer read, ``[tap, hidden]``, the
-    oldest first, and zero before the prompt. Its conv windows can be rebuilt from them, so an
-    engine may keep them beside the state, or list none.
+    ``inputs`` are not part of the state. They are the last rows that a recurrent layer read,
+    ``[tap, hidden]``, the oldest row first, and zero before the prompt. Conv windows can be
+    recomputed from them, so an engine may keep them beside the state, or list none.
     """
 
     name: str
@@ -220,7 +220,7 @@ class Model:
 
     @property
     def identity(self) -> ModelIdentity:
-        """Which model it is."""
+        """Return the model's identity."""
         return ModelIdentity(self.name, self.revision, self.adapter, self.quantisation)
 
 
@@ -228,20 +228,20 @@ class Model:
 class Region:
     """Registered memory cut into pages: page ``i`` begins at ``base + i * page_stride_bytes``.
 
-    ``group`` names the list of page ids that addresses it (one list serves many regions).
-    An engine's id counts blocks of ``pages_per_block`` pages: block ``b`` is the pages
-    ``b * r .. b * r + r - 1``. ``page_tokens`` is None where a page holds snapshots.
-    ``null_block`` is the id that stands in lists where a request has no block; None: no id does.
-    With ``whole_blocks`` the engine keeps full blocks for other prompts that begin alike: the first
-    block of a window is filled from its beginning.
+    ``group`` names the list of block ids that addresses the region; a list can serve many regions.
+    A block has ``pages_per_block`` pages: with ``r`` pages, block ``b`` is the pages ``b * r`` to
+    ``b * r + r - 1``. ``page_tokens`` is None if a page holds snapshots. ``null_block`` is the id
+    that stands in lists where a request has no block; None: there is none. With ``whole_blocks``
+    the engine keeps full blocks for other prompts with the same beginning, so the first block of a
+    window is filled from its beginning.
 
-    Where ranks share out the tokens of a prompt (context parallelism), the pages hold those of one
-    `TokenClass` alone: number ``context_part`` of ``context_parts``, which take turns by
-    ``interleave_tokens``. A page holds ``page_tokens`` of these, and a list of block ids reaches
-    ``context_parts`` times as far.
+    Under context parallelism, ranks divide the tokens of a prompt, and pages hold the tokens of a
+    single `TokenClass`: part ``context_part`` of ``context_parts``, dealt ``interleave_tokens`` at
+    a time. A page then holds ``page_tokens`` of these, and a list of block ids covers
+    ``context_parts`` times as many tokens.
 
-    A region without a group is constant: one page, number 0, that no request owns. It holds weights
-    for projections, and no peer reads it.
+    A region without a group is constant: it has a single page, number 0, which no request owns. It
+    holds weights for projections, and no peer reads it.
     """
 
     name: str
@@ -257,32 +257,32 @@ class Region:
 
     @property
     def tokens(self) -> TokenClass:
-        """Which tokens of a prompt its pages hold."""
+        """Return which tokens of a prompt the pages hold."""
         if self.context_parts == 1:
             return ALL_TOKENS
         return TokenClass(self.context_parts, self.context_part, self.interleave_tokens)
 
     @property
     def block_tokens(self) -> int:
-        """How many tokens of a prompt a block reaches over, those of other ranks among them.
+        """Return the tokens that a block spans, including those of other ranks.
 
-        0: it holds a snapshot.
+        0 means that a block holds a snapshot.
         """
         return (self.page_tokens or 0) * self.pages_per_block * self.context_parts
 
     @property
     def constant(self) -> bool:
-        """Whether no list of block ids addresses it."""
+        """Return whether the region has no group, so that no list of block ids addresses it."""
         return not self.group
 
 
 @dataclass(frozen=True, slots=True)
 class Shard(Worded):
-    """The box of a field that a rank holds, and where it lies inside a page of its region.
+    """The box of a field that a rank holds, and its place inside a page of its region.
 
-    The element at box index ``(i, j, ...)`` and, for a per-token field, token ``t`` of the page
-    is at ``offset_bytes + i * strides_bytes[0] + j * strides_bytes[1] + ... +
-    t * token_stride_bytes``.
+    The element at box index ``(i, j, ...)`` and, for a per-token field, token ``t`` of the page is
+    at ``offset_bytes + i * strides_bytes[0] + j * strides_bytes[1] + ... + t *
+    token_stride_bytes``.
     """
 
     field: str
@@ -296,10 +296,10 @@ class Shard(Worded):
 
 @dataclass(frozen=True, slots=True)
 class Scratch(Worded):
-    """Memory inside a page of snapshots that is no state, and is zeroed when a state arrives.
+    """Memory in a page of snapshots that is no state, and is zeroed when a state arrives.
 
-    Such as the rows of a conv window that are kept for speculative tokens. Element ``(i, j, ...)``
-    of ``sizes`` is at ``offset_bytes + i * strides_bytes[0] + j * strides_bytes[1] + ...``.
+    An example are the rows of a conv window for speculative tokens. Element ``(i, j, ...)`` of
+    ``sizes`` is at ``offset_bytes + i * strides_bytes[0] + j * strides_bytes[1] + ...``.
     """
 
     region: str
@@ -311,12 +311,12 @@ class Scratch(Worded):
 
 @dataclass(frozen=True, slots=True)
 class Projection(Worded):
-    """In-projection weights of a rank: its ``box`` of ``field`` is their product with ``input``.
+    """A rank's in-projection weights: their product with ``input`` is the ``box`` of ``field``.
 
-    The box is that of one of the rank's shards, with all taps. The weight of box index
-    ``(i, j, ...)``, taps left out, and of hidden index ``h`` is at ``offset_bytes +
-    i * strides_bytes[0] + j * strides_bytes[1] + ... + h * itemsize`` of a constant region: the
-    last stride is that of the hidden axis, which lies there without gaps.
+    The box is that of a shard of the rank, with all taps. The weight at box index ``(i, j, ...)``,
+    without taps, and hidden index ``h`` is at ``offset_bytes + i * strides_bytes[0] + j *
+    strides_bytes[1] + ... + h * itemsize`` of a constant region. The last stride is that of the
+    hidden axis, which has no gaps.
     """
 
     field: str
@@ -330,10 +330,10 @@ class Projection(Worded):
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """All regions and shards of one rank, and what it keeps beside them.
+    """All regions and shards of a rank, and what it keeps beside them.
 
-    ``inputs`` are shards of the model's inputs, each whole; ``projections`` the weights with which
-    the rank can rebuild conv windows from another engine's inputs.
+    ``inputs`` are shards of the model's inputs, each whole. ``projections`` are the weights with
+    which the rank can recompute conv windows from another engine's inputs.
     """
 
     rank: int
@@ -344,15 +344,16 @@ class RankLayout:
     projections: tuple[Projection, ...] = ()
 
     def region(self, name: str) -> Region:
-        """The region of that name (`check_layout` has made sure that it exists)."""
+        """Return the region with this name; `check_layout` has checked that it exists."""
         return next(region for region in self.regions if region.name == name)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Layout:
-    """Every shard of every rank of an engine; no addresses, so replicas share one digest."""
+    """All shards of all ranks of an engine; without addresses, so replicas have equal digests."""
 
     model: Model
     ranks: tuple[RankLayout, ...]
     encoded: bytes = field(default=b"", compare=False, repr=False)
-    """The message that it came by; empty: by none. Another process is told it by this."""
+    """The message that the layout came in, empty without one; other processes receive this
+    message."""

@@ -1,6 +1,6 @@
-"""From two layouts to a plan, and from a plan to the programs that agents execute.
+"""Plans between two layouts, and the programs that agents execute for a plan.
 
-The only place that reasons over shards. Imports no torch, no grpc, no NIXL.
+This is the only room that reasons over shards. It imports no torch, grpc or NIXL.
 """
 
 from restow.broker.planner.compile import check_exact, compile_programs, early_plan

@@ -1,4 +1,4 @@
-"""Does every value arrive as it was sent?"""
+"""Compile a plan into programs: draft each rank's rows and choose the way in which each travels."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from restow.broker.words import member
 
 
 def check_exact(plan: Plan) -> None:
-    """Raise `NarrowingError` that names a field whose type on D can't hold every value of P's."""
+    """Raise `NarrowingError` if D's type of a field cannot represent every value of P's type."""
     for move in plan.moves:
         if not move.dst.dtype.holds(move.src.dtype):
             raise NarrowingError(
-                f"field {move.field}: P holds {move.src.dtype.label}, D wants "
-                f"{move.dst.dtype.label}, which rounds: states would not arrive exactly. Give both "
-                f"sides one type, or have the operator allow it (--allow-narrowing)",
+                f"field {move.field}: P holds {move.src.dtype.label}, but D wants "
+                f"{move.dst.dtype.label}, which rounds values. Use one type on both sides, or have "
+                f"the operator allow it (--allow-narrowing)",
                 field=move.field,
                 source=move.src.dtype.label,
                 destination=move.dst.dtype.label,
@@ -53,10 +53,10 @@ def check_exact(plan: Plan) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A program before it is written down: its moves, their rows, and how each of these travels.
+    """A draft of a program: its moves, their rows, and the way in which each row travels.
 
-    ``ways`` are the numbers of strategies, one a row; ``shares`` are what goes each way, and what
-    needs no move. ``cleared`` rows are zeroed.
+    ``ways`` has a strategy number per row. ``shares`` are the parts of the rows by way, and the
+    shares that replace moves. ``cleared`` rows are zeroed.
     """
 
     dst_rank: int
@@ -69,11 +69,11 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one rank's program costs for a number of tokens.
+    """The cost of a rank's program for a number of tokens.
 
-    ``reads`` are descriptors: pieces read into place and staged runs. ``launches`` are GATHERs,
-    SCATTERs and PROJECTs on both sides; a GATHER that serves several readers counts for each.
-    ``seconds`` are what the cost model expects where nothing else is going on.
+    ``reads`` counts descriptors: pieces read into place, and staged runs. ``launches`` counts
+    GATHERs, SCATTERs and PROJECTs on both sides; a GATHER for several readers counts for each.
+    ``seconds`` is the estimate of the cost model for an otherwise idle system.
     """
 
     bytes: int
@@ -85,18 +85,18 @@ class Cost:
 def estimate(
     shares: Sequence[Share], pairs: Sequence[GroupPair], tokens: int, costs: CostModel
 ) -> Cost:
-    """The cost of all shares of one rank's program. Raises `TooManyPiecesError`."""
+    """Return the cost of all shares of a rank's program. Raises `TooManyPiecesError`."""
     work = [share.work(pairs, tokens, costs) for share in shares]
-    stages = len(frozenset[int]().union(*(one.gathering for one in work)))
-    read_bytes = sum(one.bytes for one in work)
-    reads = stages + sum(one.reads for one in work)
-    launches = 2 * stages + sum(one.launches for one in work)
+    stages = len(frozenset[int]().union(*(share_work.gathering for share_work in work)))
+    read_bytes = sum(share_work.bytes for share_work in work)
+    reads = stages + sum(share_work.reads for share_work in work)
+    launches = 2 * stages + sum(share_work.launches for share_work in work)
     seconds = (
         reads * costs.seconds_per_descriptor
         + read_bytes / costs.read_bytes_per_second
         + launches * costs.seconds_per_launch
         + bool(stages) * costs.seconds_per_stage
-        + sum(one.seconds for one in work)
+        + sum(share_work.seconds for share_work in work)
     )
     return Cost(read_bytes, reads, launches, seconds)
 
@@ -108,14 +108,14 @@ WAYS: tuple[Way, ...] = (
     Interleave(),
     Recompute(),
 )
-"""In the order of their shares in a program. Where two cost the same, the first one is taken, and
-the very first one is always there to be compared: it costs nothing once."""
+"""All ways, in the order of their shares in a program. The first of equally cheap ways wins. The
+very first way is always compared, because it has no fixed cost."""
 
 
 def choose_ways(sent: Sent) -> Int64s:
-    """For each row the number of the strategy by which it travels.
+    """Return for each row the number of the strategy by which it travels.
 
-    Raises `StrategyRefusedError` where the one that is asked for can't serve.
+    Raises `StrategyRefusedError` if the requested strategy cannot serve.
     """
     for way in WAYS:
         if way.strategy is sent.strategy and (ways := way.demanded(sent)) is not None:
@@ -127,7 +127,7 @@ def choose_ways(sent: Sent) -> Int64s:
 
 
 def _cheapest(priced: PricedRows) -> Int64s:
-    """The least of what every set of ways costs, each row by the best of the set."""
+    """Return the cheapest assignment over all sets of ways, each row by the best way of the set."""
     offers = [(way, each) for way in WAYS if (each := way.seconds(priced)) is not None]
     each_s = np.array([each for _, each in offers])
     once_s = [way.once_s(priced.costs) for way, _ in offers]
@@ -146,7 +146,7 @@ def _cheapest(priced: PricedRows) -> Int64s:
 
 
 def cleared_rows(rank: RankLayout, pairs: Sequence[GroupPair]) -> Int64s:
-    """The scratch memory of ``rank`` in those groups for which states arrive at all.
+    """Return the rows of ``rank``'s scratch memory in groups for which states arrive.
 
     Raises `TooManyPiecesError`.
     """
@@ -164,10 +164,10 @@ def cleared_rows(rank: RankLayout, pairs: Sequence[GroupPair]) -> Int64s:
 
 
 class ColdRows:
-    """Makes the rows of fields that begin cold, in pairs of lists of which P has none."""
+    """Makes the rows of fields that begin cold, in pairs of lists without a source."""
 
     def __init__(self, plan: Plan, first_pair: int) -> None:
-        """Number the pairs of all ranks from ``first_pair`` on."""
+        """Assign numbers to the pairs of all ranks, from ``first_pair`` on."""
         self._first = first_pair
         self._numbers: dict[GroupPair, int] = {}
         self._fields = {f.name: f for f in plan.destination.model.fields if f.name in plan.cold}
@@ -179,11 +179,11 @@ class ColdRows:
 
     @property
     def pairs(self) -> tuple[GroupPair, ...]:
-        """The pairs of page lists, in the order of their numbers."""
+        """Return the pairs of lists in the order of their numbers."""
         return tuple(self._numbers)
 
     def rows(self, rank: RankLayout) -> Int64s:
-        """All that ``rank`` holds of such fields; those of tokens repeat for each that moves.
+        """Return the rows of ``rank``'s cold fields; per-token rows repeat per moved token.
 
         Raises `TooManyPiecesError`.
         """
@@ -210,22 +210,22 @@ class ColdRows:
 
 
 def _shard_rows(shard: Shard, index: int, region: Region, pair: int) -> Int64s:
-    """The rows of a shard as if it were scratch memory of a page, for each of its tokens."""
+    """Return the rows of a shard as if it were scratch memory, for each of its tokens."""
     sizes = tuple(span.size for span in shard.box)
     place = (shard.region, shard.dtype, shard.offset_bytes, sizes, shard.strides_bytes)
     stride = shard.token_stride_bytes or 0
     rows = _rows(Scratch(*place), index, region, pair, stride)
     rows[:, [Column.SRC_TOKEN_STRIDE_BYTES, Column.DST_TOKEN_STRIDE_BYTES]] = stride
-    rows[:, Column.SRC_OFFSET_BYTES] = rows[:, Column.DST_OFFSET_BYTES]  # so that they are joined
+    rows[:, Column.SRC_OFFSET_BYTES] = rows[:, Column.DST_OFFSET_BYTES]  # to be joined
     return rows
 
 
 def _rows(
     scratch: Scratch, index: int, region: Region, pair: int, token_stride_bytes: int = 0
 ) -> Int64s:
-    """Runs of bytes, or strided elements that lie at multiples of their size."""
+    """Return rows that are runs of bytes, or strided elements aligned to their size."""
     item = scratch.dtype.itemsize_bytes
-    # No axis counts as contiguous: the longest one is the row, unless all are one run anyway.
+    # No axis counts as contiguous: the row is the longest axis, unless all are a single run.
     cut = cut_rows(scratch.sizes, (scratch.strides_bytes,), (0,))
     steps = (region.page_stride_bytes, token_stride_bytes, *scratch.strides_bytes)
     places = (scratch.offset_bytes, *steps)
@@ -246,9 +246,9 @@ def _rows(
 def compile_programs(
     plan: Plan, strategy: Strategy = Strategy.AUTO, costs: CostModel | None = None
 ) -> tuple[Program, ...]:
-    """One program for each destination rank, in their order.
+    """Return a program for each destination rank, in the order of the ranks.
 
-    Raises `StrategyRefusedError` where a strategy can't serve the plan.
+    Raises `StrategyRefusedError` if ``strategy`` cannot serve the plan.
     """
     pairs, drafts = draft_programs(plan, strategy, costs)
     return tuple(_program(draft, pairs) for draft in drafts)
@@ -257,7 +257,7 @@ def compile_programs(
 def draft_programs(
     plan: Plan, strategy: Strategy = Strategy.AUTO, costs: CostModel | None = None
 ) -> tuple[tuple[GroupPair, ...], list[Draft]]:
-    """The pairs of page lists and the drafts of all programs. Raises as `compile_programs`."""
+    """Return the pairs of lists and the drafts of all programs. Raises as `compile_programs`."""
     strategy = member(Strategy, strategy, "strategy")
     drafting = _Drafting(plan, strategy, costs or CostModel())
     by_rank: dict[int, list[Move]] = defaultdict(list)
@@ -275,39 +275,39 @@ def draft_programs(
 
 
 def _cleared(rank: RankLayout, pairs: Sequence[GroupPair], cold: Int64s, moves: bool) -> Int64s:
-    """What is zeroed: scratch memory if anything arrives, and what begins cold."""
+    """Return the rows to zero: scratch memory if anything arrives, and cold fields."""
     scratch = cleared_rows(rank, pairs) if moves or len(cold) else no_rows()
     return np.concatenate([scratch, cold])
 
 
 class _Drafting:
-    """Drafts the programs of one plan."""
+    """Drafts the programs of a plan."""
 
     def __init__(self, plan: Plan, strategy: Strategy, costs: CostModel) -> None:
-        """Prepare. Raises as `Way.sparing`."""
+        """Prepare the drafts. Raises as `Way.sparing`."""
         self.cutter = Cutter(plan)
         self._strategy, self._costs = strategy, costs
         self._readers = Counter(src for src, _ in {(m.src_rank, m.dst_rank) for m in plan.moves})
-        """How many destination ranks read from each source rank."""
+        """Number of destination ranks that read from each source rank."""
         found = (way.sparing(plan, strategy) for way in WAYS)
         self._sparing = [sparing for sparing in found if sparing is not None]
 
     def draft(self, rank: RankLayout, moves: tuple[Move, ...]) -> Draft:
-        """The draft of one rank's program; moves are spared where that is asked for, or pays."""
+        """Draft a rank's program; moves are replaced where that is requested or pays."""
         spared = [sparing(rank, self.cutter) for sparing in self._sparing]
         if self._strategy is not Strategy.AUTO:
             return self._draft(rank, moves, spared)
         before, kept = self.cutter.pieces, list[Spared]()
         best = self._draft(rank, moves, kept)
-        for one in spared:
+        for share in spared:
             least_s, counted = self._seconds(best.shares), self.cutter.pieces
-            if not one.moves or self._seconds([one]) >= least_s:
+            if not share.moves or self._seconds([share]) >= least_s:
                 continue
             self.cutter.pieces = before
-            made = self._draft(rank, moves, [*kept, one])
-            self.cutter.pieces = counted  # one of the two is dropped
+            made = self._draft(rank, moves, [*kept, share])
+            self.cutter.pieces = counted  # only one of the two drafts is kept
             if self._seconds(made.shares) < least_s:
-                best, kept = made, [*kept, one]
+                best, kept = made, [*kept, share]
         return best
 
     def _seconds(self, shares: Sequence[Share]) -> float:
@@ -333,8 +333,8 @@ class _Drafting:
 
 
 def _unspared(moves: tuple[Move, ...], spared: Sequence[Spared]) -> tuple[Move, ...]:
-    """The moves that remain."""
-    gone = {(move.field, move.box) for one in spared for move in one.moves}
+    """Return the moves that no share replaces."""
+    gone = {(move.field, move.box) for share in spared for move in share.moves}
     kept = (move for move in moves if (move.field, move.box) not in gone)
     return tuple(kept) if gone else moves
 
@@ -355,10 +355,10 @@ def _program(draft: Draft, pairs: tuple[GroupPair, ...]) -> Program:
 
 
 def early_plan(plan: Plan) -> Plan | None:
-    """The moves of tokens alone, which leave those of any later tokens as they are; None: no plan.
+    """Return the moves of tokens that do not depend on later tokens; None if there are none.
 
-    A snapshot moves with the last token. Where fields have a window, or D keeps whole blocks, the
-    first token that moves depends on the last one, so nothing moves early.
+    A snapshot moves with the last token. If a field has a window, or D keeps whole blocks, the
+    first token that moves depends on the last token, so nothing can move early.
     """
     fields = {field.name: field for field in plan.source.model.fields}
     of_d = {field.name: field for field in plan.destination.model.fields}

@@ -1,4 +1,4 @@
-"""What the ways of travelling cost, in seconds: by default, as measured, or as an operator says."""
+"""Costs of the ways in seconds: defaults, measurements, or an operator's settings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from restow.broker.planner.program.programs import strided
 
 @dataclass(frozen=True, slots=True)
 class CopyCosts:
-    """What GATHER or SCATTER costs on one host.
+    """The cost of GATHER or SCATTER on a host.
 
-    ``seconds_per_launch`` each however little they copy, ``seconds_per_copy`` for each piece and
-    ``seconds_per_element`` for each element that lies apart from the next one; bytes are copied at
-    ``copy_bytes_per_second``.
+    A launch costs ``seconds_per_launch``, each piece ``seconds_per_copy``, each element that is not
+    adjacent to the next ``seconds_per_element``. Bytes are copied at ``copy_bytes_per_second``.
     """
 
     seconds_per_launch: float
@@ -35,9 +34,10 @@ class CopyCosts:
 
 @dataclass(frozen=True, slots=True)
 class ReadCosts:
-    """What READ costs between two hosts.
+    """The cost of READ between two hosts.
 
-    ``seconds_per_descriptor`` above its bytes, which travel at ``read_bytes_per_second``.
+    Each descriptor costs ``seconds_per_descriptor`` beside its bytes, which travel at
+    ``read_bytes_per_second``.
     """
 
     seconds_per_descriptor: float
@@ -46,13 +46,13 @@ class ReadCosts:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What the ways cost between two hosts.
+    """The cost of the ways between two hosts.
 
-    See `CopyCosts` and `ReadCosts`; asking a source to gather costs ``seconds_per_stage`` besides.
-    Rebuilding conv windows costs a launch, and reading their weights ``seconds_per_weight_byte``,
-    which nobody measures. Costs are compared for prompts of ``nominal_tokens``. The defaults were
-    fitted on CMA between two processes of one host (docs/benchmarks.md), and copies are as
-    measuring finds them.
+    It consists of `CopyCosts`, `ReadCosts` and two further costs. A request to a source to gather
+    costs ``seconds_per_stage``. Recomputing conv windows costs a launch, and
+    ``seconds_per_weight_byte`` for reading the weights, which is not measured. Costs are compared
+    for prompts of ``nominal_tokens``. The defaults were fitted on CMA between two processes of a
+    host (docs/benchmarks.md), and the copy costs are as measured by probes.
     """
 
     seconds_per_descriptor: float = 3.3e-6
@@ -67,14 +67,14 @@ class CostModel:
 
     @property
     def gap_bytes(self) -> int:
-        """So many bytes that nobody needs cost as much to read as one descriptor more."""
+        """Return how many unneeded bytes cost as much to read as another descriptor."""
         return int(self.seconds_per_descriptor * self.read_bytes_per_second)
 
     @classmethod
     def measured(
         cls, source: CopyCosts, destination: CopyCosts, reading: ReadCosts, stage_s: float
     ) -> CostModel:
-        """Between two hosts; copies cost what they do on the slower one."""
+        """Return the model between two hosts; copies have the cost of the slower host."""
         return replace(
             cls(),
             seconds_per_stage=stage_s,
@@ -90,7 +90,7 @@ class CostModel:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> CostModel:
-        """The defaults with some values replaced. Raises `CostsInvalidError`."""
+        """Return the defaults with some values replaced. Raises `CostsInvalidError`."""
         known = {field.name for field in fields(cls)}
         for name, value in values.items():
             if name not in known:
@@ -103,7 +103,7 @@ class CostModel:
         return replace(made, nominal_tokens=int(made.nominal_tokens))
 
     def checked(self) -> CostModel:
-        """The model itself. Raises `CostsInvalidError` for a value that can't be."""
+        """Return the model itself. Raises `CostsInvalidError` for an impossible value."""
         for name, value in asdict(self).items():
             least, most = _BOUNDS[name.partition("_per_")[0]]
             if not (math.isfinite(value) and least <= value <= most):
@@ -124,22 +124,22 @@ _BOUNDS = {
 Seconds: TypeAlias = npt.NDArray[np.float64]
 
 UNCACHED = 1.8
-"""Bytes that are packed take so many times what they were measured to take.
+"""Factor by which packing bytes takes longer than the measurement of a copy says.
 
-A source that has just been asked finds neither its pages nor its staging in a cache, and the reader
-that has just read them neither. What a piece costs beside its bytes grows little. Fitted on pieces
-of 256 bytes to 4 KiB (docs/benchmarks.md).
+A source that is asked to gather finds neither its pages nor its staging in a cache, and the
+reader's staging is not cached either. The cost of a piece beside its bytes grows little. The factor
+was fitted on pieces of 256 bytes to 4 KiB (docs/benchmarks.md).
 """
 
 
 def token_counts(pairs: Sequence[GroupPair], tokens: int) -> Int64s:
-    """How often the rows of each pair repeat for a prompt of ``tokens``."""
+    """Return how often the rows of each pair repeat for a prompt of ``tokens``."""
     counts = [moved_tokens(pair, 0, tokens) if pair.per_token else 1 for pair in pairs]
     return np.array(counts, np.int64)
 
 
 def row_costs(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> tuple[Int64s, Int64s]:
-    """Pieces and bytes of each row for a prompt of ``tokens``, when each piece is taken alone."""
+    """Return pieces and bytes of each row for a prompt of ``tokens``, without joining rows."""
     page_tokens, joined, length = _joined(rows, pairs)
     repeats = token_counts(pairs, tokens)[rows[:, Column.GROUP_PAIR]]
     row_bytes = rows[:, Column.COUNT] * ITEM_BYTES[rows[:, Column.SRC_DTYPE]]
@@ -153,7 +153,7 @@ def row_costs(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> tuple[In
 
 
 def _stretches(sizes: Int64s, pairs: Sequence[GroupPair], tokens: int, pair: Int64s) -> Int64s:
-    """How many pieces the pages of both sides, of ``sizes`` ``[rows, 2]``, cut what moves into."""
+    """Return into how many pieces the pages of both sides (``sizes``) cut the tokens."""
     ends = [(p.first_token(0, tokens), tokens) if p.per_token else (0, 1) for p in pairs]
     first, stop = np.array(ends, np.int64).reshape(-1, 2)[pair].T
     steps = np.column_stack([sizes, np.lcm(sizes[:, 0], sizes[:, 1])])
@@ -163,27 +163,29 @@ def _stretches(sizes: Int64s, pairs: Sequence[GroupPair], tokens: int, pair: Int
 
 
 def descriptors(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Seconds:
-    """Descriptors of each row when it is read into place.
+    """Return the descriptors of each row if it is read into place.
 
-    A run of rows (`page_runs`) is one descriptor in every whole page, of which each row counts its
-    share. Whole pages that follow each other count apart.
+    A run of rows (`page_runs`) is a single descriptor in every whole page, of which each row counts
+    its share. Consecutive whole pages count separately.
     """
     counts = row_costs(rows, pairs, tokens)[0].astype(np.float64)
     run = page_runs(rows, pairs)
     members = np.bincount(run, minlength=len(rows))[run]
     pair = rows[:, Column.GROUP_PAIR]
-    cut = np.array([one.window_tokens > 0 and not one.dst.whole_blocks for one in pairs], bool)
-    size = np.array([max(one.src.page_tokens, 1) for one in pairs], np.int64)
-    # A window begins anywhere in its first page.
+    cut = np.array(
+        [lists.window_tokens > 0 and not lists.dst.whole_blocks for lists in pairs], bool
+    )
+    size = np.array([max(lists.src.page_tokens, 1) for lists in pairs], np.int64)
+    # A window may begin anywhere in its first page.
     before = np.where(cut, size - 1, 0)
     full = (np.maximum(token_counts(pairs, tokens) - before, 0) // size)[pair]
     return counts - np.where(members > 1, full * (1 - 1 / members), 0.0)
 
 
 def page_runs(rows: Int64s, pairs: Sequence[GroupPair]) -> Int64s:
-    """A number for each row, equal for those that are one piece in whole pages of both sides.
+    """Return a number per row, equal for rows that form a piece in whole pages of both sides.
 
-    Such are the heads of a page, where both sides have as many tokens in one, and the same ones.
+    An example are the heads of a page, if both sides have the same tokens in each page.
     """
     run = np.arange(len(rows))
     page_tokens, joined, length = _joined(rows, pairs)
@@ -195,7 +197,7 @@ def page_runs(rows: Int64s, pairs: Sequence[GroupPair]) -> Int64s:
     mine = rows[order]
     reach = length[order] * page_tokens[order, 0]
     follows = (mine[1:, _SAME] == mine[:-1, _SAME]).all(axis=1)
-    follows &= reach[1:] == reach[:-1]  # as agents join them
+    follows &= reach[1:] == reach[:-1]  # agents join rows by the same rule
     for offset in (Column.SRC_OFFSET_BYTES, Column.DST_OFFSET_BYTES):
         follows &= mine[1:, offset] == mine[:-1, offset] + reach[:-1]
     begins = np.concatenate([[True], ~follows])
@@ -207,9 +209,9 @@ _SAME = [Column.SRC_RANK, Column.GROUP_PAIR, Column.SRC_REGION, Column.DST_REGIO
 
 
 def _joined(rows: Int64s, pairs: Sequence[GroupPair]) -> tuple[Int64s, Bools, Int64s]:
-    """Tokens of a page on both sides; rows that go on from token to token; bytes of their pieces.
+    """Return both sides' page tokens, a mask of rows that continue across tokens, and piece sizes.
 
-    A run goes on so, and single elements of a strided row may.
+    A run of bytes continues if tokens are adjacent; so may the single elements of a strided row.
     """
     page_tokens = np.array([[p.src.page_tokens, p.dst.page_tokens] for p in pairs], np.int64)
     page_tokens = page_tokens.reshape(-1, 2)[rows[:, Column.GROUP_PAIR]]
@@ -225,7 +227,7 @@ def _joined(rows: Int64s, pairs: Sequence[GroupPair]) -> tuple[Int64s, Bools, In
 
 @dataclass(frozen=True)
 class PricedRows:
-    """Rows, and what each of them costs for a prompt of ``tokens``, found once for all ways."""
+    """Rows and their costs for a prompt of ``tokens``, computed once for all ways."""
 
     rows: Int64s
     pairs: Sequence[GroupPair]
@@ -234,13 +236,13 @@ class PricedRows:
 
     @property
     def casts(self) -> Bools:
-        """Mask of the rows that change the type of their elements."""
+        """Return a mask of the rows that change the element type."""
         mask: Bools = self.rows[:, Column.SRC_DTYPE] != self.rows[:, Column.DST_DTYPE]
         return mask
 
     @cached_property
     def wire_bytes(self) -> Int64s:
-        """Bytes that packed rows send: the narrower of two types travels."""
+        """Return the bytes that packed rows send: the narrower of two types travels."""
         counts = token_counts(self.pairs, self.tokens)[self.rows[:, Column.GROUP_PAIR]]
         items = ITEM_BYTES[self.rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]]].min(axis=1)
         sizes: Int64s = self.rows[:, Column.COUNT] * items * counts
@@ -248,23 +250,23 @@ class PricedRows:
 
     @cached_property
     def read_s(self) -> Seconds:
-        """What reading the bytes of each row costs, without descriptors."""
+        """Return the cost of reading each row's bytes, without descriptors."""
         _, sizes = self._alone
         seconds: Seconds = sizes / self.costs.read_bytes_per_second
         return seconds
 
     @cached_property
     def into_place_s(self) -> Seconds:
-        """What reading each row into place costs."""
+        """Return the cost of reading each row into place."""
         counts = descriptors(self.rows, self.pairs, self.tokens)
         return counts * self.costs.seconds_per_descriptor + self.read_s
 
     @cached_property
     def copy_s(self) -> Seconds:
-        """What copying each row once costs, on one side of staging."""
+        """Return the cost of copying each row once, on a single side of staging."""
         pieces, sizes = self._alone
         spread = strided(self.rows)
-        # However many elements a strided row has, it is one piece to copy.
+        # A strided row is a single piece to copy, whatever its number of elements.
         pieces = np.where(spread, pieces // self.rows[:, Column.COUNT], pieces)
         elements = np.where(spread, sizes // ITEM_BYTES[self.rows[:, Column.SRC_DTYPE]], 0)
         seconds: Seconds = sizes / self.costs.copy_bytes_per_second
@@ -273,7 +275,7 @@ class PricedRows:
 
     @cached_property
     def packing_s(self) -> Seconds:
-        """What copying each row once costs at a source that packs it, and again at its reader."""
+        """Return the cost of copying each row once while packing, at the source or reader."""
         _, sizes = self._alone
         return self.copy_s + (UNCACHED - 1) * sizes / self.costs.copy_bytes_per_second
 

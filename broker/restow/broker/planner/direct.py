@@ -1,4 +1,4 @@
-"""The plain ways to travel: rows read into place, whole pages read as they are, rows packed."""
+"""The direct ways: rows read into place, whole pages read and extracted, rows packed."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Sliced:
     strategy: ClassVar[Strategy] = Strategy.SLICES
 
     def steps(self, first_span: int) -> Sequence[Step]:
-        """A read for each run of bytes."""
+        """Return a READ for each run of bytes."""
         return (Step(READ_PAGES, split_rows(self.rows)),)
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
-        """A descriptor a piece."""
+        """Count a descriptor per piece."""
         rows = split_rows(self.rows)
         _, sizes = row_costs(rows, pairs, tokens)
         pieces = descriptors(rows, pairs, tokens).sum()
@@ -50,50 +50,49 @@ class Sliced:
 
 
 class Slices(Way):
-    """Reads rows into place; casts none."""
+    """Reads rows into place; cannot cast."""
 
     strategy = Strategy.SLICES
 
     def demanded(self, sent: Sent) -> Int64s | None:
-        """All rows. Raises `StrategyRefusedError` where a type would have to change."""
+        """Assign all rows. Raises `StrategyRefusedError` if a row changes its type."""
         casts = sent.priced.casts
         if casts.any():
             row = sent.table.rows[int(np.argmax(casts))]
             raise StrategyRefusedError(
-                f"slices can't turn {DType(row[Column.SRC_DTYPE]).label} into "
+                f"slices cannot convert {DType(row[Column.SRC_DTYPE]).label} to "
                 f"{DType(row[Column.DST_DTYPE]).label}: use whole, pack or auto",
                 strategy=self.strategy,
             )
         return super().demanded(sent)
 
     def seconds(self, priced: PricedRows) -> Seconds:
-        """Descriptors and bytes."""
+        """Return the cost of descriptors and bytes."""
         return np.where(priced.casts, np.inf, priced.into_place_s)
 
     def share(self, sent: Sent, mine: Bools) -> Sliced:
-        """The rows as they are."""
+        """Return the rows unchanged."""
         return Sliced(sent.table.rows[mine])
 
 
 SPAN_ALIGN_BYTES = 16
-"""Every span begins at a multiple of this, so that elements in staging lie at multiples of their
-size as they do in their page."""
+"""Alignment of spans, so that elements in staging are aligned to their size as in their page."""
 
 _SAME_PAGE = [Column.SRC_RANK, Column.GROUP_PAIR, Column.SRC_REGION]
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """``table`` is int64 ``[spans, len(Column)]``; row ``i`` lies in span ``span_of[i]``."""
+    """Spans (``table``, int64 ``[spans, len(Column)]``); row ``i`` lies in ``span_of[i]``."""
 
     table: Int64s
     span_of: Int64s
 
     @classmethod
     def of(cls, rows: Int64s, pairs: Sequence[GroupPair], max_gap_bytes: int | None) -> Spans:
-        """Cover ``rows``; more than ``max_gap_bytes`` between two of them begin a new span.
+        """Cover ``rows`` with spans; a gap of more than ``max_gap_bytes`` begins a new span.
 
-        Without that there is one span for each region of a source rank.
+        If ``max_gap_bytes`` is None, each region of a source rank has a single span.
         """
         if not len(rows):
             return cls(no_rows(), np.zeros(0, np.int64))
@@ -112,7 +111,7 @@ class Spans:
         return cls(span_rows(rows[first][:, _SAME_PAGE], start[first], length), span_of)
 
     def extracted(self, rows: Int64s) -> Int64s:
-        """The rows as they lie in their spans, those of one span together."""
+        """Return the rows at their places in the spans, sorted by span."""
         if not len(rows):
             return no_rows()
         rows = rows.copy()
@@ -122,9 +121,9 @@ class Spans:
 
 
 def span_rows(pages: Int64s, offset_bytes: Int64s, length_bytes: Int64s) -> Int64s:
-    """Rows that read a stretch of pages; ``pages`` are source ranks, pairs of lists and regions.
+    """Return rows that read stretches of ``pages``: source ranks, pairs of lists and regions.
 
-    Which span each fills is left open: `read_spans` numbers them.
+    `read_spans` assigns the span that each row fills.
     """
     rows = np.zeros((len(pages), len(Column)), np.int64)
     rows[:, _SAME_PAGE] = pages
@@ -136,21 +135,21 @@ def span_rows(pages: Int64s, offset_bytes: Int64s, length_bytes: Int64s) -> Int6
 
 
 def read_spans(rows: Int64s, first_span: int) -> Step:
-    """The step that reads them, numbered from ``first_span`` on."""
+    """Return the step that reads spans, numbered from ``first_span`` on."""
     rows = rows.copy()
     rows[:, Column.DST_REGION] = np.arange(first_span, first_span + len(rows))
     return Step(READ_SPANS, rows)
 
 
 def span_pages(spans: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Int64s:
-    """How many source pages each span is read from for a prompt of ``tokens``."""
+    """Return how many source pages each span is read from for a prompt of ``tokens``."""
     counts = np.array([len(pair.src_pages(0, tokens)) for pair in pairs], np.int64)
     pages: Int64s = counts[spans[:, Column.GROUP_PAIR]]
     return pages
 
 
 def _stops(rows: Int64s, pairs: Sequence[GroupPair]) -> Int64s:
-    """One past the last byte that each row touches in a page."""
+    """Return the end of the last byte that each row touches in a page."""
     page_tokens = np.array([max(pair.src.page_tokens, 1) for pair in pairs], np.int64)
     tokens = page_tokens[rows[:, Column.GROUP_PAIR]]
     stops: Int64s = rows[:, Column.SRC_OFFSET_BYTES] + ITEM_BYTES[rows[:, Column.SRC_DTYPE]]
@@ -160,7 +159,7 @@ def _stops(rows: Int64s, pairs: Sequence[GroupPair]) -> Int64s:
 
 
 def _reached(stop: Int64s, begins: Bools) -> Int64s:
-    """The furthest ``stop`` so far, counted anew wherever a page ``begins``."""
+    """Return the furthest ``stop`` so far within each page; ``begins`` marks first rows."""
     values, rank = np.unique(stop, return_inverse=True)
     page = (np.cumsum(begins) - 1) * len(values)
     reached: Int64s = values[np.maximum.accumulate(rank + page) - page]
@@ -177,13 +176,13 @@ class Extracted:
     strategy: ClassVar[Strategy] = Strategy.WHOLE
 
     def steps(self, first_span: int) -> Sequence[Step]:
-        """Spans are read, and rows are copied out of them."""
+        """Return a step that reads spans, and a step that copies rows out of them."""
         extracted = self.spans.extracted(self.rows)
         extracted[:, Column.SRC_REGION] += first_span
         return read_spans(self.spans.table, first_span), Step(SCATTER_SPANS, extracted)
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
-        """A descriptor a page, and a copy at the destination."""
+        """Count a descriptor per page, and a copy at the destination."""
         table = self.spans.table
         pages = span_pages(table, pairs, tokens)
         return Work(
@@ -195,33 +194,33 @@ class Extracted:
 
 
 class Whole(Way):
-    """Reads more than is needed, to read less often."""
+    """Reads whole spans with unneeded bytes, so that there are fewer reads."""
 
     strategy = Strategy.WHOLE
 
     def seconds(self, priced: PricedRows) -> Seconds:
-        """A copy, and a share of the reading of the span."""
+        """Return the cost of a copy and a share of the span's read."""
         seconds = np.full(len(priced.rows), np.inf)
-        # A piece so large that copying it once costs more than its descriptor is read in place.
+        # A piece is read into place if copying it costs more than its descriptor.
         small = priced.casts | (priced.into_place_s > priced.read_s + priced.copy_s)
         seconds[small] = priced.copy_s[small] + _shared(priced, small)
         return seconds
 
     def once_s(self, costs: CostModel) -> float:
-        """A launch at the destination."""
+        """Return the cost of a launch at the destination."""
         return costs.seconds_per_launch
 
     def share(self, sent: Sent, mine: Bools) -> Extracted:
-        """The rows, in spans without long gaps; when asked for, one span for each region."""
+        """Cover rows by spans without long gaps; if requested as strategy, by a span per region."""
         rows, costs = sent.table.rows[mine], sent.priced.costs
         gap_bytes = None if sent.strategy is self.strategy else costs.gap_bytes
         return Extracted(rows, Spans.of(rows, sent.priced.pairs, gap_bytes))
 
 
 def _shared(priced: PricedRows, small: Bools) -> Seconds:
-    """Each row's share of the reading of its span, in proportion to what it costs by itself.
+    """Return each row's share of its span's read, proportional to the row's cost on its own.
 
-    So all rows of a span gain or lose alike by it.
+    So all rows of a span gain or lose together.
     """
     costs, weights = priced.costs, priced.into_place_s[small]
     spans = Spans.of(priced.rows[small], priced.pairs, costs.gap_bytes)
@@ -229,7 +228,7 @@ def _shared(priced: PricedRows, small: Bools) -> Seconds:
     lengths = spans.table[:, Column.COUNT]
     seconds = costs.seconds_per_descriptor + lengths / costs.read_bytes_per_second
     total = np.bincount(spans.span_of, weights, minlength=len(spans.table))
-    # A row of which so few tokens move that none does in this prompt costs nothing.
+    # A row costs nothing if none of its tokens moves in this prompt.
     per_weight = np.divide(pages * seconds, total, out=np.zeros(len(total)), where=total > 0)
     shares: Seconds = weights * per_weight[spans.span_of]
     return shares
@@ -244,34 +243,34 @@ class Packed:
     strategy: ClassVar[Strategy] = Strategy.PACK
 
     def steps(self, first_span: int) -> Sequence[Step]:
-        """The source copies row after row into the run, the destination out of it."""
+        """Return a step that gathers row after row into the run."""
         return (Step(GATHER_IN_ORDER, self.rows),)
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
-        """A copy on both sides."""
+        """Count a copy on both sides."""
         priced = PricedRows(self.rows, pairs, tokens, costs)
         return Work(
             bytes=int(priced.wire_bytes.sum()),
-            # Of a rank that holds none of the tokens nothing is asked.
+            # A rank that holds none of the tokens is not asked to gather.
             gathering=src_ranks(self.rows[priced.wire_bytes > 0]),
             seconds=2 * float(priced.packing_s.sum()),
         )
 
 
 class Pack(Way):
-    """Sends what is needed and no more, whatever it looks like."""
+    """Sends exactly the needed bytes, whatever their form."""
 
     strategy = Strategy.PACK
 
     def seconds(self, priced: PricedRows) -> Seconds:
-        """The bytes that travel, and two copies."""
+        """Return the cost of the bytes sent and of two copies."""
         sent_s: Seconds = priced.wire_bytes / priced.costs.read_bytes_per_second
         return sent_s + 2 * priced.packing_s
 
     def once_s(self, costs: CostModel) -> float:
-        """Asking a source, and a launch on both sides."""
+        """Return the cost of a request to the source and a launch on both sides."""
         return costs.seconds_per_stage + 2 * costs.seconds_per_launch
 
     def share(self, sent: Sent, mine: Bools) -> Packed:
-        """The rows as they are."""
+        """Return the rows unchanged."""
         return Packed(sent.table.rows[mine])

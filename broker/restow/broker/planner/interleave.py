@@ -1,9 +1,9 @@
-"""A state in chunk-interleaved order, in which what a reader takes of a source is one run.
+"""Interleave: send a state in an order in which each reader's part of a source is a single run.
 
-The source groups the columns of a state by destination rank, and writes each rank's *chunk* in the
-order of the fields' axes, the last one innermost: a conv window ``[tap][channel]`` becomes channel
-after channel, each with its taps, ``x0 x0' x0'' x1 ... B0 B0' B0'' ... C0 ...``. The order says
-nothing of either side's layout; the destination applies the inverse of its own.
+The source groups the columns of a state by destination rank and writes each rank's *chunk* in the
+order of the fields' axes, with the last axis innermost. A conv window ``[tap][channel]`` becomes
+channel after channel, each with its taps: ``x0 x0' x0'' x1 ... B0 B0' B0'' ... C0 ...``. This order
+depends on neither layout; the destination applies the inverse of its own order.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from restow.broker.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of one destination rank, one a source rank.
+    """The chunks of a destination rank, one per source rank.
 
-    ``interleaved`` rows go from a source's pages to its chunk, ``restored`` rows from there to the
-    destination's pages; the chunk's side counts from the chunk's beginning.
+    ``interleaved`` rows copy from a source's pages to its chunk, ``restored`` rows from there to
+    the destination's pages. Offsets on the chunk's side count from the beginning of the chunk.
     """
 
     interleaved: Int64s
@@ -45,17 +45,17 @@ class Chunks:
 
     @classmethod
     def of(cls, moves: Sequence[Move], cutter: Cutter) -> Chunks:
-        """Through chunks with all of these moves, which are of snapshots."""
+        """Return the rows through chunks for ``moves``, which are all of snapshots."""
         return cls(*cutter.through(moves, chunk_places(moves)))
 
     strategy: ClassVar[Strategy] = Strategy.INTERLEAVE
 
     def steps(self, first_span: int) -> Sequence[Step]:
-        """The source writes the chunk, the destination applies the inverse of its own order."""
+        """Return a step that writes the chunk, and a step that applies the inverse order."""
         return Step(GATHER_PLACED, self.interleaved), Step(SCATTER_PLACED, self.restored)
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
-        """A copy on both sides, each with rows of its own; the run is that of what is packed."""
+        """Count a copy on both sides, each with its own rows; bytes travel as when packed."""
         there = PricedRows(self.interleaved, pairs, tokens, costs)
         back = PricedRows(self.restored, pairs, tokens, costs)
         return Work(
@@ -66,21 +66,21 @@ class Chunks:
 
 
 class Interleave(Way):
-    """Permutes states for all readers at once; no row by itself is dealt to it."""
+    """Permutes states for all readers at once; rows are never assigned to it singly."""
 
     strategy = Strategy.INTERLEAVE
 
     def demanded(self, sent: Sent) -> Int64s | None:
-        """All rows of snapshots; others are packed. Raises `StrategyRefusedError` without any."""
+        """Take all snapshots and pack the rest. Raises `StrategyRefusedError` without any."""
         if all(pair.per_token for pair in sent.priced.pairs):
             raise StrategyRefusedError(
-                "interleave permutes states, and nothing that is moved is one: use pack or auto",
+                "interleave permutes snapshots, but no snapshot is moved: use pack or auto",
                 strategy=self.strategy,
             )
         return np.where(_snapshots(sent.priced), self.strategy.number, Strategy.PACK.number)
 
     def takes_over(self, sent: Sent, ways: Int64s) -> Int64s:
-        """States that would be packed for one reader after the other, if all of them cost less."""
+        """Return rows of states that would be packed per reader, if they cost less this way."""
         table = sent.table
         packed = (ways == Strategy.PACK.number) & _snapshots(sent.priced)
         if not packed.any():
@@ -94,22 +94,22 @@ class Interleave(Way):
         return super().takes_over(sent, ways)
 
     def share(self, sent: Sent, mine: Bools) -> Chunks:
-        """The chunks of the rows' moves."""
+        """Return the chunks of the rows' moves."""
         moves = np.unique(sent.table.piece_move[mine[sent.table.piece_row]])
         return Chunks.of([sent.moves[index] for index in moves.tolist()], sent.cutter)
 
 
 def _snapshots(priced: PricedRows) -> Bools:
-    """Mask of the rows that are copied once, however long the prompt."""
+    """Return a mask of the rows that are copied once, whatever the prompt's length."""
     per_token = np.array([pair.per_token for pair in priced.pairs], np.bool_)
     mask: Bools = ~per_token[priced.rows[:, Column.GROUP_PAIR]]
     return mask
 
 
 def _pays(sent: Sent, rows: Int64s, chunks: Chunks, readers: int) -> bool:
-    """Whether ``rows`` that would be packed for each of ``readers`` cost less through ``chunks``.
+    """Return whether ``rows`` cost less through ``chunks`` than packed for each of ``readers``.
 
-    A source gathers for one reader after the other, and the last one waits for all.
+    A source gathers for its readers one after the other, so the last reader waits for all.
     """
     priced = sent.priced
     packed_s, there_s, back_s = (
@@ -121,7 +121,7 @@ def _pays(sent: Sent, rows: Int64s, chunks: Chunks, readers: int) -> bool:
 
 
 def chunk_places(moves: Sequence[Move]) -> list[Place]:
-    """Where the box of each move lies in the chunk of its source rank; the narrower type travels.
+    """Return the place of each move's box in its source's chunk; the narrower type travels.
 
     >>> from restow.broker.layout import DType, Span
     >>> src = Place("r", 0, (2, 8), None, DType.BFLOAT16)
@@ -145,7 +145,7 @@ def chunk_places(moves: Sequence[Move]) -> list[Place]:
 
 
 def whole_moves(table: Table, rows: Bools) -> Bools:
-    """Mask of the moves that travel in ``rows`` alone, and share none of them with other moves."""
+    """Return a mask of the moves that travel only in ``rows``, and share none with other moves."""
     while True:
         moves = np.ones(int(table.piece_move.max(initial=-1)) + 1, np.bool_)
         moves[table.piece_move[~rows[table.piece_row]]] = False

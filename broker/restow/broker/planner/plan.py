@@ -1,4 +1,4 @@
-"""One copy of a box from a source shard to a destination shard."""
+"""Plans: intersect the boxes of two layouts into moves that fill every destination shard."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from restow.broker.words import Worded
 
 @dataclass(frozen=True, slots=True)
 class Place(Worded):
-    """Where a box begins inside a page, and how it is strided there; which tokens are there."""
+    """The place of a box inside a page: offset, strides, and the tokens held there."""
 
     region: str
     offset_bytes: int
@@ -44,7 +44,7 @@ class Place(Worded):
 
     @classmethod
     def of(cls, shard: Shard, box: Box, tokens: TokenClass = ALL_TOKENS) -> Place:
-        """The place of ``box``, which lies inside the shard's box."""
+        """Return the place of ``box``, which lies inside the shard's box."""
         shift = sum(
             (span.start - held.start) * stride
             for span, held, stride in zip(box, shard.box, shard.strides_bytes, strict=True)
@@ -61,9 +61,9 @@ class Place(Worded):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """``box`` of ``field``, in global coordinates, from one rank's page to another's.
+    """A copy of ``box`` of ``field``, in global coordinates, from a rank's page to another's.
 
-    Of a per-token field it moves the tokens that both places hold.
+    A move of a per-token field copies the tokens that both places hold.
     """
 
     field: str
@@ -75,28 +75,28 @@ class Move:
 
     @property
     def elements(self) -> int:
-        """Elements moved, for one token where the field is per-token."""
+        """Return the number of elements moved, per token if the field is per-token."""
         return volume(self.box)
 
     @property
     def bytes(self) -> int:
-        """Source bytes read, for one token where the field is per-token."""
+        """Return the source bytes read, per token if the field is per-token."""
         return self.elements * self.src.dtype.itemsize_bytes
 
     def entries(self, count: int, tokens: int) -> int:
-        """How many of its field's last ``count`` entries it moves, in a handoff of ``tokens``."""
+        """Return how many of the last ``count`` entries it moves, in a handoff of ``tokens``."""
         if not self.per_token:
             return count
         return count_shared(self.src.tokens, self.dst.tokens, tokens - count, tokens)
 
     @property
     def per_token(self) -> bool:
-        """Whether the move repeats for every token."""
+        """Return whether the move repeats for every token."""
         return self.src.token_stride_bytes is not None
 
 
 MAX_PAIRS_OF_BOXES = 1 << 23
-"""Compared in one plan: enough for 1,024 ranks on both sides, and bounded in time."""
+"""Limit for the pairs of boxes compared in a plan: enough for 1,024 ranks on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,11 @@ class Plan:
     """All moves that fill ``destination`` from ``source``, for every rank.
 
     Law *cover*: every element of every destination shard is written by exactly one move.
-    Law *minimality*: the moves' boxes add up to the destination's shards, each read from one
-    source however many hold it.
 
-    Fields of D that begin ``cold``, by name, are zeroed in place: those of drafts that P lacks.
+    Law *minimality*: the moves' boxes add up to the destination's shards, and each is read from a
+    single source, however many ranks hold it.
+
+    ``cold`` names D's fields that are zeroed in place: fields of drafts that P lacks.
     """
 
     source: Layout
@@ -117,16 +118,16 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all moves, counting one token of every per-token move."""
+        """Return the bytes of all moves, counting a single token of each per-token move."""
         return sum(move.bytes for move in self.moves)
 
     def bytes_at(self, tokens: int) -> int:
-        """Bytes read for a prompt of ``tokens``."""
+        """Return the bytes read for a prompt of ``tokens``."""
         entries = self.entries(tokens)
         return sum(move.bytes * move.entries(entries[move.field], tokens) for move in self.moves)
 
     def entries(self, tokens: int) -> dict[str, int]:
-        """How many entries of each field a handoff of ``tokens`` moves."""
+        """Return how many entries of each field a handoff of ``tokens`` moves."""
         blocks = {
             shard.field: region.block_tokens
             for rank in self.destination.ranks
@@ -140,20 +141,20 @@ class Plan:
 
 
 def make_plan(source: Layout, destination: Layout, *, any_revision: bool = False) -> Plan:
-    """Plan from one checked layout to another.
+    """Plan from a checked layout to another.
 
-    With ``any_revision`` the weights may differ: they are compared for each handoff. Raises
-    `ModelMismatchError` when they are not of one model, `ScalesMismatchError` when the same bytes
-    would be other values, `CastUnsupportedError` when a field changes to a type that nothing casts
-    to, `BlockTokensMismatchError` when D keeps whole blocks of which P may lack some,
-    `TooManyPiecesError` for layouts cut too finely, `PlanError` if the plan does not cover the
-    destination (which `check_layout` rules out).
+    With ``any_revision`` the weights may differ, because they are compared for each handoff. Raises
+    `ModelMismatchError` if the models differ, `ScalesMismatchError` if the same bytes would be
+    other values, `CastUnsupportedError` if no cast exists for a field, `BlockTokensMismatchError`
+    if D keeps whole blocks of which P may lack a part, `TooManyPiecesError` for layouts that are
+    cut too finely, and `PlanError` if the plan does not cover the destination (which `check_layout`
+    rules out).
     """
     check_same_model(source, destination, any_revision)
     check_whole_blocks(source, destination)
     cold = cold_fields(source, destination)
     held, wanted = _holders(source), _holders(destination, cold)
-    by_form: dict[object, Routes] = {}  # the same for all layers of a kind
+    by_form: dict[object, Routes] = {}  # layers of a kind have the same routes
     routes: dict[str, Routes] = {}
     pairs_of_boxes = 0
     for name, boxes in wanted.items():
@@ -189,22 +190,22 @@ def make_plan(source: Layout, destination: Layout, *, any_revision: bool = False
 
 
 def cold_fields(source: Layout, destination: Layout) -> frozenset[str]:
-    """Return the names of D's fields that P lacks, or has otherwise: of one model, so of drafts."""
+    """Return D's fields that P lacks or has in another form: fields of drafts."""
     held = set(source.model.fields)
     return frozenset(field.name for field in destination.model.fields if field not in held)
 
 
 def _tokens(rank: RankLayout) -> dict[str, TokenClass]:
-    """Which tokens the pages of each region hold."""
+    """Return which tokens the pages of each region hold."""
     return {region.name: region.tokens for region in rank.regions}
 
 
 def _move(route: Route, src: Shard, dst_rank: int, dst: Shard, tokens: TokenClass) -> Move:
     if src.dtype is not dst.dtype and not (src.dtype.castable and dst.dtype.castable):
         raise CastUnsupportedError(
-            f"field {dst.field}: rank {route.src_rank} of P holds {src.dtype.label}, rank "
-            f"{dst_rank} of D wants {dst.dtype.label}, and nothing casts between them: run both "
-            f"engines with one type of this cache",
+            f"field {dst.field}: rank {route.src_rank} of P holds {src.dtype.label}, but rank "
+            f"{dst_rank} of D wants {dst.dtype.label}, and no cast exists: run both engines with "
+            f"one type of this cache",
             field=dst.field,
             ranks=f"{route.src_rank},{dst_rank}",
         )
@@ -214,19 +215,19 @@ def _move(route: Route, src: Shard, dst_rank: int, dst: Shard, tokens: TokenClas
 
 
 def check_same_model(source: Layout, destination: Layout, any_revision: bool = False) -> None:
-    """Raise `ModelMismatchError` or `ScalesMismatchError` that names the first difference.
+    """Raise `ModelMismatchError` or `ScalesMismatchError` for the first difference.
 
-    Of the inputs only those that both list must be the same. Fields of drafts need not be; with
-    ``any_revision`` the weights need not be either.
+    Only inputs that both models list must be equal. Fields of drafts may differ, and with
+    ``any_revision`` the weights may differ too.
     """
     ours, theirs = source.model, destination.model
     if any_revision:
         theirs = replace(theirs, revision=ours.revision)
     if ours.identity != theirs.identity:
         raise ModelMismatchError(
-            f"P serves model {ours.identity}, D serves {theirs.identity}: the state of one is no "
-            f"state of the other, whatever their shapes. Run both from one checkpoint; if they do, "
-            f"have both name it by one revision",
+            f"P serves model {ours.identity}, but D serves {theirs.identity}: states of different "
+            f"models or weights are not interchangeable. Run both engines from one checkpoint; if "
+            f"they do, give both the same revision",
             source=ours.identity,
             destination=theirs.identity,
         )
@@ -238,9 +239,9 @@ def check_same_model(source: Layout, destination: Layout, any_revision: bool = F
             continue
         if one and two and one == replace(two, scales=one.scales):
             raise ScalesMismatchError(
-                f"model {ours.name!r}, field {name}: P's elements have {_scales(one)}, D's "
+                f"model {ours.name!r}, field {name}: P's elements have {_scales(one)}, D's have "
                 f"{_scales(two)}: the same bytes would be other values, and nothing rescales them "
-                f"on the way. Run both engines with one type of this cache and the same scales",
+                f"in transit. Run both engines with one type of this cache and the same scales",
                 field=name,
                 source=one.scales,
                 destination=two.scales,
@@ -249,7 +250,7 @@ def check_same_model(source: Layout, destination: Layout, any_revision: bool = F
             f"model {ours.name!r}, field {name}: P has {_describe(one)}, D has {_describe(two)}",
             field=name,
         )
-    inputs, read = ({one.name: one for one in model.inputs} for model in (ours, theirs))
+    inputs, read = ({field.name: field for field in model.inputs} for model in (ours, theirs))
     for name in sorted(inputs.keys() & read.keys()):
         if inputs[name] != read[name]:
             raise ModelMismatchError(
@@ -274,12 +275,12 @@ def _scales(field: Field) -> str:
 
 
 Held: TypeAlias = tuple[tuple[tuple[Box, TokenClass], tuple[int, ...]], ...]
-"""The distinct boxes of a field, each with tokens and the ranks that hold these of it."""
+"""The distinct boxes and tokens of a field, each with the ranks that hold them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``box`` comes from the shard of ``src_rank`` that holds ``tokens`` of the box ``held``."""
+    """The source of ``box``: the shard of ``src_rank`` with ``tokens`` of the box ``held``."""
 
     box: Box
     src_rank: int
@@ -288,7 +289,7 @@ class Route:
 
 
 Routes: TypeAlias = dict[tuple[int, Box], list[Route]]
-"""For each destination rank and box that it wants: where the parts come from."""
+"""The sources of the parts, for each destination rank and each box that it wants."""
 
 
 def _holders(layout: Layout, without: frozenset[str] = frozenset()) -> dict[str, Held]:
@@ -306,7 +307,7 @@ def _holders(layout: Layout, without: frozenset[str] = frozenset()) -> dict[str,
 
 
 def _routes(field: str, held: Held, wanted: Held) -> Routes:
-    """Tile every wanted box with parts of held ones; replicas share the ranks that want a part."""
+    """Tile every wanted box with parts of held boxes; the readers of a part share its replicas."""
     routes: Routes = defaultdict(list)
     for (held_box, tokens), src_ranks in held:
         parts = [
@@ -325,16 +326,16 @@ def _routes(field: str, held: Held, wanted: Held) -> Routes:
 
 
 def spread(replicas: Sequence[int], reader: int, readers: int) -> int:
-    """One of the ranks that hold a box, for the ``reader``-th of those that want it.
+    """Return the replica for the ``reader``-th of the ranks that read a box.
 
-    Readers side by side read from replicas side by side: no replica serves more than its share,
-    and at equal TP each rank reads from its own twin.
+    Neighbouring readers read from neighbouring replicas: no replica serves more than its share, and
+    at equal TP each rank reads from its own counterpart.
     """
     return replicas[reader * len(replicas) // readers]
 
 
 def _check_tiled(field: str, routes: Routes, wanted: Held) -> None:
-    """Parts of disjoint boxes tile a box when their volumes add up, for a token on average."""
+    """Check that the parts of each wanted box, which are disjoint, add up to its volume."""
     for (box, tokens), dst_ranks in wanted:
         needed = volume(box) * tokens.shared(tokens)
         for dst_rank in dst_ranks:
@@ -351,12 +352,12 @@ def _check_tiled(field: str, routes: Routes, wanted: Held) -> None:
 
 
 def check_whole_blocks(source: Layout, destination: Layout) -> None:
-    """Raise `BlockTokensMismatchError` unless a block of P begins where each of D's does.
+    """Raise `BlockTokensMismatchError` unless a block of P begins where each block of D does.
 
-    P frees the blocks that lie wholly before a window: it still has the one that the window begins
-    in, and D's block of that token must begin in that one or behind.
+    P frees the blocks that lie wholly before a window, and still has the block in which the window
+    begins. D's block of that token must not begin before P's.
     """
-    windows = {one.name for one in source.model.fields if one.window_tokens}
+    windows = {field.name for field in source.model.fields if field.window_tokens}
     wanted = {(f, r.block_tokens) for f, r in _held(destination) if f in windows and r.whole_blocks}
     if not wanted:
         return
@@ -366,9 +367,9 @@ def check_whole_blocks(source: Layout, destination: Layout) -> None:
             if ours % theirs:
                 raise BlockTokensMismatchError(
                     f"field {field}: D keeps whole blocks of {theirs} tokens for other prompts, "
-                    f"and P frees what lies before a window in blocks of {ours}, no multiple of "
-                    f"that: P may lack what D's block begins with. Give D blocks that divide P's, "
-                    f"or have it keep none (vLLM: --no-enable-prefix-caching)",
+                    f"but P frees blocks of {ours} tokens before a window, which is no multiple: "
+                    f"P may lack the beginning of D's block. Give D blocks that divide P's, or "
+                    f"disable prefix caching in D (vLLM: --no-enable-prefix-caching)",
                     field=field,
                     source=ours,
                     destination=theirs,
@@ -376,7 +377,7 @@ def check_whole_blocks(source: Layout, destination: Layout) -> None:
 
 
 def _held(layout: Layout) -> Iterator[tuple[str, Region]]:
-    """Yield each field that a rank holds, with the region that it lies in."""
+    """Yield each field that a rank holds, with its region."""
     for rank in layout.ranks:
         regions = {region.name: region for region in rank.regions}
         for shard in rank.shards:

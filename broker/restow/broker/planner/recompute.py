@@ -1,4 +1,4 @@
-"""Rows of products: channels of a window, each from its weights and the inputs of all taps."""
+"""Recompute: D rebuilds conv windows from mixer inputs that P keeps and its own weights."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from restow.broker.strategy import Strategy
 def product_rows(
     rank: RankLayout, weights: Projection, shard: Shard, tap: int, kept: Shard, span: int, pair: int
 ) -> Int64s:
-    """The rows that rebuild ``shard`` of ``rank`` from ``weights`` and ``kept`` inputs of a span.
+    """Return the rows that recompute ``shard`` from ``weights`` and the ``kept`` inputs in a span.
 
-    The axes of channels, all but ``tap``, are merged where they go on alike in the weights and in
-    the window.
+    Axes other than ``tap`` (the channels) are merged where they are contiguous in both the weights
+    and the window.
     """
     regions = {region.name: index for index, region in enumerate(rank.regions)}
     taps, hidden = (part.size for part in kept.box)
@@ -73,19 +73,19 @@ _SAME = [c for c in ProjectColumn if c not in (*_OFFSETS, ProjectColumn.CHANNELS
 
 
 def joined_products(rows: Int64s) -> Int64s:
-    """Join rows whose channels continue each other, across fields too: few products of many."""
+    """Join rows whose channels continue each other, across fields too, for fewer products."""
     return joined(rows, _SAME, _OFFSETS, ProjectColumn.CHANNELS, _STRIDES)[0]
 
 
 MAX_COMPARED = 1 << 20
-"""Projections with the moves of their fields, in one plan: bounded in time."""
+"""Limit for projections compared with moves in a plan."""
 NO_INPUTS = "P keeps no mixer inputs"
 NO_WEIGHTS = "D offers no in-projection weights"
 
 
 @dataclass(frozen=True, slots=True)
 class InputRead:
-    """An input that a destination rank reads whole, and the ranks that could have served it."""
+    """An input that a destination rank reads whole, its source, and the ranks that also hold it."""
 
     shard: Shard
     src_rank: int
@@ -95,9 +95,9 @@ class InputRead:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What one destination rank rebuilds: the moves that it spares, and what it reads for them.
+    """What a destination rank recomputes: the moves that it replaces, and the inputs that it reads.
 
-    ``spans`` are those of the inputs, ``projected`` names them by their numbers among these.
+    ``spans`` are those of the inputs; ``projected`` rows refer to them by index.
     """
 
     moves: tuple[Move, ...] = ()
@@ -107,30 +107,30 @@ class Rebuilt:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields that are rebuilt, of which some also arrive in part where ranks hold more."""
+        """Return the recomputed fields; other parts of a field may still be moved."""
         return tuple(dict.fromkeys(move.field for move in self.moves))
 
     @property
     def weight_bytes(self) -> int:
-        """The weights that are multiplied."""
+        """Return the bytes of the weights that are multiplied."""
         sizes = self.projected[:, [ProjectColumn.CHANNELS, ProjectColumn.HIDDEN]].prod(axis=1)
         return int((sizes * ITEM_BYTES[self.projected[:, ProjectColumn.DTYPE]]).sum())
 
     @classmethod
     def among(cls, shares: Sequence[Share]) -> Rebuilt:
-        """The one of all shares of a program; without any, nothing."""
+        """Return the recomputing share among a program's shares, or an empty share."""
         return next((share for share in shares if isinstance(share, cls)), cls())
 
     strategy: ClassVar[Strategy] = Strategy.RECOMPUTE
 
     def steps(self, first_span: int) -> Sequence[Step]:
-        """Spans of inputs are read, and multiplied with weights."""
+        """Return a step that reads inputs, and a step that multiplies them with weights."""
         projected = self.projected.copy()
         projected[:, ProjectColumn.SPAN] += first_span
         return read_spans(self.spans, first_span), Step(PROJECT_SPANS, projected)
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
-        """A descriptor an input, and the weights once."""
+        """Count a descriptor per input, and the weights once."""
         pages = span_pages(self.spans, pairs, tokens)
         return Work(
             bytes=int((pages * self.spans[:, Column.COUNT]).sum()),
@@ -141,17 +141,18 @@ class Rebuilt:
 
 
 class Recompute(Way):
-    """Spares moves of conv windows; how the others travel is decided by their costs."""
+    """Replaces moves of conv windows; the cost model decides how other rows travel."""
 
     strategy = Strategy.RECOMPUTE
 
     def demanded(self, sent: Sent) -> None:
-        """The cost model decides."""
+        """Leave the assignment of rows to the cost model."""
 
     def sparing(self, plan: Plan, strategy: Strategy) -> Sparing | None:
-        """Finds what is rebuilt, where it is asked for, or D offers weights.
+        """Return what finds recomputable windows, if requested or if D offers weights.
 
-        Raises `StrategyRefusedError` with nothing to rebuild, `TooManyPiecesError`.
+        Raises `StrategyRefusedError` if the strategy is requested but nothing can be recomputed,
+        and `TooManyPiecesError`.
         """
         offered = any(rank.projections for rank in plan.destination.ranks)
         if strategy is not self.strategy and not (strategy is Strategy.AUTO and offered):
@@ -159,14 +160,14 @@ class Recompute(Way):
         found = _Rebuilding(plan)
         if strategy is self.strategy and not found:
             raise StrategyRefusedError(
-                f"no conv window can be rebuilt at D: {found.obstacle}", strategy=strategy
+                f"no conv window can be recomputed at D: {found.obstacle}", strategy=strategy
             )
         return found.rebuilt if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Weights that can be used, the shard that is their product, and the moves that this spares."""
+    """Usable weights, the shard that is their product, and the moves that it replaces."""
 
     weights: Projection
     shard: Shard
@@ -174,10 +175,10 @@ class _Found:
 
 
 class _Rebuilding:
-    """What all ranks of a plan's destination could rebuild."""
+    """What each destination rank of a plan can recompute."""
 
     def __init__(self, plan: Plan) -> None:
-        """Find the projections that can be served, and for each a rank of P to read from.
+        """Find the usable projections, and a rank of P to read each one's input from.
 
         Raises `TooManyPiecesError`.
         """
@@ -192,9 +193,9 @@ class _Rebuilding:
         for move in plan.moves:
             moves[move.dst_rank, move.field].append(move)
         self._taps = {
-            one.name: one.axes.index("tap")
-            for one in plan.destination.model.fields
-            if "tap" in one.axes
+            field.name: field.axes.index("tap")
+            for field in plan.destination.model.fields
+            if "tap" in field.axes
         }
         self._found: dict[int, list[_Found]] = {}
         readers: dict[str, dict[int, None]] = defaultdict(dict)
@@ -232,7 +233,7 @@ class _Rebuilding:
         }
 
     def __bool__(self) -> bool:
-        """Whether there is anything to rebuild."""
+        """Return whether anything can be recomputed."""
         return bool(self._found)
 
     def _why_not(self, weights: Projection, moves: Sequence[Move]) -> str:
@@ -242,27 +243,27 @@ class _Rebuilding:
         kept = self._inputs[holders[0], weights.input].dtype
         if kept is not weights.dtype:
             return (
-                f"field {weights.field}: P's inputs are {kept.label}, D's weights "
-                f"{weights.dtype.label}, so D would compute otherwise than P did"
+                f"field {weights.field}: P's inputs are {kept.label}, but D's weights are "
+                f"{weights.dtype.label}, so D's product would differ from P's"
             )
         for move in moves:
             if not (move.src.dtype.holds(weights.dtype) or move.src.dtype is move.dst.dtype):
                 return (
-                    f"field {move.field}: P keeps the {weights.dtype.label} product as "
-                    f"{move.src.dtype.label}, D as {move.dst.dtype.label}, with digits that "
-                    f"P has rounded away"
+                    f"field {move.field}: P stores the {weights.dtype.label} product as "
+                    f"{move.src.dtype.label}, but D as {move.dst.dtype.label}, so D would have "
+                    f"digits that P has rounded away"
                 )
         return ""
 
     def rebuilt(self, rank: RankLayout, cutter: Cutter) -> Rebuilt:
-        """What ``rank`` can rebuild. Raises `TooManyPiecesError`."""
+        """Return what ``rank`` can recompute. Raises `TooManyPiecesError`."""
         spans: dict[str, int] = {}
         reads: list[InputRead] = []
         found_spans: list[tuple[int, ...]] = []
         tables = [no_rows(ProjectColumn)]
         found = self._found.get(rank.rank, [])
-        for one in found:
-            weights, shard = one.weights, one.shard
+        for usable in found:
+            weights, shard = usable.weights, usable.shard
             src_rank = self._sources[weights.input, rank.rank]
             kept = self._inputs[src_rank, weights.input]
             pair = cutter.pair_number(src_rank, kept.region, rank.rank, shard.region)
@@ -282,7 +283,7 @@ class _Rebuilding:
             raise TooManyPiecesError(f"projections fall into more than {MAX_ROWS} pieces")
         places = np.array(found_spans, np.int64).reshape(-1, 5)
         return Rebuilt(
-            tuple(move for one in found for move in one.moves),
+            tuple(move for usable in found for move in usable.moves),
             tuple(reads),
             span_rows(places[:, :3], places[:, 3], places[:, 4]),
             projected,
@@ -290,7 +291,7 @@ class _Rebuilding:
 
 
 def _reach_bytes(shard: Shard) -> int:
-    """From the first to one past the last byte of a shard in its page."""
+    """Return the bytes from the first to the last byte of a shard in its page."""
     strides = zip(shard.box, shard.strides_bytes, strict=True)
     return sum((span.size - 1) * stride for span, stride in strides) + shard.dtype.itemsize_bytes
 
@@ -298,5 +299,5 @@ def _reach_bytes(shard: Shard) -> int:
 def _uneven(shard: Shard, page_stride_bytes: int) -> str:
     item = shard.dtype.itemsize_bytes
     if any(place % item for place in (shard.offset_bytes, *shard.strides_bytes, page_stride_bytes)):
-        return f"field {shard.field}: D's numbers do not lie at multiples of {item} bytes"
+        return f"field {shard.field}: D's elements are not aligned to their {item} bytes"
     return ""

@@ -1,4 +1,4 @@
-"""From moves to the rows of a program: cut every box, then join what continues on both sides."""
+"""Cut moves into the rows of a program, and join rows that are contiguous on both sides."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from restow.broker.planner.program.programs import join_rows
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The rows of all moves to one rank, and which move each piece of them came from.
+    """The rows of all moves to a rank, and the move of each piece.
 
-    ``rows`` is int64 ``[rows, len(Column)]``. Before they were joined there were more, the pieces:
-    piece ``i`` belongs to move ``piece_move[i]`` and went into row ``piece_row[i]``.
+    ``rows`` is int64 ``[rows, len(Column)]``. Pieces are the rows before joining: piece ``i``
+    belongs to move ``piece_move[i]`` and became part of row ``piece_row[i]``.
     """
 
     rows: Int64s
@@ -31,7 +31,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """Pages of a region: its index in its rank's layout, and how they are addressed."""
+    """Pages of a region: its index in its rank's layout, and how block ids address it."""
 
     region: int
     stride_bytes: int
@@ -40,7 +40,7 @@ class _Pages:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """One end of a move; ``aligned``: its elements lie at multiples of their size."""
+    """An end of a move; ``aligned``: its elements are aligned to their size."""
 
     region: int
     place: Place
@@ -48,37 +48,37 @@ class _End:
 
 
 class Cutter:
-    """Cuts moves of one plan into rows; remembers what it has cut, as layers are alike."""
+    """Cuts the moves of a plan into rows; caches cuts, because layers are alike."""
 
     def __init__(self, plan: Plan) -> None:
-        """Number all pairs of page lists, so that every program of the plan has the same."""
+        """Assign numbers to all pairs of lists, common to all programs of the plan."""
         self._sources, self._destinations = _pages(plan.source), _pages(plan.destination)
         self._windows = {field.name: field.window_tokens for field in plan.source.model.fields}
         self._numbers: dict[GroupPair, int] = {}
         self._cuts: dict[object, Rows] = {}
         self.pieces = 0
-        """Of all tables so far: bounded. Who drops a table may take its pieces off."""
+        """Pieces of all tables so far, for the limit; subtract the pieces of a dropped table."""
         for move in plan.moves:
             self._pair(move)
 
     def pair_number(
         self, src_rank: int, src: str, dst_rank: int, dst: str, window_tokens: int = 0
     ) -> int:
-        """The number of the pair of lists that address two regions."""
+        """Return the number of the pair of lists that address two regions."""
         forms = self._sources[src_rank, src].form, self._destinations[dst_rank, dst].form
         return self._numbers.setdefault(GroupPair(*forms, window_tokens), len(self._numbers))
 
     def source_region(self, src_rank: int, name: str) -> int:
-        """The index of a source's region."""
+        """Return the index of a source's region."""
         return self._sources[src_rank, name].region
 
     @property
     def pairs(self) -> tuple[GroupPair, ...]:
-        """The pairs of page lists, in the order of their numbers."""
+        """Return the pairs of lists in the order of their numbers."""
         return tuple(self._numbers)
 
     def table(self, moves: Sequence[Move]) -> Table:
-        """The rows of moves to one rank.
+        """Return the table of moves to a rank.
 
         Raises `CastUnsupportedError` (see `_cut_box`) and `TooManyPiecesError`.
         """
@@ -92,7 +92,7 @@ class Cutter:
         return Table(rows, pieces, np.repeat(np.arange(len(moves)), counts), piece_row)
 
     def through(self, moves: Sequence[Move], places: Sequence[Place]) -> tuple[Int64s, Int64s]:
-        """Rows from the sources to the ``places`` in a chunk, and from there to the destinations.
+        """Return rows from the sources to ``places`` in a chunk, and from there to D's pages.
 
         The chunk's region has number 0. Raises as `table`.
         """
@@ -107,7 +107,7 @@ class Cutter:
         return first, second
 
     def _pieces_of(self, cut: Sequence[tuple[tuple[int, ...], Int64s]]) -> tuple[Int64s, list[int]]:
-        """All rows before they are joined, and how many there are of each box."""
+        """Return all rows before joining, and the number of rows of each box."""
         firsts, offsets = zip(*cut, strict=True)
         counts = [len(part) for part in offsets]
         self.pieces += sum(counts)
@@ -129,10 +129,10 @@ class Cutter:
         return self.pair_number(*ends, window)
 
     def _cut_box(self, move: Move, src: _End, dst: _End) -> tuple[tuple[int, ...], Int64s]:
-        """The move's box from one end to another: a row without offsets inside it, and those.
+        """Cut a move's box between two ends; return a common row, and the offsets of all rows.
 
-        A row of strided elements needs each at a multiple of its size, as devices load nothing
-        else. Where a layout breaks that, every element becomes a row of bytes; a cast can't, and
+        Strided elements must be aligned to their size, because devices load nothing else. If a
+        layout breaks that, every element becomes a row of bytes. A cast is impossible then and
         raises `CastUnsupportedError`.
         """
         items = (src.place.dtype.itemsize_bytes, dst.place.dtype.itemsize_bytes)
@@ -172,21 +172,21 @@ class Cutter:
 
 
 def _pages(layout: Layout) -> dict[tuple[int, str], _Pages]:
-    """By rank and name of a region."""
+    """Return the pages of all regions, by rank and region name."""
     return {
-        (rank.rank, one.name): _Pages(
+        (rank.rank, region.name): _Pages(
             index,
-            one.page_stride_bytes,
+            region.page_stride_bytes,
             PageForm(
-                one.group,
-                one.page_tokens or 0,
-                one.pages_per_block,
-                one.tokens,
-                one.whole_blocks,
+                region.group,
+                region.page_tokens or 0,
+                region.pages_per_block,
+                region.tokens,
+                region.whole_blocks,
             ),
         )
         for rank in layout.ranks
-        for index, one in enumerate(rank.regions)
+        for index, region in enumerate(rank.regions)
     }
 
 
@@ -203,7 +203,7 @@ def _aligned(place: Place, page_stride_bytes: int) -> bool:
 def _misaligned(move: Move) -> CastUnsupportedError:
     return CastUnsupportedError(
         f"field {move.field}: rank {move.src_rank} of P or rank {move.dst_rank} of D has elements "
-        f"that do not lie at multiples of their size, so they can't be cast",
+        f"that are not aligned to their size, so they cannot be cast",
         field=move.field,
         ranks=f"{move.src_rank},{move.dst_rank}",
     )

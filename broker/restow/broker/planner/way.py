@@ -1,4 +1,4 @@
-"""What a way to travel is asked: its costs, the rows that it takes, its share of a program."""
+"""The interface of a way: its costs, the rows that it takes, and its share of a program."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from restow.broker.words import Worded
 
 @dataclass(frozen=True, slots=True)
 class Sent(Worded):
-    """What is sent to one destination rank, and what an operator wants of how it travels.
+    """What is sent to a destination rank, and the strategy that the operator requested.
 
-    ``readers`` says how many destination ranks read from each source rank.
+    ``readers`` has the number of destination ranks that read from each source rank.
     """
 
     strategy: Strategy
@@ -35,11 +35,11 @@ class Sent(Worded):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What agents do for one share of a program.
+    """The work of agents for a share of a program.
 
-    ``gathering`` are the source ranks that are asked to gather, once for all shares: each has a
-    launch on both sides, and what it gathers is one read. ``launches`` and ``reads`` are those
-    besides, ``seconds`` what is copied and computed.
+    ``gathering`` has the source ranks that must gather; a rank gathers once for all shares, with a
+    launch on both sides and a single read. ``launches`` and ``reads`` count the others, ``seconds``
+    is the time of copying and computing.
     """
 
     bytes: int = 0
@@ -50,70 +50,71 @@ class Work:
 
 
 class Share(Protocol):
-    """What of one rank's program goes one way."""
+    """The part of a rank's program that travels in one way."""
 
     @property
     def strategy(self) -> Strategy:
-        """The word for it."""
+        """Return the strategy's word."""
 
     def steps(self, first_span: int) -> Sequence[Step]:
-        """What it adds to a `Program`; its own spans are numbered from there on.
+        """Return the share's steps of a `Program`; its spans are numbered from ``first_span`` on.
 
         Raises `TooManyPiecesError`.
         """
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
-        """What it costs for a prompt of ``tokens``. Raises `TooManyPiecesError`."""
+        """Return the work for a prompt of ``tokens``. Raises `TooManyPiecesError`."""
 
 
 class Spared(Share, Protocol):
-    """A share that brings what some moves would have brought."""
+    """A share that replaces moves."""
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """The moves that need not be made."""
+        """Return the replaced moves."""
 
 
 Sparing: TypeAlias = Callable[[RankLayout, Cutter], Spared]
-"""Finds what a destination rank need not be sent. Raises `TooManyPiecesError`."""
+"""Finds the moves to a destination rank that can be replaced. Raises `TooManyPiecesError`."""
 
 
 class Way:
-    """One way to travel. Rows are dealt to it if it has a price, or takes over those of others."""
+    """A way for rows to travel; it gets rows by price, or takes them over from other ways."""
 
     strategy: ClassVar[Strategy]
 
     def demanded(self, sent: Sent) -> Int64s | None:
-        """For each row the number of the strategy by which it travels if this one is asked for.
+        """Return a strategy number per row for a requested way; None: the cost model decides.
 
-        None: the cost model decides. Raises `StrategyRefusedError`.
+        Raises `StrategyRefusedError`.
         """
         return np.full(len(sent.table.rows), self.strategy.number, np.int64)
 
     def seconds(self, priced: PricedRows) -> Seconds | None:
-        """What each row costs, infinite where it can't go this way. None: nothing is compared."""
+        """Return each row's cost, infinite if it cannot go this way; None without a price."""
         return None
 
     def once_s(self, costs: CostModel) -> float:
-        """What the first row costs besides."""
+        """Return the fixed cost of the first row."""
         return 0.0
 
     def takes_over(self, sent: Sent, ways: Int64s) -> Int64s:
-        """Which rows cost less this way than by the ``ways`` that were found row by row."""
+        """Return the rows that together cost less this way than by the ``ways`` chosen singly."""
         return np.zeros(0, np.int64)
 
     def share(self, sent: Sent, mine: Bools) -> Share | None:
-        """The share of the rows under a mask. None: no row ever comes here."""
+        """Return the share of the rows under a mask; None if the way never gets rows."""
         return None
 
     def sparing(self, plan: Plan, strategy: Strategy) -> Sparing | None:
-        """What finds moves of a plan that need not be made, if there are any.
+        """Return what finds moves that this way can replace; None if there are none.
 
-        Raises `StrategyRefusedError` where this way is asked for in vain, `TooManyPiecesError`.
+        Raises `StrategyRefusedError` if this way is requested but cannot serve, and
+        `TooManyPiecesError`.
         """
         return None
 
 
 def src_ranks(rows: Int64s) -> frozenset[int]:
-    """The source ranks of rows."""
+    """Return the source ranks of rows."""
     return frozenset(np.unique(rows[:, Column.SRC_RANK]).tolist())

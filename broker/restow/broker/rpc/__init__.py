@@ -1,1 +1,1 @@
-"""What every gRPC server and channel of ours has: typed errors as status, parsing, pings."""
+"""Common parts of gRPC servers and channels: errors as statuses, messages as values, pings."""

@@ -1,4 +1,4 @@
-"""Options of channels and servers: bounds of messages, and how often connections are pinged."""
+"""Size limits of messages, and how often connections are pinged."""
 
 from __future__ import annotations
 
@@ -8,37 +8,38 @@ from typing import Protocol, TypeVar
 from restow.broker.errors import MessageTooLargeError
 
 MAX_TO_BROKER_BYTES = 16 << 20
-"""Of one message of gRPC; brokers and daemons take no larger ones."""
+"""Limit of a gRPC message; brokers and daemons refuse larger messages."""
 MAX_FROM_BROKER_BYTES = 64 << 20
 MAX_BATCH_BYTES = 2 << 20
-"""Of a batch of several: few enough that one is worked on while the next is written."""
+"""Limit of a batch of several messages; small, so that batches are processed while others are
+sent."""
 MAX_SAID_BYTES = MAX_TO_BROKER_BYTES - (1 << 20)
-"""Of what is said at once; the rest is room for the batch around it, and for saying it again."""
+"""Limit of a single message; the rest is room for the batch around it and for a repetition."""
 
 
 class Sized(Protocol):
-    """A message of protobuf's."""
+    """A protobuf message."""
 
     def ByteSize(self) -> int:
-        """As it travels."""
+        """Return the encoded size."""
 
 
 Said = TypeVar("Said", bound=Sized)
 
 
 def check_size(what: str, size_bytes: int) -> None:
-    """Raise `MessageTooLargeError` for ``what`` no broker takes."""
+    """Raise `MessageTooLargeError` if ``what`` exceeds the limit of a message."""
     if size_bytes > MAX_SAID_BYTES:
         raise MessageTooLargeError(
-            f"{what} takes {size_bytes} bytes, and a message at most {MAX_SAID_BYTES}: say less at "
-            f"once (a publication may come in chunks, `final=False`)",
+            f"{what} takes {size_bytes} bytes, but a message may have at most {MAX_SAID_BYTES}: "
+            f"split it (a publication may come in chunks, `final=False`)",
             bytes=size_bytes,
             limit=MAX_SAID_BYTES,
         )
 
 
 def take_batch(outbox: deque[Said], most: int) -> list[Said]:
-    """Take the oldest of what waits, as much as travels together, and at least one message."""
+    """Take the oldest messages of a queue: at least one, and as many as fit into a batch."""
     batch = [outbox.popleft()]
     size_bytes = batch[0].ByteSize()
     while outbox and len(batch) < most:
@@ -50,17 +51,17 @@ def take_batch(outbox: deque[Said], most: int) -> list[Said]:
 
 
 PING_EVERY_S = 3.0
-"""An idle connection carries a ping as often, so no proxy that waits longer takes it for idle."""
+"""Clients ping an idle connection this often, so that no proxy closes it as idle."""
 ANSWER_S = 5.0
 _SERVER_EVERY_S = 4.0
-"""Longer than a client's: a ping that comes makes one of the server's own needless."""
+"""Longer than a client's interval, because a client's ping makes the server's unnecessary."""
 NOTICED_S = _SERVER_EVERY_S + ANSWER_S
-"""When both ends of a dead connection know, at the latest."""
+"""Latest time by which both ends notice a dead connection."""
 SEVERAL_EVERY_S = 0.5
 SEVERAL_ANSWER_S = 0.8
-"""Where another broker may be asked: about as long as one waits for a lease of the dead one."""
+"""With several brokers, notice a dead broker about as fast as its lease ends."""
 LEAST_EVERY_S = 0.3
-"""More frequent pings are taken for abuse."""
+"""Servers treat more frequent pings as abuse."""
 
 
 def _options(every_s: float, answer_s: float = ANSWER_S) -> tuple[tuple[str, int], ...]:

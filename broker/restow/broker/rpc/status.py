@@ -1,4 +1,4 @@
-"""Typed errors as gRPC status: the one place where they are translated."""
+"""Translate typed errors to gRPC statuses; nothing else does."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from restow.broker.printable import is_word, shown
 
 ERROR_DOMAIN = "restow"
 REASON_KEY = "restow-reason"
-"""Trailing metadata with the reason alone, for clients that decode no `ErrorInfo`."""
+"""Trailing metadata with only the reason, for clients that do not decode `ErrorInfo`."""
 
 MAX_MESSAGE_BYTES = 1024
 MAX_SUBJECT_BYTES = 256
-"""Of each value. A status travels as metadata, of which gRPC may drop more than 8 KiB."""
+"""Limit per value. A status travels as metadata, of which gRPC may drop what exceeds 8 KiB."""
 
 
 def to_rpc_status(error: RestowError) -> status_pb2.Status:
-    """The error with an `ErrorInfo` that carries reason and subject."""
+    """Return the error's status, with an `ErrorInfo` that has reason and subject."""
     subject = {name: cut(value, MAX_SUBJECT_BYTES) for name, value in error.subject.items()}
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=subject)
     detail = any_pb2.Any()
@@ -34,7 +34,7 @@ def to_rpc_status(error: RestowError) -> status_pb2.Status:
 
 
 def cut(words: str, most_bytes: int = MAX_MESSAGE_BYTES) -> str:
-    """The words, printable, or as many of them as have room: names in them may be megabytes long.
+    """Return the text with escapes, cut to ``most_bytes``: names in it may have megabytes.
 
     >>> cut("engine x", 6)
     'eng...'
@@ -49,11 +49,11 @@ def cut(words: str, most_bytes: int = MAX_MESSAGE_BYTES) -> str:
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RestowError) -> None:
     """End the call with the error.
 
-    gRPC keeps what `abort` raises, and with it every frame that it passes and every error that it
-    was raised in: call it outside of ``except``, where no message is at hand any more.
+    gRPC keeps the exception that `abort` raises, with all frames that it passes and its context.
+    Call this function outside of ``except``, where no frame refers to a message any more.
     """
     status = rpc_status.to_status(to_rpc_status(error))
-    # A daemon passes on what a broker said, which need not be what metadata may carry.
+    # A daemon passes on a broker's reason, which metadata might not be able to carry.
     reason = error.reason if is_word(error.reason) else RestowError.reason
     trailing = (*(status.trailing_metadata or ()), (REASON_KEY, reason))
     await context.abort(status.code, status.details, trailing)
@@ -67,7 +67,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Wrap the handler, if it is of a kind that our services have."""
+        """Wrap the handler if it is of a kind that our services use."""
         handler = await continuation(handler_call_details)
         return None if handler is None else rewrap(handler, _wrap_unary, _wrap_stream) or handler
 
@@ -82,9 +82,9 @@ def rewrap(
     *,
     parses: bool = False,
 ) -> Any:
-    """The handler of the same method, wrapped: one call, or a stream both ways. None: neither.
+    """Return the method's handler with wrapped behavior: unary or bidirectional; None for others.
 
-    A wrapper that ``parses`` gets bytes, and gives ``behavior`` messages.
+    A wrapper that ``parses`` gets bytes and passes messages to the behavior.
     """
     for behavior, wrap, make in (
         (handler.unary_unary, unary, grpc.unary_unary_rpc_method_handler),
@@ -123,14 +123,14 @@ def _wrap_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ParsingInterceptor(grpc.aio.ServerInterceptor):
-    """Makes messages of bytes. Stands behind every other interceptor."""
+    """Parses requests; must be the innermost interceptor."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Wrap the handler, if it is of a kind that our services have."""
+        """Wrap the handler if it is of a kind that our services use."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
@@ -144,7 +144,7 @@ class ParsingInterceptor(grpc.aio.ServerInterceptor):
 
         def stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
             async def each(context: Any) -> AsyncIterator[Any]:
-                # gRPC's iterator would keep each message until the next one comes.
+                # gRPC's own iterator would keep each message until the next message arrives.
                 while (data := await context.read()) is not grpc.aio.EOF:
                     parsed = [_parsed(parse, data)]
                     del data
@@ -160,8 +160,8 @@ class ParsingInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _parsed(parse: Callable[[bytes], Any], data: bytes) -> Any:
-    """The request. Raises `RequestError`: gRPC would call it an unknown error of the server's."""
+    """Parse a request. Raises `RequestError`, where gRPC would report an unknown server error."""
     try:
         return parse(data)
     except DecodeError as error:
-        raise RequestError(f"{len(data)} bytes are no request: {error}") from None
+        raise RequestError(f"{len(data)} bytes are not a valid request: {error}") from None

@@ -1,4 +1,4 @@
-"""What a chain may be made by: bounds that both sides check before anything is sent or kept."""
+"""Translate layouts, block lists and model identities to and from messages; check hash forms."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MAX_QUANTUM_TOKENS = 16_384
 MAX_HASH_BYTES = 64
 MAX_SALT_LENGTH = 256
 MAX_BATCH_HASHES = 4096
-"""Of one batch of holdings, in all of its runs."""
+"""Hashes in a batch of holdings, over all of its runs."""
 WORD_BYTES = 8
 _HALF = re.compile("[\ud800-\udfff]")
-"""Of a character that UTF-16 writes as two: no message can have it alone."""
+"""Half of a surrogate pair, which no message can contain."""
 
 
 def check_form(algorithm: str, quantum_tokens: int, hash_bytes: int) -> None:
-    """Raise `ChainInvalidError` for what no chain can be made by."""
+    """Raise `ChainInvalidError` for an invalid hash form."""
     if not 0 < len(algorithm) <= MAX_ALGORITHM_LENGTH or not algorithm.isprintable():
         raise ChainInvalidError(
             f"algorithm must have 1 to {MAX_ALGORITHM_LENGTH} printable characters",
@@ -50,17 +50,17 @@ def check_form(algorithm: str, quantum_tokens: int, hash_bytes: int) -> None:
 
 
 def check_salt(salt: str) -> None:
-    """Raise `ChainInvalidError` for one that is too long, or no text that can be sent."""
+    """Raise `ChainInvalidError` for a salt that is too long or cannot be encoded."""
     if len(salt) > MAX_SALT_LENGTH:
         raise ChainInvalidError(
-            f"a salt has {len(salt)} characters; it may have {MAX_SALT_LENGTH}", field="salt"
+            f"a salt has {len(salt)} characters; the limit is {MAX_SALT_LENGTH}", field="salt"
         )
     if _HALF.search(salt):
-        raise ChainInvalidError("a salt has half of a character", field="salt")
+        raise ChainInvalidError("a salt contains a lone surrogate, which is no text", field="salt")
 
 
 def check_revision(revision: str) -> None:
-    """Raise `RequestError` for text that can be no revision; empty text is no revision, too."""
+    """Raise `RequestError` for an invalid revision; an empty text is invalid too."""
     if not 0 < len(revision) <= MAX_WORD_LENGTH or not revision.isprintable():
         raise RequestError(
             f"a revision must have 1 to {MAX_WORD_LENGTH} printable characters", field="revision"
@@ -68,13 +68,16 @@ def check_revision(revision: str) -> None:
 
 
 VALUE_BYTES = 128
-"""Of a value that consists of others, beside these: itself, and its place in a list."""
+"""Overhead of a compound value: the object, and its place in a list."""
 NUMBER_BYTES = 40
 SPAN_BYTES = 128
 
 
 def bytes_as_values(message: layout_pb2.Layout) -> int:
-    """About how many. Raises `LayoutFormError` for more parts than are looked at one by one."""
+    """Return roughly how many bytes a layout takes as values.
+
+    Raises `LayoutFormError` if it has more parts than can be checked one by one.
+    """
     check_counts(message)
     ranks_bytes = sum(_size_of(rank, RANK) for rank in message.ranks)
     return message.ByteSize() + _size_of(message.model, MODEL) + ranks_bytes
@@ -82,8 +85,8 @@ def bytes_as_values(message: layout_pb2.Layout) -> int:
 
 def _size_of(message: Any, record: Record) -> int:
     size_bytes = VALUE_BYTES
-    for one in record.attributes:
-        size_bytes += _SIZES[one.sort](getattr(message, one.name))
+    for attribute in record.attributes:
+        size_bytes += _SIZES[attribute.sort](getattr(message, attribute.name))
     for part in record.nested:
         for inner in getattr(message, part.name):
             size_bytes += _size_of(inner, part.record)
@@ -112,30 +115,32 @@ _DTYPES = {dtype.value: dtype for dtype in DType}
 
 
 def layout_to_proto(layout: Layout) -> layout_pb2.Layout:
-    """The layout as a message."""
+    """Return the layout as a message."""
     parts: dict[str, Any] = {
-        "model": _told(layout.model, MODEL),
-        "ranks": [_told(rank, RANK) for rank in layout.ranks],
+        "model": _message_fields(layout.model, MODEL),
+        "ranks": [_message_fields(rank, RANK) for rank in layout.ranks],
     }
     return layout_pb2.Layout(**parts)
 
 
 def identity_of(model: broker_pb2.ModelName | layout_pb2.Model) -> ModelIdentity:
-    """Which model a message names."""
+    """Return the model that a message names."""
     return ModelIdentity(model.name, model.revision, model.adapter, model.quantisation)
 
 
-def _told(value: object, record: Record) -> dict[str, Any]:
-    """What the message of a value is made of."""
-    told: dict[str, Any] = {}
-    for one in record.attributes:
-        held, write = getattr(value, one.name), _WRITE.get(one.sort)
-        if one.later and held == one.default:
+def _message_fields(value: object, record: Record) -> dict[str, Any]:
+    """Return the fields of a value's message."""
+    written: dict[str, Any] = {}
+    for attribute in record.attributes:
+        held, write = getattr(value, attribute.name), _WRITE.get(attribute.sort)
+        if attribute.later and held == attribute.default:
             continue
-        told[one.name] = write(held) if write else held
+        written[attribute.name] = write(held) if write else held
     for part in record.nested:
-        told[part.name] = [_told(one, part.record) for one in getattr(value, part.name)]
-    return told
+        written[part.name] = [
+            _message_fields(inner, part.record) for inner in getattr(value, part.name)
+        ]
+    return written
 
 
 _WRITE: dict[Sort, Callable[[Any], object]] = {
@@ -145,47 +150,51 @@ _WRITE: dict[Sort, Callable[[Any], object]] = {
 
 
 def layout_from_proto(message: layout_pb2.Layout) -> Layout:
-    """The message as a layout. Raises `LayoutFormError`; `check_layout` does the rest.
+    """Return the layout of a message. Raises `LayoutFormError`; `check_layout` checks the rest.
 
-    A message that says more than this release knows of is refused: what it leaves out might be what
-    tells pages of other tokens or other values apart.
+    A message with fields that this release does not know is refused: an unknown field might
+    distinguish pages with other tokens or other values.
     """
-    # Empty parts are two bytes in a message, and much more as values: so count them first.
+    # Empty parts take two bytes in a message and much more as values, so count them first.
     check_counts(message)
     said_bytes = message.ByteSize()
     message.DiscardUnknownFields()
     if message.ByteSize() != said_bytes:
         raise LayoutFormError(
-            "the layout says what this release does not know of, so its engine is of a later one: "
-            "upgrade the broker first"
+            "the layout has fields that this release does not know, so the engine's release is "
+            "newer: upgrade the broker first"
         )
     for field in (*message.model.fields, *message.model.inputs):
         if field.kind not in _KINDS or not field.name:
             raise LayoutFormError(
-                f"field {field.name!r}: name and kind are needed", field=field.name
+                f"field {field.name!r}: name and kind are required", field=field.name
             )
     model = _value(message.model, MODEL, 0)
     return Layout(model, tuple(_value(rank, RANK, rank.rank) for rank in message.ranks))
 
 
 def _value(message: Any, record: Record, rank: int) -> Any:
-    """The value of a message, which is one of ``rank``'s."""
-    told: dict[str, Any] = {}
-    for one in record.attributes:
-        said = getattr(message, one.name)
-        if read := _READ.get(one.sort):
-            told[one.name] = read(said)
-            if told[one.name] is None:
-                raise _unknown(message, record, rank, f"{one.name} {said}")
-        elif said or one.default is NEEDED or (one.zero and message.HasField(one.name)):
-            told[one.name] = said
+    """Return the value of a message that belongs to ``rank``."""
+    values: dict[str, Any] = {}
+    for attribute in record.attributes:
+        given = getattr(message, attribute.name)
+        if read := _READ.get(attribute.sort):
+            values[attribute.name] = read(given)
+            if values[attribute.name] is None:
+                raise _unknown(message, record, rank, f"{attribute.name} {given}")
+        elif (
+            given
+            or attribute.default is NEEDED
+            or (attribute.zero and message.HasField(attribute.name))
+        ):
+            values[attribute.name] = given
         else:
-            told[one.name] = one.default
+            values[attribute.name] = attribute.default
     for part in record.nested:
-        told[part.name] = tuple(
-            _value(one, part.record, rank) for one in getattr(message, part.name)
+        values[part.name] = tuple(
+            _value(inner, part.record, rank) for inner in getattr(message, part.name)
         )
-    return record.of(**told)
+    return record.of(**values)
 
 
 def _unknown(message: Any, record: Record, rank: int, what: str) -> LayoutFormError:
@@ -209,29 +218,29 @@ _READ: dict[Sort, Callable[[Any], object]] = {
     Sort.DTYPE: _DTYPES.get,
     Sort.KIND: _KINDS.get,
 }
-"""None is what a number stands for that stands for nothing."""
+"""A reader returns None for an unknown number."""
 
 
 def block_list(
     group: str, ids: Iterable[int] | Int64s, first_block: int = 0
 ) -> broker_pb2.BlockList:
-    """Block ids as they travel. Raises `PagesError` for ids that are no int32."""
+    """Return block ids as a message. Raises `PagesError` for ids that are not int32."""
     array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
     if array.ndim != 1 or (array.size and not 0 <= array.min() <= array.max() < 2**31):
         raise PagesError(f"group {group}: block ids must be a list of int32", group=group)
     if array.size > MAX_BLOCKS:
         raise PagesError(
-            f"group {group}: {array.size} block ids, at most {MAX_BLOCKS} travel in one message",
+            f"group {group}: {array.size} block ids, but a message has at most {MAX_BLOCKS}",
             group=group,
         )
     return broker_pb2.BlockList(group=group, first_block=first_block, block_ids=packed(array))
 
 
 def block_lists(blocks: Mapping[str, Iterable[int] | Int64s]) -> list[broker_pb2.BlockList]:
-    """All lists of one side."""
+    """Return all lists of a side as messages."""
     return [block_list(group, ids) for group, ids in blocks.items()]
 
 
 def blocks_from_proto(messages: Iterable[broker_pb2.BlockList]) -> dict[str, Int64s]:
-    """Block ids by group, int64. Raises `PagesError` for bytes that are no int32."""
+    """Return block ids by group as int64. Raises `PagesError` for bytes that are not int32."""
     return {message.group: unpacked(message.group, message.block_ids) for message in messages}

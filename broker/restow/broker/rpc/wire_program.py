@@ -1,4 +1,4 @@
-"""Between a program and its message, which is tables of numbers for the most part."""
+"""Translate programs to and from messages, which consist mostly of tables of numbers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from restow.broker.planner.program import (
 from restow.v1 import program_pb2
 
 PROGRAM_FORM = 3
-"""What `Hello.program_form` says of the programs here: 3, lists of steps, and windows may begin at
-blocks. 2 were steps without that, 1 eight tables."""
+"""Version of the program format, as in `Hello.program_form`: 3 has lists of steps, and windows may
+begin at blocks; 2 had steps without that; 1 had eight tables."""
 
 
 def program_to_proto(
     program: Program, src_rank: int | None = None, hashed: bool = False
 ) -> program_pb2.Program:
-    """The program for its destination's agent, or the part that ``src_rank`` gathers.
+    """Return the program for its destination's agent, or the part that ``src_rank`` gathers.
 
-    ``hashed``: with all else that is read from there.
+    ``hashed`` adds everything else that is read from that source.
     """
     if src_rank is None:
         program_id = program.program_id
@@ -60,7 +60,7 @@ def program_to_proto(
 
 
 def _part(step: Step, src_rank: int) -> Step:
-    """The rows of one source; its spans are numbered by themselves."""
+    """Return the rows of a source; its spans are renumbered."""
     part = step.of_source(src_rank)
     if step.form == READ_SPANS:
         part.rows[:, Column.DST_REGION] = np.arange(len(part.rows))
@@ -68,7 +68,7 @@ def _part(step: Step, src_rank: int) -> Step:
 
 
 def step_to_proto(step: Step) -> program_pb2.Step:
-    """One step, whoever it is for."""
+    """Return the message of a step."""
     kind, src, dst = step.form
     return program_pb2.Step(
         kind=program_pb2.StepKind.ValueType(kind),
@@ -79,7 +79,7 @@ def step_to_proto(step: Step) -> program_pb2.Step:
 
 
 def _pair_tokens(program: Program) -> list[program_pb2.PairTokens]:
-    """None where all lists hold all tokens: agents that know of nothing else take the program."""
+    """Return the tokens of all lists; empty if all hold all tokens, as older agents expect."""
     pairs = program.group_pairs
     if all(pair.alike and pair.src.tokens == ALL_TOKENS for pair in pairs):
         return []
@@ -107,18 +107,18 @@ def _form_to_proto(form: PageForm) -> program_pb2.PageForm:
 
 
 def program_from_proto(message: program_pb2.Program) -> Program:
-    """The message as a program.
+    """Return the program of a message.
 
-    Raises `PlanError` for tables that are no tables, and `AgentReleaseError` for what this release
-    does not know.
+    Raises `PlanError` for malformed tables, and `AgentReleaseError` for fields or steps that this
+    release does not know.
     """
-    if len(UnknownFieldSet(message)) or any(len(UnknownFieldSet(one)) for one in message.steps):
-        raise _other_release(f"program {message.program_id} has fields that it does not know")
+    if len(UnknownFieldSet(message)) or any(len(UnknownFieldSet(step)) for step in message.steps):
+        raise _other_release(f"program {message.program_id} has unknown fields")
     held = message.pair_tokens or [program_pb2.PairTokens()] * len(message.group_pairs)
     if len(held) != len(message.group_pairs):
         raise PlanError(
-            f"program {message.program_id} has {len(message.group_pairs)} pairs of lists, and says "
-            f"of {len(held)} which tokens they hold"
+            f"program {message.program_id} has {len(message.group_pairs)} pairs of lists, but "
+            f"names the tokens of {len(held)}"
         )
     return Program(
         program_id=message.program_id,
@@ -135,8 +135,7 @@ def _step(message: program_pb2.Step) -> Step:
     form = _FORMS.get((message.kind, message.src, message.dst))
     if form is None:
         raise _other_release(
-            f"it does not know steps of kind {message.kind} from operand {message.src} to "
-            f"{message.dst}"
+            f"steps of kind {message.kind} from operand {message.src} to {message.dst} are unknown"
         )
     return Step(form, _table(message.rows, len(columns_of(form))))
 
@@ -150,13 +149,14 @@ def _form(message: program_pb2.PageForm, held: program_pb2.TokenClass) -> PageFo
 
 def _other_release(why: str) -> AgentReleaseError:
     return AgentReleaseError(
-        f"this agent and the broker are of different releases: {why}; run one version of Restow"
+        f"this agent and the broker have different releases: {why}; run the same release of Restow "
+        f"on both"
     )
 
 
 def _table(data: bytes, columns: int) -> Int64s:
     if len(data) % (8 * columns):
-        raise PlanError(f"{len(data)} bytes are not rows of {columns} int64")
+        raise PlanError(f"{len(data)} bytes do not make rows of {columns} int64")
     return np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, columns)
 
 

@@ -1,1 +1,1 @@
-"""Who may say what: identities, and the files that prove them. Knows no wire."""
+"""Identities and rights of callers, and the files that prove them. Independent of gRPC."""

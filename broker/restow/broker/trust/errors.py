@@ -1,6 +1,6 @@
-"""What is refused because of who asks, or of the files that should prove it.
+"""Errors about callers' rights, and about the files that prove identities.
 
-No message holds a secret, nor anything that a file of secrets holds.
+No message contains a secret, or any content of a file of secrets.
 """
 
 from __future__ import annotations
@@ -12,56 +12,56 @@ from restow.broker.errors import RestowError
 
 
 class UnauthenticatedError(RestowError, status="UNAUTHENTICATED", reason="UNAUTHENTICATED"):
-    """A call by nobody who is known."""
+    """The caller has no known identity."""
 
 
 class ForbiddenError(RestowError, status="PERMISSION_DENIED", reason="FORBIDDEN"):
-    """A call by somebody who may not make it."""
+    """The caller is known but may not make this call."""
 
 
 class TrustError(RestowError, status="FAILED_PRECONDITION", reason="TRUST_INVALID"):
-    """Base of what is wrong with settings and files, on the side that has them."""
+    """Base of errors about the reader's own settings and files."""
 
 
 class TrustSettingsError(TrustError, reason="TRUST_SETTINGS_INVALID"):
-    """Settings of TLS, certificates and tokens that do not go together."""
+    """Settings of TLS, certificates and tokens contradict each other."""
 
 
 class KeyFileError(TrustError, reason="KEY_FILE_INVALID"):
-    """A certificate, key or authority that can't be read or used."""
+    """A certificate, key or authority cannot be read or used."""
 
 
 class TokenFileError(TrustError, reason="TOKEN_FILE_INVALID"):
-    """A client's token that can't be read or used."""
+    """A client's token cannot be read or used."""
 
 
 class TokensFileError(TrustError, reason="TOKENS_FILE_INVALID"):
-    """The broker's list of tokens can't be read or used."""
+    """The broker's list of tokens cannot be read or used."""
 
 
 class TokenOverPlaintextError(TrustError, reason="TOKEN_OVER_PLAINTEXT"):
-    """A token would be sent where everybody on the way could read it."""
+    """A token would travel in plaintext, where others could read it."""
 
 
 READABLE = "every user of this host may read a secret"
-READ_STEP = "chmod o-r FILE, and make the secret anew: others may have it"
+READ_STEP = "chmod o-r FILE, and replace the secret: others may have read it"
 
 
 def refuse_writable(what: str, path: Path, error: type[RestowError]) -> None:
-    """Raise ``error`` if every user may write the file: then it proves nothing.
+    """Raise ``error`` if every user may write the file, which therefore proves nothing.
 
-    What can't be looked at is told by whoever reads it.
+    A missing file is ignored here; whoever reads it reports it.
     """
     if _mode(path) & stat.S_IWOTH:
         raise error(
             f"{what} {path} can be written by every user of this host, so it proves nothing: "
-            f"`chmod o-w {path}`, and see whether it is still what you wrote",
+            f"`chmod o-w {path}`, and check that it is still what you wrote",
             file=path,
         )
 
 
 def is_readable_by_all(path: Path) -> bool:
-    """Whether every user may read it."""
+    """Return whether every user may read the file."""
     return bool(_mode(path) & stat.S_IROTH)
 
 

@@ -1,4 +1,4 @@
-"""Identities in certificates: URIs of SPIFFE's form.
+"""Identities in certificates, as SPIFFE URIs.
 
     spiffe://DOMAIN/restow/tenant/TENANT/engine/ENGINE     ENGINE: an id, or * for any
     spiffe://DOMAIN/restow/tenant/TENANT/agent/ENGINE
@@ -6,8 +6,8 @@
     spiffe://DOMAIN/restow/tenant/TENANT/operator
     spiffe://DOMAIN/restow/operator                        of all tenants
 
-A certificate may have several, for an engine that embeds its agents; all of one tenant. URIs that
-do not begin so are somebody else's and count for nothing.
+A certificate may have several URIs, for an engine that embeds its agents; all must name the same
+tenant. Other URIs are ignored.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ _SHOWN = 200
 
 
 def identity_of(uris: Iterable[str]) -> Identity | None:
-    """The identity that a certificate's URIs name; None if none of them is about Restow.
+    """Return the identity that a certificate's URIs name; None if no URI is for Restow.
 
-    Raises `IdentityInvalidError` for one that begins like ours and goes on otherwise, and for two
-    tenants.
+    Raises `IdentityInvalidError` for a malformed URI of Restow, and for URIs of several tenants.
     """
     found = [_read(uri) for uri in uris if _is_ours(uri)]
     if not found:
         return None
     tenants = {tenant for tenant, _ in found}
     if len(tenants) > 1:
-        raise IdentityInvalidError("its URIs name several tenants, or one and all of them")
+        raise IdentityInvalidError("its URIs name several tenants, or a tenant and all tenants")
     return Identity(tenants.pop(), frozenset(right for _, right in found))
 
 
@@ -46,7 +45,7 @@ def _is_ours(uri: str) -> bool:
 
 def _read(uri: str) -> tuple[str | None, Right]:
     domain, _, *segments = uri.removeprefix(SCHEME).split("/")
-    if all(_SEGMENT.fullmatch(one) for one in (domain, *segments)):
+    if all(_SEGMENT.fullmatch(segment) for segment in (domain, *segments)):
         match segments:
             case ["operator"]:
                 return None, Right(Role.OPERATOR)
@@ -65,7 +64,7 @@ MAX_NAME_LENGTH = 256
 
 
 class Role(StrEnum):
-    """What somebody does."""
+    """The roles of callers."""
 
     ENGINE = "engine"
     AGENT = "agent"
@@ -74,11 +73,11 @@ class Role(StrEnum):
 
 
 OF_NO_ENGINE = frozenset({Role.OPERATOR, Role.ROUTER})
-NO_ENGINE = "an operator has no engine, nor has a router"
+NO_ENGINE = "operators and routers have no engine"
 
 
 class IdentityInvalidError(ValueError):
-    """What can't be an identity. Its text names what is wrong; whoever read it names where."""
+    """An identity is invalid. The text says why; the reader adds the file or certificate."""
 
 
 def _is_name(text: str) -> bool:
@@ -87,13 +86,13 @@ def _is_name(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Right(Worded):
-    """One role; of an engine or agent also for which engine id: one, or `ANY_ENGINE`."""
+    """A role; for an engine or agent also its engine id, or `ANY_ENGINE`."""
 
     role: Role
     engine: str = ""
 
     def __post_init__(self) -> None:
-        """Raise `IdentityInvalidError` for an engine that is missing, too long or of no use."""
+        """Raise `IdentityInvalidError` for a missing, invalid or superfluous engine id."""
         try:
             Worded.__post_init__(self)
         except WordUnknownError as error:
@@ -110,27 +109,27 @@ class Right(Worded):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Somebody of ``tenant``, who may do what ``rights`` say; None: an operator of all tenants."""
+    """A caller of ``tenant`` with ``rights``; a tenant of None: an operator of all tenants."""
 
     tenant: str | None
     rights: frozenset[Right]
     shown_by: str = field(default="", compare=False)
-    """What it showed, for people: which certificate or which token."""
+    """What the caller presented, for people: which certificate or token."""
 
     def __post_init__(self) -> None:
-        """Raise `IdentityInvalidError` for a tenant that no right suits."""
+        """Raise `IdentityInvalidError` for a tenant that does not fit the rights."""
         if not self.rights:
-            raise IdentityInvalidError("nothing is allowed")
+            raise IdentityInvalidError("it has no rights")
         if self.tenant is None:
             if self.roles != {Role.OPERATOR}:
-                raise IdentityInvalidError("only an operator may do without a tenant")
+                raise IdentityInvalidError("only an operator may have no tenant")
         elif not _is_name(self.tenant) or self.tenant == "*":
             raise IdentityInvalidError(
-                f"a tenant has 1 to {MAX_NAME_LENGTH} printable characters, and is not *"
+                f"a tenant must have 1 to {MAX_NAME_LENGTH} printable characters, and must not be *"
             )
 
     def __str__(self) -> str:
-        """For people: what it is, of whom, and by what it is known.
+        """Describe the identity for people: roles, tenant, and what the caller presented.
 
         >>> str(Identity(None, frozenset({Right(Role.OPERATOR)}), "certificate ops"))
         'operator of all tenants, by certificate ops'
@@ -141,11 +140,11 @@ class Identity:
 
     @property
     def roles(self) -> frozenset[Role]:
-        """All that it is."""
+        """Return all roles."""
         return frozenset(right.role for right in self.rights)
 
     def speaks_for(self, role: Role, engine_id: str) -> bool:
-        """Whether it may be the engine or the agent of ``engine_id``."""
+        """Return whether the caller may act as the engine or agent of ``engine_id``."""
         return any(
             right.role is role and right.engine in (ANY_ENGINE, engine_id) for right in self.rights
         )

@@ -1,7 +1,8 @@
-"""Until when certificates are good. Python's ssl tells that of a peer alone: so one is shown one.
+"""Read certificates, keys and authorities, find when they expire, and reload changed files.
 
-OpenSSL looks at what a certificate is for before it looks at the time, so each is shown as a
-server's and as a client's.
+Python's ssl reveals the expiry only of a peer's certificate. A handshake in memory therefore
+presents the certificate. OpenSSL checks the purpose of a certificate before its dates, so it is
+presented both as a server's and as a client's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _TURNS = 4
 
 
 def end_of(certificate: Path, key: Path) -> float | None:
-    """Until when, in seconds since 1970; None: it can't be told.
+    """Return when a certificate expires, in seconds since 1970; None if that cannot be found.
 
     Raises `KeyFileError` if it is not valid now.
     """
@@ -39,19 +40,21 @@ def end_of(certificate: Path, key: Path) -> float | None:
 
 
 def authorities_end(authorities: Path) -> float | None:
-    """When the first of them ends; None: it can't be told."""
+    """Return when the first of the authorities expires; None if that cannot be found."""
     return min(_ends(authorities), default=None)
 
 
 def last_end(authorities: Path) -> float | None:
-    """When the last of them ends; None: it can't be told."""
+    """Return when the last of the authorities expires; None if that cannot be found."""
     return max(_ends(authorities), default=None)
 
 
 def _ends(authorities: Path) -> list[float]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(authorities)
-    return [ssl.cert_time_to_seconds(str(one["notAfter"])) for one in context.get_ca_certs()]
+    return [
+        ssl.cert_time_to_seconds(str(authority["notAfter"])) for authority in context.get_ca_certs()
+    ]
 
 
 def _shown(certificate: Path, key: Path, as_server: bool) -> float | None:
@@ -81,29 +84,29 @@ def _shown(certificate: Path, key: Path, as_server: bool) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A certificate, with those that lead to its authority, and its private key. PEM."""
+    """A certificate with its chain to the authority, and its private key, in PEM."""
 
     certificate: bytes
     key: bytes = field(repr=False)
     end_s: float | None = None
-    """Until when the certificate is good, in seconds since 1970; None: it can't be told."""
+    """When the certificate expires, in seconds since 1970; None if that cannot be found."""
 
 
 def read_key_pair(certificate: Path, key: Path) -> KeyPair:
-    """Both files, which belong together and are valid now.
+    """Read a certificate and its key, which must belong together and be valid now.
 
-    Raises `KeyFileError` that names the one at fault.
+    Raises `KeyFileError` that names the wrong file.
     """
     pair = KeyPair(_read("certificate", certificate), _read("key", key))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # An empty password, so that nobody is asked for one.
+        # An empty password keeps OpenSSL from prompting for a password.
         context.load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, ValueError) as error:
         raise _unusable(certificate, key, error) from None
     except OSError as error:
         raise _unread("certificate or key", certificate, error) from None
-    # The check took the files by their names: between the two they may have been replaced.
+    # The check read the files by name, and they may have been replaced since.
     if pair != KeyPair(_read("certificate", certificate), _read("key", key)):
         raise KeyFileError(
             f"certificate {certificate} and key {key} changed while they were read: try again",
@@ -114,7 +117,7 @@ def read_key_pair(certificate: Path, key: Path) -> KeyPair:
 
 
 def read_authorities(path: Path) -> bytes:
-    """Certificates that others are checked against. Raises `KeyFileError`."""
+    """Read the certificates that others are checked against. Raises `KeyFileError`."""
     content = _read("authority", path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
@@ -127,7 +130,7 @@ def read_authorities(path: Path) -> bytes:
     last_s = last_end(path)
     if last_s is not None and last_s < time.time():
         raise KeyFileError(
-            f"authority {path} has expired: nobody is known by it any more", file=path
+            f"authority {path} has expired, so no certificate is accepted: renew it", file=path
         )
     return content
 
@@ -167,12 +170,12 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def stamp_of(paths: Sequence[Path]) -> Stamp:
-    """What changes when one of the files is written or replaced; cheap."""
+    """Return a cheap stamp that changes when a file is written or replaced."""
     return tuple(_stamp(path) for path in paths)
 
 
 class Reloaded(Generic[T]):
-    """A value of files. One that can't be used any more does not replace the last good one."""
+    """A value read from files; an unusable new version does not replace the last good value."""
 
     def __init__(
         self,
@@ -180,13 +183,13 @@ class Reloaded(Generic[T]):
         load: Callable[[], T],
         on_error: Callable[[TrustError], object],
     ) -> None:
-        """Load it; raises what ``load`` raises. Later such errors go to ``on_error``, once each."""
+        """Load the value; raises as ``load``. Later errors go to ``on_error``, once per change."""
         self._paths, self._load, self._on_error = tuple(paths), load, on_error
         self._stamp = stamp_of(self._paths)
         self._value = load()
 
     def current(self) -> T:
-        """The value, loaded again if a file has changed. Any thread may call it."""
+        """Return the value, reloaded if a file has changed. Thread-safe."""
         stamp = stamp_of(self._paths)
         if stamp != self._stamp:
             self._stamp = stamp

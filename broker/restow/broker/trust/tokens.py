@@ -1,7 +1,7 @@
-"""Tokens: secrets that callers send, and the broker's list of what each is good for.
+"""Tokens: secrets that callers send, and the broker's list of their owners.
 
-The list is JSON and holds no secret: ``[{"sha256": "...", "tenant": "a", "roles": ["engine",
-"agent"], "engine": "*"}]``. An operator without a tenant is one of all tenants.
+The list is JSON without secrets: ``[{"sha256": "...", "tenant": "a", "roles": ["engine", "agent"],
+"engine": "*"}]``. An operator without a tenant is an operator of all tenants.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from restow.broker.trust.identity import (
 )
 
 PREFIX = "restow_"
-"""So that people and programs that look for leaked secrets know one when they see it."""
+"""A recognizable prefix for people and programs that look for leaked secrets."""
 SECRET_BYTES = 32
 _KEYS = frozenset({"sha256", "tenant", "role", "roles", "engine"})
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token by its digest, and who has it."""
+    """The digest of a token, and its owner."""
 
     sha256: bytes
     identity: Identity
@@ -46,7 +46,7 @@ class Tokens:
     known: tuple[Token, ...]
 
     def find(self, secret: str) -> Identity | None:
-        """Who has the token. Takes as long for each one, and for one that is not known."""
+        """Return the owner of a token, in the same time for all tokens, known or not."""
         digest = digest_of(secret)
         found = None
         for token in self.known:
@@ -56,12 +56,12 @@ class Tokens:
 
 
 def digest_of(secret: str) -> bytes:
-    """SHA-256. Tokens are drawn from 2**256: there is nothing to slow a guess down for."""
+    """Return the SHA-256; tokens have 256 random bits, so a slow hash would add nothing."""
     return hashlib.sha256(secret.encode()).digest()
 
 
 def new_token(roles: Sequence[Role], tenant: str | None, engine: str) -> tuple[str, dict[str, Any]]:
-    """A new secret, and its entry in the broker's list. Raises `IdentityInvalidError`."""
+    """Create a secret and its entry in the broker's list. Raises `IdentityInvalidError`."""
     secret = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     entry: dict[str, Any] = {"sha256": digest_of(secret).hex()}
     if tenant is not None:
@@ -74,30 +74,30 @@ def new_token(roles: Sequence[Role], tenant: str | None, engine: str) -> tuple[s
 
 
 def read_tokens(path: Path) -> Tokens:
-    """The broker's list. Raises `TokensFileError` that names the entry at fault, and no content."""
+    """Read the broker's list. Raises `TokensFileError` that names the wrong entry only."""
     refuse_writable("tokens file", path, TokensFileError)
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
-        raise _wrong(path, f"can't be read ({error.strerror})") from None
+        raise _invalid_list(path, f"can't be read ({error.strerror})") from None
     except (ValueError, RecursionError):
-        # What a parser says may quote the text.
-        raise _wrong(path, "is no JSON") from None
+        # The parser's message may quote the text.
+        raise _invalid_list(path, "is no JSON") from None
     if not isinstance(value, list):
-        raise _wrong(path, "is no JSON list")
+        raise _invalid_list(path, "is no JSON list")
     known: list[Token] = []
     for number, entry in enumerate(value, 1):
         try:
             known.append(_entry(entry))
         except IdentityInvalidError as error:
-            raise _wrong(path, f"entry {number}: {error}", entry=number) from None
+            raise _invalid_list(path, f"entry {number}: {error}", entry=number) from None
     if len({token.sha256 for token in known}) < len(known):
-        raise _wrong(path, "lists a token twice")
+        raise _invalid_list(path, "lists a token twice")
     return Tokens(tuple(known))
 
 
 def read_secret(path: Path) -> str:
-    """A caller's token, without the white space around it. Raises `TokenFileError`."""
+    """Read a caller's token without surrounding white space. Raises `TokenFileError`."""
     refuse_writable("token file", path, TokenFileError)
     try:
         secret = path.read_text(encoding="ascii").strip()
@@ -110,8 +110,7 @@ def read_secret(path: Path) -> str:
         secret = ""
     if not secret or not secret.isprintable() or " " in secret:
         raise TokenFileError(
-            f"token file {path} holds no token, which is one line of ASCII: `restow token` makes "
-            f"one",
+            f"token file {path} holds no token (a single line of ASCII): `restow token` makes one",
             file=path,
         )
     return secret
@@ -119,17 +118,17 @@ def read_secret(path: Path) -> str:
 
 def _entry(entry: object) -> Token:
     if not isinstance(entry, Mapping):
-        raise IdentityInvalidError("no JSON object")
+        raise IdentityInvalidError("it is no JSON object")
     if len(entry.keys() - _KEYS):
-        raise IdentityInvalidError(f"has keys other than {', '.join(sorted(_KEYS))}")
+        raise IdentityInvalidError(f"it has keys other than {', '.join(sorted(_KEYS))}")
     if ("role" in entry) == ("roles" in entry):
-        raise IdentityInvalidError("needs either role or roles")
+        raise IdentityInvalidError("it needs either role or roles")
     names = entry["roles"] if "roles" in entry else [entry["role"]]
-    if not isinstance(names, list) or not all(one in list(Role) for one in names):
+    if not isinstance(names, list) or not all(name in list(Role) for name in names):
         raise IdentityInvalidError(f"roles are some of {', '.join(Role)}")
     tenant, engine = entry.get("tenant"), entry.get("engine", "")
     if not isinstance(engine, str) or ("tenant" in entry and not isinstance(tenant, str)):
-        raise IdentityInvalidError("tenant and engine are texts")
+        raise IdentityInvalidError("tenant and engine must be texts")
     roles = {Role(name) for name in names}
     if engine and roles <= OF_NO_ENGINE:
         raise IdentityInvalidError(NO_ENGINE)
@@ -144,11 +143,13 @@ def _digest(text: object) -> bytes:
     except ValueError:
         digest = b""
     if len(digest) != hashlib.sha256().digest_size:
-        raise IdentityInvalidError("sha256 is 64 hexadecimal digits: the digest, not the token")
+        raise IdentityInvalidError(
+            "sha256 must be 64 hexadecimal digits (the digest, not the token)"
+        )
     return digest
 
 
-def _wrong(path: Path, what: str, **subject: object) -> TokensFileError:
+def _invalid_list(path: Path, what: str, **subject: object) -> TokensFileError:
     return TokensFileError(
         f"tokens file {path}: {what}; `restow token` prints entries", file=path, **subject
     )

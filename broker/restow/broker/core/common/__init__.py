@@ -1,1 +1,1 @@
-"""What all of the core is written in: events, actions, plans of a pair, bounds."""
+"""Vocabulary of the core: keys, events, actions, limits, and plans of a pair."""

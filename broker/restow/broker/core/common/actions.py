@@ -1,4 +1,4 @@
-"""What the state machines want done. The server translates each into one message."""
+"""Actions that the state machines request. The server translates each into a single message."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class TellEnded(NamedTuple):
     bytes: int
     transfer_us: int
     demand: int | None = None
-    """D's message that it is the end of, 0 if that has no number; None: that of the publication."""
+    """The number of the demand that ended, 0 if it has none; None if a publication ended."""
     delivered: int = 0
-    """How many have the state."""
+    """Readers that have received the state."""
     position: int = 0
-    """Tokens that P's state has absorbed; 0: P had not published the whole."""
+    """Tokens that P's state has absorbed; 0 if P had not published the whole state."""
     compared: bool = False
-    """Whether both sides named the content, and it was compared."""
+    """Whether both sides named the content and the broker compared it."""
     counterparts: tuple[Counterpart, ...] = ()
-    """The other side: P, or each D that it is the end of."""
+    """The other side of the handoff: P, or every D."""
     sampled: int | None = None
-    """To P: the token that it had published as sampled."""
+    """The sampled token of P's publication; sent to P only."""
     readers: int = 0
-    """How many readers the handoff had; 0: nobody named any."""
+    """Readers that the handoff was for; 0 if nobody named a number."""
 
 
 class TellSampled(NamedTuple):
-    """Tell D, by its message ``demand``, the token that P sampled."""
+    """Tell D which token P sampled; ``demand`` is the number of D's message."""
 
     engine: EngineKey
     handoff_id: str
@@ -56,45 +56,45 @@ class TellSampled(NamedTuple):
 
 
 class TellHoldings(NamedTuple):
-    """Ask an engine to tell all that it holds, from batch 1 on."""
+    """Ask an engine to announce all of its holdings again, starting with batch 1."""
 
     engine: EngineKey
 
 
 class SendOffer(NamedTuple):
-    """Offer a demand to an engine that says that it holds the state of its prefix."""
+    """Offer a demand to an engine that announced that it holds the prefix."""
 
     engine: EngineKey
     handoff_id: str
     prefix: NamedPrefix
     within_s: float
-    """When it goes to the next."""
+    """Time for an answer; after that the next holder gets the offer."""
 
 
 class TellDrain(NamedTuple):
-    """Have an engine hand over what it holds: it is to leave."""
+    """Ask an engine that is to leave to hand over what it holds."""
 
     engine: EngineKey
 
 
 class SendKeep(NamedTuple):
-    """Tell a store of a state that it may ask for."""
+    """Tell a store about a state that it may ask for."""
 
     engine: EngineKey
     prefix: NamedPrefix
 
 
 class TellForget(NamedTuple):
-    """Have a store drop the states of a revision."""
+    """Tell a store to drop the states of a revision."""
 
     engine: EngineKey
     revision: str
 
 
 class SendProgram(NamedTuple):
-    """Give an agent a program; the part that ``src_rank`` gathers, if that is set.
+    """Send an agent a program, or the part that ``src_rank`` gathers if that is set.
 
-    ``hashed``: that it hashes, too.
+    ``hashed`` says that the program also hashes.
     """
 
     agent: AgentKey
@@ -104,28 +104,28 @@ class SendProgram(NamedTuple):
 
 
 class SendPeer(NamedTuple):
-    """Introduce ``peer`` to an agent that will read from it."""
+    """Introduce ``peer`` to an agent that will read from that peer."""
 
     agent: AgentKey
     peer: AgentKey
 
 
 class SendForget(NamedTuple):
-    """Make an agent forget a peer that is gone."""
+    """Tell an agent to forget a peer that is gone."""
 
     agent: AgentKey
     agent_name: str
 
 
 class StagePart(NamedTuple):
-    """What is gathered for one destination rank."""
+    """The part of a gathering that is for a single destination rank."""
 
     program_id: str
     dst_rank: int
 
 
 class SendStage(NamedTuple):
-    """Have a source's agent gather, and hash, for some destination ranks, all in one launch."""
+    """Tell a source's agent to gather or hash in a launch for several destination ranks."""
 
     agent: AgentKey
     handoff: int
@@ -137,7 +137,7 @@ class SendStage(NamedTuple):
 
 
 class SourceRun(NamedTuple):
-    """Whom to read from, the run staged there (0: none), and the digest of all that is read."""
+    """A source rank to read from: its staged run (0: none) and the digest of what is read."""
 
     src_rank: int
     agent_name: str
@@ -147,7 +147,7 @@ class SourceRun(NamedTuple):
 
 
 class SendExecute(NamedTuple):
-    """Have a destination's agent fill its pages."""
+    """Tell a destination's agent to fill its pages."""
 
     agent: AgentKey
     handoff: int
@@ -164,14 +164,14 @@ class SendExecute(NamedTuple):
 
 
 class SendUnstage(NamedTuple):
-    """Have a source's agent give staging back."""
+    """Tell a source's agent to free the staging memory of a handoff."""
 
     agent: AgentKey
     handoff: int
 
 
 class SendProbe(NamedTuple):
-    """Have an agent measure copying, and reading what ``peer``, if set, holds at ``address``."""
+    """Tell an agent to measure copying, and reading from ``peer`` at ``address`` if that is set."""
 
     agent: AgentKey
     number: int
@@ -179,18 +179,18 @@ class SendProbe(NamedTuple):
     peer: AgentKey | None = None
     address: int = 0
     name_transport: bool = False
-    """Measure nothing: read from ``peer`` once, and say over what."""
+    """Measure nothing: read once from ``peer`` and report the transport."""
 
 
 class SendUnprobe(NamedTuple):
-    """Have an agent give the memory of a probe back."""
+    """Tell an agent to free the memory of a probe."""
 
     agent: AgentKey
     number: int
 
 
 class TellExamined(NamedTuple):
-    """Tell the operator who asked how an agent reads from another; or why it could not."""
+    """Tell the operator who asked how an agent reads from another agent, or why it cannot."""
 
     number: int
     source_rank: int
@@ -202,16 +202,16 @@ class TellExamined(NamedTuple):
 
 
 class SendUnfence(NamedTuple):
-    """Have an agent of P say the fence of a handoff no more."""
+    """Tell an agent of P to stop reporting the fence of a handoff."""
 
     agent: AgentKey
     handoff_id: str
 
 
 class MakePlan(NamedTuple):
-    """Plan between two layouts, then report to `Granting.plan_made`.
+    """Plan between two layouts and report the plan to `Granting.plan_made`.
 
-    ``costs`` None: those of the broker's settings.
+    If ``costs`` is None, the costs of the broker's settings apply.
     """
 
     pair: PairKey
@@ -219,18 +219,18 @@ class MakePlan(NamedTuple):
     destination: Layout
     costs: CostModel | None
     ahead: bool = False
-    """Whether no handoff waits for it yet."""
+    """Whether no handoff waits for the plan yet."""
 
 
 class CloseSession(NamedTuple):
-    """End the stream of an engine that is gone, once it has heard what is queued."""
+    """Close the stream of an engine that is gone, after its queued messages were sent."""
 
     engine: EngineKey
     error: RestowError
 
 
 class CloseAgent(NamedTuple):
-    """End the stream of an agent that is gone, once it has heard what is queued."""
+    """Close the stream of an agent that is gone, after its queued messages were sent."""
 
     agent: AgentKey
     error: RestowError

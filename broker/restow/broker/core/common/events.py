@@ -1,4 +1,4 @@
-"""Events: what engines and agents say, as the directory takes it."""
+"""Events: the words of engines and agents as the directory receives them."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from restow.broker.layout.values import ModelIdentity
 from restow.broker.planner import CopyCosts, ReadCosts
 
 MAX_CHAIN_HASHES = 65_536
-"""Of one call, in one chain or many: a million tokens by 16."""
+"""Hashes per call, in all of its chains: a million tokens in quanta of 16."""
 MAX_CHAINS = 64
 MAX_HASH_BYTES = 64
 MAX_ENDS = 64
-"""Of one chain, between its quanta."""
+"""Ends between quanta in a chain."""
 
 
 class HashForm(NamedTuple):
-    """How the tokens of a prompt become a chain of hashes, one after each quantum."""
+    """How the tokens of a prompt become a chain of hashes, with a hash after each quantum."""
 
     algorithm: str
     quantum_tokens: int
     hash_bytes: int
 
     def __str__(self) -> str:
-        """For people."""
+        """Describe the form for people."""
         tokens, size = self.quantum_tokens, self.hash_bytes
         return f"{self.algorithm!r} after every {tokens} tokens, of {size} bytes"
 
 
 class Run(NamedTuple):
-    """Hashes of a chain that follow each other, for one group. ``parent`` is the one before them.
+    """Consecutive hashes of a chain for one group; ``parent`` is the hash before the first.
 
-    Each stands for what the group has of the tokens just before it: a block, or a snapshot.
+    Each hash stands for what the group holds of the tokens just before it: a block or a snapshot.
     """
 
     group: str
@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What an engine has evicted, and then what it holds since. Numbers rise by one, from 1."""
+    """What an engine has evicted, and what it has held since then. Numbers rise by 1, from 1."""
 
     number: int
     form: HashForm
@@ -52,21 +52,21 @@ class Batch(NamedTuple):
     held: tuple[Run, ...] = ()
     evicted: tuple[Run, ...] = ()
     revision: str = ""
-    """Revision of the weights that computed it all; empty: that of the engine's layout."""
+    """Revision of the weights that computed the states; empty: that of the engine's layout."""
 
 
 class ChainEnd(NamedTuple):
-    """A token between two quanta at which a state may stand too, and the hash of all before it."""
+    """A position between two quanta where a state may stand, and the hash of all tokens before."""
 
     position_tokens: int
     hashed: bytes
 
 
 class Chain(NamedTuple):
-    """What is asked for: hashes after the first, second, ... quantum of a prompt's tokens.
+    """The hashes of a prompt to look up, after its first, second, ... quantum.
 
-    ``below_tokens``: a state must stand before that token; 0: anywhere in the chain, or at one of
-    its ``ends``, whose positions rise.
+    A state must stand before token ``below_tokens``; 0 allows any position. Possible positions are
+    the quanta of the chain and its ``ends``, whose positions rise.
     """
 
     model: ModelIdentity
@@ -78,7 +78,7 @@ class Chain(NamedTuple):
 
 
 class Held(NamedTuple):
-    """How many tokens of a chain an engine says that it holds, in all of its groups."""
+    """The number of leading tokens of a chain that an engine holds in all of its groups."""
 
     engine: EngineKey
     tokens: int
@@ -88,10 +88,10 @@ CONTENT_BYTES = 16
 
 
 class NamedPrefix(NamedTuple):
-    """The state after exactly so many tokens, known by their hashes.
+    """The state after exactly ``position_tokens`` tokens, identified by their hashes.
 
-    ``hashes`` are those of all whole quanta of them; ``end_hash`` is that of all tokens, where they
-    are no whole number of quanta.
+    ``hashes`` are the hashes of all whole quanta. ``end_hash`` is the hash of all tokens if these
+    are no whole number of quanta, and empty otherwise.
     """
 
     position_tokens: int
@@ -100,59 +100,60 @@ class NamedPrefix(NamedTuple):
     hashes: bytes
     end_hash: bytes = b""
     revision: str = ""
-    """Revision of the weights that computed it; empty: that of the layout of who names it."""
+    """Revision of the weights that computed the state; empty: that of the speaker's layout."""
 
     @property
     def size_bytes(self) -> int:
-        """Of its hashes."""
+        """Return the size of the hashes."""
         return len(self.hashes) + len(self.end_hash)
 
     @property
     def last_hash(self) -> bytes:
-        """That of all of its tokens."""
+        """Return the hash of all tokens."""
         return self.end_hash or self.hashes[-self.form.hash_bytes :]
 
     @property
     def content(self) -> bytes:
-        """What a publication of it names as its content: the same in every broker's life."""
+        """Return the content that a publication of this state names, the same at every broker."""
         named = json.dumps([*self.form, self.salt, self.position_tokens]).encode() + self.last_hash
         return hashlib.blake2b(named, digest_size=CONTENT_BYTES).digest()
 
     def chain(self, model: ModelIdentity) -> Chain:
-        """It as what is looked up: of a holder's states the one at its end, or an earlier one."""
+        """Return the chain to look up; a holder may have the state at its end or before it."""
         ends = (ChainEnd(self.position_tokens, self.end_hash),) if self.end_hash else ()
         return Chain(model, self.form, self.salt, self.hashes, ends=ends)
 
 
 class Chunk(NamedTuple):
-    """A part of P's publication."""
+    """A chunk of P's publication."""
 
     blocks: tuple[tuple[str, int, bytes], ...]
-    """Group, place of the first id, ids."""
+    """For each group: its name, the index of the first id in the group's list, and the packed ids.
+    """
     position_tokens: int
     final: bool
     lease_s: float
     trace_parent: str = ""
     content: bytes = b""
-    """Names the state's content; empty: not named."""
+    """Identifies the state's content; empty if P named none."""
     repeated: bool = False
-    """It was said on an earlier stream."""
+    """Whether P already sent the chunk on an earlier stream."""
     readers: int = 0
-    """How many must have it before P's pages are free; 0: not said."""
+    """Readers that must have the state before P's pages are free; 0 if P named no number."""
     sampled_token: int | None = None
-    """What P sampled behind the position; None: nothing."""
+    """The token that P sampled after the position; None if it sampled none."""
     anew: bool = False
-    """Whether P has taken back every chunk that was said without it."""
+    """Whether P has withdrawn all chunks before the first chunk with this flag."""
     revision: str = ""
     """Revision of the weights that computed the state; empty: that of P's layout."""
     number: int = 0
-    """The number of P's message; the same when it is repeated. 0: it has none."""
+    """The number of P's message, the same when it is repeated; 0 if it has none."""
 
 
 class Wish(NamedTuple):
-    """D's demand; ``position_tokens`` 0: a state at any position.
+    """D's demand; a ``position_tokens`` of 0 accepts a state at any position.
 
-    ``repeated``: it was said on an earlier stream, perhaps to a broker before this one.
+    ``repeated`` says that D already sent it on an earlier stream, perhaps to an earlier broker.
     """
 
     blocks: tuple[GroupIds, ...]
@@ -162,35 +163,36 @@ class Wish(NamedTuple):
     repeated: bool = False
     trace_parent: str = ""
     content: bytes = b""
-    """Names the content that D wants; empty: not named."""
+    """Identifies the content that D wants; empty if D named none."""
     demand: int = 0
-    """The number of D's message; the same when it is repeated."""
+    """The number of D's message, the same when it is repeated."""
     readers: int = 0
-    """For how many the handoff is, as a router told D; 0: not said."""
+    """Readers that the handoff is for, as a router told D; 0 if D named no number."""
     prefix: NamedPrefix | None = None
-    """What is to be found, in place of what a P was told to publish."""
+    """The prefix to find among holders; None if a router told a P to publish."""
     takes_sampled: bool = False
-    """Whether D goes on behind the token that P sampled."""
+    """Whether D continues after the token that P sampled."""
     revision: str = ""
-    """Revision of the weights that D computes with; empty: that of its layout."""
+    """Revision of the weights that D computes with; empty: that of D's layout."""
     write_mark: int = 0
-    """Agents write when D's engine has told them that its writes before this are done; 0: now."""
+    """Agents write after D's engine has told them that its writes before this mark are done; 0: at
+    once."""
 
 
 class StagedRun(NamedTuple):
-    """What a source's agent gathered, and the digest of all that is read there, if it made one."""
+    """A run that a source's agent gathered, and the digest of what is read there, if any."""
 
     address: int
     size_bytes: int
     digest: bytes = b""
 
     def kept(self, hashed: bool) -> StagedRun:
-        """What is kept of it: a digest only where one was asked for."""
+        """Return the run to store; it keeps its digest only if a digest was requested."""
         return self if hashed else self._replace(digest=b"")
 
 
 class Settlement(NamedTuple):
-    """What a destination's agent reports at the end of its part."""
+    """The report of a destination's agent at the end of its part."""
 
     number: int
     bytes: int
@@ -198,11 +200,11 @@ class Settlement(NamedTuple):
     reason: str
     detail: str
     compared: bool = False
-    """Whether it compared digests, and found none that differs."""
+    """Whether the agent compared digests and found no difference."""
 
 
 class Probed(NamedTuple):
-    """What an agent measured, or why it could not."""
+    """The measurement of an agent, or why it could not measure."""
 
     number: int
     address: int
@@ -218,7 +220,7 @@ class Probed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a handoff ends other than DONE."""
+    """Why a handoff ended with a state other than DONE."""
 
     state: State
     reason: str
@@ -226,12 +228,12 @@ class Failure:
 
 
 class KnownEnd(NamedTuple):
-    """An end that another broker told an engine, as the engine tells it to this one."""
+    """An end that an engine heard from an earlier broker and reports to this broker."""
 
     of_demand: bool
-    """Whether it ended the engine's demand; else its publication."""
+    """Whether the engine's demand ended; otherwise its publication ended."""
     failure: Failure | None
-    """None: DONE."""
+    """None if the handoff ended DONE."""
     bytes: int
     position: int
     compared: bool

@@ -1,4 +1,4 @@
-"""Words of the core: where a handoff stands, who is named, by which keys things are found."""
+"""Keys and states of the core: how handoffs, engines, agents and pairs are identified."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class State(StrEnum):
-    """Where a handoff stands; the last four are ends."""
+    """The state of a handoff; the last four states are ends."""
 
     WAITING = "WAITING"
     READY = "READY"
@@ -18,12 +18,12 @@ class State(StrEnum):
     EXPIRED = "EXPIRED"
     CANCELLED = "CANCELLED"
 
-    # An enum's own hash is a Python function, and states are looked up for every handoff.
+    # Enum hashes are computed in Python, which is slow: states are looked up for every handoff.
     __hash__ = str.__hash__
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can happen to it any more."""
+        """Return whether the state is an end, after which nothing changes."""
         return self in _ENDS
 
 
@@ -31,21 +31,21 @@ _ENDS = frozenset({State.DONE, State.FAILED, State.EXPIRED, State.CANCELLED})
 
 
 class EngineKey(NamedTuple):
-    """One engine of a tenant."""
+    """An engine of a tenant."""
 
     tenant: str
     engine_id: str
 
 
 class AgentKey(NamedTuple):
-    """The agent of one rank of an engine."""
+    """The agent of a rank of an engine."""
 
     engine: EngineKey
     rank: int
 
 
 class HostPair(NamedTuple):
-    """Where pages are read, and where they arrive, as a tenant's agents say it."""
+    """The hosts where pages are read and where they arrive, as a tenant's agents name them."""
 
     tenant: str
     source_host: str
@@ -53,9 +53,9 @@ class HostPair(NamedTuple):
 
 
 class PairKey(NamedTuple):
-    """Two layouts of a tenant, by their digests, and the hosts between which costs were measured.
+    """Two layouts of a tenant, by digest, and the hosts between which costs were measured.
 
-    Tenants share no plan: each has its own kept, and none learns what another uses.
+    Tenants share no plans, so that no tenant learns what another tenant uses.
     """
 
     tenant: str
@@ -69,7 +69,7 @@ GroupIds = tuple[str, bytes]
 
 
 def size_of(blocks: tuple[GroupIds, ...]) -> int:
-    """Bytes of the ids of all groups."""
+    """Return the bytes of the ids of all groups."""
     size_bytes = 0
     for _, ids in blocks:
         size_bytes += len(ids)
@@ -77,11 +77,12 @@ def size_of(blocks: tuple[GroupIds, ...]) -> int:
 
 
 class Counterpart(NamedTuple):
-    """An engine that took part in an ended handoff, and its words by which it did."""
+    """An engine that took part in an ended handoff, and the messages by which it took part."""
 
     engine_id: str
     incarnation: str
     messages: tuple[int, ...]
-    """Numbers of D's demands, or of the last chunk of P's publication."""
+    """Numbers of D's demands, or the number of the last chunk of P's publication."""
     agents: bytes = b""
-    """Fingerprint of D's agents (`EngineRecord.fingerprint`); empty: of P, or not DONE."""
+    """Fingerprint of D's agents (`EngineRecord.fingerprint`); empty for P, or if the end is not
+    DONE."""

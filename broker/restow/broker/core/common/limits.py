@@ -1,4 +1,4 @@
-"""Bounds of the directory: how long, how many; and the numbers of handoffs and probes."""
+"""Limits of the directory, and the numbers that identify handoffs and probes."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the directory. ``lease_s`` and ``timeout_s`` serve calls that name none.
+    """Limits of the directory.
 
-    A grant ends ``lease_margin_s`` before its lease, and none is given that would be shorter than
-    ``min_grant_s``. Reports of it are waited for ``settle_grace_s`` longer, because an agent whose
-    read failed reports only when no byte can land any more (`AgentSettings.quarantine_s`, 6 s). A
-    handoff whose agents are not all connected waits ``agent_wait_s`` for them, because after a
-    restart of the broker all connect anew, and each pauses up to
-    `client.connection.backoff.LONGEST_S`. As long, an agent whose stream broke may come back as if
-    nothing had happened. Where D's session broke as well, D is dead: what its agent was reading is
-    given up after ``agent_back_s``. A handoff that no D is there to ask for, or whose demand was
-    refused, is kept for ``unasked_s``.
-    An engine without session, agents and open handoffs is forgotten after ``engine_idle_s``; the
-    same life may register again.
-    Leading tokens are read before P has computed the whole where they make up ``early_bytes``.
-    What reading costs between two hosts is measured on ``probe_bytes`` of staging; what did not
-    answer within ``probe_s`` is not waited for, and measured again after ``probe_again_s`` at the
-    earliest. For an engine that comes, plan and costs of ``pairs_ahead`` pairs with others of its
-    pool are found out before a request needs them. What one tenant may hold of live handoffs,
-    remembered ends and engines is bounded by ``tenant_max_...`` as well; None: only by the bound of
-    all tenants. ``max_bytes`` are those of ids, metadata, layouts, plans and messages on their way;
-    remembered ends are bounded by number. What engines hold of prefixes takes
-    ``max_holdings_bytes`` beside that, of which a tenant has ``tenant_max_holdings_bytes`` at most;
-    None: whatever others leave. An engine that is offered a demand for what it holds answers within
-    ``offer_s``, or it goes to the next. With ``require_content`` nothing is published or asked for
-    whose content is not named.
+    Time. ``lease_s`` and ``timeout_s`` are defaults for calls that name none. A grant ends
+    ``lease_margin_s`` before the lease; a grant shorter than ``min_grant_s`` is not given. The
+    broker waits for reports ``settle_grace_s`` longer than the grant, because an agent whose read
+    failed reports only when no byte can land any more (`AgentSettings.quarantine_s`, 6 s). A
+    handoff waits ``agent_wait_s`` for missing agents, because all agents reconnect after a restart
+    of the broker, and each pauses up to `client.connection.backoff.LONGEST_S`; an agent whose
+    stream broke may also come back within that time and keep its work. If D's session broke as
+    well, D is presumed dead, and its agents' reads are given up after ``agent_back_s``. A handoff
+    that no D can ask for, or whose demand was refused, is kept for ``unasked_s``. An engine without
+    session, agents and open handoffs is forgotten after ``engine_idle_s``; the same incarnation may
+    register again. An engine must answer an offer within ``offer_s``; after that the next holder
+    gets the offer.
+
+    Reading. Leading tokens are read before P has computed the whole state if they have at least
+    ``early_bytes``. The cost of reading between two hosts is measured on ``probe_bytes`` of
+    staging; a probe times out after ``probe_s`` and is repeated after ``probe_again_s`` at the
+    earliest. When an engine registers, the plans and costs of ``pairs_ahead`` pairs with others of
+    its pool are prepared before a request needs them.
+
+    Memory. ``max_bytes`` bounds ids, metadata, layouts, plans and queued messages; ended handoffs
+    are bounded by number (``max_ended``). Announced holdings have ``max_holdings_bytes`` of their
+    own. ``tenant_max_...`` bounds what a single tenant holds of live handoffs, ended handoffs,
+    engines, bytes and holdings; None means that only the bound for all tenants applies.
+
+    With ``require_content``, publications and demands must name their content.
     """
 
     lease_s: float = 30.0
@@ -67,30 +69,30 @@ class Limits:
     require_content: bool = False
 
     def among_others(self) -> Limits:
-        """The same for one of several brokers.
+        """Return the limits for a broker that runs beside other brokers.
 
-        An agent that lost it asks another broker, which has it wait up to
-        `server.base.standing.LEADER_WAIT_S`, so an agent takes longer to be back.
+        A client that loses its broker asks another broker, which makes it wait up to
+        `server.base.standing.LEADER_WAIT_S`. An agent therefore takes longer to come back.
         """
         return replace(self, agent_back_s=self.agent_back_s + 4.0)
 
 
 PLACES = 12
-"""Bits for what begins in one microsecond."""
+"""Bits for numbers that are taken in the same microsecond."""
 
 
 class Numbering:
-    """Gives numbers that grow, each of the moment that it was taken.
+    """Issues rising numbers that are derived from the time of issue.
 
-    Agents see them: counted one by one, they would tell a tenant how much others do.
+    Agents see the numbers; consecutive numbers would tell a tenant how much other tenants do.
     """
 
     def __init__(self, first_us: int) -> None:
-        """Begin at ``first_us``, which keeps the numbers of several lives apart."""
+        """Begin at ``first_us``, the time of the start, which keeps broker lives apart."""
         self._first_us = first_us
         self._last = 0
 
     def take(self, now_s: float) -> int:
-        """A number greater than all before it; an int64 for 35 years."""
+        """Return a number greater than all numbers before; it fits into an int64 for 35 years."""
         self._last = max(self._last + 1, (self._first_us + int(now_s * 1e6)) << PLACES)
         return self._last

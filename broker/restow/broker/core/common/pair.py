@@ -14,12 +14,12 @@ from restow.broker.planner import GroupPair, Program, Strategy
 from restow.broker.words import Worded
 
 PAIR_BYTES = 8192
-"""Of a pair beside its programs."""
+"""Overhead of a pair beside its programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """What a source rank gathers in one launch, or only hashes, and for whom."""
+    """A launch in which a source rank gathers or only hashes, and its destination ranks."""
 
     src_rank: int
     dst_ranks: tuple[int, ...]
@@ -31,30 +31,33 @@ class PairPlan:
 
     programs: dict[int, Program]
     sources: dict[int, tuple[int, ...]]
-    """Source ranks that each destination rank reads from."""
+    """The source ranks that each destination rank reads from."""
     staging: dict[int, tuple[int, ...]]
-    """Source ranks that gather, or hash, for each destination rank."""
+    """The source ranks that gather or hash for each destination rank."""
     gathers: tuple[Gather, ...]
-    """Everything that has to be gathered or hashed before it is read."""
+    """All launches that gather or hash before a read."""
     src_groups: frozenset[str]
     dst_groups: frozenset[str]
     group_pairs: frozenset[GroupPair] = frozenset()
-    """Lists of both sides that are used together."""
+    """Pairs of a source group and a destination group between which rows travel."""
     strategies: tuple[str, ...] = ()
-    """In which ways any of its rows travel."""
+    """Ways in which at least a row travels."""
     hashed: bool = False
-    """Whether sources hash all that is read from them."""
+    """Whether sources hash everything that is read from them."""
     early: PairPlan | None = None
-    """The programs that read leading tokens before P has computed all; None: there are none."""
+    """The programs that read leading tokens before P has computed the whole state; None: there are
+    none."""
 
     @property
     def staged_runs(self) -> int:
-        """How many runs are gathered or hashed."""
+        """Return the number of runs that are gathered or hashed."""
         return sum(map(len, self.staging.values()))
 
     def with_digests(self) -> PairPlan:
-        """The same programs; every source is asked before it is read from."""
-        gathering = {(one.src_rank, rank) for one in self.gathers for rank in one.dst_ranks}
+        """Return the plan with digests: every source rank hashes before it is read from."""
+        gathering = {
+            (gather.src_rank, rank) for gather in self.gathers for rank in gather.dst_ranks
+        }
         hashing = tuple(
             Gather(src_rank, (dst_rank,))
             for dst_rank, src_ranks in self.sources.items()
@@ -65,28 +68,30 @@ class PairPlan:
 
     @property
     def keys(self) -> set[int]:
-        """By which it is known that handoffs use its programs, or those that read early."""
-        return {id(one.programs) for one in (self, self.early) if one is not None}
+        """Return the keys by which users of these and of the early programs are counted."""
+        return {id(plan.programs) for plan in (self, self.early) if plan is not None}
 
     @property
     def all_programs(self) -> Iterator[Program]:
-        """Those that read early, too."""
+        """Return all programs, including those that read early."""
         yield from self.programs.values()
         if self.early is not None and self.early.programs is not self.programs:
             yield from self.early.programs.values()
 
     @property
     def size_bytes(self) -> int:
-        """Of its programs."""
+        """Return the size of all programs."""
         return sum(program.size_bytes for program in self.all_programs)
 
     @classmethod
     def of(cls, programs: Sequence[Program], early: Sequence[Program] = ()) -> PairPlan:
-        """Index the programs of a plan, and those of its part that is read ``early``."""
+        """Index the programs of a plan and its ``early`` programs."""
         whole = cls._indexed(programs)
         if not early:
             return whole
-        same = [one.program_id for one in early] == [one.program_id for one in programs]
+        same = [program.program_id for program in early] == [
+            program.program_id for program in programs
+        ]
         return replace(whole, early=whole if same else cls._indexed(early))
 
     @classmethod
@@ -106,7 +111,7 @@ class PairPlan:
 
 
 def _gathers(programs: Sequence[Program]) -> Iterator[Gather]:
-    """A state that is interleaved is permuted for all its readers at once."""
+    """Group gathers; an interleaved state is permuted for all of its readers in one launch."""
     together: dict[int, list[int]] = defaultdict(list)
     for program in programs:
         interleaving = program.interleaving_ranks
@@ -121,7 +126,7 @@ def _gathers(programs: Sequence[Program]) -> Iterator[Gather]:
 
 @dataclass(frozen=True, slots=True)
 class PairRefused:
-    """Two layouts between which nothing can be planned."""
+    """Two layouts between which no plan exists."""
 
     error: RestowError
 
@@ -130,7 +135,7 @@ PairOutcome = PairPlan | PairRefused
 
 
 def pair_bytes(outcome: PairOutcome) -> int:
-    """What is kept of a pair."""
+    """Return the bytes that are stored for a pair."""
     return PAIR_BYTES + (outcome.size_bytes if isinstance(outcome, PairPlan) else 0)
 
 
@@ -140,7 +145,7 @@ _MASK = (1 << 64) - 1
 
 
 class DigestMode(StrEnum):
-    """Of which handoffs the content is hashed by P and compared by D."""
+    """Which handoffs are checked: P hashes the content, and D compares the digests."""
 
     OFF = "off"
     SAMPLED = "sampled"
@@ -149,23 +154,23 @@ class DigestMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Digests(Worded):
-    """The choice of handoffs; one of ``every`` if they are sampled."""
+    """The handoffs to check; every ``every``-th on average if they are sampled."""
 
     mode: DigestMode = DigestMode.OFF
     every: int = 64
 
     def choose(self, number: int) -> bool:
-        """Whether the handoff of that number is checked: always the same for the same number."""
+        """Return whether to check a handoff; the answer for a number never changes."""
         if self.mode is not DigestMode.SAMPLED:
             return self.mode is DigestMode.ALL
         return _mixed(number) % self.every == 0
 
 
 def _mixed(number: int) -> int:
-    """All bits of a number in each bit of another (splitmix64).
+    """Spread all bits of a number over each bit of the result (splitmix64).
 
-    Numbers are times: their low bits are nearly always zero, and clients that keep a rhythm would
-    be chosen always or never.
+    Numbers are times: their low bits are nearly always zero, and clients with a regular rhythm
+    would always or never be chosen.
     """
     mixed = (number + 0x9E3779B97F4A7C15) & _MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
@@ -174,14 +179,14 @@ def _mixed(number: int) -> int:
 
 
 def not_hashed(run: StagedRun, rank: int) -> Failure | None:
-    """Why a run can't be read, if it came without the digest that was asked for."""
+    """Return why a run cannot be read if it lacks the requested digest; otherwise None."""
     if len(run.digest) == DIGEST_BYTES:
         return None
     return _missing(f"rank {rank} of P was to hash what is read from it, and answered no digest")
 
 
 def not_compared(settlement: Settlement, rank: int) -> Failure | None:
-    """Why a state can't be used, if a rank did not compare what it was to compare."""
+    """Return why a state is unusable if a rank did not compare digests; otherwise None."""
     if settlement.compared:
         return None
     return _missing(f"rank {rank} of D was to compare digests, and did not say that it has")
@@ -193,13 +198,13 @@ def _missing(words: str) -> Failure:
 
 @dataclass(slots=True)
 class Checks:
-    """Handoffs whose digests were compared."""
+    """Counts of handoffs whose digests were compared."""
 
     checked: int = 0
     mismatches: int = 0
 
     def count(self, state: State, failure: Failure | None) -> None:
-        """One that was to be checked has ended: one that failed otherwise was not compared."""
+        """Count an ended handoff with a check; a handoff that failed otherwise was not compared."""
         mismatch = failure is not None and failure.reason == MISMATCH
         self.checked += state is State.DONE or mismatch
         self.mismatches += mismatch

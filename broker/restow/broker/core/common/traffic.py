@@ -16,18 +16,18 @@ from restow.broker.core.common.keys import State
 SHORTEST_S: Final = 1e-4
 PER_OCTAVE: Final = 4
 SLOTS: Final = 96
-"""Up to 23 minutes; what lasts longer is in the last one."""
+"""Slots for durations up to 23 minutes; the last slot also counts longer durations."""
 
 
 def slot_of(seconds: float) -> int:
-    """Where a duration is counted."""
+    """Return the slot in which a duration is counted."""
     if seconds <= SHORTEST_S:
         return 0
     return min(SLOTS - 1, math.ceil(math.log2(seconds / SHORTEST_S) * PER_OCTAVE))
 
 
 class QuantileCounts:
-    """A histogram whose bounds grow by the same factor. Its size does not depend on what is said.
+    """A histogram of fixed size whose bounds grow by a constant factor.
 
     Slot 0 has durations up to `SHORTEST_S`, slot k those up to ``SHORTEST_S * 2**(k/PER_OCTAVE)``.
     """
@@ -35,29 +35,29 @@ class QuantileCounts:
     __slots__ = ("_counts",)
 
     def __init__(self) -> None:
-        """Nothing is counted."""
+        """Begin with empty slots."""
         self._counts = array("I", bytes(SLOTS * 4))
 
     def add(self, slot: int) -> None:
-        """Count one, whose `slot_of` it is."""
+        """Count a duration by its `slot_of`."""
         self._counts[slot] += 1
 
     def add_all(self, other: QuantileCounts) -> None:
-        """Count what ``other`` counted."""
+        """Add the counts of ``other``."""
         counts = self._counts
         for slot, count in enumerate(other._counts):
             if count:
                 counts[slot] += count
 
     def take_away(self, other: QuantileCounts) -> None:
-        """Count no more what ``other`` counted, which was counted here as well."""
+        """Subtract the counts of ``other``, which were added before."""
         counts = self._counts
         for slot, count in enumerate(other._counts):
             if count:
                 counts[slot] -= count
 
     def quantile(self, share: float) -> float | None:
-        """The duration in seconds that ``share`` of all do not exceed; None: nothing is counted.
+        """Return the duration in seconds that a ``share`` of all do not exceed; None: no counts.
 
         >>> found = QuantileCounts()
         >>> for ms in range(1, 1001):
@@ -68,45 +68,45 @@ class QuantileCounts:
         upto = list(accumulate(self._counts))
         if not upto[-1]:
             return None
-        # That of the nearest rank; half a count off keeps rounding from going one rank further.
+        # Take the nearest rank; half a count less keeps rounding from choosing the rank above.
         wanted = share * upto[-1] - 0.5
         slot = next(at for at, count in enumerate(upto) if count >= wanted and count)
         return SHORTEST_S * 2 ** (max(slot - 0.5, 0) / PER_OCTAVE)
 
 
 class End(NamedTuple):
-    """What is counted of a handoff that has ended."""
+    """What the statistics count of a handoff that has ended."""
 
     state: State
     bytes_read: int
     transfer_s: float | None
-    """From the grant to its end; None: it was not granted."""
+    """From the grant to the end; None if the handoff was never granted."""
     slot: int
-    """Of that duration, which several tallies count."""
+    """The slot of that duration, computed once for all tallies."""
 
     @classmethod
     def of(cls, state: State, bytes_read: int, transfer_s: float | None) -> End:
-        """Note what is counted."""
+        """Create an entry and compute its slot."""
         return cls(state, bytes_read, transfer_s, slot_of(transfer_s or 0.0))
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of ends. Bounded, however many are counted."""
+    """Counts of ended handoffs, of constant size."""
 
     done: int = 0
     failed: int = 0
-    """FAILED or EXPIRED."""
+    """Handoffs that ended FAILED or EXPIRED."""
     cancelled: int = 0
     bytes_read: int = 0
     done_bytes: int = 0
     reading_s: float = 0.0
-    """Those of DONE: what reading so much took, each handoff by itself."""
+    """Bytes and time of DONE handoffs that were granted; times of concurrent handoffs add up."""
     transfers: QuantileCounts = field(default_factory=QuantileCounts)
-    """Of DONE: what broke off early or hung would hide how long reading takes."""
+    """Durations of DONE handoffs only: broken or hanging reads would hide how long a read takes."""
 
     def count(self, end: End) -> None:
-        """Count one."""
+        """Count an ended handoff."""
         self.bytes_read += end.bytes_read
         if end.state is State.DONE:
             self.done += 1
@@ -120,7 +120,7 @@ class Tally:
             self.failed += 1
 
     def add(self, other: Tally) -> None:
-        """Count what ``other`` counted."""
+        """Add the counts of ``other``."""
         self.done += other.done
         self.failed += other.failed
         self.cancelled += other.cancelled
@@ -130,7 +130,7 @@ class Tally:
         self.transfers.add_all(other.transfers)
 
     def take_away(self, other: Tally) -> None:
-        """Count no more what ``other`` counted, which was counted here as well."""
+        """Subtract the counts of ``other``, which were added before."""
         self.done -= other.done
         self.failed -= other.failed
         self.cancelled -= other.cancelled
@@ -141,12 +141,12 @@ class Tally:
 
     @property
     def ended(self) -> int:
-        """How many ended, whatever way."""
+        """Return the number of all ended handoffs."""
         return self.done + self.failed + self.cancelled
 
     @property
     def bytes_per_s(self) -> float | None:
-        """How fast one handoff was read, on average over the bytes; None: not known."""
+        """Return the mean read rate of a handoff, weighted by bytes; None if it is unknown."""
         return self.done_bytes / self.reading_s if self.reading_s else None
 
 
@@ -155,39 +155,39 @@ KEPT_S: Final = 900.0
 
 
 class Series:
-    """Tallies of the latest steps, and of all of them together. Steps of no end take no room.
+    """Tallies of the latest time steps, and their sum. Steps without ends take no memory.
 
-    Every end is counted here, so it goes into one tally at first, and from that into both when the
-    step is over or somebody looks.
+    Every end is counted here, so it goes into a single tally first. That tally is added to its step
+    and to the sum when the step is over or somebody reads the series.
     """
 
     def __init__(self, step_s: float) -> None:
-        """Nothing has ended. ``step_s`` divides `KEPT_S`."""
+        """Begin without ends; ``step_s`` must divide `KEPT_S`."""
         self.step_s = step_s
         self.steps = round(KEPT_S / step_s)
         self._tallies: OrderedDict[int, Tally] = OrderedDict()
         self._whole = Tally()
         self._fresh = Tally()
-        """Of the step that ends at ``_fresh_until_s``, and in no other tally yet."""
+        """The tally of the step that ends at ``_fresh_until_s``; no other tally includes it yet."""
         self._fresh_step = 0
         self._fresh_until_s = -math.inf
 
     def count(self, end: End, now_s: float) -> None:
-        """Count one that ends now."""
+        """Count a handoff that ends now."""
         if now_s >= self._fresh_until_s:
             self._fresh_step = self._forget(now_s)
             self._fresh_until_s = (self._fresh_step + 1) * self.step_s
         self._fresh.count(end)
 
     def whole(self, now_s: float) -> Tally:
-        """All steps together, to look at."""
+        """Return the sum of all steps; callers must not change it."""
         self._forget(now_s)
         return self._whole
 
     def latest(self, now_s: float, since_s: float = 0.0) -> list[Tally]:
-        """One tally for each step since then, the oldest first, to look at.
+        """Return a tally for each step since ``since_s``, the oldest first, for reading only.
 
-        As many as are kept; the last step is under way.
+        Returns as many steps as are kept; the last step is still running.
         """
         step = self._forget(now_s)
         first = max(step - self.steps + 1, int(since_s // self.step_s))
@@ -195,7 +195,7 @@ class Series:
         return [self._tallies.get(at, nothing) for at in range(first, step + 1)]
 
     def _forget(self, now_s: float) -> int:
-        """The step that is now; those that are too old for the ring are forgotten."""
+        """Forget steps that are too old, and return the number of the current step."""
         if self._fresh.ended:
             self._tallies.setdefault(self._fresh_step, Tally()).add(self._fresh)
             self._whole.add(self._fresh)
@@ -206,21 +206,21 @@ class Series:
             if oldest > step - self.steps:
                 break
             self._whole.take_away(self._tallies.pop(oldest))
-        # A clock that is set back must not open a step behind the latest.
+        # A clock that is set back must not open a step before the latest step.
         return max(step, next(reversed(self._tallies), step))
 
 
 STEP_S: Final = 10.0
 PAIR_STEP_S: Final = 60.0
-"""Between two engines it is only the sum of them that is shown."""
+"""A longer step suffices for a pair, because only the sum of its steps is shown."""
 MAX_PAIRS: Final = 256
-"""Of a tenant; the one that ended a handoff longest ago is forgotten for another."""
+"""Pairs per tenant; the pair whose last handoff ended longest ago makes room for a new pair."""
 MAX_LOOKED_AT: Final = 4096
-"""Of all tenants, however many there are: a look must not hold the broker up."""
+"""Pairs that a query looks at over all tenants, because it must not delay the broker."""
 
 
 class PairTally(NamedTuple):
-    """What ended lately between two engines."""
+    """What ended recently between two engines of a tenant."""
 
     tenant: str
     source: str
@@ -229,15 +229,15 @@ class PairTally(NamedTuple):
 
 
 class Traffic:
-    """A series of all handoffs, and one for each P and D. Bounded, whoever hands over to whom."""
+    """A series of all handoffs, and a series for each pair of P and D, of bounded size."""
 
     def __init__(self) -> None:
-        """Nothing has ended."""
+        """Begin without ends."""
         self.series = Series(STEP_S)
         self._pairs: OrderedDict[tuple[str, str], Series] = OrderedDict()
 
     def count(self, end: End, pair: tuple[str, str] | None, now_s: float) -> None:
-        """Count one that ends now, between the engines of ``pair``; None: one was not known."""
+        """Count an end between the engines of ``pair``; None if an engine was unknown."""
         self.series.count(end, now_s)
         if pair is None:
             return
@@ -250,7 +250,7 @@ class Traffic:
         series.count(end, now_s)
 
     def pairs(self, tenant: str, now_s: float) -> Iterator[PairTally]:
-        """Each P and D between which anything ended, the latest first; ``tenant`` is whose."""
+        """Yield each pair with ended handoffs, the latest first; all belong to ``tenant``."""
         for (source, destination), series in reversed(self._pairs.items()):
             whole = series.whole(now_s)
             if whole.ended:
@@ -258,7 +258,7 @@ class Traffic:
 
 
 def busiest(pairs: Iterable[PairTally], most: int) -> tuple[list[PairTally], int]:
-    """Those of most bytes, and how many there were besides; `MAX_LOOKED_AT` are looked at."""
+    """Return the pairs with the most bytes and the number of the others; see `MAX_LOOKED_AT`."""
     looked_at = list(islice(pairs, MAX_LOOKED_AT))
-    found = nlargest(most, looked_at, key=lambda one: (one.tally.bytes_read, one.tally.ended))
+    found = nlargest(most, looked_at, key=lambda pair: (pair.tally.bytes_read, pair.tally.ended))
     return found, len(looked_at) - len(found)

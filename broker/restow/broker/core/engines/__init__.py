@@ -1,1 +1,1 @@
-"""Who is there: engines, the agents of their ranks, and what each tenant holds."""
+"""Engines, the agents of their ranks, the blocks in use, and what each tenant holds."""

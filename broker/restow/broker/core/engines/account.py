@@ -1,4 +1,4 @@
-"""Tenants: what each holds in bytes, live handoffs and engines, and its bounds."""
+"""Tenants: the bytes, live handoffs and engines that each holds, and its quotas."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from restow.broker.errors import DirectoryFullError, QuotaExceededError
 from restow.broker.text_bytes import text_bytes
 
 HANDOFF_BYTES = 4096
-"""Of a live handoff beside its id and its lists; its story is a part of it."""
+"""Overhead of a live handoff beside its id and its block lists; it includes the timeline."""
 ENGINE_BYTES = 16 << 10
-"""Of an engine beside its layout: its names, and those of its lives before."""
+"""Overhead of an engine beside its layout: its names and those of its former incarnations."""
 FENCE_BYTES = 512
-"""Of a fence that came before its publication, beside its id."""
+"""Overhead of a fence that came before its publication, beside its id."""
 
 
 def handoff_bytes(handoff_id: str) -> int:
-    """What a live handoff counts beside its lists."""
+    """Return the bytes of a live handoff without its block lists."""
     return HANDOFF_BYTES + text_bytes(handoff_id)
 
 
@@ -35,34 +35,35 @@ class Total:
     limit_bytes: int
     size_bytes: int = 0
     keeping: dict[str, Account] = field(default_factory=dict)
-    """The accounts for which anything is kept, by tenant."""
+    """The accounts with stored bytes, by tenant."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Account:
-    """One tenant's bytes: what the directory keeps, and what is on its way."""
+    """The bytes of a tenant: what the directory stores, and messages in transit."""
 
     tenant: str
     limit_bytes: int | None
     total: Total
     kept_bytes: int = 0
-    """By the directory, until a handoff ends, an engine or agent goes, a plan is dropped."""
+    """Stored by the directory until a handoff ends, an engine or agent leaves, or a plan is
+    dropped."""
     passing_bytes: int = 0
-    """On its way in or out: calls that wait, and messages that a stream has not taken."""
+    """In transit: calls that wait, and messages that a stream has not yet taken."""
 
     @property
     def size_bytes(self) -> int:
-        """All of them."""
+        """Return stored bytes and bytes in transit together."""
         return self.kept_bytes + self.passing_bytes
 
     def keep(self, size_bytes: int) -> None:
-        """Keep ``size_bytes`` more, or fewer if it is negative. Raises as `check`."""
+        """Store ``size_bytes`` more; a negative number stores fewer. Raises as `check`."""
         if size_bytes > 0:
             self.check(size_bytes)
         self.let_go(-size_bytes)
 
     def let_go(self, size_bytes: int) -> None:
-        """Keep ``size_bytes`` fewer."""
+        """Store ``size_bytes`` fewer."""
         size_bytes = -size_bytes
         before_bytes = self.kept_bytes
         self.kept_bytes = left_bytes = before_bytes + size_bytes
@@ -74,19 +75,19 @@ class Account:
                 self.total.keeping.pop(self.tenant, None)
 
     def carry(self, size_bytes: int) -> None:
-        """So many more are on their way. Raises as `check`."""
+        """Add bytes in transit. Raises as `check`."""
         self.check(size_bytes)
         self.passing_bytes += size_bytes
         self.total.size_bytes += size_bytes
 
     def deliver(self, size_bytes: int) -> None:
-        """So many have arrived."""
+        """Remove bytes in transit."""
         self.passing_bytes -= size_bytes
         self.total.size_bytes -= size_bytes
 
     @contextlib.contextmanager
     def carrying(self, size_bytes: int) -> Iterator[None]:
-        """Count so many inside of the ``with``. Raises as `check`."""
+        """Count bytes in transit inside the ``with`` block. Raises as `check`."""
         self.carry(size_bytes)
         try:
             yield
@@ -94,42 +95,41 @@ class Account:
             self.deliver(size_bytes)
 
     def has_ample(self, size_bytes: int) -> bool:
-        """Whether half of what it may keep, and half of all tenants' bytes, is free even then."""
+        """Return whether half of each limit stays free after ``size_bytes`` more."""
         both = ((self.limit_bytes, self), (self.total.limit_bytes, self.total))
         return all(
-            limit is None or 2 * (one.size_bytes + size_bytes) <= limit for limit, one in both
+            limit is None or 2 * (holder.size_bytes + size_bytes) <= limit for limit, holder in both
         )
 
     def check(self, size_bytes: int) -> None:
-        """Raise `QuotaExceededError` or `DirectoryFullError` if so many more are too many."""
+        """Raise `QuotaExceededError` or `DirectoryFullError` if ``size_bytes`` more do not fit."""
         if size_bytes <= 0:
             return
         limit = self.limit_bytes
         if limit is not None and self.size_bytes + size_bytes > limit:
             raise QuotaExceededError(
-                f"tenant {self.tenant} has {self.size_bytes} bytes kept here, and {size_bytes} "
-                f"more are above the {limit} that it may: wait until handoffs have ended, or have "
-                f"the operator raise its quota",
+                f"tenant {self.tenant} holds {self.size_bytes} bytes, and {size_bytes} more exceed "
+                f"its quota of {limit}: wait until handoffs have ended, or have the operator raise "
+                f"the quota",
                 tenant=self.tenant,
                 what="bytes",
                 limit=limit,
             )
         if self.total.size_bytes + size_bytes > self.total.limit_bytes:
             raise DirectoryFullError(
-                f"the broker keeps as many bytes as it may, {self.total.limit_bytes}: try again "
-                f"later"
+                f"the broker holds its maximum of {self.total.limit_bytes} bytes: try again later"
             )
 
 
 @dataclass(slots=True)
 class Holdings:
-    """What one tenant holds, and how its handoffs ended."""
+    """What a tenant holds, and how its handoffs ended."""
 
     engines: int = 0
     live: int = 0
     quarantined: int = 0
     ended: deque[str] = field(default_factory=deque)
-    """Ids of its ended handoffs that are remembered, the oldest first."""
+    """Ids of its remembered ended handoffs, the oldest first."""
     ended_counts: Counter[State] = field(default_factory=Counter)
     bytes_read: int = 0
     checks: Checks = field(default_factory=Checks)
@@ -137,28 +137,28 @@ class Holdings:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of the tenant is left."""
+        """Return whether nothing of the tenant is left."""
         return not (self.ended or self.engines or self.live or self.quarantined)
 
 
 class Tenants:
-    """The holdings of all tenants that have any; the counts of one that has none are forgotten."""
+    """The holdings of all tenants; a tenant without holdings is forgotten, with its counts."""
 
     def __init__(self, limits: Limits) -> None:
-        """Nobody holds anything."""
+        """Begin without holdings."""
         self.holdings: dict[str, Holdings] = {}
         self._limits = limits
         self._total = Total(limits.max_bytes)
         self._accounts: WeakValueDictionary[str, Account] = WeakValueDictionary()
 
     def of(self, tenant: str) -> Holdings:
-        """What a tenant holds, to look at."""
+        """Return what a tenant holds, for reading only."""
         return self.holdings.get(tenant) or Holdings()
 
     def account(self, tenant: str) -> Account:
-        """The bytes that are kept for a tenant: one account, as long as there are any.
+        """Return the tenant's account.
 
-        Or as long as somebody holds it.
+        There is a single account per tenant as long as it has bytes or a caller refers to it.
         """
         account = self._accounts.get(tenant)
         if account is None:
@@ -168,56 +168,56 @@ class Tenants:
 
     @property
     def keeping(self) -> Collection[str]:
-        """The tenants for which bytes are kept."""
+        """Return the tenants with stored bytes."""
         return self._total.keeping.keys()
 
     def check_engine(self, tenant: str) -> None:
-        """Raise `QuotaExceededError` if the tenant may not register another engine."""
+        """Raise `QuotaExceededError` if the tenant must not register another engine."""
         _check(tenant, "engines", self.of(tenant).engines, self._limits.tenant_max_engines)
 
     def check_handoff(self, tenant: str) -> None:
-        """Raise `QuotaExceededError` if the tenant may not begin another handoff."""
+        """Raise `QuotaExceededError` if the tenant must not begin another handoff."""
         held = self.of(tenant)
         _check(tenant, "handoffs", held.live + held.quarantined, self._limits.tenant_max_live)
 
     def add_engines(self, tenant: str, count: int) -> None:
-        """Engines came or, with a negative ``count``, went."""
+        """Count engines that registered or, with a negative ``count``, left."""
         self._known(tenant).engines += count
         self._forget_if_empty(tenant)
 
     def add_live(self, tenant: str, count: int) -> None:
-        """Handoffs began, or are live no more."""
+        """Count handoffs that began or, with a negative ``count``, are no longer live."""
         self._known(tenant).live += count
         if count < 0:
             self._forget_if_empty(tenant)
 
     def add_quarantined(self, tenant: str, count: int) -> None:
-        """Handoffs came into quarantine or left it."""
+        """Count handoffs that entered or, with a negative ``count``, left quarantine."""
         self._known(tenant).quarantined += count
         self._forget_if_empty(tenant)
 
     def count_end(self, tenant: str, end: End, pair: tuple[str, str] | None, now_s: float) -> None:
-        """A handoff ended. ``pair``: ids of P and D, where both are known."""
+        """Count an ended handoff; ``pair`` has the ids of P and D if both are known."""
         held = self._known(tenant)
         held.ended_counts[end.state] += 1
         held.bytes_read += end.bytes_read
         held.traffic.count(end, pair, now_s)
 
     def remember(self, tenant: str, handoff_id: str) -> str | None:
-        """An ended handoff is remembered; the id of one that is to be forgotten for it."""
+        """Remember an ended handoff; return the id of a handoff to forget in its place, if any."""
         held = self._known(tenant)
         held.ended.append(handoff_id)
         bound = self._limits.tenant_max_ended
         return held.ended.popleft() if bound is not None and len(held.ended) > bound else None
 
     def pairs(self, tenant: str | None, now_s: float) -> Iterator[PairTally]:
-        """What ended lately between each two engines of a tenant; None: of all tenants."""
+        """Yield the recent ends by pair of engines, of a tenant or of all tenants for None."""
         names = self.holdings if tenant is None else self.holdings.keys() & {tenant}
         for name in names:
             yield from self.holdings[name].traffic.pairs(name, now_s)
 
     def forget_oldest(self, tenant: str) -> None:
-        """The oldest ended handoff of a tenant is not remembered any more."""
+        """Forget the oldest ended handoff of a tenant."""
         self._known(tenant).ended.popleft()
         self._forget_if_empty(tenant)
 
@@ -235,8 +235,8 @@ class Tenants:
 def _check(tenant: str, what: str, held: int, bound: int | None) -> None:
     if bound is not None and held >= bound:
         raise QuotaExceededError(
-            f"tenant {tenant} has {held} {what}, as many as it may: wait until some have ended, or "
-            f"have the operator raise its quota",
+            f"tenant {tenant} has {held} {what}, and its quota is {bound}: wait until some have "
+            f"ended, or have the operator raise the quota",
             tenant=tenant,
             what=what,
             limit=bound,

@@ -1,16 +1,16 @@
-"""Agents: what is known of each, and whether the memory that they announce overlaps.
+"""Agents: the record of each, and the check that no two regions of an engine overlap.
 
-    one list of ids names block 1 of both regions:
+    a list of ids names block 1 of both regions:
 
     region a    | block 0 | block 1 | block 2 |
-    region b              | block 0 | block 1 | block 2 |      the same bytes twice: refused
+    region b              | block 0 | block 1 | block 2 |      shared bytes: refused
 
     region a    |k0..|    |k1..|    |k2..|                     layers that take turns in each page:
-    region b         |v0..|    |v1..|    |v2..|                no byte twice
+    region b         |v0..|    |v1..|    |v2..|                no shared bytes
 
-Engines lay regions of several groups over the same bytes, and give each block to one group at a
-time: `PagesInUse` looks at that. A region that no list addresses is weights, which no page may lie
-on.
+Engines place regions of several groups over the same bytes and give each block to a single group at
+a time; `PagesInUse` checks that. A region without a group of blocks holds weights, and no page may
+overlap weights.
 """
 
 from __future__ import annotations
@@ -32,45 +32,45 @@ from restow.broker.text_bytes import text_bytes
 
 MAX_ADDRESS = 1 << 63
 AGENT_BYTES = 4096
-"""Of an agent beside its names, its metadata and its regions."""
+"""Overhead of an agent beside its names, its metadata and its regions."""
 REGION_BYTES = 256
 
 
 def is_memory(address: int, size_bytes: int) -> bool:
-    """Whether bytes may lie there; no bytes may lie anywhere."""
+    """Return whether an address range is valid; an empty range may be anywhere."""
     return size_bytes >= 0 and (not size_bytes or 0 < address <= MAX_ADDRESS - size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class RegionMemory:
-    """Where a region of a rank lies."""
+    """The memory of a region of a rank."""
 
     name: str
     base_address: int
     page_count: int
     page_stride_bytes: int
-    """Bytes from page to page, as the memory really lies there."""
+    """Bytes from page to page in the agent's memory."""
     memory: int
     device_id: int
     space: str = ""
-    """The address space of ``space_address``, as agents name it; empty: that of its own agent."""
+    """The address space of ``space_address``, as agents name it; empty: the agent's own."""
     space_address: int = 0
-    """Where page 0 lies in that space."""
+    """Address of page 0 in that space."""
 
     @property
     def place(self) -> tuple[str, int]:
-        """The address space, and where page 0 lies in it."""
+        """Return the address space and the address of page 0 in it."""
         return (self.space, self.space_address) if self.space else ("", self.base_address)
 
     @property
     def size_bytes(self) -> int:
-        """From page 0 to the end of the last page."""
+        """Return the bytes from page 0 to the end of the last page."""
         return self.page_count * self.page_stride_bytes
 
 
 @dataclass(slots=True, eq=False)
 class AgentRecord:
-    """A connected agent and what it has been told."""
+    """A connected agent and what the broker has told it."""
 
     key: AgentKey
     agent_name: str
@@ -78,21 +78,21 @@ class AgentRecord:
     regions: tuple[RegionMemory, ...]
     staging_bytes: int
     host: str = ""
-    """Empty: unknown."""
+    """Empty if unknown."""
     host_memory: bytes = b""
-    """What agents of its host read it by; theirs to understand."""
+    """What agents of the same host need to read this agent's memory; opaque to the broker."""
     version: str = ""
-    """Of its software; empty: it did not say."""
+    """Version of its software; empty if it named none."""
     programs: set[str] = field(default_factory=set)
     peers: set[str] = field(default_factory=set)
     gone: bool = False
-    """Its stream broke: what still arrives from it changes nothing."""
+    """Whether its stream broke; anything that still arrives from it is ignored."""
     gone_s: float = 0.0
-    """When that was."""
+    """When its stream broke."""
 
     @property
     def kept_bytes(self) -> int:
-        """About how many bytes are kept of it."""
+        """Return an estimate of the bytes stored for the agent."""
         names = text_bytes(self.agent_name) + text_bytes(self.host)
         regions = sum(
             REGION_BYTES + text_bytes(memory.name) + text_bytes(memory.space)
@@ -101,7 +101,7 @@ class AgentRecord:
         return AGENT_BYTES + names + len(self.nixl_metadata) + len(self.host_memory) + regions
 
     def is_back_as(self, other: AgentRecord) -> bool:
-        """Whether ``other`` is the same agent on another stream, with the memory that it had."""
+        """Return whether ``other`` is the same agent with the same memory on another stream."""
         return (
             self.agent_name == other.agent_name
             and self.nixl_metadata == other.nixl_metadata
@@ -112,26 +112,26 @@ class AgentRecord:
 
     @property
     def tenant(self) -> str:
-        """Whose agent it is."""
+        """Return the tenant that owns the agent."""
         return self.key.engine.tenant
 
     @property
     def region_bytes(self) -> int:
-        """Bytes of its regions."""
+        """Return the bytes of all of its regions."""
         return sum(memory.size_bytes for memory in self.regions)
 
 
 MAX_PAIRS = 512
-"""Pairs that are compared of regions that lie between each other and have no stride in common."""
+"""Pairs to compare among regions that interleave without a common page stride."""
 
 Agents = Sequence[tuple[RankLayout, AgentRecord]]
 Where = tuple[str | int, int, int]
-"""An address space, the kind of memory in it, and the device."""
+"""An address space, the kind of memory, and the device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Placed:
-    """A region of a rank where it lies."""
+    """A region of a rank with its memory."""
 
     layout: RankLayout
     region: Region
@@ -147,21 +147,22 @@ class _Placed:
 
     @property
     def step_bytes(self) -> int:
-        """From page to page; 0: there is one."""
+        """Return the bytes from page to page; 0 if there is a single page."""
         return self.memory.page_stride_bytes if self.memory.page_count > 1 else 0
 
     @property
     def runs(self) -> Int64s:
-        """The bytes of a page that are anything's; all of weights."""
+        """Return the byte ranges of a page that hold data; the whole page for weights."""
         if self.region.constant:
             return np.array([[0, self.memory.page_stride_bytes]])
         return page_runs(self.layout, self.region)
 
 
 def check_apart(engine_id: str, new: AgentRecord, agents: Agents) -> None:
-    """Raise `RegionsOverlapError` where a page of an agent that comes lies on another page.
+    """Raise `RegionsOverlapError` if a page of a new agent overlaps another page.
 
-    ``agents`` are those of the engine, the new one among them; those before it were compared.
+    ``agents`` are all agents of the engine, including the new agent; the others were compared
+    before.
     """
     spaces = {memory.place[0] for memory in new.regions}
     lists: dict[tuple[Where, str], list[_Placed]] = defaultdict(list)
@@ -171,7 +172,7 @@ def check_apart(engine_id: str, new: AgentRecord, agents: Agents) -> None:
             space = memory.place[0]
             if space not in spaces:
                 continue
-            # What has no word for its address space is compared with the agent's own.
+            # Regions without an address space are compared only with other regions of their agent.
             where = (space or agent.key.rank, memory.memory, memory.device_id)
             placed = _Placed(layout, region, memory)
             if region.constant:
@@ -183,7 +184,7 @@ def check_apart(engine_id: str, new: AgentRecord, agents: Agents) -> None:
 
 
 def overlaid(agents: Agents) -> tuple[tuple[str, ...], ...]:
-    """Return the groups whose blocks of one id are the same memory, in some agent."""
+    """Return the groups whose blocks with equal ids are the same memory at some agent."""
     together: dict[str, set[str]] = {}
     for layout, agent in agents:
         first: dict[object, str] = {}
@@ -205,39 +206,40 @@ def _check(engine_id: str, regions: Sequence[_Placed]) -> None:
         if suspects == ():
             continue
         pairs = itertools.chain([suspects] if suspects else [], _pairs(some))
-        for number, (one, two) in enumerate(pairs, 1):
-            common = _common(one, two)
-            if number > MAX_PAIRS:  # nobody can say that these are apart
-                common = two.start, min(one.stop, two.stop)
+        for number, (first, second) in enumerate(pairs, 1):
+            common = _common(first, second)
+            if number > MAX_PAIRS:  # too many pairs to prove that the regions are disjoint
+                common = second.start, min(first.stop, second.stop)
             if common is not None:
-                raise _overlap(engine_id, one, two, *common)
+                raise _overlap(engine_id, first, second, *common)
 
 
 def _meeting(regions: Sequence[_Placed]) -> Iterator[list[_Placed]]:
-    """Regions that lie between each other, at least two, in the order in which they begin."""
+    """Yield sets of at least two regions whose address ranges overlap, ordered by address."""
     some: list[_Placed] = []
     stop = 0
-    for one in sorted(regions, key=lambda one: one.start):
-        if some and one.start >= stop:
+    for region in sorted(regions, key=lambda region: region.start):
+        if some and region.start >= stop:
             if len(some) > 1:
                 yield some
             some = []
-        some.append(one)
-        stop = max(stop, one.stop)
+        some.append(region)
+        stop = max(stop, region.stop)
     if len(some) > 1:
         yield some
 
 
 def _meeting_in_a_page(some: Sequence[_Placed]) -> tuple[()] | tuple[_Placed, _Placed] | None:
-    """Two that have the same bytes of the stride that all have; (): no two have, so all are apart.
+    """Find two regions that share bytes, given that all regions have the same page stride.
 
-    None: they have no stride in common, and have to be compared one with the other.
+    Returns () if no two regions share bytes, and None if the strides differ, so that every pair
+    must be compared.
     """
-    steps = {one.step_bytes for one in some} - {0}
+    steps = {region.step_bytes for region in some} - {0}
     if len(steps) != 1:
         return None
-    folded = [_folded(one, max(steps)) for one in some]
-    owners = np.repeat(np.arange(len(some)), [len(one) for one in folded])
+    folded = [_folded(region, max(steps)) for region in some]
+    owners = np.repeat(np.arange(len(some)), [len(region) for region in folded])
     table = np.concatenate(folded)
     order = np.argsort(table[:, 0], kind="stable")
     table, owners = table[order], owners[order]
@@ -245,24 +247,24 @@ def _meeting_in_a_page(some: Sequence[_Placed]) -> tuple[()] | tuple[_Placed, _P
     if not clash.size:
         return ()
     at = int(clash[0])
-    one, two = sorted((owners.item(at), owners.item(at + 1)))
-    return some[one], some[two]
+    first, second = sorted((owners.item(at), owners.item(at + 1)))
+    return some[first], some[second]
 
 
 def _pairs(some: Sequence[_Placed]) -> Iterator[tuple[_Placed, _Placed]]:
-    """Those of which neither ends before the other begins, and that are not both weights."""
-    for at, one in enumerate(some):
-        for two in itertools.islice(some, at + 1, None):
-            if two.start >= one.stop:
+    """Yield pairs of regions whose address ranges overlap; two regions of weights are no pair."""
+    for at, first in enumerate(some):
+        for second in itertools.islice(some, at + 1, None):
+            if second.start >= first.stop:
                 break
-            if not (one.region.constant and two.region.constant):
-                yield one, two
+            if not (first.region.constant and second.region.constant):
+                yield first, second
 
 
-def _common(one: _Placed, two: _Placed) -> tuple[int, int] | None:
-    """Between which addresses two regions have bytes in common; None: they have none."""
+def _common(first: _Placed, second: _Placed) -> tuple[int, int] | None:
+    """Return an address range in which two regions share bytes; None if they share none."""
     edges = []
-    for placed in (one, two):
+    for placed in (first, second):
         runs = placed.runs
         if not len(runs):
             return None
@@ -271,14 +273,14 @@ def _common(one: _Placed, two: _Placed) -> tuple[int, int] | None:
     start, stop = max(edge[0] for edge in edges), min(edge[1] for edge in edges)
     if start >= stop:
         return None
-    step_bytes = gcd(one.step_bytes, two.step_bytes) or max(one.stop, two.stop)
-    table = np.concatenate([_merged(_folded(placed, step_bytes)) for placed in (one, two)])
+    step_bytes = gcd(first.step_bytes, second.step_bytes) or max(first.stop, second.stop)
+    table = np.concatenate([_merged(_folded(placed, step_bytes)) for placed in (first, second)])
     table = table[np.argsort(table[:, 0], kind="stable")]
     return (start, stop) if (table[1:, 0] < table[:-1, 1]).any() else None
 
 
 def _folded(placed: _Placed, step_bytes: int) -> Int64s:
-    """Where a region's runs lie modulo a step: ``[runs, 2]``."""
+    """Return a region's byte ranges modulo ``step_bytes``, as ``[runs, 2]``."""
     runs = placed.runs
     starts = runs[:, 0] + placed.start % step_bytes
     lengths = np.minimum(runs[:, 1] - runs[:, 0], step_bytes)
@@ -291,7 +293,7 @@ def _folded(placed: _Placed, step_bytes: int) -> Int64s:
 
 
 def _merged(runs: Int64s) -> Int64s:
-    """The same bytes as runs that rise and lie apart."""
+    """Merge byte ranges into rising, disjoint ranges."""
     runs = runs[np.argsort(runs[:, 0], kind="stable")]
     stops = np.maximum.accumulate(runs[:, 1])
     begins = np.concatenate([[True], runs[1:, 0] > stops[:-1]])
@@ -308,8 +310,8 @@ def _overlap(
         for placed in (one, two)
     )
     return RegionsOverlapError(
-        f"engine {engine_id}: {first} are {second} too, and hold other state: give every region of "
-        f"every rank memory of its own",
+        f"engine {engine_id}: {first} overlap {second}: give every region of every rank memory of "
+        f"its own",
         engine=engine_id,
         ranks=f"{one.layout.rank},{two.layout.rank}",
         region=one.region.name,

@@ -1,4 +1,4 @@
-"""What an engine's lists of block ids may name: of its groups, and of the memory of its agents."""
+"""Check an engine's lists of block ids, and keep track of the blocks in use."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from restow.broker.errors import (
 )
 
 FEW = 32
-"""Of so many ids a set tells faster than a sorted array whether two are the same."""
+"""Up to this many ids, a set finds duplicates faster than a sorted array."""
 
 
 @dataclass(slots=True, eq=False)
 class BlockLists:
-    """The rules of one engine's lists, by group."""
+    """The rules for an engine's block lists, by group."""
 
     key: EngineKey
     block_tokens: dict[str, int]
-    """Tokens that a block of each group holds; 0: it holds snapshots."""
+    """Tokens per block of each group; 0 if the group holds snapshots."""
     null_blocks: dict[str, int]
-    """The id of no block, of each group that has one."""
+    """The null block's id for each group that has a null block."""
     block_limits: dict[str, int]
-    """The first block id of each group that some connected rank has no memory for."""
+    """For each group, the lowest block count of all connected ranks; ids must be below it."""
     overlaid: tuple[tuple[str, ...], ...] = field(default=(), kw_only=True)
-    """Groups whose blocks of one id are the same memory on some connected rank: engines lay groups
-    of layers over the same bytes, and give each block to one of these groups at a time."""
+    """Groups whose blocks with equal ids share memory on some connected rank. Engines place groups
+    of layers over the same bytes and give each block to a single group at a time."""
 
     def together(self, group: str) -> tuple[str, ...]:
-        """Return the groups that lie on the same memory as ``group``, itself among them."""
+        """Return the groups that share memory with ``group``, including ``group``."""
         return next((groups for groups in self.overlaid if group in groups), (group,))
 
     def check_overlaid(self, blocks: Mapping[str, bytes]) -> None:
-        """Raise `PageRepeatedError` for a block that lists of two overlaid groups name."""
+        """Raise `PageRepeatedError` if lists of two overlaid groups name the same block."""
         for groups in self.overlaid:
             ids = [unsigned(blocks[group]) for group in groups if blocks.get(group)]
             nulls = [self.null_blocks[group] for group in groups if group in self.null_blocks]
@@ -55,9 +55,9 @@ class BlockLists:
                 self.check_distinct(" or ".join(groups), named.tobytes())
 
     def check_ids(self, group: str, data: bytes) -> None:
-        """Raise a `PagesError` unless the ids are int32 inside the group's memory.
+        """Raise a `PagesError` unless the ids are distinct int32 inside the group's memory.
 
-        And no two are the same but null blocks, of which none may be a snapshot.
+        Null blocks may repeat, but a snapshot must not be a null block.
         """
         limit = self.block_limits.get(group)
         if limit is None:
@@ -68,7 +68,7 @@ class BlockLists:
             )
         size_bytes = len(data)
         check_whole(group, data)
-        if size_bytes == ID_BYTES:  # a snapshot's one id needs no array
+        if size_bytes == ID_BYTES:  # a snapshot's single id needs no array
             highest = int.from_bytes(data, "little")
         elif data:
             highest = self.check_distinct(group, data)
@@ -91,9 +91,9 @@ class BlockLists:
                 raise self.given_null(group, highest, "a snapshot")
 
     def check_distinct(self, group: str, data: bytes) -> int:
-        """The highest of a list's ids, of which there are some, as unsigned.
+        """Return the highest id of a non-empty list, read as unsigned.
 
-        Raises `PageRepeatedError` if any but the null block is there twice.
+        Raises `PageRepeatedError` if any id except the null block occurs twice.
         """
         ids = unsigned(data)
         if ids.size <= FEW:
@@ -111,8 +111,8 @@ class BlockLists:
         if twice.size:
             page = twice.item(0)
             raise PageRepeatedError(
-                f"engine {self.key.engine_id}, group {group}: block {page} is there more than "
-                f"once, and its layout does not call it the null block: give every page once",
+                f"engine {self.key.engine_id}, group {group}: block {page} occurs more than once, "
+                f"and the layout does not declare it as the null block: name each page once",
                 engine=self.key.engine_id,
                 group=group,
                 page=page,
@@ -120,10 +120,10 @@ class BlockLists:
         return ordered.item(-1)
 
     def given_null(self, group: str, page: int, what: str) -> NullBlockError:
-        """What to answer where the null block is given for ``what`` is moved."""
+        """Return the error for a null block that is named for ``what`` although that is moved."""
         return NullBlockError(
-            f"engine {self.key.engine_id}, group {group}: block {page} is the null block, and is "
-            f"given for {what}: give blocks that the request owns",
+            f"engine {self.key.engine_id}, group {group}: block {page} is the null block, but is "
+            f"named for {what}: name blocks that the request owns",
             engine=self.key.engine_id,
             group=group,
             page=page,
@@ -132,7 +132,7 @@ class BlockLists:
     def check_no_null(
         self, group: str, blocks: Mapping[str, bytes], first_token: int, stop_token: int
     ) -> None:
-        """Raise `NullBlockError` if the null block is among those of tokens that are moved."""
+        """Raise `NullBlockError` if the list names the null block for tokens that are moved."""
         null, tokens = self.null_blocks.get(group), self.block_tokens[group]
         if null is None or first_token >= stop_token:
             return
@@ -158,7 +158,7 @@ class BlockLists:
         if tokens == 0:
             return PageCountError(
                 f"engine {self.key.engine_id}, group {group} holds snapshots: exactly one "
-                f"block is needed, got {count}",
+                f"block is required, got {count}",
                 group=group,
                 count=count,
             )
@@ -171,13 +171,13 @@ class BlockLists:
 
 
 FEW_BYTES = 16 * ID_BYTES
-"""Lists up to this length are looked at faster id by id than by numpy."""
+"""Up to this length, Python handles lists faster id by id than numpy does."""
 FIRST_BLOCKS = 1 << 12
-"""Blocks that a group's first table has room for, if the group has as many."""
+"""Blocks that a new table has room for, unless the group has fewer blocks."""
 FIRST_NUMBERS = 1 << 12
-"""Demands after which their numbers begin at 1 again; more where an engine has more blocks."""
+"""Numbers of demands before numbering starts again; more if an engine has more blocks."""
 BLOCK_BYTES = 12
-"""Of a block in the two tables."""
+"""Bytes per block in the two arrays of a table."""
 
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
@@ -195,59 +195,59 @@ class WantedBlocks(Protocol):
 
     @property
     def held_tokens(self) -> int:
-        """Return how many leading tokens are only read."""
+        """Return the number of leading tokens that are only read."""
         ...
 
 
 class Writer(Protocol):
-    """A handoff, as far as its blocks are concerned."""
+    """A handoff as `PagesInUse` sees it."""
 
     handoff_id: str
     number: int
     writing: int
-    """The number under which its blocks are taken; 0: they are not."""
+    """The number under which its blocks are taken; 0 if they are not taken."""
 
     @property
     def demand(self) -> WantedBlocks:
-        """Return what D asks for."""
+        """Return D's demand."""
         ...
 
 
 class _Table:
-    """The blocks of a group, or of several groups that lie on the same memory."""
+    """The blocks of a group, or of several groups that share memory."""
 
     def __init__(self, size: int, older: Iterable[_Table], opened: Uint8s) -> None:
-        """Have room for ``size`` blocks; take over what is open by ``opened`` of older tables."""
+        """Make room for ``size`` blocks; copy entries of older tables whose demands are open."""
         self.size = size
         self.writers: Int64s = np.zeros(size, np.int64)
-        """By block, the number of the latest demand that writes it; 0: none ever did."""
+        """By block, the number of the last demand that writes it; 0 if none ever did."""
         self.readers: Int32s = np.zeros(size, np.int32)
-        """By block, how many open words only read it."""
-        self.reads: bool = any(one.reads for one in older)
-        """Whether any word ever did."""
-        for one in older:
-            known = slice(len(one.writers))
+        """By block, the number of open publications and demands that only read it."""
+        self.reads: bool = any(table.reads for table in older)
+        """Whether any publication or demand ever read a block of the table."""
+        for table in older:
+            known = slice(len(table.writers))
             self.writers[known] = np.where(
-                opened.take(one.writers), one.writers, self.writers[known]
+                opened.take(table.writers), table.writers, self.writers[known]
             )
-            self.readers[known] += one.readers
+            self.readers[known] += table.readers
         self.by_one = self.writers.data
 
 
 class PagesInUse:
-    """The blocks of one engine that are in use."""
+    """The blocks of an engine that open demands and publications use."""
 
     def __init__(self, lists: BlockLists, account: Account) -> None:
-        """Have no block in use. ``lists`` are the engine's rules, ``account`` its tenant's."""
+        """Begin with no block in use; ``account`` is the tenant's."""
         self.size_bytes = 0
-        """Of the tables."""
+        """Size of the tables."""
         self.demands: dict[int, Writer] = {}
-        """The open demands by their numbers: of live handoffs, and of those in quarantine."""
+        """Open demands by number, of live handoffs and of handoffs in quarantine."""
         self.publications: dict[object, tuple[str, Blocks]] = {}
-        """The ids of open handoffs that P has published, and what of them, by P's side of each."""
+        """For each of P's open sides: the handoff id and the published blocks."""
         self._lists, self._account = lists, account
         self._tables: dict[str, _Table] = {}
-        """By group; groups that lie on the same memory have the same one."""
+        """Tables by group; groups that share memory share a table."""
         self._last = 0
         self._opened = bytearray(FIRST_NUMBERS)
         """By number, 1 while the demand is open."""
@@ -256,15 +256,15 @@ class PagesInUse:
     # -- demands ----------------------------------------------------------------------------------
 
     def take(self, handoff: Writer, blocks: Blocks, held_tokens: int) -> None:
-        """Take the blocks of a new demand: those behind ``held_tokens`` will be written.
+        """Take the blocks of a new demand; blocks after ``held_tokens`` will be written.
 
-        Raises `PageRepeatedError` where another open word stands in the way, and what
-        `Account.keep` raises; then nothing is taken.
+        Raises `PageRepeatedError` if another open demand or publication uses a block, and what
+        `Account.keep` raises; in either case nothing is taken.
         """
         number = self._last + 1
         if number >= len(self._opened):
             number = self._more_numbers()
-        self._last = number  # where it is not opened in the end, nobody finds it in a table
+        self._last = number  # entries of a demand that is then refused count for nothing
         opened, tables, nulls = self._opened, self._tables, self._lists.null_blocks
         for group, data in blocks.items():
             size_bytes, table = len(data), tables.get(group)
@@ -280,11 +280,11 @@ class PagesInUse:
                 if table is None or max(few) >= table.size:
                     table = self._grown(group, max(few))
                 writers = table.by_one
-                for one in few:
-                    if opened[writers[one]]:
-                        raise self._written(handoff.handoff_id, group, one, writers[one])
-                for one in few[held:]:
-                    writers[one] = number
+                for block in few:
+                    if opened[writers[block]]:
+                        raise self._written(handoff.handoff_id, group, block, writers[block])
+                for block in few[held:]:
+                    writers[block] = number
             else:
                 table, ids = self._unwritten(handoff.handoff_id, group, data)
                 written = ids[held:]
@@ -300,7 +300,7 @@ class PagesInUse:
         handoff.writing = number
 
     def _unwritten(self, handoff_id: str, group: str, data: bytes) -> tuple[_Table, Int64s]:
-        """The group's table, and the ids, of which no open demand will have one written."""
+        """Return the group's table and the ids, none of which an open demand will write."""
         ids = unsigned(data).astype(np.int64)
         table = self._tables.get(group) or self._grown(group, 0)
         try:
@@ -319,24 +319,24 @@ class PagesInUse:
             raise self._read(handoff_id, group, ids.item(int(read.argmax())))
 
     def forget_held(self, blocks: Blocks, held_tokens: int) -> None:
-        """Have a demand read no more the blocks of the tokens that it holds."""
+        """Remove a demand's reads of the blocks that hold its held tokens."""
         self._count(self._held_of(blocks, held_tokens), -1)
 
     def give_back(self, handoff: Writer) -> None:
-        """Have a demand write no more: its blocks are the engine's own."""
+        """Remove a demand's writes; its blocks belong to the engine again."""
         if handoff.writing:
             self._opened[handoff.writing] = 0
             del self.demands[handoff.writing]
             handoff.writing = 0
 
     def move(self, handoff: Writer, other: Writer) -> None:
-        """Have a demand be that of another handoff."""
+        """Transfer a demand from a handoff to another handoff."""
         if handoff.writing:
             self.demands[handoff.writing] = other
             other.writing, handoff.writing = handoff.writing, 0
 
     def _held(self, group: str, held_tokens: int) -> int:
-        """How many leading blocks are held whole; the next one, held in part, is written."""
+        """Return the number of leading blocks held whole; a partly held block is written."""
         tokens = self._lists.block_tokens[group]
         return held_tokens // tokens if tokens else 0
 
@@ -349,10 +349,10 @@ class PagesInUse:
     # -- publications -----------------------------------------------------------------------------
 
     def publish(self, side: object, handoff_id: str, blocks: Blocks) -> None:
-        """Have the publication of P's ``side`` read these blocks, and no others any more.
+        """Record that the publication of P's ``side`` reads exactly these blocks.
 
-        Raises `PageRepeatedError` for a block that an open demand will have written, and what
-        `Account.keep` raises; then nothing changed.
+        Raises `PageRepeatedError` if an open demand will write a block, and what `Account.keep`
+        raises; in either case nothing changes.
         """
         before = self.publications[side][1] if side in self.publications else {}
         grows = all(blocks.get(group, b"").startswith(data) for group, data in before.items())
@@ -367,7 +367,7 @@ class PagesInUse:
         self.publications[side] = (handoff_id, blocks)
 
     def unpublish(self, side: object) -> None:
-        """Have a publication read nothing any more."""
+        """Remove a publication's reads."""
         if (published := self.publications.pop(side, None)) is not None:
             self._count(published[1], -1)
 
@@ -375,17 +375,17 @@ class PagesInUse:
 
     def _count(self, blocks: Blocks, step: int) -> None:
         for group, data in blocks.items():
-            if data:  # all of them were looked at, so the table has room
+            if data:  # the ids were checked before, so the table has room
                 table = self._tables[group]
                 table.reads = True
                 table.readers[unsigned(data).astype(np.int64)] += step
                 null = self._lists.null_blocks.get(group)
-                if null is not None and null < table.size:  # it is nobody's, in however many lists
+                if null is not None and null < table.size:  # the null block belongs to nobody
                     table.readers[null] = 0
 
     def _grown(self, group: str, highest: int) -> _Table:
-        """The group's table, with room for block ``highest``."""
-        # What was published before an agent with less memory came may be above the limit.
+        """Return the group's table with room for block ``highest``."""
+        # A publication from before an agent with less memory joined may exceed the present limit.
         limit = max(self._lists.block_limits[group], highest + 1)
         size = min(limit, FIRST_BLOCKS)
         while size <= highest:
@@ -393,15 +393,17 @@ class PagesInUse:
         return self._join(self._lists.together(group), size)
 
     def join(self, groups: Sequence[str]) -> None:
-        """Have groups that turn out to lie on the same memory share a table."""
+        """Let groups that prove to share memory share a table."""
         if len({id(self._tables.get(group)) for group in groups}) > 1:
             self._join(groups, 1)
 
     def _join(self, groups: Sequence[str], size: int) -> _Table:
-        """One table for the groups in place of those that they have, as large as the largest."""
-        older = {id(one): one for group in groups if (one := self._tables.get(group))}.values()
-        size = max(size, *(one.size for one in older), 1)
-        more_bytes = BLOCK_BYTES * (size - sum(one.size for one in older))
+        """Merge the groups' tables into a single table of at least ``size`` blocks."""
+        older = {
+            id(table): table for group in groups if (table := self._tables.get(group))
+        }.values()
+        size = max(size, *(table.size for table in older), 1)
+        more_bytes = BLOCK_BYTES * (size - sum(table.size for table in older))
         self._account.keep(more_bytes)
         self.size_bytes += more_bytes
         table = _Table(size, older, self._opened_array)
@@ -409,9 +411,9 @@ class PagesInUse:
         return table
 
     def _more_numbers(self) -> int:
-        """Have numbers for more demands; return the next one."""
-        tables = {id(one): one for one in self._tables.values()}.values()
-        blocks = sum(one.size for one in tables)
+        """Make room for more demand numbers; return the next number."""
+        tables = {id(table): table for table in self._tables.values()}.values()
+        blocks = sum(table.size for table in tables)
         if blocks <= len(self._opened) >= 2 * len(self.demands):
             self._number_anew(tables)
         else:
@@ -420,7 +422,7 @@ class PagesInUse:
         return self._last + 1
 
     def _number_anew(self, tables: Iterable[_Table]) -> None:
-        """Give the open demands the lowest numbers: no list stands for ever."""
+        """Renumber open demands from 1, so that `_opened` stays small."""
         renamed = np.zeros(len(self._opened), np.int64)
         demands = dict(enumerate(self.demands.values(), 1))
         for number, handoff in demands.items():
@@ -433,18 +435,18 @@ class PagesInUse:
 
     def _written(self, handoff_id: str, group: str, block: int, number: int) -> PageRepeatedError:
         other = self.demands[number].handoff_id
-        return self._repeated(handoff_id, group, block, other, "asked for and will be written")
+        return self._repeated(handoff_id, group, block, other, "to be written")
 
     def _read(self, handoff_id: str, group: str, block: int) -> PageRepeatedError:
         groups = self._lists.together(group)
         held = (
-            (one.handoff_id, self._held_of(one.demand.blocks, one.demand.held_tokens))
-            for one in self.demands.values()
+            (writer.handoff_id, self._held_of(writer.demand.blocks, writer.demand.held_tokens))
+            for writer in self.demands.values()
         )
         other = next(
             name
             for name, blocks in itertools.chain(self.publications.values(), held)
-            if any(block in unsigned(blocks.get(one, b"")) for one in groups)
+            if any(block in unsigned(blocks.get(member, b"")) for member in groups)
         )
         return self._repeated(handoff_id, group, block, other, "read")
 
@@ -453,9 +455,8 @@ class PagesInUse:
     ) -> PageRepeatedError:
         engine_id = self._lists.key.engine_id
         return PageRepeatedError(
-            f"engine {engine_id}, group {group}: block {block} of handoff {handoff_id} is {how} "
-            f"for handoff {other}, which has not ended: give a block that is written to one "
-            f"handoff at a time",
+            f"engine {engine_id}, group {group}: block {block} of handoff {handoff_id} is {how} by "
+            f"handoff {other}, which has not ended: name a block that no other open handoff uses",
             engine=engine_id,
             group=group,
             page=block,
@@ -464,26 +465,26 @@ class PagesInUse:
         )
 
     def wrong(self) -> Iterator[str]:
-        """What the tables do not have as the open words say, for the audit."""
+        """Yield differences between the tables and the open demands and publications."""
         for group, table in self._tables.items():
             readers, groups = np.zeros(table.size, np.int32), self._lists.together(group)
             words = [blocks for _, blocks in self.publications.values()]
             for number, handoff in self.demands.items():
                 blocks, held_tokens = handoff.demand.blocks, handoff.demand.held_tokens
                 words.append(self._held_of(blocks, held_tokens))
-                for one in groups:
-                    ids = unsigned(blocks.get(one, b""))[self._held(one, held_tokens) :]
-                    null = self._lists.null_blocks.get(one)
+                for name in groups:
+                    ids = unsigned(blocks.get(name, b""))[self._held(name, held_tokens) :]
+                    null = self._lists.null_blocks.get(name)
                     if (
                         not (handoff.writing == number and self._opened[number])
                         or (table.writers[ids[ids != null]] != number).any()
                     ):
-                        yield f"group {one}: blocks of handoff {handoff.handoff_id} are not taken"
+                        yield f"group {name}: handoff {handoff.handoff_id} does not own its blocks"
             for blocks in words:
-                for one in groups:
-                    readers[np.unique(unsigned(blocks.get(one, b"")))] += 1
-            for null in (self._lists.null_blocks.get(one) for one in groups):
+                for name in groups:
+                    readers[np.unique(unsigned(blocks.get(name, b"")))] += 1
+            for null in (self._lists.null_blocks.get(name) for name in groups):
                 if null is not None and null < table.size:
                     readers[null] = 0
             if (readers != table.readers).any():
-                yield f"group {group}: blocks are counted to be read by {table.readers}"
+                yield f"group {group}: wrong numbers of readers by block: {table.readers}"

@@ -1,4 +1,4 @@
-"""Fences of handoffs that nobody has published yet: a rank may be quicker than its scheduler."""
+"""An engine's record: its layout, agents, blocks and fences, and what it takes part in."""
 
 from __future__ import annotations
 
@@ -36,23 +36,26 @@ MAX_FENCES = 1 << 16
 
 
 class EarlyFences:
-    """Those of one engine, by handoff. They are no handoffs yet, and count as none."""
+    """Fences of handoffs that P's scheduler has not yet published, because a rank may be faster.
+
+    They belong to a single engine. They are no handoffs yet and do not count as handoffs.
+    """
 
     def __init__(self, account: Account) -> None:
-        """None yet; their ids count in the tenant's ``account``."""
+        """Begin without fences; their ids count in the tenant's ``account``."""
         self._account = account
         self._fences: OrderedDict[str, tuple[float, set[int]]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Of how many handoffs there are any."""
+        """Return the number of fenced handoffs."""
         return len(self._fences)
 
     def __contains__(self, handoff_id: str) -> bool:
-        """Whether a rank has fenced the handoff."""
+        """Return whether a rank has fenced the handoff."""
         return handoff_id in self._fences
 
     def add(self, handoff_id: str, rank: int, until_s: float) -> None:
-        """Keep that a rank has fenced; the first one says until when.
+        """Store a rank's fence; the first fence of a handoff sets its expiry ``until_s``.
 
         Raises `DirectoryFullError`, and `QuotaExceededError` for the bytes of ids.
         """
@@ -62,14 +65,14 @@ class EarlyFences:
             return
         if len(self._fences) >= MAX_FENCES:
             raise DirectoryFullError(
-                f"{MAX_FENCES} handoffs are fenced and not published: publish before fencing, or "
+                f"{MAX_FENCES} handoffs are fenced but not published: publish before fencing, or "
                 f"soon after"
             )
         self._account.keep(_bytes_of(handoff_id))
         self._fences[handoff_id] = (until_s, {rank})
 
     def take(self, handoff_id: str) -> set[int]:
-        """The ranks that have fenced a handoff that is published now, or of none any more."""
+        """Remove a handoff's fences and return the ranks that had fenced it."""
         known = self._fences.pop(handoff_id, None)
         if known is None:
             return set()
@@ -77,29 +80,29 @@ class EarlyFences:
         return known[1]
 
     def forget(self) -> None:
-        """The engine is gone."""
+        """Drop all fences, because the engine is gone."""
         for _ in self.take_all():
             pass
 
     def take_all(self) -> Iterator[tuple[str, set[int]]]:
-        """Take all out: the handoff and the ranks of each."""
+        """Remove all fences; yield each handoff with its ranks."""
         for handoff_id in list(self._fences):
             yield handoff_id, self.take(handoff_id)
 
     @property
     def size_bytes(self) -> int:
-        """What they count in the account."""
+        """Return the bytes that the fences count in the account."""
         return sum(map(_bytes_of, self._fences))
 
     def forget_rank(self, rank: int) -> None:
-        """A rank's agent is gone, and what it had in memory with it."""
+        """Drop a rank's fences, because its agent and the memory of it are gone."""
         for handoff_id, (_, ranks) in list(self._fences.items()):
             ranks.discard(rank)
             if not ranks:
                 self.take(handoff_id)
 
     def expired(self, now_s: float) -> Iterator[tuple[str, set[int]]]:
-        """Take out those that were never published: the handoff and the ranks of each."""
+        """Remove fences that expired before a publication; yield each handoff with its ranks."""
         while self._fences:
             handoff_id, (until_s, ranks) = next(iter(self._fences.items()))
             if until_s > now_s:
@@ -117,79 +120,79 @@ MAX_IDS = 1 << 31
 
 @dataclass(slots=True)
 class Heard:
-    """What is remembered of a rank's agent, also when it has been given up."""
+    """What the broker remembers of a rank's agent, even after it gave the agent up."""
 
     agent_name: str
     gone_s: float = inf
-    """When its stream broke; until then it is there."""
+    """When its stream broke; infinite while the agent is connected."""
 
 
 @dataclass(slots=True, eq=False)
 class EngineRecord(BlockLists):
-    """A registered engine in one incarnation."""
+    """A registered engine in a single incarnation."""
 
     incarnation: str
     revision: str
-    """Revision of the weights that it has now: its layout's, until it says another one."""
+    """Revision of its present weights: the layout's until the engine announces another revision."""
     layout: Layout
     layout_digest: str
     token_bytes: int
     snapshot_bytes: int
-    """Bytes of all ranks for each token of a prompt, and for each position."""
+    """Bytes over all ranks per token of a prompt, and per snapshot."""
     last_seen_s: float
     born_s: float
     """When this incarnation registered."""
     account: Account
-    """Of its tenant."""
+    """The account of its tenant."""
     layout_bytes: int
-    """What is kept for the layout."""
+    """Bytes that the account stores for the layout."""
     early_fences: EarlyFences
     agents: dict[int, AgentRecord] = field(default_factory=dict)
-    """Those that are connected, by rank."""
+    """Connected agents by rank."""
     away: dict[int, AgentRecord] = field(default_factory=dict)
-    """Those whose stream broke, and that may come back."""
+    """Agents by rank whose streams broke and that may come back."""
     in_use: PagesInUse | None = None
-    """Its blocks that are in use; None until its first demand, for an engine that only publishes
-    writes to none."""
+    """Blocks in use; None until the first demand, because an engine that only publishes writes
+    none."""
     admitted: int = 0
-    """How often an agent was admitted: ids checked before need another look afterwards."""
+    """Number of admissions of agents; after an admission, block ids must be checked again."""
     handoffs: set[int] = field(default_factory=set)
-    """Numbers of the live handoffs that it has a side of."""
+    """Numbers of the live handoffs in which it has a side."""
     quarantined: set[int] = field(default_factory=set)
-    """Numbers of ended handoffs whose pages here may still be written to."""
+    """Numbers of ended handoffs whose pages here may still be written."""
     heard: dict[int, Heard] = field(default_factory=dict)
-    """The latest agent of each rank that has ever said Hello here."""
+    """The last agent of each rank that has ever said Hello."""
     former_agents: tuple[str, ...] = ()
-    """The names of the latest agents that were replaced: none of them is let in again."""
+    """Names of recently replaced agents, which are not admitted again."""
     replacements: int = 0
-    """How often an agent of another name came for a rank."""
+    """How often an agent with another name came for a rank."""
     replaced_s: float = -inf
     """When that last happened."""
     has_session: bool = False
     session_s: float = inf
-    """When the session that is open was opened."""
+    """When the open session was opened."""
     publishes: bool = False
     asks: bool = False
-    """What it has said that it will do, or has done."""
+    """Whether it has announced that it will publish or ask, or has done so."""
     keeps: bool = False
-    """Whether it is a store: it is told of states that others hold."""
+    """Whether it is a store, which is told of states that other engines hold."""
     offers: int = 0
-    """How often it was asked for a state that it had told of."""
+    """Number of offers that it received."""
     offers_declined: int = 0
-    """How often it declined that, was refused in it, or did not answer."""
+    """Number of offers that it declined, that were refused, or that it did not answer."""
     drains_since_s: float = 0.0
+    """Since when it has been draining, and joins no new handoffs; 0 if it is not draining."""
     leaves: bool = False
-    """Whether it drains because it said so itself, on the session that is open."""
-    """Since when it takes part in nothing new; 0: it does."""
+    """Whether it drains because it said so itself on the open session."""
     handing_over: bool = False
-    """Whether it was asked to hand over what it holds, and has not said that it has."""
+    """Whether it was asked to hand over its holdings and has not yet reported that it did."""
     gone: bool = False
     version: str = ""
-    """Of the software of its session; empty: it did not say."""
+    """Version of the software behind its session; empty if it named none."""
     former: tuple[str, ...] = ()
-    """The latest incarnations before this one; those that had unregistered are none."""
+    """Recent earlier incarnations, except those that unregistered."""
     _fingerprint: tuple[int, bytes] = (0, b"")
-    """That of the agents, and `admitted` when it was made."""
+    """The fingerprint of the agents, and the value of `admitted` for which it was computed."""
 
     @classmethod
     def of(
@@ -202,7 +205,7 @@ class EngineRecord(BlockLists):
         account: Account,
         layout_bytes: int = 0,
     ) -> EngineRecord:
-        """A record of a checked layout; ``account`` is that of the tenant."""
+        """Create the record of a checked layout; ``account`` is the tenant's."""
         block_tokens = {
             region.group: region.block_tokens
             for rank in layout.ranks
@@ -243,39 +246,39 @@ class EngineRecord(BlockLists):
         )
 
     def revision_said(self, revision: str) -> str:
-        """Return which revision a word of the engine means; empty means that of its layout."""
+        """Return the revision that a message of the engine means; empty means its layout's."""
         return revision or self.layout.model.revision
 
     def has_revision(self, revision: str) -> bool:
-        """Return whether a word of the engine may be of ``revision``: a store's of any."""
+        """Return whether a message of the engine may name ``revision``; a store may name any."""
         return self.keeps or self.revision_said(revision) == self.revision
 
     def identity(self, revision: str = "") -> ModelIdentity:
-        """Return the model that it serves, with ``revision``; empty: the one that it has now."""
+        """Return the model that it serves, at ``revision``; empty means the present revision."""
         return replace(self.layout.model.identity, revision=revision or self.revision)
 
     @property
     def ranks(self) -> int:
-        """How many ranks its layout has."""
+        """Return the number of ranks of its layout."""
         return len(self.layout.ranks)
 
     @property
     def may_ask(self) -> bool:
-        """Whether it is there, and no P alone, as far as anybody knows."""
+        """Return whether it is present and may act as D, as far as the broker knows."""
         return (self.has_session or bool(self.agents)) and (self.asks or not self.publishes)
 
     @property
     def may_publish(self) -> bool:
-        """Whether it is no D alone, as far as anybody knows."""
+        """Return whether it may act as P, as far as the broker knows."""
         return self.publishes or not self.asks
 
     @property
     def complete(self) -> bool:
-        """Whether every rank's agent is connected."""
+        """Return whether the agents of all ranks are connected."""
         return len(self.agents) == len(self.layout.ranks)
 
     def fingerprint(self) -> bytes:
-        """Return a fingerprint of the names of all ranks' agents; empty: not all are connected."""
+        """Return a fingerprint of the names of all agents; empty unless all are connected."""
         if not self.complete:
             return b""
         if self._fingerprint[0] != self.admitted:
@@ -286,24 +289,24 @@ class EngineRecord(BlockLists):
 
     @property
     def missing_ranks(self) -> list[int]:
-        """The ranks whose agents are not connected."""
-        return [one.rank for one in self.layout.ranks if one.rank not in self.agents]
+        """Return the ranks whose agents are not connected."""
+        return [rank.rank for rank in self.layout.ranks if rank.rank not in self.agents]
 
     @property
     def unheard_ranks(self) -> set[int]:
-        """The ranks whose agents have never said Hello here."""
-        return {one.rank for one in self.layout.ranks} - self.heard.keys()
+        """Return the ranks whose agents have never said Hello."""
+        return {rank.rank for rank in self.layout.ranks} - self.heard.keys()
 
     def is_life_of(self, other: EngineRecord | None) -> bool:
-        """Whether ``other`` is of the same life, which may have been forgotten meanwhile."""
+        """Return whether ``other`` is the same incarnation, perhaps in another record."""
         return other is not None and (self.key, self.incarnation) == (other.key, other.incarnation)
 
     def state_bytes(self, held_tokens: int, position_tokens: int) -> int:
-        """About how many bytes all ranks read of a state; windows may need fewer."""
+        """Return roughly how many bytes all ranks read of a state; windows may need fewer."""
         return self.snapshot_bytes + self.token_bytes * (position_tokens - held_tokens)
 
     def memory_of(self, rank: int) -> AgentRecord:
-        """The agent whose memory a rank's is; it may be away. Raises `AgentUnknownError`."""
+        """Return the agent with a rank's memory; it may be away. Raises `AgentUnknownError`."""
         agent = self.agents.get(rank) or self.away.get(rank)
         if agent is None:
             raise AgentUnknownError(
@@ -317,49 +320,51 @@ class EngineRecord(BlockLists):
         """Raise `EngineReplacedError` if it is gone."""
         if self.gone:
             raise EngineReplacedError(
-                f"engine {self.key.engine_id}, incarnation {self.incarnation} is gone from here: "
-                f"it was replaced or unregistered",
+                f"engine {self.key.engine_id}, incarnation {self.incarnation} is not registered "
+                f"any more: it was replaced or unregistered; `restow engines` shows who is",
                 engine=self.key.engine_id,
             )
 
     @property
     def draining(self) -> bool:
-        """Whether it takes part in nothing new."""
+        """Return whether it joins no new handoffs."""
         return self.drains_since_s > 0.0
 
     def check_takes(self, handoff_id: str, began_s: float) -> None:
-        """Raise `EngineDrainingError` for a handoff that it must not begin to take part in."""
+        """Raise `EngineDrainingError` if it drains and the handoff began after its drain."""
         if self.draining and began_s > self.drains_since_s:
             name = self.key.engine_id
             raise EngineDrainingError(
-                f"engine {name} drains and takes nothing new, handoff {handoff_id} neither: send "
-                f"its prompt to another engine",
+                f"engine {name} is draining and takes no new handoff, so {handoff_id} is refused: "
+                f"send its prompt to another engine",
                 engine=name,
                 handoff=handoff_id,
             )
 
     def rank_layout(self, rank: int) -> RankLayout:
-        """The layout of a rank. Raises `AgentUnknownError`."""
-        layout = next((one for one in self.layout.ranks if one.rank == rank), None)
+        """Return the layout of a rank. Raises `AgentUnknownError`."""
+        layout = next(
+            (candidate for candidate in self.layout.ranks if candidate.rank == rank), None
+        )
         if layout is None:
             raise AgentUnknownError(
                 f"engine {self.key.engine_id} has no rank {rank}: its layout has "
-                f"{[one.rank for one in self.layout.ranks]}",
+                f"{[known.rank for known in self.layout.ranks]}",
                 engine=self.key.engine_id,
                 rank=rank,
             )
         return layout
 
     def admit(self, agent: AgentRecord) -> None:
-        """Take an agent in.
+        """Admit an agent.
 
-        Raises `AgentUnknownError`, `AgentMismatchError`, and `RegionsOverlapError` for memory that
-        is given twice.
+        Raises `AgentUnknownError`, `AgentMismatchError`, and `RegionsOverlapError` if regions share
+        memory.
         """
         rank = agent.key.rank
         layout = self.rank_layout(rank)
         _check_regions(self.key.engine_id, layout, agent.regions)
-        there = {one.rank: one for one in self.layout.ranks}
+        there = {known.rank: known for known in self.layout.ranks}
         agents = [
             (there[one], other) for one, other in (self.away | self.agents | {rank: agent}).items()
         ]
@@ -388,19 +393,19 @@ class EngineRecord(BlockLists):
 
 
 def _check_regions(engine_id: str, layout: RankLayout, regions: Sequence[RegionMemory]) -> None:
-    """Raise `AgentMismatchError` that names the first region that is not the layout's."""
+    """Raise `AgentMismatchError` for the first region that differs from the layout."""
     for number, (region, memory) in enumerate(zip_longest(layout.regions, regions)):
         name = memory.name if region is None else region.name
         if region is None or memory is None or memory.name != region.name:
             wrong = (
-                f"number {number} is {_named(region)} in the layout, and the agent announces "
-                f"{_named(memory)}: give all regions of the rank, in the layout's order"
+                f"region {number} is {_named(region)} in the layout, but the agent announces "
+                f"{_named(memory)}: announce all regions of the rank in the layout's order"
             )
         elif memory.page_stride_bytes != region.page_stride_bytes:
             wrong = (
-                f"the agent's pages follow each other after {memory.page_stride_bytes} bytes, and "
-                f"the layout's after {region.page_stride_bytes}: register a layout with the stride "
-                f"that the memory has (padding counts: `page_align_bytes`)"
+                f"the agent's page stride is {memory.page_stride_bytes} bytes, but the layout's is "
+                f"{region.page_stride_bytes}: register a layout with the stride of the memory "
+                f"(padding counts: `page_align_bytes`)"
             )
         elif memory.page_count < 1 or not is_memory(memory.base_address, memory.size_bytes):
             wrong = (
@@ -419,10 +424,10 @@ def _check_regions(engine_id: str, layout: RankLayout, regions: Sequence[RegionM
         )
 
 
-def _named(one: Region | RegionMemory | None) -> str:
-    return "none" if one is None else repr(one.name)
+def _named(region: Region | RegionMemory | None) -> str:
+    return "none" if region is None else repr(region.name)
 
 
 def pool_of(engine: EngineRecord) -> Pool:
-    """The pool that an engine is of."""
+    """Return the engine's pool."""
     return Pool.of(engine.key.tenant, engine.layout.model.identity)

@@ -1,9 +1,10 @@
-"""Flow: a destination is given as much to read at once as it reads in a second or so.
+"""Flow control: a destination reads at once only what it can read in about a second.
 
-Orders that queue at an agent use up their grants there. What waits here keeps its lease and D's
-patience alone, in the order in which it could have begun; small states do not wait behind large
-ones, and large ones not for ever: what small ones may take beside the queue is bounded too. A small
-one costs more than its bytes, so their number follows a measured rate of its own.
+Orders that queue at an agent use up their grants there. A handoff that queues here spends only its
+lease and D's timeout, and keeps its place in the order in which reads could have begun. Small
+states do not wait behind large states. Large states do not wait for ever either: what small states
+may read beside the queue is bounded. A small state costs more than its bytes, so the number of
+small reads follows a measured rate of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SMALL_BYTES = 1 << 20
 SMALL_WINDOW_BYTES = 16 << 20
 LEAST_SMALL_READS = 32
 UNDER_WAY_S = 1.0
-"""How long what is under way should take: well inside a grant, and long beside a tick."""
+"""How long the reads under way should take: well below a grant, and long compared with a tick."""
 LEARNING = 0.2
 """Weight of the newest rate."""
 
@@ -30,28 +31,28 @@ class _Read:
 
     size_bytes: int
     with_it_bytes: int
-    """All that was under way when it began, itself included."""
+    """All bytes under way when the read began, including its own."""
     with_it_reads: int
-    """Small ones among them."""
+    """Small reads under way when the read began."""
     began_s: float
 
 
 @dataclass(slots=True)
 class _Inbound:
-    """What one engine reads, and what waits for that."""
+    """The reads of an engine, and the handoffs that wait for it."""
 
     reads: dict[int, _Read] = field(default_factory=dict)
     waiting: OrderedDict[int, int] = field(default_factory=OrderedDict)
     small_waiting: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    """Numbers and bytes."""
+    """Sizes in bytes by handoff number."""
     called: set[int] = field(default_factory=set)
-    """Those whose turn it is."""
+    """Handoffs whose turn it is."""
     under_way_bytes: int = 0
     small_bytes: int = 0
     small_reads: int = 0
     bytes_per_s: float = 0.0
     small_reads_per_s: float = 0.0
-    """0: not known yet."""
+    """0 while the rate is unknown."""
 
     @property
     def window_bytes(self) -> float:
@@ -64,14 +65,14 @@ class _Inbound:
         return max(LEAST_SMALL_READS, self.small_reads_per_s * UNDER_WAY_S)
 
     def count(self, size_bytes: int, sign: int) -> None:
-        """One more is under way, or (-1) one less."""
+        """Add a read to those under way, or remove it if ``sign`` is -1."""
         self.under_way_bytes += sign * size_bytes
         if size_bytes <= SMALL_BYTES:
             self.small_bytes += sign * size_bytes
             self.small_reads += sign
 
     def learn(self, read: _Read, now_s: float) -> None:
-        """How fast it was read."""
+        """Update the rates from a finished read."""
         took_s = max(now_s - read.began_s, 1e-4)
         self.bytes_per_s = _learned(self.bytes_per_s, read.with_it_bytes / took_s)
         if read.size_bytes <= SMALL_BYTES:
@@ -94,61 +95,65 @@ def _learned(before: float, newest: float) -> float:
 
 
 class Flow:
-    """What is under way at each destination, and who is next. By numbers of handoffs."""
+    """Reads under way at each destination, and the handoffs that wait, by handoff number."""
 
     def __init__(self) -> None:
-        """Nothing is under way."""
+        """Begin without reads."""
         self._engines: dict[EngineKey, _Inbound] = {}
 
     def begin(self, engine: EngineKey, number: int, size_bytes: int, now_s: float) -> bool:
-        """Whether a handoff may be read now; if not, it waits until `next` names it."""
-        one = self._engines.setdefault(engine, _Inbound())
-        queue = one.queue_of(size_bytes)
-        first = number in one.called or not queue
-        one.called.discard(number)
-        if not (first and one.has_room(size_bytes)):
+        """Return whether a handoff may be read now; otherwise it waits until `next` returns it."""
+        inbound = self._engines.setdefault(engine, _Inbound())
+        queue = inbound.queue_of(size_bytes)
+        first = number in inbound.called or not queue
+        inbound.called.discard(number)
+        if not (first and inbound.has_room(size_bytes)):
             queue.setdefault(number, size_bytes)
             return False
-        one.count(size_bytes, 1)
-        one.reads[number] = _Read(size_bytes, one.under_way_bytes, one.small_reads, now_s)
+        inbound.count(size_bytes, 1)
+        inbound.reads[number] = _Read(
+            size_bytes, inbound.under_way_bytes, inbound.small_reads, now_s
+        )
         return True
 
     def leave(self, engine: EngineKey, number: int, now_s: float, done: bool = False) -> None:
-        """A handoff is read no more, or waits no more; ``done`` tells how fast it was."""
-        one = self._engines.get(engine)
-        if one is None:
+        """Remove a handoff from reads and queues; ``done`` updates the measured rates."""
+        inbound = self._engines.get(engine)
+        if inbound is None:
             return
-        one.called.discard(number)
-        one.waiting.pop(number, None)
-        one.small_waiting.pop(number, None)
-        read = one.reads.pop(number, None)
+        inbound.called.discard(number)
+        inbound.waiting.pop(number, None)
+        inbound.small_waiting.pop(number, None)
+        read = inbound.reads.pop(number, None)
         if read is not None:
-            one.count(read.size_bytes, -1)
+            inbound.count(read.size_bytes, -1)
             if done and read.size_bytes:
-                one.learn(read, now_s)
+                inbound.learn(read, now_s)
 
     def next(self, engine: EngineKey) -> int | None:
-        """Call the handoff whose turn it is, if there is room for it."""
-        one = self._engines.get(engine)
-        for queue in (one.small_waiting, one.waiting) if one is not None else ():
-            if queue and one is not None:
+        """Return the handoff whose turn it is, if there is room for it."""
+        inbound = self._engines.get(engine)
+        for queue in (inbound.small_waiting, inbound.waiting) if inbound is not None else ():
+            if queue and inbound is not None:
                 number, size_bytes = next(iter(queue.items()))
-                if one.has_room(size_bytes):
+                if inbound.has_room(size_bytes):
                     del queue[number]
-                    one.called.add(number)
+                    inbound.called.add(number)
                     return number
         return None
 
     def engines(self) -> list[EngineKey]:
-        """Those for which anything waits."""
+        """Return the engines for which a handoff waits."""
         found = self._engines.items()
-        return [engine for engine, one in found if one.waiting or one.small_waiting]
+        return [engine for engine, inbound in found if inbound.waiting or inbound.small_waiting]
 
     def waits(self, engine: EngineKey, number: int) -> bool:
-        """Whether a handoff waits for its turn."""
-        one = self._engines.get(engine)
-        return one is not None and (number in one.waiting or number in one.small_waiting)
+        """Return whether a handoff waits for its turn."""
+        inbound = self._engines.get(engine)
+        return inbound is not None and (
+            number in inbound.waiting or number in inbound.small_waiting
+        )
 
     def forget(self, engine: EngineKey) -> None:
-        """An engine is gone."""
+        """Forget an engine that is gone."""
         self._engines.pop(engine, None)

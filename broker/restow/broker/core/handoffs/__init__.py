@@ -1,1 +1,1 @@
-"""What the broker knows of each handoff, from its first word to its end."""
+"""The state of each handoff, from the first message about it to its end."""

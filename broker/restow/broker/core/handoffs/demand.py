@@ -1,4 +1,4 @@
-"""D's side of a handoff: its demand, the messages that name it, and its offer by prefix."""
+"""D's side of a handoff: its demand, the messages that name it, and the offers for its prefix."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from restow.broker.errors import ContentMismatchError, PagesError
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """What operators see of it too, also after the end."""
+    """The offers of a demand by prefix to its holders; operators see it, also after the end."""
 
     tokens: int
-    """Of the prefix that is asked for."""
+    """Tokens of the requested prefix."""
     revision: str = ""
-    """Of the weights that computed it."""
+    """Revision of the weights that computed the state."""
     left: list[EngineKey] = field(default_factory=list)
-    """To whom it was not offered yet; the best is the last."""
+    """Engines that have not had the offer yet; the best is the last."""
     engine: EngineKey | None = None
-    """Who has it now."""
+    """The engine that has the offer now."""
     until_s: float = 0.0
-    """When it goes to the next."""
+    """When the next engine gets the offer."""
     made: int = 0
     declined: int = 0
 
     def close(self) -> None:
-        """Be offered to nobody any more."""
+        """Stop offering."""
         self.left, self.engine = [], None
 
 
@@ -42,26 +42,26 @@ class Demand(NamedTuple):
     blocks: Mapping[str, bytes]
     held_tokens: int = 0
     position_tokens: int = 0
-    """Where D goes on from; 0: anywhere."""
+    """The position from which D continues; 0 if it accepts any."""
     content: bytes = b""
-    """What the state is of, as D names it; empty: not named."""
+    """Identifies the content that D wants; empty if D named none."""
     prefix: NamedPrefix | None = None
-    """What engines are to hold already; None: a P was told to publish it."""
+    """The prefix to find among holders; None if a P was told to publish."""
     takes_sampled: bool = False
-    """Whether D goes on behind the token that P sampled."""
+    """Whether D continues after the token that P sampled."""
     revision: str = ""
-    """Revision of the weights that D computes with; empty: that of its layout."""
+    """Revision of the weights that D computes with; empty: that of D's layout."""
     write_mark: int = 0
     """What agents wait for before they write, as in `Wish`."""
 
     @classmethod
     def of(cls, wish: Wish) -> Demand:
-        """What is asked for, not looked at."""
+        """Return the demand of a wish without checking it."""
         return cls(dict(wish.blocks), *_beside_blocks(wish))
 
     @classmethod
     def checked(cls, handoff_id: str, lists: BlockLists, wish: Wish) -> Demand:
-        """What is asked for; ``lists`` are D's. Raises a `PagesError`."""
+        """Return the demand of a wish, checked against D's ``lists``. Raises a `PagesError`."""
         blocks: dict[str, bytes] = {}
         for group, data in wish.blocks:
             lists.check_ids(group, data)
@@ -78,23 +78,23 @@ class Demand(NamedTuple):
         return cls(blocks, *_beside_blocks(wish))
 
     def check_content(self, handoff_id: str, published: Publication) -> None:
-        """Raise `ContentMismatchError` if P's state, published whole, is of other content.
+        """Raise `ContentMismatchError` if the content of P's whole state differs from what D wants.
 
-        A D that goes on from elsewhere is refused for that.
+        If the positions differ, `misfit` refuses the demand for that instead.
         """
         named = self.prefix is not None or bool(published.content and self.content)
         differ = named and published.content != self.content
         if differ and self.position_tokens == published.position_tokens:
             raise ContentMismatchError(
-                f"handoff {handoff_id}: the {self.position_tokens} tokens that D goes on from, or "
-                f"what else they are computed from, are not those of P's state (D's content "
-                f"{self.content[:8].hex()}, P's {published.content[:8].hex()}): was P given the "
-                f"same prompt, adapter, images and salt?",
+                f"handoff {handoff_id}: P's and D's states differ in the first "
+                f"{self.position_tokens} tokens, or in adapter, images or salt (D's content "
+                f"{self.content[:8].hex()}, P's {published.content[:8].hex()}): send P and D the "
+                f"same prompt with the same settings",
                 handoff=handoff_id,
             )
 
     def fits_sampled(self, handoff_id: str, published: Publication) -> bool:
-        """Whether D takes the token that P, having published all, has sampled."""
+        """Return whether D accepts the token that P, having published the whole state, sampled."""
         if not self.takes_sampled or published.sampled_token is None:
             return False
         try:
@@ -105,17 +105,17 @@ class Demand(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of its ids and hashes."""
+        """Return the bytes of block ids and hashes."""
         prefix_bytes = 0 if self.prefix is None else self.prefix.size_bytes
         return sum(map(len, self.blocks.values())) + prefix_bytes
 
     def without_blocks(self) -> Demand:
-        """What is kept of it after the end."""
+        """Return what is remembered of the demand after the end."""
         return self._replace(blocks={}, prefix=None)
 
     @property
     def key(self) -> int:
-        """It as one number, unguessable from outside."""
+        """Return a hash of the demand that clients cannot predict."""
         blocks = frozenset(self.blocks.items())
         return hash((blocks, self[1:4], self.takes_sampled, self.revision))
 
@@ -130,12 +130,12 @@ NO_DEMAND = Demand({})
 
 
 def is_compared(published: Publication, wanted: Demand) -> bool:
-    """Whether both sides named the content of a state that is published whole."""
+    """Return whether both sides named the content of a state that is published whole."""
     return published.final and bool(published.content and wanted.content)
 
 
 def content_compared(published: Publication, wanted: Demand) -> str:
-    """Whose words of the content were compared."""
+    """Describe which side named the content, and whether it was compared."""
     if published.content and wanted.content:
         return "compared"
     if published.content or wanted.content:
@@ -144,36 +144,36 @@ def content_compared(published: Publication, wanted: Demand) -> str:
 
 
 MAX_MESSAGES = 16
-"""Messages that may say one demand."""
+"""Messages that may state the same demand."""
 
 
 @dataclass(slots=True, eq=False)
 class DemandMessages:
-    """By their messages' numbers.
+    """The numbers of the messages that state a demand; calls have negative numbers.
 
-    Calls have negative ones. All calls of a demand are told its end when it is told with any number
-    but 0, that of a session's message without one: so the latest call's is kept while no session's
-    message has one of its own.
+    The number 0 stands for a message of a session that has no number. Telling the end under any
+    other number tells it to all calls of the demand. Therefore only the latest call's number is
+    kept, and only while no message of a session has a number of its own.
     """
 
     numbers: tuple[int, ...] = ()
-    """Those that are told the end, first the one that was said first."""
+    """Numbers under which the end is told, the earliest first."""
     given_up: tuple[int, ...] = ()
-    """Those of them that wait no longer."""
+    """Those of them whose callers no longer wait."""
 
     def add(self, number: int) -> bool:
-        """Take a message that says the demand, or says it again; False: it has too many."""
-        numbered = any(one > 0 for one in self.numbers)
+        """Add a message that states or repeats the demand; return False if there are too many."""
+        numbered = any(known > 0 for known in self.numbers)
         if number in self.numbers or (number < 0 and numbered):
             return True
-        kept = tuple(one for one in self.numbers if one >= 0 or number == 0)
+        kept = tuple(known for known in self.numbers if known >= 0 or number == 0)
         if len(kept) >= MAX_MESSAGES:
             return False
         self.numbers = (*kept, number)
         return True
 
     def give_up(self, number: int) -> bool:
-        """One waits no longer; False: another one does."""
+        """Mark a message as given up; return whether all messages are given up."""
         given_up = {*self.given_up, number}
-        self.given_up = tuple(one for one in self.numbers if one in given_up)
+        self.given_up = tuple(known for known in self.numbers if known in given_up)
         return self.given_up == self.numbers

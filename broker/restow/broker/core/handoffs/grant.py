@@ -1,4 +1,4 @@
-"""A grant: whether both sides' words fit together, and the orders that agents get."""
+"""A grant: check that both sides fit together, and create the agents' orders."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ NOTHING = StagedRun(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Why the two sides' words of a handoff do not fit together."""
+    """Why the two sides of a handoff do not fit together."""
 
     failure: Failure
     of_demand: bool = True
-    """Whether P's words are good, so that another demand may fit."""
+    """Whether P's side is valid, so that another demand may fit."""
 
 
 def open_grant(
     handoff: Handoff, source: EngineRecord, pair: PairPlan, limits: Limits, now_s: float
 ) -> list[Action] | Failure:
-    """Orders to all agents for what a handoff's grant reads, or why there is no time.
+    """Open a grant and return the orders to all agents, or return why no time is left.
 
-    All is there by then, and it has no `misfit`; or its ``part_tokens`` are.
+    The caller has checked that both sides are complete and have no `misfit`, or that the leading
+    ``part_tokens`` can be read.
     """
     late = handoff.lease.grant(limits, now_s)
     if late is not None:
@@ -64,25 +65,25 @@ def open_grant(
 def misfit(
     handoff: Handoff, source: EngineRecord, destination: EngineRecord, pair: PairPlan
 ) -> Misfit | None:
-    """What can be checked only now that both sides, all agents and the position are known."""
+    """Check what needs both sides, all agents and the position; return None if they fit."""
     published, wanted = handoff.publication, handoff.demand
     position_tokens = published.position_tokens
     if wanted.position_tokens not in (0, position_tokens):
         words = (
-            f"P's state stands at {position_tokens} tokens, and D goes on from "
-            f"{wanted.position_tokens}: the two do not cut the same prompt alike"
+            f"P's state is at position {position_tokens}, but D continues from "
+            f"{wanted.position_tokens}: the two sides cut the prompt differently"
         )
         return Misfit(Failure(State.FAILED, "POSITION_MISMATCH", words))
     if not 0 <= wanted.held_tokens <= position_tokens:
-        words = f"D holds {wanted.held_tokens} tokens of a state at {position_tokens}"
+        words = f"D holds {wanted.held_tokens} tokens, but P's state is at {position_tokens}"
         return Misfit(Failure(State.FAILED, "ARGUMENT_INVALID", words))
     if wanted.takes_sampled and published.sampled_token is None:
         words = (
-            f"D goes on behind the token that P samples at {position_tokens} tokens, and P has "
-            f"published none"
+            f"D continues after the token that P samples at position {position_tokens}, but P "
+            f"published no sampled token"
         )
         return Misfit(Failure(State.FAILED, "NOT_SAMPLED", words))
-    # Agents that came later may have less memory than those that the ids were checked against.
+    # Agents that joined after the ids were checked may have less memory.
     if handoff.side.checked != source.admitted:
         try:
             for group, data in published.blocks.items():
@@ -96,7 +97,7 @@ def misfit(
         if handoff.dst_checked != destination.admitted:
             for group, data in wanted.blocks.items():
                 destination.check_ids(group, data)
-        # The null block may not be among those of tokens that are moved.
+        # The null block must not be among the blocks of tokens that are moved.
         for lists in pair.group_pairs:
             if lists.per_token:
                 first = lists.first_token(wanted.held_tokens, position_tokens)
@@ -111,9 +112,9 @@ def misfit(
 def early_tokens(
     handoff: Handoff, source: EngineRecord, destination: EngineRecord, pair: PairPlan, least: int
 ) -> int:
-    """Up to which token D may read while P computes on; 0: nothing, or less than ``least`` bytes.
+    """Return up to which token D may read early; 0 if fewer than ``least`` bytes are ready.
 
-    What does not fit is left to `misfit`, once all is known.
+    Mismatches are left to `misfit`, which runs when both sides are complete.
     """
     early, published, wanted = pair.early, handoff.publication, handoff.demand
     first, stop = handoff.first_token, handoff.side.early_tokens
@@ -137,7 +138,7 @@ def early_tokens(
 
 
 def read_bytes(handoff: Handoff, destination: EngineRecord) -> int:
-    """About how many bytes its grant reads."""
+    """Return roughly how many bytes the handoff's grant reads."""
     first, stop = handoff.first_token, handoff.stop_token
     if handoff.part_tokens:
         return destination.token_bytes * (stop - first)
@@ -171,17 +172,17 @@ def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gathe
 
 
 def unreadable(run: StagedRun, source: AgentRecord) -> Failure | None:
-    """Why nobody can be told to read what ``source`` says that it has gathered."""
+    """Return why the run that ``source`` claims to have gathered cannot be read; None if it can."""
     if is_memory(run.address, run.size_bytes):
         return None
-    words = f"rank {source.key.rank} says that it gathered {run.size_bytes} bytes at {run.address}"
+    words = f"rank {source.key.rank} reported a run of {run.size_bytes} bytes at {run.address}"
     return Failure(State.FAILED, "ARGUMENT_INVALID", words)
 
 
 def execute(
     handoff: Handoff, pair: PairPlan, dst_ranks: Sequence[int], now_s: float
 ) -> list[Action]:
-    """Orders for destination ranks whose sources are all staged."""
+    """Return orders for destination ranks whose sources are all staged."""
     source, destination = handoff.source, handoff.destination
     if source is None or destination is None:
         return []
@@ -227,9 +228,9 @@ def _needed(blocks: Mapping[str, bytes], groups: frozenset[str]) -> tuple[GroupI
 
 
 def release_staging(handoff: Handoff) -> list[Action]:
-    """Tell the agents that gathered for the handoff to give that memory back.
+    """Return orders that free staging memory at the agents that gathered for the handoff.
 
-    An agent whose stream broke has dropped it, and one that came in its place has none.
+    An agent whose stream broke has freed it already, and an agent that replaced another has none.
     """
     return [
         SendUnstage(agent.key, handoff.number)

@@ -14,16 +14,16 @@ from restow.broker.core.handoffs.timeline import PLAN
 
 
 def waits_for(handoff: Handoff) -> str:
-    """What a handoff that is not granted waits for, in words."""
+    """Describe what a handoff without a grant waits for."""
     source, destination = handoff.source, handoff.destination
     if source is None and handoff.offer is not None and handoff.offer.engine is not None:
-        return f"engine {handoff.offer.engine.engine_id}, which is offered it, has not answered"
+        return f"engine {handoff.offer.engine.engine_id} has not answered the offer"
     if source is None:
         return "nobody published it"
     if not handoff.publication.final:
-        return f"engine {source.key.engine_id} has not published it whole"
+        return f"engine {source.key.engine_id} has not published all of it"
     if not handoff.complete:
-        ranks = [one.rank for one in source.layout.ranks if one.rank not in handoff.fenced]
+        ranks = [rank.rank for rank in source.layout.ranks if rank.rank not in handoff.fenced]
         return f"ranks {ranks} of engine {source.key.engine_id} have not fenced it"
     if handoff.shared:
         return handoff.deliveries.in_words()
@@ -36,29 +36,29 @@ def waits_for(handoff: Handoff) -> str:
     if (taken := _no_place(handoff)) is not None:
         return taken
     if handoff.queued:
-        return f"engine {destination.key.engine_id} reads the states of others first"
+        return f"engine {destination.key.engine_id} reads other states first"
     if handoff.timeline.waits(PLAN):
-        return "its plan is not made yet"
-    return "what reading costs is being measured"
+        return "the plan is not ready"
+    return "the costs of reading are being measured"
 
 
 def _lacking(handoff: Handoff) -> EngineRecord | None:
-    """Return a side whose agents are not all connected; None: both are complete, or unknown."""
+    """Return a side whose agents are not all connected; None if both are complete or unknown."""
     sides = (handoff.source, handoff.destination)
-    return next((one for one in sides if one is not None and not one.complete), None)
+    return next((side for side in sides if side is not None and not side.complete), None)
 
 
 def _no_place(handoff: Handoff) -> str | None:
-    """Why a delivery waits for others that have asked before it; None: it does not."""
+    """Describe why a delivery waits for earlier demands; None if it does not wait."""
     if handoff.parent is None or handoff.parent.deliveries.has_place:
         return None
     return f"every reader's place is taken: {handoff.parent.deliveries.in_words()}"
 
 
 def why_late(handoff: Handoff, lacks: str, draining: bool, now_s: float) -> Failure:
-    """Return why a handoff ends that has run out of time while it lacked what ``lacks`` says.
+    """Return why a handoff that ran out of time failed; ``lacks`` describes what it waited for.
 
-    ``draining``: the broker grants nothing any more.
+    ``draining`` says that the broker grants nothing any more.
     """
     if handoff.granted:
         return _why_unsettled(handoff)
@@ -66,17 +66,17 @@ def why_late(handoff: Handoff, lacks: str, draining: bool, now_s: float) -> Fail
     if 0 < lease.agents_until_s <= now_s:
         lacking = _lacking(handoff)
         if lacking is not None and lacking.away.keys() & set(lacking.missing_ranks):
-            return Failure(State.FAILED, "AGENT_LOST", f"{lacks}, and did not come back")
+            return Failure(State.FAILED, "AGENT_LOST", f"{lacks}, and it did not come back")
         return Failure(State.FAILED, "AGENT_MISSING", lacks)
     if 0 < lease.patience_until_s <= now_s:
-        return _why_impatient(handoff, draining, f"D's patience ran out: {lacks}")
+        return _why_impatient(handoff, draining, f"D's request timed out: {lacks}")
     if 0 < lease.unasked_until_s <= now_s:
-        return Failure(State.EXPIRED, "NOT_ASKED_FOR", f"P's pages were of no use: {lacks}")
-    return Failure(State.EXPIRED, "LEASE_EXPIRED", f"P's lease ran out: {lacks}")
+        return Failure(State.EXPIRED, "NOT_ASKED_FOR", f"P's pages were released: {lacks}")
+    return Failure(State.EXPIRED, "LEASE_EXPIRED", f"P's lease expired: {lacks}")
 
 
 def _why_impatient(handoff: Handoff, draining: bool, words: str) -> Failure:
-    """Return why a handoff ends whose D waits no longer."""
+    """Return why a handoff failed whose D no longer waits."""
     if not handoff.complete:
         return Failure(State.EXPIRED, "NOT_PUBLISHED", words)
     if draining:
@@ -93,7 +93,7 @@ def _why_impatient(handoff: Handoff, draining: bool, words: str) -> Failure:
 
 
 def _why_unsettled(handoff: Handoff) -> Failure:
-    """Some ranks have not reported in time."""
+    """Return why a granted handoff failed some of whose ranks have not reported in time."""
     words = f"ranks {sorted(handoff.unsettled)} did not settle inside the grant"
     if handoff.destination is None or not handoff.unsettled <= handoff.destination.agents.keys():
         return Failure(State.FAILED, "AGENT_LOST", f"{words}, and are not connected")
@@ -105,16 +105,16 @@ class Progress:
     """How far a granted handoff is."""
 
     bytes_read: int
-    """By ranks that have settled."""
+    """Bytes read by ranks that have settled."""
     expected_bytes: int
-    """About what all ranks will have read."""
+    """Estimated total for all ranks."""
     ranks: int
-    """That it is granted to."""
+    """Ranks that the grant is for."""
     settled_ranks: int
 
 
 def progress_of(handoff: Handoff) -> Progress | None:
-    """How far a handoff is; None: it is not granted, or has ended."""
+    """Return how far a handoff is; None if it is not granted or has ended."""
     if handoff.pair is None or handoff.destination is None:
         return None
     ranks, early_bytes = len(handoff.pair.programs), handoff.early_bytes
@@ -127,14 +127,14 @@ def progress_of(handoff: Handoff) -> Progress | None:
 
 
 class SpanKind(StrEnum):
-    """What goes on in a span."""
+    """What happens in a span."""
 
     WAIT = "wait"
-    """P's state is not whole yet, or D has not asked for it."""
+    """P's state is not complete yet, or D has not asked for it."""
     GRANT = "grant"
-    """Both have spoken, and the read is not ordered yet."""
+    """Both sides are ready, and the read is not ordered yet."""
     STAGE = "stage"
-    """A rank of P gathers, or hashes, what one of D will read."""
+    """A rank of P gathers or hashes for a rank of D."""
     READ = "read"
     """A rank of D reads."""
 
@@ -148,18 +148,18 @@ class Span:
     kind: SpanKind
     begin_s: float
     end_s: float
-    """Of one that is not over: now."""
+    """The present time if the span is not over."""
     rank: int | None = None
-    """D's, of what is staged or read."""
+    """The rank of D that stages are for or that reads."""
     src_rank: int | None = None
-    """P's, of what is staged."""
+    """The rank of P that stages."""
     bytes_read: int | None = None
-    """What D's rank reported; None: nothing yet, or never."""
+    """What D's rank reported; None if it has reported nothing."""
     over: bool = True
 
 
 def spans_of(handoff: Handoff, now_s: float) -> list[Span]:
-    """All spans that a handoff came to so far, by its latest grant."""
+    """Return all spans of a handoff up to now, of its latest grant."""
     until_s, over = (handoff.ended_s, True) if handoff.ended else (now_s, False)
     if not handoff.met_s:
         return [Span(SpanKind.WAIT, handoff.born_s, until_s, over=over)]
@@ -171,12 +171,12 @@ def spans_of(handoff: Handoff, now_s: float) -> list[Span]:
 
 
 def _of_ranks(handoff: Handoff, until_s: float, over: bool) -> Iterator[Span]:
-    """What is staged, then what is read."""
+    """Yield the spans of stages, then those of reads."""
     granted_s = handoff.granted_s
     staged_s: dict[int, float] = {}
     reads = []
     for at_s, event, detail in handoff.timeline:
-        if at_s < granted_s:  # of a grant that was given back
+        if at_s < granted_s:  # belongs to an earlier, revoked grant
             continue
         match event, detail:
             case "staged", (int(src_rank), int(rank)):
@@ -193,4 +193,4 @@ def _of_ranks(handoff: Handoff, until_s: float, over: bool) -> Iterator[Span]:
             for src_rank in handoff.pair.staging[rank]:
                 if (rank, src_rank) not in handoff.staged:
                     yield Span(SpanKind.STAGE, granted_s, until_s, rank, src_rank, over=False)
-    yield from sorted(reads, key=lambda one: -1 if one.rank is None else one.rank)
+    yield from sorted(reads, key=lambda read: -1 if read.rank is None else read.rank)

@@ -19,7 +19,7 @@ from restow.broker.errors import (
 )
 
 MAX_PUBLICATION_BYTES = 16 << 20
-"""Of the ids of all lists: an order that names them with D's must fit into one message."""
+"""Limit for the ids of all lists, because an order with P's and D's ids must fit into a message."""
 
 
 class Publication(NamedTuple):
@@ -28,23 +28,23 @@ class Publication(NamedTuple):
     blocks: Mapping[str, bytes]
     position_tokens: int = 0
     content: bytes = b""
-    """What the state is of, as P names it; empty: not named."""
+    """Identifies the state's content; empty if P named none."""
     final: bool = False
-    """Whether it is whole."""
+    """Whether the whole state is published."""
     readers: int = 0
-    """How many must have it, as P names it; 0: it does not."""
+    """Readers that must have the state, as P named it; 0 if P named no number."""
     sampled_token: int | None = None
-    """What P sampled behind the position; None: nothing."""
+    """The token that P sampled after the position; None if it sampled none."""
 
     def with_chunk(self, handoff_id: str, lists: BlockLists, chunk: Chunk) -> Publication:
-        """It and one chunk more, or one that was said before; ``lists`` are P's.
+        """Return the publication with a new or repeated chunk; ``lists`` are P's.
 
         Raises a `PagesError` or `HandoffConflictError`.
         """
         merged = dict(self.blocks)
         listed: set[str] = set()
         for group, first_block, data in chunk.blocks:
-            if group in listed:  # lists that grow list by list would be copied as often
+            if group in listed:  # repeated growth of a list within a chunk would copy it each time
                 raise PagesError(
                     f"handoff {handoff_id}: group {group} is listed more than once in a chunk",
                     handoff=handoff_id,
@@ -58,8 +58,8 @@ class Publication(NamedTuple):
         size_bytes = sum(map(len, merged.values()))
         if size_bytes > MAX_PUBLICATION_BYTES:
             raise PageCountError(
-                f"handoff {handoff_id}: {size_bytes // ID_BYTES} blocks in all lists, at most "
-                f"{MAX_PUBLICATION_BYTES // ID_BYTES} are handed over at once",
+                f"handoff {handoff_id}: all lists have {size_bytes // ID_BYTES} blocks, but the "
+                f"limit for a handoff is {MAX_PUBLICATION_BYTES // ID_BYTES}",
                 handoff=handoff_id,
             )
         readers = max(self.readers, chunk.readers)
@@ -67,9 +67,9 @@ class Publication(NamedTuple):
         said = Publication(merged, at, chunk.content, True, readers, chunk.sampled_token)
         if self.final and (merged != self.blocks or (chunk.final and said != self)):
             raise HandoffConflictError(
-                f"handoff {handoff_id} was published whole before, with other blocks, of other "
-                f"content, for other readers, with another token sampled or at position "
-                f"{self.position_tokens}",
+                f"handoff {handoff_id} was already published whole, at position "
+                f"{self.position_tokens}, and this chunk differs in blocks, position, content, "
+                f"readers or sampled token: use a new id",
                 handoff=handoff_id,
             )
         if not chunk.final:
@@ -83,18 +83,18 @@ class Publication(NamedTuple):
         lists.check_counts(lists.block_tokens, merged, chunk.position_tokens)
         for group, data in merged.items():
             if not any(data is given for _, _, given in chunk.blocks):
-                lists.check_distinct(group, data)  # over all of its chunks
+                lists.check_distinct(group, data)  # over all chunks of the list
         if lists.overlaid:
             lists.check_overlaid(merged)
         return said
 
     @property
     def size_bytes(self) -> int:
-        """Of its ids."""
+        """Return the bytes of all ids."""
         return sum(map(len, self.blocks.values()))
 
     def without_blocks(self) -> Publication:
-        """What is kept of it after the end."""
+        """Return what is remembered of the publication after the end."""
         return self._replace(blocks={})
 
 
@@ -102,7 +102,7 @@ NOTHING_PUBLISHED = Publication({})
 
 
 def _appended(known: bytes, handoff_id: str, group: str, first_block: int, data: bytes) -> bytes:
-    """A chunk begins behind what is known, or repeats some of that first."""
+    """Append a chunk to a list; the chunk may first repeat known ids."""
     at = ID_BYTES * first_block
     again = known[at : at + len(data)] if 0 <= at <= len(known) else None
     if again is None or not data.startswith(again):
@@ -125,13 +125,13 @@ def _appended(known: bytes, handoff_id: str, group: str, first_block: int, data:
 
 @dataclass(slots=True, eq=False)
 class SourceSide:
-    """Who is P, which pages it has published, and which of its ranks have fenced them."""
+    """P, the pages that it has published, and its ranks that have fenced them."""
 
     engine: EngineRecord | None = None
     publication: Publication = NOTHING_PUBLISHED
     fenced: set[int] = field(default_factory=set)
     fenced_tokens: dict[int, int] = field(default_factory=dict)
-    """By rank that computes on: how many leading tokens are complete in its memory."""
+    """By rank that still computes: number of leading tokens that are complete in its memory."""
     said_s: float = 0.0
     """When P published last."""
     revision: str = ""
@@ -139,48 +139,48 @@ class SourceSide:
     checked: int = 0
     """`EngineRecord.admitted` when the oldest ids were checked."""
     anew: bool = False
-    """Whether P took chunks back: leading tokens are not read early any more, since nothing tells
-    whether a fence of them is of the first chunks or of those that followed."""
+    """Whether P withdrew chunks. Leading tokens are then no longer read early, because a fence does
+    not tell whether it is for the withdrawn chunks or for the new chunks."""
     number: int = 0
     """The number of P's message that published the last chunk."""
     repeated: bool = False
-    """Whether P had said that message to a broker before."""
+    """Whether P had already sent that message to an earlier broker."""
 
     @property
     def complete(self) -> bool:
-        """Whether P's state is published and fenced on every rank."""
+        """Return whether P's state is published whole, and fenced on every rank."""
         engine, whole = self.engine, self.publication.final
         return whole and engine is not None and len(self.fenced) >= engine.ranks
 
     @property
     def begun(self) -> bool:
-        """Whether any of its ranks has something complete in memory."""
+        """Return whether any rank has fenced anything."""
         return bool(self.fenced or self.fenced_tokens)
 
     @property
     def early_tokens(self) -> int:
-        """How many leading tokens are complete on every rank, before the whole is."""
+        """Return how many leading tokens are complete on every rank before the whole is."""
         if self.anew or self.engine is None or len(self.fenced_tokens) < self.engine.ranks:
             return 0
         return min(self.fenced_tokens.values())
 
     def fence(self, rank: int, tokens: int) -> None:
-        """A rank has its part complete in memory; of ``tokens`` leading ones, 0: all of it."""
+        """Record that a rank has ``tokens`` leading tokens in memory, or for 0 the whole."""
         if tokens:
             self.fenced_tokens[rank] = max(tokens, self.fenced_tokens.get(rank, 0))
         else:
             self.fenced.add(rank)
 
     def unfence(self, rank: int) -> None:
-        """A rank has lost its memory."""
+        """Remove the fences of a rank that has lost its memory."""
         self.fenced.discard(rank)
         self.fenced_tokens.pop(rank, None)
 
     def publish(self, handoff_id: str, engine: EngineRecord, chunk: Chunk, now_s: float) -> None:
-        """Take a chunk, or a repetition of one.
+        """Add a chunk, or a repetition of an earlier chunk.
 
         Raises a `PagesError`, `HandoffConflictError`, `RevisionChangedError`, and what
-        `Account.keep` raises; then nothing changed.
+        `Account.keep` raises; in any case nothing changes.
         """
         revision = engine.revision_said(chunk.revision)
         if self.engine is None:
@@ -188,21 +188,21 @@ class SourceSide:
                 check_revision(engine, chunk.revision, f"publishes handoff {handoff_id}")
         elif revision != self.revision:
             raise RevisionChangedError(
-                f"handoff {handoff_id}: a chunk is of revision {revision!r}, and those before it "
-                f"are of {self.revision!r}: compute the prompt again under another id",
+                f"handoff {handoff_id}: a chunk is of revision {revision!r}, but earlier chunks "
+                f"are of {self.revision!r}: compute the prompt again under a new id",
                 handoff=handoff_id,
             )
         known = self.publication
         if chunk.anew != self.anew:
             if known.final or not chunk.anew:
-                was = "published whole" if known.final else "taken back and published anew"
+                was = "published whole" if known.final else "withdrawn and published again"
                 raise HandoffConflictError(
-                    f"handoff {handoff_id} was {was}, and this chunk is of another attempt: cancel "
-                    f"the handoff, and use a new id",
+                    f"handoff {handoff_id} was {was}, but this chunk belongs to another attempt: "
+                    f"cancel the handoff, and use a new id",
                     handoff=handoff_id,
                 )
-            # Ranks that have fenced the whole were quicker than P's session: they have computed it
-            # again, for the whole is fenced once.
+            # Keep the ranks that have fenced the whole state: the whole is fenced only once, so
+            # these ranks were faster than P's session and have already computed it again.
             known = known.without_blocks()
         publication = known.with_chunk(handoff_id, engine, chunk)
         more_bytes = publication.size_bytes - self.publication.size_bytes
@@ -222,7 +222,7 @@ class SourceSide:
         self.publication = publication
 
     def forget_blocks(self) -> None:
-        """Keep of an ended publication what its story needs."""
+        """Keep only what the timeline of an ended publication needs."""
         if self.engine is not None:
             self.engine.account.let_go(self.publication.size_bytes)
             if self.engine.in_use is not None:
@@ -231,11 +231,11 @@ class SourceSide:
 
 
 def check_revision(engine: EngineRecord, revision: str, what: str) -> None:
-    """Raise `RevisionChangedError` where ``what`` an engine does is of weights that it has not."""
+    """Raise `RevisionChangedError` if the engine no longer has the weights it speaks of."""
     if not engine.has_revision(revision):
         raise RevisionChangedError(
             f"engine {engine.key.engine_id} {what} of revision "
-            f"{engine.revision_said(revision)!r}, and its weights are of {engine.revision!r} now: "
+            f"{engine.revision_said(revision)!r}, but its weights are now of {engine.revision!r}: "
             f"compute the prompt again",
             engine=engine.key.engine_id,
         )

@@ -4,39 +4,39 @@ from __future__ import annotations
 
 MAX_ENTRIES = 256
 MAX_OFTEN = 8
-"""Entries of one kind that a side can make as often as it likes."""
+"""Entries of an event that a side can cause as often as it likes."""
 PLAN = ("waits for a plan", "planned")
 COSTS = ("waits for costs", "measured")
-"""Waits for what the broker finds out once for a pair: how they begin and end."""
+"""Waits for what the broker prepares once per pair: the events of beginning and end."""
 MAX_WORDS = 256
-"""Characters of why a word was refused."""
+"""Longest text of a refusal."""
 
 
 class Timeline(list[tuple[float, str, object]]):
-    """Seconds, an event, and bare facts about it: handoffs are many, and few are ever looked at."""
+    """Entries of time, event and unformatted details: handoffs are many, and few are looked at."""
 
     __slots__ = ()
 
     def note(self, now_s: float, event: str, detail: object = "") -> None:
-        """Put something on it; of a long one the beginning and the end are kept."""
+        """Add an entry; a long timeline keeps its beginning and its end."""
         self.append((now_s, event, detail))
         if len(self) > MAX_ENTRIES:
             del self[MAX_ENTRIES // 2]
 
     def note_often(self, now_s: float, event: str, detail: object = "") -> None:
-        """Note what may happen again and again; of its kind the first and the latest are kept."""
+        """Add an entry that may repeat often; the event's first and latest entries are kept."""
         known = [index for index, entry in enumerate(self) if entry[1] == event]
         if len(known) >= MAX_OFTEN:
             del self[known[1]]
         self.note(now_s, event, detail)
 
     def note_wait(self, now_s: float, wait: tuple[str, str]) -> None:
-        """Note that a wait begins, unless it has."""
+        """Add the beginning of a wait, unless the wait has begun."""
         if self._waits_since_s(wait) is None:
             self.note(now_s, wait[0])
 
     def note_waited(self, now_s: float, wait: tuple[str, str], failure: str = "") -> None:
-        """Note that a wait is over, if it had begun; for a ``failure``, or with what was wanted."""
+        """Add the end of a wait that has begun, with its ``failure`` or as a success."""
         since_s = self._waits_since_s(wait)
         if since_s is not None:
             self.note(now_s, wait[1], (now_s - since_s, failure))
@@ -48,22 +48,22 @@ class Timeline(list[tuple[float, str, object]]):
         return None
 
     def waits(self, wait: tuple[str, str]) -> bool:
-        """Return whether a wait has begun that is not over."""
+        """Return whether a wait has begun and not ended."""
         return self._waits_since_s(wait) is not None
 
     @property
     def refusal(self) -> str:
-        """What was refused last, to whom and why; empty: nothing."""
+        """Return what was refused last, to whom and why; empty if nothing was refused."""
         found = [detail for _, event, detail in self if event == "refused"]
         return in_words("refused", found[-1]) if found else ""
 
     def note_refused(self, now_s: float, engine_id: str, reason: str, words: str) -> None:
-        """Note that one side's word was refused, and why."""
+        """Add a refusal of a side's message with its reason."""
         self.note_often(now_s, "refused", (reason, engine_id, words[:MAX_WORDS]))
 
 
 def in_words(event: str, detail: object) -> str:
-    """What an entry's facts say to people."""
+    """Format an entry's details for people."""
     match event, detail:
         case "published", int(position):
             return f"whole, at position {position}"
@@ -76,7 +76,7 @@ def in_words(event: str, detail: object) -> str:
         case "requested", int(held):
             return f"holding {held} tokens"
         case "looked up", (int(count), int(tokens)):
-            return f"engines that say that they hold its {tokens} tokens: {count}"
+            return f"engines that hold its {tokens} tokens: {count}"
         case "granted", (float(seconds), tuple(strategies)):
             return f"for {seconds:.3f} s" + (f", by {' and '.join(strategies)}" * bool(strategies))
         case "planned" | "measured", (float(seconds), str(failure)):

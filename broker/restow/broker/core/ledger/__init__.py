@@ -1,1 +1,1 @@
-"""The ledger has every handoff, and the one way in which each ends and is counted."""
+"""The ledger: all handoffs, their deadlines, and the single way in which each ends."""

@@ -1,4 +1,4 @@
-"""Ends of handoffs: told to both sides, and kept back while D may still write."""
+"""Ends of handoffs: what both sides are told, and what waits because D may still be written."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from restow.broker.core.handoffs.handoff import Handoff
 
 
 def end_of(handoff: Handoff) -> End:
-    """What is counted of a handoff that has ended."""
+    """Return what the statistics count of a handoff that has ended."""
     return End.of(handoff.state, handoff.bytes_read, handoff.transfer_s)
 
 
 def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> TellEnded:
-    """How the handoff ended, for P; or for D, whose ``demand`` it ends."""
+    """Return how the handoff ended, for P; for D, ``demand`` is the message that it ends."""
     failure = handoff.failure
     reason, detail = (failure.reason, failure.detail) if failure is not None else ("", "")
     published = handoff.publication
@@ -29,9 +29,9 @@ def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> T
     elif not handoff.shared:
         compared, others = is_compared(published, handoff.demand), _demand(handoff)
     else:
-        parts = [one for one in _parts(handoff) if one.ended]
-        compared = bool(parts) and all(is_compared(published, one.demand) for one in parts)
-        others = tuple([other for one in parts for other in _demand(one)])
+        parts = [part for part in _parts(handoff) if part.ended]
+        compared = bool(parts) and all(is_compared(published, part.demand) for part in parts)
+        others = tuple([other for part in parts for other in _demand(part)])
     return TellEnded(
         engine.key,
         handoff.handoff_id,
@@ -51,13 +51,17 @@ def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> T
 
 
 def _parts(handoff: Handoff) -> list[Handoff]:
-    """Return the deliveries that ended as their publication did: well or not."""
+    """Return the deliveries that ended as their publication did, with success or without."""
     done = handoff.state is State.DONE
-    return [one for one in handoff.deliveries.by_engine.values() if done == (one.failure is None)]
+    return [
+        delivery
+        for delivery in handoff.deliveries.by_engine.values()
+        if done == (delivery.failure is None)
+    ]
 
 
 def _publication(handoff: Handoff) -> tuple[Counterpart, ...]:
-    """P and its words, as D is told them."""
+    """Return P and the number of its message, for D."""
     source, side = handoff.source, handoff.side
     if source is None or not side.number:
         return ()
@@ -65,7 +69,7 @@ def _publication(handoff: Handoff) -> tuple[Counterpart, ...]:
 
 
 def _demand(handoff: Handoff) -> tuple[Counterpart, ...]:
-    """Return D and its words, as P is told them: those by a session, which have numbers."""
+    """Return D and the numbers of its session's messages, for P."""
     engine, numbers = handoff.destination, handoff.demand_messages.numbers
     if engine is None or not numbers:
         return ()
@@ -78,17 +82,17 @@ def _demand(handoff: Handoff) -> tuple[Counterpart, ...]:
 
 
 def delivered(handoff: Handoff) -> int:
-    """How many D's have the state of a handoff, or of the publication that it is."""
+    """Return how many D's have the state of the handoff."""
     return handoff.deliveries.done if handoff.shared else int(handoff.state is State.DONE)
 
 
 def told_destination(handoff: Handoff, destination: EngineRecord) -> list[Action]:
-    """How the handoff ended, for each message of D's that asked for it."""
+    """Return how the handoff ended, for each message of D's that asked for it."""
     return [told(handoff, destination, number) for number in handoff.demand_messages.numbers]
 
 
 def pair_ids(handoff: Handoff) -> tuple[str, str] | None:
-    """The ids of P and D; None: one of them is not known."""
+    """Return the ids of P and D; None if either is unknown."""
     if handoff.source is None or handoff.destination is None:
         return None
     return handoff.source.key.engine_id, handoff.destination.key.engine_id
@@ -96,33 +100,36 @@ def pair_ids(handoff: Handoff) -> tuple[str, str] | None:
 
 @dataclass(slots=True)
 class _Held:
-    """An ended handoff whose D has not been told, and the ranks that were not heard of."""
+    """An ended handoff whose D has not been told, and the ranks that have not reported."""
 
     handoff: Handoff
     ranks: set[int]
 
 
 class Quarantine:
-    """Ended handoffs, by engine and number. `EngineRecord.quarantined` has those of an engine."""
+    """Ended handoffs whose pages some rank of D may still write; D is told when none may.
+
+    `EngineRecord.quarantined` has the numbers of an engine's quarantined handoffs.
+    """
 
     def __init__(self, tenants: Tenants) -> None:
-        """Nothing is held; ``tenants`` are told what is."""
+        """Begin empty; ``tenants`` counts the handoffs in quarantine."""
         self._tenants = tenants
         self._held: dict[tuple[EngineKey, int], _Held] = {}
 
     def __len__(self) -> int:
-        """How many handoffs are held."""
+        """Return the number of handoffs in quarantine."""
         return len(self._held)
 
     def ranks(self, engine: EngineRecord, number: int) -> set[int]:
-        """The ranks of D that a handoff waits for; none if it is not held."""
+        """Return the ranks of D that a quarantined handoff waits for; empty if there is none."""
         held = self._held.get((engine.key, number))
         return held.ranks if held is not None else set()
 
     def hold(
         self, handoff: Handoff, engine: EngineRecord, ranks: Collection[int], now_s: float
     ) -> bool:
-        """Hold an ended handoff if some ``ranks`` of D may still write; False: D may be told."""
+        """Quarantine an ended handoff if ``ranks`` of D may still write; False: D may be told."""
         if engine.gone or not ranks:
             return False
         if handoff.number not in engine.quarantined:
@@ -133,7 +140,7 @@ class Quarantine:
         return True
 
     def settled(self, engine: EngineRecord, number: int, rank: int, now_s: float) -> list[Action]:
-        """A rank has ended its part of a handoff that is held, or of any other."""
+        """Record that a rank has finished its part of a handoff, whether quarantined or not."""
         if number not in engine.quarantined:
             return []
         held = self._held[engine.key, number]
@@ -149,14 +156,14 @@ class Quarantine:
         return told_destination(held.handoff, engine)
 
     def heard(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
-        """The agent of a rank has said Hello."""
+        """Record that the agent of a rank has said Hello, so that its old reads have ended."""
         actions: list[Action] = []
         for number in sorted(engine.quarantined):
             actions += self.settled(engine, number, rank, now_s)
         return actions
 
     def forget(self, engine: EngineRecord) -> None:
-        """An engine is gone, and its pages with it."""
+        """Forget the handoffs of an engine that is gone with its pages."""
         for number in engine.quarantined:
             self._held.pop((engine.key, number)).handoff.writing = 0
         self._tenants.add_quarantined(engine.key.tenant, -len(engine.quarantined))

@@ -1,13 +1,14 @@
-"""Ends that another broker told one side: this broker completes what the other side still has open.
+"""Ends that an earlier broker told one side; this broker completes the other side's handoff.
 
     first broker     P publishes (message 7), D asks (message 5), DONE; D is told; the broker dies
     this broker      P publishes again (message 7)   -- P has its pages back, DONE
                      D tells the end: "DONE, of P's message 7"
 
-D's word frees P's pages. P's word gives D its state: a broker tells P of DONE only when each rank
-of D has read everything. An end belongs to one attempt, so it counts only for the very words that
-it names: the engine, its life and the number of its message, which that engine must have said to a
-broker before. D's agents must be the processes that had read: the end has a fingerprint of them.
+An end that D reports frees P's pages. An end that P reports gives D its state: a broker tells P of
+DONE only after each rank of D has read everything. An end belongs to a single attempt. It therefore
+counts only for the messages that it names (engine, incarnation and message number), and only if
+that engine had sent such a message to an earlier broker. D's agents must be the processes that had
+read; the end has their fingerprint.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.errors import RestowError
 
 KEPT_S = 60.0
-"""How long an end waits here for the words that it belongs to."""
+"""How long an end waits for the messages that it belongs to."""
 MAX_KEPT = 1 << 14
 """Ends that are kept; the oldest are forgotten first."""
 
 
 @dataclass(slots=True, eq=False)
 class KnownWord:
-    """One end, of the words of one counterpart, and the engine that told it."""
+    """An end, the counterpart whose messages it names, and the engine that reported it."""
 
     engine: EngineRecord
     end: KnownEnd
     other: Counterpart
 
     def is_of(self, engine: EngineRecord | None, numbers: tuple[int, ...]) -> bool:
-        """Return whether the counterpart is ``engine``, and one of ``numbers`` is its word."""
+        """Return whether the counterpart is ``engine`` and sent one of the messages ``numbers``."""
         return (
             engine is not None
             and (engine.key.engine_id, engine.incarnation)
@@ -50,22 +51,22 @@ class KnownWord:
 
 
 class KnownEnds:
-    """The ends that engines have told a ledger, by handoff."""
+    """The ends that engines have reported, by handoff."""
 
     def __init__(self, ledger: Ledger) -> None:
-        """Know none."""
+        """Begin without ends."""
         self._ledger = ledger
         self.by_id: dict[tuple[str, str], list[KnownWord]] = {}
         self._kept: deque[tuple[float, tuple[str, str], KnownWord]] = deque()
 
     def __len__(self) -> int:
-        """Return how many are kept."""
+        """Return the number of ends."""
         return len(self._kept)
 
     def hear(
         self, engine: EngineRecord, handoff_id: str, end: KnownEnd, now_s: float
     ) -> list[Action]:
-        """Take an end that an engine was told; complete the other side, or keep it for that."""
+        """Accept an end that an engine reports; complete the other side now, or when it speaks."""
         key = (engine.key.tenant, handoff_id)
         if key in self._ledger.ended:
             return []
@@ -76,12 +77,12 @@ class KnownEnds:
         self.tick(now_s)
         actions: list[Action] = []
         handoff = self._ledger.live.get(key)
-        for one in () if handoff is None else (handoff, *handoff.deliveries):
-            actions += self.complete(one, now_s)
+        for part in () if handoff is None else (handoff, *handoff.deliveries):
+            actions += self.complete(part, now_s)
         return actions
 
     def tick(self, now_s: float) -> None:
-        """Forget those that are too old or too many."""
+        """Forget ends that are too old or too many."""
         while self._kept and (self._kept[0][0] <= now_s or len(self._kept) > MAX_KEPT):
             _, key, known = self._kept.popleft()
             left = self.by_id[key]
@@ -90,7 +91,7 @@ class KnownEnds:
                 del self.by_id[key]
 
     def complete(self, handoff: Handoff, now_s: float) -> list[Action]:
-        """End a live handoff or delivery as its other side was told, if its words are the same."""
+        """End a live handoff as its other side was told, if the end names its messages."""
         actions: list[Action] = []
         for known in self.by_id.get((handoff.tenant, handoff.handoff_id), ()):
             if handoff.ended:
@@ -102,11 +103,11 @@ class KnownEnds:
         return actions
 
     def _complete_source(self, handoff: Handoff, known: KnownWord, now_s: float) -> list[Action]:
-        """D was told an end: P's pages are of no more use to it."""
+        """End P's handoff: D reported an end, and needs P's pages no more."""
         side, engine, end = handoff.side, known.engine, known.end
         if handoff.parent is not None or not side.repeated:
             return []
-        # Another D may have asked for it meanwhile.
+        # Another D may have asked for the handoff in the meantime.
         if handoff.destination is not None or engine.key in handoff.deliveries.by_engine:
             return []
         if not known.is_of(side.engine, (side.number,)):
@@ -115,7 +116,7 @@ class KnownEnds:
         if handoff.shared or end.readers:
             try:
                 part = readers.begin(handoff, engine, now_s)
-            except RestowError:  # no place or no room is left
+            except RestowError:  # no reader's place or no memory is left
                 return []
             readers.keep(part, engine)
             readers.name(handoff, end.readers)
@@ -126,7 +127,7 @@ class KnownEnds:
         return self._end(part, known, now_s)
 
     def _complete_destination(self, part: Handoff, known: KnownWord, now_s: float) -> list[Action]:
-        """P was told an end: what D waits for is there, or will not come."""
+        """End D's handoff: P reported an end, so D has the state or will not get it."""
         engine, end, demand = part.destination, known.end, part.demand
         if engine is None or part.source is not None or not part.asked_again:
             return []

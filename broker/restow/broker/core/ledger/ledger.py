@@ -1,4 +1,4 @@
-"""Publications that readers are named for: how their deliveries begin, and what their ends do."""
+"""The ledger: all handoffs, revoked grants, the end of each handoff, shared deliveries."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from restow.broker.errors import HandoffUnknownError
 from restow.broker.reasons import ORDINARY
 
 SERVED = "HANDOFF_OWNED"
-"""How a delivery ends that no reader's place was left for."""
+"""The reason of a delivery that found no reader's place."""
 
 
 class Readers:
-    """Begins deliveries in a ledger, and sees to what they belong to when they end."""
+    """Starts the deliveries of publications with several readers, and handles their ends."""
 
     def __init__(self, ledger: Ledger) -> None:
         """Serve ``ledger``."""
         self._ledger = ledger
 
     def share(self, handoff: Handoff, readers: int, now_s: float) -> None:
-        """Have a handoff that P has not published whole be for ``readers``.
+        """Turn a handoff that P has not published whole into a publication for ``readers``.
 
-        A demand that it has becomes a delivery. Raises `HandoffConflictError` once that reads, and
-        what `Ledger.check_room` and `Account.keep` raise; then nothing changed.
+        An existing demand becomes a delivery. Raises `HandoffConflictError` if that delivery
+        already reads, and what `Ledger.check_room` and `Account.keep` raise; in any case nothing
+        changes.
         """
         if handoff.publication.final:
             return
@@ -67,7 +68,7 @@ class Readers:
         self.name(handoff, readers)
 
     def name(self, handoff: Handoff, readers: int) -> None:
-        """Take the word of a side for how many readers there are: P's counts, if it says any."""
+        """Set the number of readers that a side names; P's number takes precedence."""
         if not handoff.publication.readers:
             handoff.deliveries.readers = max(handoff.deliveries.readers, readers)
 
@@ -89,7 +90,7 @@ class Readers:
         return self._ledger.tenants.account(handoff.tenant)
 
     def begin(self, handoff: Handoff, engine: EngineRecord, now_s: float) -> Handoff:
-        """A delivery for a D that has none: `keep` files it once it has asked, `drop` forgets it.
+        """Create a delivery for a D that has none; then call `keep` or `drop`.
 
         Raises `HandoffOwnedError`, and what `Ledger.check_room` and `Account.keep` raise.
         """
@@ -118,9 +119,9 @@ class Readers:
         parent.timeline.note_often(delivery.born_s, "asked for", engine.key.engine_id)
 
     def late(self, handoff: Handoff, engine: EngineRecord, now_s: float) -> Handoff:
-        """What a D is told that asks when the publication has ended.
+        """Return an ended delivery for a D that asks after the publication has ended.
 
-        Raises `HandoffOwnedError` where all readers have it: to that D it is not DONE.
+        Raises `HandoffOwnedError` if all readers have the state, because this D does not have it.
         """
         if handoff.state is State.DONE or not handoff.deliveries.has_room():
             raise no_place(handoff.handoff_id, handoff.deliveries.in_words(), engine)
@@ -135,18 +136,18 @@ class Readers:
         return made
 
     def end_all(self, handoff: Handoff, now_s: float) -> list[Action]:
-        """The publication ends: its deliveries end with it, as it does."""
+        """End the deliveries of a publication that ends, with its failure."""
         actions: list[Action] = []
         failure = handoff.failure
         if failure is None:
             words = f"no reader's place was left: {handoff.deliveries.in_words()}"
             failure = Failure(State.FAILED, SERVED, words)
-        for one in handoff.deliveries:
-            actions += self._ledger.stop(one, failure, now_s)
+        for delivery in handoff.deliveries:
+            actions += self._ledger.stop(delivery, failure, now_s)
         return actions
 
     def ended(self, delivery: Handoff, now_s: float) -> list[Action]:
-        """A delivery has ended: the publication may end, or wait for other readers."""
+        """Handle the end of a delivery: the publication may end, or wait for other readers."""
         parent, engine = delivery.parent, delivery.destination
         if parent is None:
             return []
@@ -161,42 +162,44 @@ class Readers:
         if parent.deliveries.served:
             return self.end_served(parent, now_s)
         self.place_left(parent)
-        # A publication that P has not said to this broker has no lease that would end it.
+        # If P has not yet published to this broker, no lease would end the publication.
         if failure is not None or parent.source is None:
             self._ledger.wait_for_demand(parent, now_s)
         self._ledger.watch(parent)
         return []
 
     def place_left(self, parent: Handoff) -> None:
-        """A delivery reads no more: one of those that waited for a place may."""
-        self._ledger.returned.update(one.number for one in parent.deliveries if not one.granted)
+        """Let a delivery that waited for a reader's place try again."""
+        self._ledger.returned.update(
+            delivery.number for delivery in parent.deliveries if not delivery.granted
+        )
 
     def end_served(self, handoff: Handoff, now_s: float) -> list[Action]:
-        """Every reader of a publication has it, or does without."""
+        """End a publication whose readers all have the state or do without."""
         if not handoff.deliveries.done:
             words = f"all {handoff.deliveries.readers} readers do without"
             handoff.fail(Failure(State.CANCELLED, "DECLINED", words), now_s)
         return self._ledger.end(handoff, now_s)
 
 
-"""Reasons of ends that somebody wanted."""
 TOO_SLOW = frozenset({"READ_DEADLINE", "GRANT_OUTLIVED"})
-"""Reasons of reads that did not end inside their grant."""
+"""Reasons of reads that did not finish inside their grant."""
 
 
 class Ledger(Table):
-    """All handoffs, and how they go on. `EngineRecord.handoffs` has those of an engine."""
+    """All handoffs and their progress. `EngineRecord.handoffs` has the numbers of an engine's."""
 
     def __init__(self, limits: Limits, first_us: int) -> None:
         """Start empty; the numbers of handoffs begin at ``first_us``."""
         super().__init__(limits, first_us)
         self.statistics = Statistics()
         self.returned: set[int] = set()
-        """Numbers of handoffs that are to be granted again, at the next tick."""
+        """Numbers of handoffs to grant again at the next tick."""
         self.fresh_ends: list[Handoff] | None = None
-        """What ended since somebody looked; None: nobody looks."""
+        """Handoffs that ended since the last query; None if nobody queries."""
         self.fresh_failures: list[tuple[Handoff, Failure]] | None = None
-        """What failed since somebody looked, ended by it or not; None: nobody looks."""
+        """Failures since the last query, whether or not they ended the handoff; None if nobody
+        queries."""
         self.bytes_read = self.early_bytes = 0
         self.checks = Checks()
         self.deadlines = Deadlines()
@@ -204,16 +207,16 @@ class Ledger(Table):
         self.readers = Readers(self)
 
     def hear(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff | None:
-        """The same, of which the engine says a word."""
+        """Return the handoff that an engine speaks of; give it back to a re-registered engine."""
         handoff = self.look_up(engine, handoff_id)
         if handoff is not None:
-            for one in (handoff, handoff.deliveries.by_engine.get(engine.key)):
-                if one is not None and one.ended:
-                    self._take_back(one, engine, now_s)
+            for part in (handoff, handoff.deliveries.by_engine.get(engine.key)):
+                if part is not None and part.ended:
+                    self._take_back(part, engine, now_s)
         return handoff
 
     def part_of(self, handoff: Handoff, engine: EngineRecord) -> Handoff:
-        """The delivery of a D that has asked, live or ended; else the handoff itself."""
+        """Return the delivery of a D that has asked, live or ended; else the handoff itself."""
         found = handoff.deliveries.by_engine.get(engine.key)
         if found is not None and found.destination in (engine, None):
             return found
@@ -222,7 +225,7 @@ class Ledger(Table):
     def _take_back(self, handoff: Handoff, engine: EngineRecord, now_s: float) -> None:
         """Give an ended handoff back to an engine that was forgotten and has registered again.
 
-        What was known of D's ranks is forgotten, too: each may write until its agent says Hello.
+        The state of D's ranks was forgotten too: each rank may write until its agent says Hello.
         """
         if handoff.source is not engine and engine.is_life_of(handoff.source):
             handoff.side.engine = engine
@@ -231,7 +234,7 @@ class Ledger(Table):
             self.quarantine.hold(handoff, engine, engine.unheard_ranks, now_s)
 
     def find_of(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff:
-        """The handoff, live or ended, that the engine has a side of.
+        """Return the live or ended handoff in which the engine has a side.
 
         Raises `HandoffUnknownError`.
         """
@@ -240,19 +243,21 @@ class Ledger(Table):
             handoff = self.part_of(handoff, engine)
         if handoff is None or (engine is not handoff.source and engine is not handoff.destination):
             raise HandoffUnknownError(
-                f"engine {engine.key.engine_id} has no handoff {handoff_id}", handoff=handoff_id
+                f"engine {engine.key.engine_id} has no side of handoff {handoff_id}: it ended long "
+                f"ago, or the id is wrong",
+                handoff=handoff_id,
             )
         return handoff
 
     def watch(self, handoff: Handoff) -> None:
-        """Have the clock look at it in time."""
+        """Set a deadline for the handoff's next check by the clock."""
         look_s = handoff.next_look_s()
         if look_s < handoff.looked_s:
             handoff.looked_s = look_s
             self.deadlines.add(look_s, handoff.number)
 
     def due(self, now_s: float) -> list[Handoff]:
-        """The live handoffs that run out of time now."""
+        """Return the live handoffs whose deadline has passed."""
         found: dict[int, Handoff] = {}
         for number in self.deadlines.due(now_s):
             handoff = self.by_number.get(number)
@@ -266,7 +271,7 @@ class Ledger(Table):
         return list(found.values())
 
     def stop(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
-        """End a handoff that broke.
+        """End a handoff that failed.
 
         An early read that took too long ends nothing: D reads the rest when P has computed it.
         """
@@ -277,9 +282,9 @@ class Ledger(Table):
         return self.end(handoff, now_s)
 
     def _give_up_part(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
-        """Give back the grant of an early read, of which nothing is used.
+        """Revoke the grant of an early read, whose result is not used.
 
-        A rank that has not settled is waited for until P's lease or D's patience ends.
+        The broker waits for ranks that have not settled until P's lease or D's timeout ends.
         """
         handoff.lease.settle_until_s = 0.0
         actions = self.give_back(handoff, failure, now_s)
@@ -289,8 +294,8 @@ class Ledger(Table):
         return actions
 
     def take_back(self, whole: Handoff, now_s: float) -> list[Action]:
-        """Use nothing that was read early: P has taken back what it had published."""
-        words = "P has preempted the prompt: all of it is read when P has computed it again"
+        """Discard what was read early, because P withdrew its publication."""
+        words = "P preempted the prompt: D reads all of it when P has computed it again"
         actions: list[Action] = []
         for handoff in (whole, *whole.deliveries):
             if handoff.ended:
@@ -303,17 +308,17 @@ class Ledger(Table):
         return actions
 
     def give_back(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
-        """The grant can't be used, and nothing is lost: it is given anew.
+        """Revoke a grant that cannot be used, so that the handoff is granted again without loss.
 
-        Not before every rank that may be reading has settled: what it writes late would spoil what
-        is read anew.
+        The new grant waits until every rank that may be reading has settled, because late writes
+        would corrupt what is read anew.
         """
         handoff.fail(failure, now_s)
         handoff.given_back = True
         return self.go_back(handoff, now_s)
 
     def go_back(self, handoff: Handoff, now_s: float) -> list[Action]:
-        """Make a handoff READY whose grant is given back, if no rank reads any more."""
+        """Return a handoff with a revoked grant to READY if no rank reads any more."""
         handoff.forget_untold()
         if handoff.unsettled:
             return []
@@ -323,14 +328,14 @@ class Ledger(Table):
         return actions
 
     def end_part(self, handoff: Handoff, now_s: float) -> list[Action]:
-        """What was to be read early is read: it waits for what is left."""
+        """Finish an early read; the handoff then waits for the rest."""
         handoff.keep_part()
         actions = self._take_grant(handoff, now_s, done=True)
         handoff.timeline.note_often(now_s, "read early", handoff.early_tokens)
         return actions
 
     def _take_grant(self, handoff: Handoff, now_s: float, done: bool = False) -> list[Action]:
-        """No rank reads any more; ``done``: all that was to be read is."""
+        """Drop the grant when no rank reads any more; ``done``: the read succeeded."""
         actions = release_staging(handoff)
         old = handoff.number
         self._leave_flow(handoff, now_s, done)
@@ -344,13 +349,13 @@ class Ledger(Table):
         self.watch(handoff)
         if handoff.parent is not None:
             self.readers.place_left(handoff.parent)
-            self.watch(handoff.parent)  # it had time as long as this one might read
+            self.watch(handoff.parent)  # extended while this delivery could read
         return actions
 
     def dismiss(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
-        """Refuse the demand of a handoff that is not granted; P's side stays as it was."""
+        """Refuse the demand of a handoff without a grant; P's side stays as it was."""
         destination = handoff.destination
-        # Where a rank may still write for a broker before this one, D must not hear of it yet.
+        # While a rank may still write for an earlier broker, D must not be told yet.
         lone = handoff.parent is not None
         if destination is None or handoff.source is None or handoff.unheard or lone:
             return self.stop(handoff, failure, now_s)
@@ -378,19 +383,19 @@ class Ledger(Table):
         return actions
 
     def forget(self, handoff: Handoff, now_s: float) -> None:
-        """Leave no trace of a live handoff and its deliveries: another broker goes on with it."""
-        for one in (*handoff.deliveries, handoff):
-            one.forget_untold()
-            one.ended = True
-            self._leave_flow(one, now_s)
-            del self.by_number[one.number]
-            self.returned.discard(one.number)
-            for engine in (one.source, one.destination):
+        """Remove all trace of a live handoff and its deliveries: another broker continues it."""
+        for part in (*handoff.deliveries, handoff):
+            part.forget_untold()
+            part.ended = True
+            self._leave_flow(part, now_s)
+            del self.by_number[part.number]
+            self.returned.discard(part.number)
+            for engine in (part.source, part.destination):
                 if engine is not None:
-                    engine.handoffs.discard(one.number)
-            one.forget_blocks()
-            self.tenants.account(one.tenant).let_go(handoff_bytes(one.handoff_id))
-            self.tenants.add_live(one.tenant, -1)
+                    engine.handoffs.discard(part.number)
+            part.forget_blocks()
+            self.tenants.account(part.tenant).let_go(handoff_bytes(part.handoff_id))
+            self.tenants.add_live(part.tenant, -1)
         del self.live[handoff.tenant, handoff.handoff_id]
 
     def _leave_flow(self, handoff: Handoff, now_s: float, done: bool = False) -> None:
@@ -399,16 +404,16 @@ class Ledger(Table):
             self.flow.leave(handoff.destination.key, handoff.number, now_s, done)
 
     def wait_for_demand(self, handoff: Handoff, now_s: float) -> None:
-        """Keep a handoff that nobody asks for no longer than that is waited for."""
+        """Limit how long a handoff without a demand is kept."""
         if handoff.destination is not None or any(handoff.deliveries):
             return
         if handoff.lease.wait_for_demand(self.limits, now_s):
             self.watch(handoff)
 
     def end(self, handoff: Handoff, now_s: float) -> list[Action]:
-        """The one way to an end: tell both sides, give staging back, keep the story.
+        """End a handoff: tell both sides, free staging, remember the timeline.
 
-        D is told later while a rank of its may still write.
+        Every end goes through this method. D is told later if a rank of D may still write.
         """
         failure = handoff.failure
         handoff.forget_untold()
@@ -420,7 +425,7 @@ class Ledger(Table):
         self._leave_flow(handoff, now_s)
         if handoff.pair is not None and handoff.pair.hashed:
             if failure is None:
-                handoff.timeline.note(now_s, "checked", "what D read is what P hashed before")
+                handoff.timeline.note(now_s, "checked", "D read what P hashed")
             for checks in (self.checks, self.tenants.of(handoff.tenant).checks):
                 checks.count(handoff.state, failure)
         handoff.timeline.note(now_s, "ended", handoff.state)
@@ -449,7 +454,7 @@ class Ledger(Table):
         return actions + self.readers.ended(handoff, now_s)
 
     def _count(self, handoff: Handoff, now_s: float) -> None:
-        """Count a delivery's end; or a publication's by itself, whose deliveries were counted."""
+        """Count an end; a shared publication counts apart, because its deliveries were counted."""
         self.tenants.add_live(handoff.tenant, -1)
         if handoff.shared:
             self.statistics.count_publication(handoff)
@@ -466,7 +471,7 @@ class Ledger(Table):
 
 
 def _unfence(handoff: Handoff) -> list[Action]:
-    """Have P's agents forget its fences; one that is away is told when it says them again."""
+    """Tell P's agents to forget their fences; absent agents are told when they repeat them."""
     source = handoff.source
     if source is None:
         return []

@@ -1,4 +1,4 @@
-"""Counts of how handoffs ended, and how long each part of them took. Bounded, whoever says what."""
+"""Counts of how handoffs ended and how long each phase took, bounded whatever peers say."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from restow.broker.errors import QuotaExceededError, RestowError
 from restow.broker.reasons import REASONS
 
 OTHER = "OTHER"
-"""In place of a reason that is not in the book: agents and engines of other versions give them."""
+"""Stands for reasons that are not in `REASONS`: agents and engines of other versions report
+them."""
 QUOTAS = ("engines", "handoffs", "bytes", "calls")
-"""What a tenant may have so much of, as a `QuotaExceededError` names it."""
+"""What a tenant's quotas limit, as a `QuotaExceededError` names it."""
 BOUNDS_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0),
@@ -23,77 +24,78 @@ BOUNDS_S = (
 
 
 class Phase(StrEnum):
-    """A part of a handoff's life. What it did not come to is not counted."""
+    """A phase of a handoff. Phases that it did not reach are not counted."""
 
     WAIT = "wait"
-    """Until P's state was whole and D had asked for it."""
+    """Until P's state was complete and D had asked for it."""
     GRANT = "grant"
-    """Until the read was ordered: agents, a plan and costs may be waited for."""
+    """Until the read was ordered; includes waits for agents, a plan and costs."""
     TRANSFER = "transfer"
     """Until the last rank of D had reported."""
     ALL = "all"
-    """From the first word of it to its end."""
+    """From the first message about the handoff to its end."""
 
     __hash__ = str.__hash__
 
 
 class Durations:
-    """A histogram."""
+    """A histogram of durations."""
 
     def __init__(self) -> None:
-        """Empty."""
+        """Begin empty."""
         self.counts = [0] * (len(BOUNDS_S) + 1)
-        """Of each bound the durations up to it and above the one before; then the longer ones."""
+        """For each bound, the durations up to it and above the previous bound; then the longer
+        durations."""
         self.total_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count a duration."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.total_s += seconds
 
 
 class Statistics:
-    """What a broker counts of ended handoffs and of refusals, beside what each tenant's are."""
+    """What a broker counts of ended handoffs and of refusals, beside the counts of each tenant."""
 
     def __init__(self) -> None:
-        """Nothing has ended."""
+        """Begin without counts."""
         self.ends: Counter[tuple[State, str]] = Counter()
         self.publications: Counter[tuple[State, str]] = Counter()
-        """Ends of publications that readers were named for; their deliveries are ends."""
+        """Ends of publications with several readers; ``ends`` has the ends of their deliveries."""
         self.phases = {phase: Durations() for phase in Phase}
         self.series = Series(STEP_S)
         self.refused: Counter[str] = Counter()
-        """Words of engines and agents that were refused, by reason."""
+        """Refused messages of engines and agents, by reason."""
         self.refused_calls: Counter[str] = Counter()
         """Calls and streams that were refused or ended with an error, by reason."""
         self.over_quota: Counter[str] = Counter()
-        """Words and calls that were refused for a quota, by what there is too much of."""
+        """Messages and calls that were refused for a quota, by the kind of quota."""
 
     @property
     def by_state(self) -> Counter[State]:
-        """How many ended in each state."""
+        """Return how many handoffs ended in each state."""
         found: Counter[State] = Counter()
         for (state, _), count in self.ends.items():
             found[state] += count
         return found
 
     def refuse(self, reason: str) -> None:
-        """Count a word that was refused; the handoff goes on, or had ended."""
+        """Count a refused message; the handoff goes on, or had ended."""
         self.refused[_known(reason)] += 1
 
     def refuse_call(self, error: RestowError) -> None:
-        """Count a call that was refused, or a stream that an error ends."""
+        """Count a refused call, or a stream that an error ends."""
         self.refused_calls[_known(error.reason)] += 1
         self.count_quota(error)
 
     def count_quota(self, error: RestowError) -> None:
-        """Count what is refused for a quota, if that is why."""
+        """Count an error if it is about a quota."""
         if isinstance(error, QuotaExceededError):
             what = error.subject.get("what", "")
             self.over_quota[what if what in QUOTAS else OTHER] += 1
 
     def count_publication(self, handoff: Handoff) -> None:
-        """Count a publication that has just ended, beside its deliveries."""
+        """Count a shared publication that has just ended, beside its deliveries."""
         reason = "" if handoff.failure is None else _known(handoff.failure.reason)
         self.publications[handoff.state, reason] += 1
 
@@ -112,7 +114,7 @@ def _known(reason: str) -> str:
 
 
 def phases_of(handoff: Handoff) -> list[tuple[Phase, float, float]]:
-    """Return the parts that an ended handoff came to, with their begin and end in seconds."""
+    """Return the phases that an ended handoff reached, with begin and end in seconds."""
     met_s, granted_s, ended_s = handoff.met_s, handoff.granted_s, handoff.ended_s
     if not met_s:
         return []

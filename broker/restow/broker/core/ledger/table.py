@@ -1,4 +1,4 @@
-"""When to look at a handoff again."""
+"""The table of handoffs by id and number, and the deadlines at which the clock checks them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from restow.broker.errors import DirectoryFullError, HandoffUnknownError, Reques
 
 
 class Deadlines:
-    """Numbers in buckets of time: cheap to add, and a stale entry costs one look.
+    """Handoff numbers in buckets of time: adding is cheap, and a stale entry costs a single check.
 
-    An entry is due at the end of its bucket, so up to ``bucket_s`` late and never early.
+    An entry is due at the end of its bucket: up to ``bucket_s`` late, and never early.
     """
 
     def __init__(self, bucket_s: float = 0.05) -> None:
@@ -26,14 +26,14 @@ class Deadlines:
         self._next = math.inf
 
     def add(self, when_s: float, number: int) -> None:
-        """Look at ``number`` at ``when_s``."""
+        """Check ``number`` at ``when_s``."""
         bucket = int(when_s / self._bucket_s) + 1
         self._buckets[bucket].append(number)
         if bucket < self._next:
             self._next = bucket
 
     def due(self, now_s: float) -> list[int]:
-        """Take out all entries that are due."""
+        """Remove and return all entries that are due."""
         now = now_s / self._bucket_s
         if now < self._next:
             return []
@@ -43,7 +43,7 @@ class Deadlines:
         return numbers
 
     def numbers(self) -> set[int]:
-        """Everything that will be looked at."""
+        """Return all entries."""
         return {number for bucket in self._buckets.values() for number in bucket}
 
 
@@ -51,7 +51,7 @@ MAX_ID_LENGTH = 256
 
 
 def check_handoff_id(handoff_id: str) -> None:
-    """Raise `RequestError` for what no handoff can be called."""
+    """Raise `RequestError` for an invalid handoff id."""
     if not 0 < len(handoff_id) <= MAX_ID_LENGTH or not handoff_id.isprintable():
         raise RequestError(
             f"handoff_id {handoff_id[:64]!r} must have 1 to {MAX_ID_LENGTH} printable characters",
@@ -60,37 +60,41 @@ def check_handoff_id(handoff_id: str) -> None:
 
 
 class Table:
-    """Handoffs and their deliveries, within what tenants may have of them."""
+    """Handoffs and their deliveries, within the limits of the broker and its tenants."""
 
     def __init__(self, limits: Limits, first_us: int) -> None:
         """Start empty; the numbers of handoffs begin at ``first_us``."""
         self.limits = limits
         self.live: dict[tuple[str, str], Handoff] = {}
         self.by_number: dict[int, Handoff] = {}
-        """Live ones, and live deliveries of them."""
+        """Live handoffs and live deliveries."""
         self.ended: OrderedDict[tuple[str, str], Handoff] = OrderedDict()
         self.tenants = Tenants(limits)
         self.quarantine = Quarantine(self.tenants)
         self.numbering = Numbering(first_us)
 
     def known(self, tenant: str, handoff_id: str) -> Handoff | None:
-        """The handoff of that id, live or ended; None if there is none."""
+        """Return the handoff with this id, live or ended; None if there is none."""
         key = (tenant, handoff_id)
         return self.live.get(key) or self.ended.get(key)
 
     def find(self, tenant: str, handoff_id: str) -> Handoff:
-        """Look a handoff up, live or ended. Raises `HandoffUnknownError`."""
+        """Return a live or ended handoff. Raises `HandoffUnknownError`."""
         handoff = self.known(tenant, handoff_id)
         if handoff is None:
-            raise HandoffUnknownError(f"handoff {handoff_id} is not known here", handoff=handoff_id)
+            raise HandoffUnknownError(
+                f"handoff {handoff_id} is not known to this broker: it ended long ago, or the id "
+                f"is wrong",
+                handoff=handoff_id,
+            )
         return handoff
 
     def look_up(self, engine: EngineRecord, handoff_id: str) -> Handoff | None:
-        """The handoff of that id in the engine's tenant, live or ended."""
+        """Return the handoff with this id in the engine's tenant, live or ended, or None."""
         return self.known(engine.key.tenant, handoff_id)
 
     def make(self, tenant: str, handoff_id: str, now_s: float) -> Handoff:
-        """Begin a handoff of an id that is not known.
+        """Create a handoff for an unknown id.
 
         Raises `RequestError`, `QuotaExceededError` or `DirectoryFullError`.
         """
@@ -105,23 +109,22 @@ class Table:
         return handoff
 
     def check_room(self, tenant: str) -> None:
-        """Raise `QuotaExceededError` or `DirectoryFullError` if one more may not begin."""
+        """Raise `QuotaExceededError` or `DirectoryFullError` if no further handoff may begin."""
         self.tenants.check_handoff(tenant)
         if len(self.by_number) + len(self.quarantine) >= self.limits.max_live:
             raise DirectoryFullError(
-                f"the broker holds {self.limits.max_live} handoffs, as many as it may: try again "
-                f"later"
+                f"the broker holds its maximum of {self.limits.max_live} handoffs: try again later"
             )
 
     def unmake(self, handoff: Handoff) -> None:
-        """Leave no trace of a handoff whose first call was refused."""
+        """Remove all trace of a handoff whose first message was refused."""
         del self.live[handoff.tenant, handoff.handoff_id]
         del self.by_number[handoff.number]
         self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
         self.tenants.add_live(handoff.tenant, -1)
 
     def remember(self, handoff: Handoff) -> None:
-        """Keep the story of one that has ended, and of the oldest no longer."""
+        """Remember an ended handoff, and forget the oldest if there are too many."""
         key = (handoff.tenant, handoff.handoff_id)
         del self.live[key]
         self.ended[key] = handoff

@@ -1,1 +1,1 @@
-"""Prefixes: who says that it holds the state of which, and how much of one somebody holds."""
+"""Which engine announced that it holds which prefixes, and how much of a chain it holds."""

@@ -1,4 +1,4 @@
-"""Keys: what stands for a hash in here, with all else that a prefix is known by."""
+"""Index: which slots hold which prefix hashes, stored as 60-bit keys in segments."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from restow.broker.layout.values import ModelIdentity
 
 KEY_BYTES = 8
 _SPARE_BITS = 4
-"""Keys have 60 bits: Python's integers of so many take a third less than those of 64."""
+"""Keys have 60 bits: Python's integers of this size take a third less memory than those of 64
+bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Those of hashes in a row, as integers and as 8 bytes each."""
+    """Keys of consecutive hashes, as integers and as 8 bytes each."""
 
     values: list[int]
     raw: bytes
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of keys."""
         return len(self.values)
 
     def distinct(self) -> Self:
-        """These without what came before among them."""
+        """Return the keys without repetitions."""
         values = list(dict.fromkeys(self.values))
         if len(values) == len(self.values):
             return self
@@ -41,19 +42,20 @@ class Keys:
 
 
 class Keyer:
-    """Makes keys. Two hashes of a tenant share one by chance, once in 2**60 pairs.
+    """Makes keys of hashes. Two hashes of a tenant collide by chance once in 2**60 pairs.
 
-    Then a state may be found that is not held. It is asked for by its hash, and declined.
+    After a collision a state may be found that nobody holds. It is requested by its hash, and the
+    offer is declined.
     """
 
     def __init__(self, secret: bytes) -> None:
-        """``secret`` keeps others from choosing hashes that meet; it is that of one broker."""
+        """Begin with the broker's ``secret``, so that clients cannot choose hashes that collide."""
         self._secret = secret
         drawn = hashlib.blake2b(b"factors", key=secret, digest_size=MAX_HASH_BYTES).digest()
         self._factors = np.frombuffer(drawn, "<u8") | np.uint64(1)
 
     def keys(self, model: ModelIdentity, form: HashForm, salt: str, hashes: bytes) -> Keys:
-        """The keys of ``hashes``: other ones for another model, form or salt."""
+        """Return the keys of ``hashes``; keys differ between models, forms and salts."""
         named = json.dumps([model.name, model.revision, model.adapter, model.quantisation])
         named += json.dumps([*form, salt])
         seed = hashlib.blake2b(named.encode(), key=self._secret, digest_size=KEY_BYTES).digest()
@@ -68,46 +70,46 @@ class Keyer:
 
 MAX_PLACES = 512
 BLANK = b"\xff" * KEY_BYTES
-"""Of a place that nobody holds: no key is like it."""
+"""The bytes of a place that nobody holds; no key equals them."""
 
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """Keys in their places. A **slot** is one group of one engine.
+    """A run of keys in consecutive places. A **slot** is a group of an engine.
 
-    Chains are mostly told, asked for and dropped in long runs, so that of a whole run the first
-    key alone is looked up, and who holds what is bits.
+    Engines announce, look up and drop mostly long runs of a chain. Segments make that cheap: only
+    the first key of a run is looked up, and the holders of all its keys are bit sets.
     """
 
     number: int
     keys: bytearray = field(default_factory=bytearray)
     held: dict[int, int] = field(default_factory=dict)
-    """Of each slot that holds any: a bit for each place, the lowest for the first."""
+    """For each slot that holds a key of this segment: a bit per place, the lowest for place 0."""
 
     def __len__(self) -> int:
-        """How many places it has."""
+        """Return the number of places."""
         return len(self.keys) // KEY_BYTES
 
     @property
     def anyone(self) -> int:
-        """The places that any slot holds."""
+        """Return the places that any slot holds, as bits."""
         found = 0
         for bits in self.held.values():
             found |= bits
         return found
 
     def place_of(self, key: bytes) -> int:
-        """The place of a key that is here."""
+        """Return the place of a key that is in this segment."""
         at = self.keys.find(key)
         while at % KEY_BYTES:
             at = self.keys.find(key, at + 1)
         return at // KEY_BYTES
 
     def common(self, place: int, raw: bytes, first: int) -> int:
-        """How many keys from ``place`` on are those of ``raw`` from number ``first`` on."""
+        """Return how many keys from ``place`` on equal the keys of ``raw`` from ``first`` on."""
         at, other = (place + 1) * KEY_BYTES, (first + 1) * KEY_BYTES
         if self.keys[at : at + KEY_BYTES] != raw[other : other + KEY_BYTES]:
-            return 1  # what was told by itself is compared at no greater length
+            return 1  # keys that were announced singly: do not compare long slices
         mine = self.keys[place * KEY_BYTES :]
         theirs = raw[first * KEY_BYTES : first * KEY_BYTES + len(mine)]
         if mine == theirs:
@@ -119,20 +121,20 @@ class Segment:
         return ((differ & -differ).bit_length() - 1) // (8 * KEY_BYTES)
 
     def free_from(self, place: int) -> int:
-        """How many places are free from ``place`` on: blank ones, or behind the end."""
+        """Return how many places from ``place`` on are free: blank, or behind the end."""
         end = place
         while end < len(self) and self.keys[end * KEY_BYTES : (end + 1) * KEY_BYTES] == BLANK:
             end += 1
         return (MAX_PLACES if end == len(self) else end) - place
 
     def put(self, place: int, raw: bytes) -> int:
-        """Have keys stand from ``place`` on; how many places that adds."""
+        """Store keys from ``place`` on; return how many places that adds."""
         before = len(self)
         self.keys[place * KEY_BYTES : place * KEY_BYTES + len(raw)] = raw
         return len(self) - before
 
     def blank(self, places: int) -> list[int]:
-        """Free places, given as bits; the keys that stood there."""
+        """Free the places given as bits; return their keys."""
         freed = []
         while places:
             lowest = places & -places
@@ -143,51 +145,52 @@ class Segment:
         return freed
 
     def all_keys(self) -> list[int]:
-        """The keys that are here."""
+        """Return all keys in this segment."""
         keys = np.frombuffer(self.keys, "<u8")
         found: list[int] = keys[keys != np.frombuffer(BLANK, "<u8")].tolist()
         return found
 
 
 HASH_BYTES = 80
-"""Of a key: its integer, and where it is (`bench --suite prefix-lookup` measures them)."""
+"""Per key: its integer and its place (measured by `bench --suite prefix-lookup`)."""
 SEGMENT_BYTES = 400
-"""Of a segment beside its places."""
+"""Overhead of a segment beside its places."""
 HOLDER_BYTES = 120
-"""Of a slot that holds any of a segment."""
+"""Per slot that holds any key of a segment."""
 MAX_LOOKS = 1 << 16
-"""Stretches of a chain, and slots in each, that one question is answered from: a tenth of a second.
-Chains that were told in their order have a stretch for each `MAX_PLACES`."""
+"""Limit of stretches of a chain, and of slots in each, per query: a tenth of a second. A chain that
+was announced in order has a stretch per `MAX_PLACES` keys."""
 WINDOW = 1 << 12
-"""Bits of an answer that are put together first: a long one would be copied for each stretch."""
+"""Bits of an answer are collected in windows, because a long bit set would be copied per
+stretch."""
 
 
 class Index:
-    """Segments, the latest told or asked for last. Forgets those that were longest not."""
+    """Segments in the order of use; the least recently used segment is dropped first."""
 
     def __init__(self) -> None:
-        """Nobody holds anything."""
+        """Begin without holdings."""
         self._where: dict[int, int] = {}
-        """The number of the segment that a key is in."""
+        """The number of each key's segment."""
         self._segments: OrderedDict[int, Segment] = OrderedDict()
         self._numbers: dict[int, set[int]] = {}
-        """Of each slot, the segments of which it holds any."""
+        """For each slot, the segments of which it holds any key."""
         self.counts: dict[int, int] = {}
-        """How many keys each slot holds."""
+        """Number of keys that each slot holds."""
         self.size_bytes = 0
         self._last = 0
 
     def __len__(self) -> int:
-        """How many keys anybody holds."""
+        """Return the number of keys that any slot holds."""
         return len(self._where)
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is here."""
+        """Return whether there are no segments."""
         return not self._segments
 
     def hold(self, slot: int, keys: Keys, parent: int | None = None) -> None:
-        """A slot holds these. ``parent`` is the key before them in their chain; None: unknown."""
+        """Store that a slot holds ``keys``; ``parent`` is the key before them, if known."""
         keys = keys.distinct()
         before: tuple[Segment, int] | None = None
         if parent is not None and (number := self._where.get(parent)) is not None:
@@ -203,7 +206,10 @@ class Index:
     def _place(
         self, keys: Keys, first: int, before: tuple[Segment, int] | None
     ) -> tuple[Segment, int, int]:
-        """Where keys from ``first`` on are, made if they were not here, and how many in a row."""
+        """Return the segment and place of the key at ``first``, and how many keys match there.
+
+        Keys that are not stored yet get places behind ``before``, or in a new segment.
+        """
         number = self._where.get(keys.values[first])
         if number is not None:
             segment = self._segments[number]
@@ -239,15 +245,15 @@ class Index:
         self._segments.move_to_end(segment.number)
 
     def evict(self, slot: int, keys: Keys) -> None:
-        """A slot holds these no longer, if it did."""
+        """Store that a slot no longer holds ``keys``."""
         for _, segment, place, count in self._stretches(keys, 0):
             self._let_go(segment, slot, ((1 << count) - 1) << place)
 
     def look(self, keys: Keys, step: int) -> dict[int, int]:
-        """Which slots hold which of ``keys``: of each a bit for each key, the lowest for the first.
+        """Return for each slot which of ``keys`` it holds: a bit per key, the lowest for the first.
 
-        Not beyond a key that nobody holds and whose place is a multiple of ``step``; 0: whatever is
-        not held. Nor beyond `MAX_LOOKS`.
+        The search ends at a key that nobody holds if its number is a multiple of ``step`` (a
+        ``step`` of 0 never ends it), and after `MAX_LOOKS`.
         """
         found: dict[int, dict[int, int]] = {}
         looks = 0
@@ -267,7 +273,7 @@ class Index:
         }
 
     def _stretches(self, keys: Keys, step: int) -> Iterator[tuple[int, Segment, int, int]]:
-        """What is here of ``keys``: number of the first, segment, place and how many in a row."""
+        """Yield stored stretches of ``keys``: number of the first key, segment, place, length."""
         first, total, raw = 0, len(keys), keys.raw
         while first < total:
             number = self._where.get(keys.values[first])
@@ -283,7 +289,7 @@ class Index:
             first += count
 
     def forget(self, slot: int, segments: int) -> int:
-        """A slot holds nothing any more: forget it in so many ``segments``; how many are left."""
+        """Drop a slot's holdings in at most ``segments``; return how many segments remain."""
         numbers = self._numbers.get(slot)
         while numbers and segments:
             segment = self._segments[next(iter(numbers))]
@@ -292,11 +298,11 @@ class Index:
         return len(numbers or ())
 
     def segments_of(self, slot: int) -> int:
-        """Of how many segments a slot holds any."""
+        """Return the number of segments of which a slot holds any key."""
         return len(self._numbers.get(slot, ()))
 
     def drop_oldest(self) -> int:
-        """Forget what was longest neither told nor asked for; how many holdings that were."""
+        """Drop the least recently used segment; return the number of holdings lost."""
         _, segment = next(iter(self._segments.items()))
         lost = 0
         for slot, bits in list(segment.held.items()):

@@ -1,4 +1,4 @@
-"""A teller: an engine that says what it holds, and how much of that was heard."""
+"""Prefixes: what engines announce to hold, and who holds how much of a requested chain."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ from restow.broker.layout.values import ModelIdentity
 
 @dataclass(slots=True, eq=False)
 class Teller:
-    """One engine, from its first batch on a stream to the end of that."""
+    """The announcements of an engine, from its first batch on a stream until the stream ends."""
 
     engine: EngineKey
     model: ModelIdentity
-    """Of any revision: a key tells which revision it is of."""
+    """The model without its revision, because each key depends on a revision of its own."""
     form: HashForm
     rules: tuple[GroupRule, ...]
     slots: dict[str, int]
     """The slot of each group that counts."""
     heard: int = 0
-    """The number of the last batch."""
+    """The number of the last batch received."""
     groups: dict[int, str] = field(init=False)
     """The group of each slot."""
 
     def __post_init__(self) -> None:
-        """Turn the slots round."""
+        """Invert ``slots``."""
         self.groups = {slot: group for group, slot in self.slots.items()}
 
 
 @dataclass(slots=True, eq=False)
 class Tellers:
-    """Those of one tenant, one model and one form: what one holds others may use."""
+    """Engines of the same tenant, model and hash form, which can use each other's states."""
 
     by_engine: dict[EngineKey, Teller] = field(default_factory=dict)
     of_slot: dict[int, Teller] = field(default_factory=dict)
     step: int = 0
-    """As `rules.step_of` of its engines has it."""
+    """The `rules.step_of` of these engines."""
 
 
 @dataclass(slots=True, eq=False)
 class Holders:
-    """What one tenant's engines hold; nothing in here is of another tenant."""
+    """The holdings of a tenant's engines. Tenants share none."""
 
     index: Index = field(default_factory=Index)
     tellers: dict[EngineKey, Teller] = field(default_factory=dict)
     alike: dict[tuple[ModelIdentity, HashForm], Tellers] = field(default_factory=dict)
     gone: deque[int] = field(default_factory=deque)
-    """Slots of engines that hold nothing any more: they are found no more, and cleared in turns."""
+    """Slots of engines that left: queries ignore them, and `clear` removes them step by step."""
     forgotten: int = 0
-    """Holdings that were forgotten, because there were too many."""
+    """Number of holdings that were dropped for lack of memory."""
     _slots: int = 0
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of the tenant is left."""
+        """Return whether nothing of the tenant is left."""
         return not self.tellers and self.index.empty
 
     def begin(
         self, engine: EngineKey, model: ModelIdentity, form: HashForm, rules: tuple[GroupRule, ...]
     ) -> Teller:
-        """An engine begins to tell, and has not before."""
+        """Begin the announcements of an engine that has none."""
         slots = {}
         for rule in rules:
             self._slots += 1
@@ -79,11 +79,11 @@ class Holders:
         alike = self.alike.setdefault((model, form), Tellers())
         alike.by_engine[engine] = teller
         alike.of_slot.update(dict.fromkeys(slots.values(), teller))
-        alike.step = step_of(one.rules for one in alike.by_engine.values())
+        alike.step = step_of(known.rules for known in alike.by_engine.values())
         return teller
 
     def end(self, engine: EngineKey) -> None:
-        """An engine's word counts no more."""
+        """End the announcements of an engine."""
         teller = self.tellers.pop(engine, None)
         if teller is None:
             return
@@ -92,14 +92,14 @@ class Holders:
         for slot in teller.slots.values():
             del alike.of_slot[slot]
         self.gone.extend(teller.slots.values())
-        alike.step = step_of(one.rules for one in alike.by_engine.values())
+        alike.step = step_of(known.rules for known in alike.by_engine.values())
         if not alike.by_engine:
             del self.alike[teller.model, teller.form]
 
     def find(self, alike: Tellers, keys: Keys, ends: Keys, positions: Sequence[int]) -> list[Held]:
-        """Who holds how much of a chain; those that hold no state of it are left out.
+        """Return how many tokens of a chain each engine holds; engines that hold none are left out.
 
-        A state may stand at one of ``positions`` too, in tokens, whose keys are ``ends``.
+        A state may also stand at one of ``positions`` (in tokens), whose keys are ``ends``.
         """
         held = _by_engine(alike, self.index.look(keys, alike.step))
         tails = _by_engine(alike, self.index.look(ends, 0)) if positions else {}
@@ -120,11 +120,11 @@ class Holders:
         return found
 
     def count(self, teller: Teller) -> dict[str, int]:
-        """How many holdings an engine has of each group."""
+        """Return the number of an engine's holdings by group."""
         return {group: self.index.counts.get(slot, 0) for group, slot in teller.slots.items()}
 
     def keep_within(self, limit_bytes: int) -> None:
-        """Forget the oldest until the rest has room; of engines that are gone, first."""
+        """Drop holdings down to a limit: of engines that left, then the least recently used."""
         while self.index.size_bytes > limit_bytes and self.gone:
             if not self.index.forget(self.gone[0], 16):
                 self.gone.popleft()
@@ -132,7 +132,7 @@ class Holders:
             self.forgotten += self.index.drop_oldest()
 
     def clear(self, segments: int) -> int:
-        """Forget in so many segments at most what engines held that are gone; how many were not."""
+        """Clear at most ``segments`` of engines that left; return the unused allowance."""
         while self.gone and segments > 0:
             before = self.index.segments_of(self.gone[0])
             left = self.index.forget(self.gone[0], segments)
@@ -143,7 +143,7 @@ class Holders:
 
 
 def _by_engine(alike: Tellers, found: Mapping[int, int]) -> dict[EngineKey, dict[str, int]]:
-    """What slots hold, by engine and group; of those that count no more, nothing."""
+    """Return the bits of slots by engine and group, without slots of engines that left."""
     held: dict[EngineKey, dict[str, int]] = {}
     for slot, bits in found.items():
         teller = alike.of_slot.get(slot)
@@ -153,37 +153,40 @@ def _by_engine(alike: Tellers, found: Mapping[int, int]) -> dict[EngineKey, dict
 
 
 CLEARED_AT_ONCE = 200
-"""Segments, in a tick: under a millisecond, and a million holdings in a few seconds."""
+"""Segments per tick: under a millisecond, and a million holdings in a few seconds."""
 
 
 class Prefixes:
     """The holdings of all tenants."""
 
     def __init__(self, limits: Limits, secret: bytes = b"") -> None:
-        """Nobody holds anything. ``secret``: as `Keyer` has it."""
+        """Begin without holdings; ``secret`` is that of `Keyer`."""
         self.holders: dict[str, Holders] = {}
-        """Of each tenant that has any."""
+        """Holders of each tenant that has any."""
         self.size_bytes = 0
-        """About what all of them take."""
+        """Estimated memory of all holdings."""
         self.asked = self.found = 0
-        """Chains that were asked for, and those of them of which somebody held something."""
+        """Chains that were looked up, and how many of these somebody held a part of."""
         self.told_again = 0
-        """How often an engine was asked to tell everything again."""
+        """How often an engine was asked to announce everything again."""
         self.forgotten = 0
-        """Holdings that were forgotten for want of room."""
+        """Number of holdings that were dropped for lack of memory."""
         self._limits = limits
         self._keyer = Keyer(secret)
         self._awaited: set[EngineKey] = set()
-        """Engines of which nothing counts until they begin again."""
+        """Engines whose batches are ignored until they begin again with batch 1."""
 
     def hear(self, engine: EngineRecord, batch: Batch) -> list[Action]:
-        """An engine says what it has evicted, and what it holds.
+        """Process an engine's batch of evictions and holdings.
 
-        Batch 1 begins: what was told before counts no more. One that does not follow the last says
-        that some were lost: all is forgotten, and to be told again. Raises `ChainFormError` for
-        another form than batch 1 had or than the engine's blocks allow, `HoldingsError` for a
-        revision that is not the engine's and for a group that it lacks, and like
-        `ModelIdentity.check_weights`: the batch was heard, and nothing of it counts.
+        Batch 1 begins anew and discards earlier announcements. A gap in the batch numbers means
+        that batches were lost: the broker discards everything and asks the engine to announce all
+        again.
+
+        Raises `ChainFormError` if the form differs from that of batch 1 or does not fit the
+        engine's blocks, `HoldingsError` for a revision or a group that the engine lacks, and what
+        `ModelIdentity.check_weights` raises. Such a batch counts as received, but its content is
+        ignored.
         """
         engine.check_there()
         key = engine.key
@@ -193,8 +196,8 @@ class Prefixes:
         teller.heard = batch.number
         if batch.form != teller.form:
             raise ChainFormError(
-                f"engine {key.engine_id} began to tell of hashes by {teller.form}, and batch "
-                f"{batch.number} is of hashes by {batch.form}: begin again with batch 1",
+                f"engine {key.engine_id} began with hashes by {teller.form}, but batch "
+                f"{batch.number} has hashes by {batch.form}: begin again with batch 1",
                 engine=key.engine_id,
             )
         for run in (*batch.evicted, *batch.held):
@@ -207,8 +210,8 @@ class Prefixes:
                 )
         if not engine.has_revision(batch.revision):
             raise HoldingsError(
-                f"engine {key.engine_id} tells of states of revision "
-                f"{engine.revision_said(batch.revision)!r}, and its weights are of "
+                f"engine {key.engine_id} announces states of revision "
+                f"{engine.revision_said(batch.revision)!r}, but its weights are of "
                 f"{engine.revision!r}",
                 engine=key.engine_id,
                 field="revision",
@@ -219,13 +222,13 @@ class Prefixes:
         return []
 
     def skip(self, engine: EngineKey, number: int) -> None:
-        """A batch can't be read: it was heard, and nothing of it counts."""
+        """Count an unreadable batch as received, and ignore its content."""
         teller = self.teller(engine)
         if teller is not None and number == teller.heard + 1:
             teller.heard = number
 
     def teller(self, engine: EngineKey) -> Teller | None:
-        """What is known of an engine that tells; None: it does not."""
+        """Return an engine's announcements; None if it announces nothing."""
         holders = self.holders.get(engine.tenant)
         return holders.tellers.get(engine) if holders else None
 
@@ -261,15 +264,15 @@ class Prefixes:
         for run in batch.evicted:
             if run.group in teller.slots:
                 holders.index.evict(teller.slots[run.group], keys(run.hashes))
-        # The longest first: shorter ones, such as snapshots within them, then find their places.
-        for run in sorted(batch.held, key=lambda one: -len(one.hashes)):
+        # The longest run first: shorter runs, such as snapshots within it, then find their places.
+        for run in sorted(batch.held, key=lambda run: -len(run.hashes)):
             if run.group in teller.slots:
                 parent = keys(run.parent).values[0] if run.parent else None
                 holders.index.hold(teller.slots[run.group], keys(run.hashes), parent)
         self.size_bytes += holders.index.size_bytes - before_bytes
 
     def _keep_within(self, holders: Holders) -> None:
-        """A tenant has its own limit, and what others leave; it forgets its own, never theirs."""
+        """Apply the tenant's limit and the room that others leave; drop only its own holdings."""
         before_bytes, before = holders.index.size_bytes, holders.forgotten
         others_bytes = self.size_bytes - holders.index.size_bytes
         left_bytes = self._limits.max_holdings_bytes - others_bytes
@@ -279,22 +282,22 @@ class Prefixes:
 
     @property
     def limit_bytes(self) -> int:
-        """What one tenant's holdings may take, if others leave so much."""
+        """Return the limit for a tenant's holdings if other tenants leave that much."""
         most_bytes = self._limits.max_holdings_bytes
         return min(self._limits.tenant_max_holdings_bytes or most_bytes, most_bytes)
 
     def forget(self, engine: EngineKey) -> None:
-        """An engine's session has ended, or it begins again: it holds nothing that is known."""
+        """Forget the holdings of an engine, because its session ended or it begins anew."""
         self._awaited.discard(engine)
         if (holders := self.holders.get(engine.tenant)) is not None:
             holders.end(engine)
             self._drop_empty(engine.tenant)
 
     def find(self, tenant: str, chain: Chain) -> list[Held]:
-        """Who of a tenant holds how much of a chain.
+        """Return how many tokens of a chain each engine of a tenant holds.
 
-        Raises `ChainFormError` if engines of that model tell, and none of them hashes so, and like
-        `ModelIdentity.check_weights`.
+        Raises `ChainFormError` if engines announce holdings of that model, but none with this hash
+        form, and what `ModelIdentity.check_weights` raises.
         """
         chain.model.check_weights()
         self.asked += 1
@@ -307,7 +310,7 @@ class Prefixes:
             forms = [str(form) for model, form in holders.alike if model == served]
             if forms:
                 raise ChainFormError(
-                    f"no engine of this model hashes by {chain.form}; they do by "
+                    f"no engine of this model hashes by {chain.form}; they hash by "
                     f"{', '.join(sorted(forms))}"
                 )
             return []
@@ -318,19 +321,19 @@ class Prefixes:
         hashes = chain.hashes[: count * form.hash_bytes]
         keys = self._keyer.keys(chain.model, form, chain.salt, hashes)
         ends = [
-            one
-            for one in chain.ends
-            if one.position_tokens // form.quantum_tokens <= count
-            and (not chain.below_tokens or one.position_tokens < chain.below_tokens)
+            end
+            for end in chain.ends
+            if end.position_tokens // form.quantum_tokens <= count
+            and (not chain.below_tokens or end.position_tokens < chain.below_tokens)
         ]
-        at_ends = b"".join(one.hashed for one in ends)
+        at_ends = b"".join(end.hashed for end in ends)
         tails = self._keyer.keys(chain.model, form, chain.salt, at_ends) if ends else keys
-        held = holders.find(alike, keys, tails, [one.position_tokens for one in ends])
+        held = holders.find(alike, keys, tails, [end.position_tokens for end in ends])
         self.found += bool(held)
         return held
 
     def tick(self) -> None:
-        """Clear some of what engines held that are gone."""
+        """Clear some holdings of engines that left."""
         left = CLEARED_AT_ONCE
         for tenant, holders in list(self.holders.items()):
             if not holders.gone or left <= 0:

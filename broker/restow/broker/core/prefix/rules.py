@@ -1,4 +1,4 @@
-"""The match rule: up to which token the groups of one engine hold a state, all of them."""
+"""The match rule: the longest prefix of a chain that all groups of an engine hold."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from restow.broker.layout import Layout
 from restow.broker.layout.values import Field, Kind
 
 SNAPSHOT = 0
-"""In place of a block's quanta."""
+"""Stands for a block size in groups of snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRule:
-    """What one group must hold, counted in quanta of a chain. Place 0 is the end of the first.
+    """What a group must hold, in quanta of a chain. Place 0 is the end of the first quantum.
 
-    Blocks of ``block_quanta`` are told by the hash at their end; one that is filled in part, by
-    the hash where it is filled to. ``window_quanta``: only that far before the position anything
-    is needed; 0: from the beginning. `SNAPSHOT` instead of a block: one, at the position.
+    A full block of ``block_quanta`` is announced by the hash at its end, a partly filled block by
+    the hash where it is filled to. With ``window_quanta``, only that many quanta before the
+    position are needed; 0 means all from the beginning. A group with `SNAPSHOT` needs a snapshot at
+    the position.
     """
 
     name: str
@@ -28,11 +29,11 @@ class GroupRule:
 
     @property
     def whole(self) -> bool:
-        """Whether every block from the beginning is needed."""
+        """Return whether every block from the beginning is needed."""
         return bool(self.block_quanta) and not self.window_quanta
 
     def positions(self, held: int, count: int) -> int:
-        """The places of ``count`` at which a state may stand, of those ``held``, all as bits."""
+        """Return the places where a state may stand; ``held`` are held of ``count``, as bits."""
         if self.block_quanta == SNAPSHOT:
             return held
         ends = _multiples(self.block_quanta, count)
@@ -43,9 +44,9 @@ class GroupRule:
         return _runs(filled, min(self.window_quanta, count)) & (ends | held)
 
     def reaches(self, held: int, count: int) -> bool:
-        """Whether all is held that a state between places ``count`` and the next needs before it.
+        """Return whether the group holds all blocks that a state just behind place ``count`` needs.
 
-        Beside what it has at its own token, which is told by a hash of its own.
+        The part at the state's own token is announced by a hash of its own and not checked here.
         """
         if self.block_quanta == SNAPSHOT:
             return True
@@ -55,7 +56,7 @@ class GroupRule:
 
 
 def _multiples(step: int, count: int) -> int:
-    """Bits of the places that are the last of ``step`` each.
+    """Return the bits of the places that end a group of ``step`` places.
 
     >>> bin(_multiples(3, 7))
     '0b100100'
@@ -64,7 +65,7 @@ def _multiples(step: int, count: int) -> int:
 
 
 def _runs(bits: int, length: int) -> int:
-    """Bits of the places at which so many in a row end; before the first place all are set.
+    """Return the bits of the places that end ``length`` set bits; bits before place 0 count as set.
 
     >>> bin(_runs(0b1101011, 2))
     '0b1000011'
@@ -78,9 +79,9 @@ def _runs(bits: int, length: int) -> int:
 
 
 def longest(rules: Iterable[GroupRule], held: Mapping[str, int], count: int) -> int:
-    """How many quanta of ``count`` stand whole: all groups hold what a state there needs of them.
+    """Return how many of ``count`` leading quanta have a state that all groups hold completely.
 
-    ``held`` has the places of each group that holds any, as bits.
+    ``held`` has the held places of each group as bits.
     """
     found = (1 << count) - 1
     for rule in rules:
@@ -91,20 +92,24 @@ def longest(rules: Iterable[GroupRule], held: Mapping[str, int], count: int) -> 
 
 
 def reached(rules: Iterable[GroupRule], held: Mapping[str, int], count: int) -> bool:
-    """Whether all groups hold what a state a little behind place ``count`` needs before that."""
+    """Return whether all groups hold what a state just behind place ``count`` needs before it."""
     return all(rule.reaches(held.get(rule.name, 0), count) for rule in rules)
 
 
 def step_of(engines: Iterable[tuple[GroupRule, ...]]) -> int:
-    """A multiple of this that none of ``engines`` holds ends all of their states; 0: none does."""
+    """Return the step at whose multiples a search may end; 0 if it must never end early.
+
+    At each multiple a block ends in every engine that has a group without a window. If nobody holds
+    the key there, no engine holds a state beyond it.
+    """
     steps = [[rule.block_quanta for rule in rules if rule.whole] for rules in engines]
-    return lcm(*(min(one) for one in steps)) if all(steps) else 0
+    return lcm(*(min(sizes) for sizes in steps)) if all(steps) else 0
 
 
 def rules_of(layout: Layout, quantum_tokens: int) -> tuple[GroupRule, ...] | None:
-    """What an engine's groups must hold; None: the quantum does not divide their blocks.
+    """Return what an engine's groups must hold; None if the quantum does not divide their blocks.
 
-    A group of draft models alone is not needed: what D has of a draft may begin cold.
+    Groups of draft models only are not needed, because D's draft state may begin cold.
     """
     fields = {field.name: field for field in layout.model.fields}
     blocks: dict[str, int] = {}
@@ -130,6 +135,6 @@ def rules_of(layout: Layout, quantum_tokens: int) -> tuple[GroupRule, ...] | Non
 def _rule(group: str, block_quanta: int, fields: list[Field], quantum_tokens: int) -> GroupRule:
     if all(field.kind is Kind.SNAPSHOT for field in fields):
         return GroupRule(group, SNAPSHOT)
-    windows = [one.window_tokens for one in fields if one.kind is Kind.PER_TOKEN]
+    windows = [field.window_tokens for field in fields if field.kind is Kind.PER_TOKEN]
     window_quanta = 0 if 0 in windows else ceil(max(windows) / quantum_tokens)
     return GroupRule(group, block_quanta, window_quanta)

@@ -1,10 +1,9 @@
-"""Programs: what one destination agent does for a plan, with the page ids left open.
+"""Programs: what a destination's agent does for a plan, without page ids.
 
-A program is a list of steps, each a table of rows. A row copies ``count`` elements from a page of a
-source region to a page of a destination region, for the most part; a per-token row repeats for
-every token. Which pages, and which tokens, is bound when a handoff is executed
-(`restow.agents.binding`). Nothing here knows heads, groups or Mamba any more, and an agent needs
-nothing else.
+A program is a list of steps, each of which is a table of rows. Most rows copy ``count`` elements
+from a page of a source region to a page of a destination region; a per-token row repeats for every
+token. Pages and tokens are bound when a handoff is executed (`restow.agents.binding`). A program
+does not know heads, groups or Mamba, and an agent needs nothing beside it.
 """
 
 from restow.broker.planner.program.forms import (

@@ -1,4 +1,4 @@
-"""Columns of rows: what each number of a row says."""
+"""Forms of steps, and the columns of their rows."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class ProjectColumn(IntEnum):
 
 
 CHUNK_ALIGN_BYTES = 16
-"""Every field of a chunk begins at a multiple of this, and every chunk ends at one."""
+"""Alignment of every field in a chunk, and of the chunk's length."""
 
 INTERLEAVED_TO = (Column.DST_OFFSET_BYTES, Column.DST_STEP_BYTES, Column.DST_DTYPE)
 RESTORED_FROM = (Column.SRC_OFFSET_BYTES, Column.SRC_STEP_BYTES, Column.SRC_DTYPE)
-"""Where rows say what lies in a chunk."""
+"""The columns that say where an element lies in a chunk."""
 
 
 def chunk_bytes(rows: Int64s, side: tuple[Column, Column, Column] = RESTORED_FROM) -> int:
-    """Length of the chunk that ``rows`` of one source rank touch on the given side."""
+    """Return the length of the chunk that a source rank's ``rows`` touch on the given side."""
     if not len(rows):
         return 0
     offset, step, dtype = (rows[:, column] for column in side)
@@ -66,7 +66,7 @@ def chunk_bytes(rows: Int64s, side: tuple[Column, Column, Column] = RESTORED_FRO
 
 
 def aligned(length_bytes: int) -> int:
-    """The next multiple of `CHUNK_ALIGN_BYTES`."""
+    """Round up to a multiple of `CHUNK_ALIGN_BYTES`."""
     return -(-length_bytes // CHUNK_ALIGN_BYTES) * CHUNK_ALIGN_BYTES
 
 
@@ -81,19 +81,19 @@ class StepKind(IntEnum):
 
 
 class Operand(IntEnum):
-    """Where the one or the other end of a step's rows lies."""
+    """Where an end of a step's rows lies."""
 
     NOTHING = 0
     PAGES = 1
     """Pages of a rank's regions."""
     RUN = 2
-    """What one source gathers for one destination rank; it is read as one piece."""
+    """What a source gathers for a destination rank; it is read as a single piece."""
     SPAN = 3
-    """Pages of a source, or a stretch of each, read as they are into staging."""
+    """Pages of a source, or a stretch of each, read unchanged into staging."""
 
 
 class Form(NamedTuple):
-    """What a step does, from where to where."""
+    """What a step does, from where, and to where."""
 
     kind: StepKind
     src: Operand
@@ -101,23 +101,23 @@ class Form(NamedTuple):
 
 
 READ_PAGES = Form(StepKind.READ, Operand.PAGES, Operand.PAGES)
-"""Runs of bytes are read straight into place."""
+"""Reads runs of bytes directly into place."""
 READ_SPANS = Form(StepKind.READ, Operand.PAGES, Operand.SPAN)
 """Row ``i`` reads `COUNT` bytes of every page into span ``i``, which is its `DST_REGION`."""
 GATHER_PLACED = Form(StepKind.GATHER, Operand.PAGES, Operand.RUN)
-"""Rows of snapshots are copied to where they say in the run, counted from its beginning."""
+"""Copies rows of snapshots to their offsets in the run, counted from its beginning."""
 GATHER_IN_ORDER = Form(StepKind.GATHER, Operand.PAGES, Operand.PAGES)
-"""Rows are copied one after the other behind what is placed, and from there to pages."""
+"""Copies rows one after the other behind the placed rows of the run, and from there to pages."""
 SCATTER_PLACED = Form(StepKind.SCATTER, Operand.RUN, Operand.PAGES)
-"""Rows of snapshots are copied from where they say in the run of their source rank."""
+"""Copies rows of snapshots from their offsets in the run of their source rank."""
 SCATTER_SPANS = Form(StepKind.SCATTER, Operand.SPAN, Operand.PAGES)
-"""Rows are copied out of spans: `SRC_REGION` is the number of one, a page of which is as long as
-it reads, and `SRC_OFFSET_BYTES` counts from its beginning."""
+"""Copies rows out of spans: `SRC_REGION` is the number of the span, whose pages are as long as the
+span reads, and `SRC_OFFSET_BYTES` counts from the beginning of each."""
 PROJECT_SPANS = Form(StepKind.PROJECT, Operand.SPAN, Operand.PAGES)
-"""Windows are rebuilt from inputs in spans and weights in regions of their own: element ``(channel,
+"""Recomputes windows from inputs in spans and weights in constant regions: element ``(channel,
 tap)`` is the product of `HIDDEN` weights and as many inputs. Columns are `ProjectColumn`."""
 CLEAR_PAGES = Form(StepKind.CLEAR, Operand.NOTHING, Operand.PAGES)
-"""Rows are zeroed; what they say of a source means nothing."""
+"""Zeroes rows; their source columns are unused."""
 
 FORMS = (
     READ_PAGES,
@@ -129,12 +129,12 @@ FORMS = (
     PROJECT_SPANS,
     CLEAR_PAGES,
 )
-"""Every form that a step may have, in the order in which a program has them."""
+"""Every form of a step, in the order of a program."""
 GATHERED = (GATHER_PLACED, GATHER_IN_ORDER)
 READ_OR_GATHERED = (READ_PAGES, READ_SPANS, *GATHERED)
-"""The forms that take bytes out of a source's pages."""
+"""The forms that take bytes from a source's pages."""
 
 
 def columns_of(form: Form) -> type[IntEnum]:
-    """The columns of a form's rows."""
+    """Return the columns of a form's rows."""
     return ProjectColumn if form.kind is StepKind.PROJECT else Column

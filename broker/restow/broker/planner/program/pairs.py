@@ -1,4 +1,4 @@
-"""Pairs of lists of block ids, one of each side, that rows use together."""
+"""Pairs of lists of block ids, a list on each side, that rows use together."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from restow.broker.layout.token_class import (
 
 @dataclass(frozen=True, slots=True)
 class PageForm:
-    """How a side's list of block ids addresses tokens; ``page_tokens`` 0 means snapshots.
+    """How a side's list of block ids addresses tokens; a ``page_tokens`` of 0 means snapshots.
 
-    Its pages hold those ``tokens`` alone. ``whole_blocks``: a block that is written at all is
-    written from its beginning.
+    The pages hold only the tokens of the class ``tokens``. With ``whole_blocks``, a block that is
+    written at all is written from its beginning.
     """
 
     group: str
@@ -33,21 +33,21 @@ class PageForm:
 
     @property
     def block_tokens(self) -> int:
-        """How many tokens of a prompt a block reaches over, others' too; 0: it holds snapshots."""
+        """Return the tokens that a block spans, with those of other ranks; 0: a snapshot."""
         return self.page_tokens * self.pages_per_block * self.tokens.parts
 
 
 NO_LIST = ""
-"""The group of no list: rows that are zeroed need none of the source."""
+"""The group of a missing list: rows that are zeroed need no source."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPair:
-    """A list of page ids on each side that rows use together.
+    """A list of block ids on each side that rows use together.
 
-    Of the source there may be none (`NO_LIST`), where nothing of it is read. Rows repeat for the
-    tokens that both sides hold. With ``window_tokens`` they do for so many tokens before the last
-    one; 0: for all. A destination of ``whole_blocks`` gets those before them in its block, too.
+    The source's list may be missing (`NO_LIST`) if nothing is read. Rows repeat for the tokens that
+    both sides hold. With ``window_tokens``, they repeat only for that many tokens before the end; 0
+    means all. A destination with ``whole_blocks`` also gets the earlier tokens of the first block.
     """
 
     src: PageForm
@@ -56,21 +56,21 @@ class GroupPair:
 
     @property
     def has_source(self) -> bool:
-        """Whether it has a list of the source."""
+        """Return whether the source has a list."""
         return self.src.group != NO_LIST
 
     @property
     def per_token(self) -> bool:
-        """Whether rows of this pair repeat for every token."""
+        """Return whether rows of this pair repeat for every token."""
         return self.src.page_tokens > 0
 
     @property
     def alike(self) -> bool:
-        """Whether both sides hold the same tokens, so that these follow each other alike."""
+        """Return whether both sides hold the same tokens, and so in the same order."""
         return self.src.tokens == self.dst.tokens
 
     def first_token(self, start: int, stop: int) -> int:
-        """Where the tokens that move begin, of ``[start, stop)``.
+        """Return the first token of ``[start, stop)`` that moves.
 
         >>> kv, kept = PageForm("kv", 16, 1), PageForm("kv", 16, 1, whole_blocks=True)
         >>> GroupPair(kv, kv, 31).first_token(0, 57), GroupPair(kv, kept, 31).first_token(0, 57)
@@ -84,9 +84,9 @@ class GroupPair:
         return max(start, first)
 
     def src_pages(self, start: int, stop: int) -> range:
-        """Which of the source's pages, counted from token 0, hold what moves of ``[start, stop)``.
+        """Return the source's pages, counted from token 0, that hold what moves of a range.
 
-        Some of them may hold nothing that moves, where D's ranks share tokens out.
+        If D's ranks divide the tokens, some of these pages may hold nothing that moves.
 
         >>> GroupPair(PageForm("kv", 16, 1), PageForm("kv", 8, 1)).src_pages(20, 50)
         range(1, 4)
@@ -102,17 +102,17 @@ class GroupPair:
 
 
 def moved_tokens(pair: GroupPair, start: int, stop: int) -> int:
-    """How many tokens of ``[start, stop)`` rows of the pair move."""
+    """Return how many tokens of ``[start, stop)`` rows of the pair move."""
     return count_shared(pair.src.tokens, pair.dst.tokens, pair.first_token(start, stop), stop)
 
 
 def cut_shared(
     pair: GroupPair, start: int, stop: int, forms: Sequence[PageForm]
 ) -> tuple[Int64s, Int64s]:
-    """The tokens that move in stretches that follow themselves in a page of each of the ``forms``.
+    """Cut the tokens that move into stretches that are contiguous in a page of each of ``forms``.
 
-    Returns where each begins, and how many tokens it has: of a side that is not among the forms,
-    others may come between these.
+    Returns where each stretch begins, and its number of tokens. On a side that is not among the
+    forms, other tokens may lie between them.
     """
     begins, ends = shared_runs(
         pair.src.tokens, pair.dst.tokens, pair.first_token(start, stop), stop
@@ -132,19 +132,19 @@ def cut_shared(
 
 
 def most_tokens(pair: GroupPair, count: int) -> int:
-    """At least as many as both sides hold of ``count`` tokens in a row."""
+    """Return an upper bound of the tokens that both sides hold of ``count`` consecutive tokens."""
     return min(_most_held(form.tokens, count) for form in (pair.src, pair.dst))
 
 
 def most_pages(pair: GroupPair, count: int) -> int:
-    """At least as many as the source's pages that hold something of ``count`` tokens in a row."""
+    """Return an upper bound of the source's pages with any of ``count`` consecutive tokens."""
     if not pair.per_token:
         return 1
     return 2 + _most_held(pair.src.tokens, count) // pair.src.page_tokens
 
 
 def most_stretches(pair: GroupPair, count: int) -> int:
-    """At least as many stretches as pages and turns of both sides cut ``count`` tokens into."""
+    """Return an upper bound of the stretches into which both sides cut ``count`` tokens."""
     if not pair.per_token:
         return 1
     moved = most_tokens(pair, count)

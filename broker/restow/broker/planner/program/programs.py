@@ -1,4 +1,4 @@
-"""Tables of rows: joined where they go on, and split where they are strided."""
+"""Programs and steps, and operations on tables of rows: joining and splitting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from restow.broker.strategy import Strategy
 
 
 def no_rows(columns: type[IntEnum] = Column) -> Int64s:
-    """A table without rows."""
+    """Return a table without rows."""
     return np.zeros((0, len(columns)), np.int64)
 
 
@@ -38,11 +38,11 @@ def joined(
     steps: Sequence[IntEnum],
     apart: Bools | None = None,
 ) -> tuple[Int64s, Int64s]:
-    """Join rows that are the ``same`` where each goes on as the one before ends.
+    """Join rows with equal ``same`` columns if each begins where its predecessor ends.
 
-    That is ``count`` steps behind where it begins. Those that stand ``apart`` are left. Returns the
-    joined rows in the order of ``same``, then of the first offset, and for each given row the
-    number of the one that it went into.
+    A row ends ``count`` steps after its beginning. Rows marked in ``apart`` stay separate. Returns
+    the joined rows, ordered by ``same`` and the first offset, and for each given row the number of
+    the joined row.
     """
     if len(rows) < 2:
         return rows, np.zeros(len(rows), np.int64)
@@ -63,16 +63,15 @@ def joined(
 
 
 def join_rows(rows: Int64s) -> tuple[Int64s, Int64s]:
-    """Join rows of bytes that continue each other on both sides, across fields too.
+    """Join rows of bytes that are contiguous on both sides, across fields too.
 
-    Returns the joined rows, those of one region together, and for each given row the number of the
-    one that it went into.
+    Returns the joined rows, sorted by region, and for each given row the number of the joined row.
     """
     return joined(rows, _SAME, _OFFSETS, Column.COUNT, _STEPS, apart=strided(rows))
 
 
 def strided(rows: Int64s) -> Bools:
-    """Mask of the rows that are not runs of bytes."""
+    """Return a mask of the rows that are not runs of bytes."""
     steps = rows[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]]
     dtypes = rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]]
     mask: Bools = (steps != 1).any(axis=1) | (dtypes != DType.UINT8).any(axis=1)
@@ -80,7 +79,7 @@ def strided(rows: Int64s) -> Bools:
 
 
 def split_rows(rows: Int64s) -> Int64s:
-    """Strided rows as one row an element, because a READ moves contiguous bytes.
+    """Split strided rows into a row per element, because a READ moves contiguous bytes.
 
     Raises `TooManyPiecesError`.
     """
@@ -121,7 +120,7 @@ _STEPS = (Column.DST_STEP_BYTES, Column.SRC_STEP_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rows of one form: int64 ``[rows, len(columns_of(form))]``.
+    """Rows of the same form: int64 ``[rows, len(columns_of(form))]``.
 
     Regions are indices into the regions of the rank's layout.
     """
@@ -130,15 +129,15 @@ class Step:
     rows: Int64s
 
     def of_source(self, src_rank: int) -> Step:
-        """The rows of one source rank."""
+        """Return the step with only the rows of a source rank."""
         return Step(self.form, self.rows[self.rows[:, Column.SRC_RANK] == src_rank])
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the agent of ``dst_rank`` does: steps, one of each form at most.
+    """What the agent of ``dst_rank`` does: steps, at most one of each form.
 
-    ``strategies`` are the words for it, for people: an agent hears none.
+    ``strategies`` describe the program to people; agents do not receive them.
     """
 
     program_id: str
@@ -148,7 +147,7 @@ class Program:
     strategies: tuple[Strategy, ...] = ()
 
     def rows(self, form: Form, src_rank: int | None = None) -> Int64s:
-        """The rows of a form, or those of one source rank; maybe none."""
+        """Return the rows of a form, of all source ranks or of a single one; possibly none."""
         for step in self.steps:
             if step.form == form:
                 return step.rows if src_rank is None else step.of_source(src_rank).rows
@@ -156,40 +155,40 @@ class Program:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all rows."""
+        """Return the bytes of all rows."""
         return sum(step.rows.nbytes for step in self.steps)
 
     @property
     def src_ranks(self) -> tuple[int, ...]:
-        """All ranks that are read from."""
+        """Return all ranks that are read from."""
         return self._ranks((*READ_OR_GATHERED, SCATTER_PLACED))
 
     @property
     def staging_ranks(self) -> tuple[int, ...]:
-        """The ranks that gather for this destination."""
+        """Return the ranks that gather for this destination."""
         return self._ranks((*GATHERED, SCATTER_PLACED))
 
     @property
     def interleaving_ranks(self) -> tuple[int, ...]:
-        """Those of them that gather for all their readers in one launch."""
+        """Return the ranks that gather for all their readers in a single launch."""
         return self._ranks((GATHER_PLACED, SCATTER_PLACED))
 
     def _ranks(self, forms: Sequence[Form]) -> tuple[int, ...]:
-        # A destination's agent is not told what sources do to fill its run.
+        # A destination's agent gets no GATHER steps, so SCATTER tells it who gathers.
         ranks = np.concatenate([self.rows(form)[:, Column.SRC_RANK] for form in forms])
         return tuple(int(rank) for rank in np.unique(ranks))
 
     def gather_id(self, src_rank: int) -> str:
-        """Name of the part of the program that ``src_rank`` gathers."""
+        """Return the name of the part of the program that ``src_rank`` gathers."""
         return f"{self.program_id}/{src_rank}"
 
     def hashed_id(self, src_rank: int) -> str:
-        """Name of the part of the program that ``src_rank`` gathers and hashes."""
+        """Return the name of the part of the program that ``src_rank`` gathers and hashes."""
         return f"{self.program_id}/{src_rank}/hashed"
 
 
 def joined_steps(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """All rows of each form in one step, in the order of `FORMS`; none without rows."""
+    """Return a step per form with all its rows, in the order of `FORMS`, without empty steps."""
     rows: dict[Form, list[Int64s]] = {}
     for step in steps:
         if len(step.rows):
