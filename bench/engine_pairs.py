@@ -88,6 +88,7 @@ class RunningPairs:
 
     name: str
     tokens: int
+    prompts: int
     scattered: bool
     sessions: dict[tuple[str, str], EngineSession]
     """By side, "P" or "D", and pair."""
@@ -116,7 +117,9 @@ class RunningPairs:
 
     def request(self, pair: str, number: object, rng: np.random.Generator) -> Delivery:
         """Have D request the state."""
-        blocks = self.blocks(self.layouts[pair][1], rng)
+        return self._request(pair, number, self.blocks(self.layouts[pair][1], rng))
+
+    def _request(self, pair: str, number: object, blocks: dict[str, list[int]]) -> Delivery:
         return self.sessions["D", pair].request(
             self.handoff_id(pair, number), blocks, position_tokens=self.tokens, timeout_ms=30_000
         )
@@ -125,6 +128,14 @@ class RunningPairs:
         """Hand one state over, and return its end, whichever it is."""
         self.publish(pair, number, rng)
         return await self.request(pair, number, rng)
+
+    async def attempt_in_place(
+        self, pair: str, number: object, place: int, rng: np.random.Generator
+    ) -> HandoffEnded:
+        """Do the same where handoffs are under way at once: each has a place of its own at D."""
+        self.publish(pair, number, rng)
+        blocks = self.blocks_of_place(self.layouts[pair][1], place)
+        return await self._request(pair, number, blocks)
 
     async def hand_over(self, pair: str, number: object, rng: np.random.Generator) -> float:
         """Hand one state over; return the seconds from the grant to the last rank's report."""
@@ -141,7 +152,7 @@ class RunningPairs:
         return await asyncio.to_thread(ask)
 
     def blocks(self, layout: Layout, rng: np.random.Generator) -> dict[str, list[int]]:
-        """Draw a prompt's blocks from a pool twice as large, in order unless scattered."""
+        """Draw a prompt's blocks from the room of two prompts, in order unless scattered."""
         found: dict[str, list[int]] = {}
         for group, page_tokens in page_tokens_of(layout).items():
             count = -(-self.tokens // page_tokens) if page_tokens else 1
@@ -149,6 +160,14 @@ class RunningPairs:
             if page_tokens and not self.scattered:
                 ids = np.arange(count) + int(rng.integers(2)) * count
             found[group] = ids.tolist()
+        return found
+
+    def blocks_of_place(self, layout: Layout, place: int) -> dict[str, list[int]]:
+        """Return the blocks of one of ``prompts`` places, which have no block in common."""
+        found: dict[str, list[int]] = {}
+        for group, page_tokens in page_tokens_of(layout).items():
+            count = -(-self.tokens // page_tokens) if page_tokens else 1
+            found[group] = (place + self.prompts * np.arange(count)).tolist()
         return found
 
 
@@ -171,10 +190,10 @@ async def connected(address: str, engines: int, agents: int) -> None:
                 await asyncio.sleep(0.02)
 
 
-def page_counts(layout: Layout, tokens: int) -> dict[str, int]:
-    """Return the pages of each group, twice what a prompt needs."""
+def page_counts(layout: Layout, tokens: int, prompts: int = 2) -> dict[str, int]:
+    """Return the pages of each group that this many prompts need."""
     groups = page_tokens_of(layout).items()
-    return {group: -(-tokens // size) * 2 if size else 2 for group, size in groups}
+    return {group: prompts * (-(-tokens // size) if size else 1) for group, size in groups}
 
 
 def page_tokens_of(layout: Layout) -> dict[str, int]:
@@ -190,14 +209,15 @@ async def running_pairs(
     scattered: bool = True,
     environment: Mapping[str, str] | None = None,
     on_gpu: bool = False,
+    prompts: int = 2,
 ) -> AsyncIterator[RunningPairs]:
-    """Run all engines and their ranks.
+    """Run all engines and their ranks, with pages for ``prompts`` prompts.
 
     ``environment`` is added to that of the rank processes. With ``on_gpu`` all memory is on this
     machine's first GPU.
     """
     layouts = {pair: engines.layouts for pair, engines in pairs.items()}
-    running = RunningPairs(name, tokens, scattered, {}, {}, layouts)
+    running = RunningPairs(name, tokens, prompts, scattered, {}, {}, layouts)
     async with AsyncExitStack() as stack:
         for index, side in enumerate("PD"):
             for pair, engines in pairs.items():
@@ -237,7 +257,7 @@ def _rank_process(
     agents = []
     for pair, engines in pairs.items():
         layout = engines.layouts[index]
-        pages = page_counts(layout, running.tokens)
+        pages = page_counts(layout, running.tokens, running.prompts)
         rank = layout.ranks[position]
         agents.append(
             {

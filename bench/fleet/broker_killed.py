@@ -13,7 +13,7 @@ import contextlib
 import statistics
 import subprocess
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +29,8 @@ from restow.broker.errors import RestowError
 
 RATE_PER_S = 200
 TOKENS = 256
+PLACES = 4096
+"""Handoffs under way at once: more than are requested during the longest pause."""
 RANKS = 2
 BEFORE_S, AFTER_S = 3.0, 6.0
 GOAL_S = 3.0
@@ -125,7 +127,7 @@ async def _killed(number: int) -> Killed:
     layout = tiny_hybrid(RANKS)
     with running_broker() as broker:
         pairs = {PAIR: EnginePair((layout, layout), broker.address, 1)}
-        async with running_pairs(f"killed{number}", pairs, TOKENS) as engines:
+        async with running_pairs(f"killed{number}", pairs, TOKENS, prompts=PLACES) as engines:
             await connected(broker.address, 2, 2 * RANKS)
             handoffs: list[Handoff] = []
             tasks: set[asyncio.Task[None]] = set()
@@ -152,25 +154,27 @@ async def steady_load(
     engines: RunningPairs, handoffs: list[Handoff], tasks: set[asyncio.Task[None]]
 ) -> None:
     """Hand over at a steady rate, whatever becomes of earlier handoffs."""
-    rng = np.random.default_rng(0)
+    rng, places = np.random.default_rng(0), deque(range(PLACES))
     began_s = time.monotonic()
     while True:
         one = Handoff(time.monotonic())
         handoffs.append(one)
-        task = asyncio.create_task(_hand_over(engines, len(handoffs), one, rng))
+        task = asyncio.create_task(_hand_over(engines, len(handoffs), one, places, rng))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         await asyncio.sleep(began_s + len(handoffs) / RATE_PER_S - time.monotonic())
 
 
 async def _hand_over(
-    engines: RunningPairs, number: int, one: Handoff, rng: np.random.Generator
+    engines: RunningPairs, number: int, one: Handoff, places: deque[int], rng: np.random.Generator
 ) -> None:
+    place = places.popleft()
     try:
-        ended = await engines.attempt(PAIR, number, rng)
+        ended = await engines.attempt_in_place(PAIR, number, place, rng)
         one.end = ended.reason or ended.state
     except RestowError as error:
         one.end = error.reason
+    places.append(place)
     one.ended_s = time.monotonic()
 
 

@@ -24,6 +24,7 @@ from bench.fleet.broker_killed import (
     CROWD_ENGINES,
     CROWD_RANKS,
     PAIR,
+    PLACES,
     RANKS,
     TOKENS,
     Handoff,
@@ -184,7 +185,7 @@ async def _load(lease_s: float, wired: bool = False) -> AsyncIterator[tuple[Etcd
     layout = tiny_hybrid(RANKS)
     async with _fleet(lease_s, wired) as (etcd, fleet):
         pairs = {PAIR: EnginePair((layout, layout), fleet.addresses, 1)}
-        async with running_pairs("failover", pairs, TOKENS) as engines:
+        async with running_pairs("failover", pairs, TOKENS, prompts=PLACES) as engines:
             handoffs: list[Handoff] = []
             tasks: set[asyncio.Task[None]] = set()
             load = asyncio.create_task(steady_load(engines, handoffs, tasks))
