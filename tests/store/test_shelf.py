@@ -137,7 +137,10 @@ def test_the_journal_does_not_grow_without_end(
 
 
 def test_more_than_all_is_not_written(tmp_path: Path) -> None:
-    with opened(tmp_path, 4096) as one, pytest.raises(RunLostError, match="the disk's limit"):
+    with (
+        opened(tmp_path, 4096) as one,
+        pytest.raises(RunLostError, match="exceeds the disk's limit"),
+    ):
         one.write(FORM, pages(1))
 
 

@@ -211,7 +211,9 @@ async def test_who_was_never_let_in_is_told_at_once_what_is_wrong(
     async with stranger(address):
         session = EngineSession("p", "life-1", model_layout(1), address)
         for starting in (session.start(WAIT_S), agent.start(WAIT_S)):
-            with pytest.raises(BrokerCallError, match="does not answer as a Restow") as caught:
+            with pytest.raises(
+                BrokerCallError, match="does not answer as a Restow broker"
+            ) as caught:
                 await starting
             assert caught.value.reason == "OTHER_SERVER"
             assert caught.value.subject == {"broker": address}
