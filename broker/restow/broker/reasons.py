@@ -110,10 +110,9 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "name the costs (`restow serve --costs`), so that nothing is measured.",
         ),
         "BROKER_DRAINING": Advice(
-            "D's patience ran out while the broker was draining, or was handing the pool on to "
-            "another broker, and granted nothing.",
-            "End the drain (`restow drain --off`), or send the request again: another broker has "
-            "the pool.",
+            "D's patience ran out while the broker was draining and granted nothing.",
+            "End the drain (`restow drain --off`), or send the request again: where there are "
+            "several brokers, another one leads by then.",
         ),
         "READ_NOT_BEGUN": Advice(
             "D's agent had no turn for the read inside its grant. The grant is given again, so "
