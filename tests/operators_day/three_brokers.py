@@ -92,8 +92,7 @@ def three(shell: Shell) -> None:
     shell.run("kill ${pid[7350]}; wait ${pid[7350]}; serve 7350")
     shell.see("restow engines", *ENGINES)
     shell.run("serve 7351; serve 7352")
-    shell.see("restow brokers", *THREE, "leads in epoch 1; there are 3 of 3")
-    shell.see("restow doctor --etcd 127.0.0.1:2379", "leads in epoch 1, of 3 brokers")
+    shell.see("restow brokers", *THREE, r"leads in epoch \d+; there are 3 of 3")
     shell.see("tail -n +$before codes.txt | sort | uniq -c", MANY_WELL)
     shell.see("restow check", "^All is well")
 
@@ -113,7 +112,7 @@ def leader_dies(shell: Shell) -> None:
     shell.see("tail -n +$before codes.txt | sort | uniq -c", MANY_WELL)
     shell.run('now=$(leader); echo "$dead, then $now"; test $now != $dead')
     shell.run("serve ${dead##*:}")
-    shell.see("restow brokers", *THREE, "leads in epoch 2; there are 3 of 3")
+    shell.see("restow brokers", *THREE, r"leads in epoch \d+; there are 3 of 3")
     shell.see("restow check", "^All is well")
 
 
