@@ -226,7 +226,10 @@ def crowd(addresses: str) -> Iterator[None]:
 
 
 def broker_that_knows(addresses: Sequence[str], engines: int, agents: int) -> str:
-    """Wait until one of the brokers knows all engines and agents; return its address."""
+    """Wait until the broker that leads knows all engines and agents; return its address.
+
+    Standbys answer by naming it.
+    """
     began_s = time.monotonic()
     found = dict[str, int]()
     with contextlib.ExitStack() as stack:
@@ -237,6 +240,6 @@ def broker_that_knows(addresses: Sequence[str], engines: int, agents: int) -> st
                     status = admin.status()
                     found[address] = status.agents
                     if (status.engines, status.agents) == (engines, agents):
-                        return address
+                        return status.membership.address or address
             time.sleep(0.1)
     raise RuntimeError(f"after {CONNECT_S:g} s brokers know these numbers of agents: {found}")

@@ -60,7 +60,7 @@ class Load:
     engines: RunningPairs
     handoffs: list[Handoff]
 
-    async def owner(self) -> BrokerProcess:
+    async def leader(self) -> BrokerProcess:
         """Return the broker that serves P and D."""
         addresses = [one.address for one in self.fleet.brokers]
         found = await asyncio.to_thread(broker_that_knows, addresses, 2, 2 * RANKS)
@@ -96,7 +96,7 @@ def run(put: Put, repeats: int) -> None:
         seconds, note = uvloop.run(_faults(times, fault, repair, wired))
         for what, pick in (("median", None), ("99 %", max)):
             found = seconds if pick is None else [pick(seconds)]
-            case = f"owner {name}: until the next DONE, {what} of {times}"
+            case = f"leader {name}: until the next DONE, {what} of {times}"
             budget = f"budget of {GOAL_S[what]:g} s"
             put(compared(SUITE, case, found, budget, [GOAL_S[what]], goal=1.0, note=note))
     pauses, note = uvloop.run(_leaves(max(2, times // 2)))
@@ -137,28 +137,28 @@ async def _cost(turns: int) -> tuple[list[float], list[float]]:
     return took["several"], took["alone"]
 
 
-async def _kill(owner: BrokerProcess) -> None:
-    owner.kill()
+async def _kill(leader: BrokerProcess) -> None:
+    leader.kill()
 
 
-async def _start(owner: BrokerProcess) -> None:
-    await owner.start()
+async def _start(leader: BrokerProcess) -> None:
+    await leader.start()
 
 
-async def _stop(owner: BrokerProcess) -> None:
-    owner.stop()
+async def _stop(leader: BrokerProcess) -> None:
+    leader.stop()
 
 
-async def _go_on(owner: BrokerProcess) -> None:
-    owner.go_on()
+async def _go_on(leader: BrokerProcess) -> None:
+    leader.go_on()
 
 
-async def _cut_off(owner: BrokerProcess) -> None:
-    owner.cut_off()
+async def _cut_off(leader: BrokerProcess) -> None:
+    leader.cut_off()
 
 
-async def _heal(owner: BrokerProcess) -> None:
-    owner.heal()
+async def _heal(leader: BrokerProcess) -> None:
+    leader.heal()
 
 
 Action = Callable[[BrokerProcess], Awaitable[None]]
@@ -208,12 +208,12 @@ async def _faults(
     found = []
     async with _load(1.0, wired) as (_, load):
         for _ in range(times):
-            owner = await load.owner()
-            await fault(owner)
+            leader = await load.leader()
+            await fault(leader)
             began_s = time.monotonic()
             found.append(await load.next_done_s(began_s + 0.02) - began_s)
             await asyncio.sleep(SETTLED_S)
-            await repair(owner)
+            await repair(leader)
             await asyncio.sleep(SETTLED_S)
     return found, _note(load)
 
@@ -223,10 +223,10 @@ async def _leaves(times: int) -> tuple[list[float], str]:
     found = []
     async with _load(1.0) as (_, load):
         for _ in range(times):
-            owner, began_s = await load.owner(), time.monotonic()
-            await owner.leave()
+            leader, began_s = await load.leader(), time.monotonic()
+            await leader.leave()
             await asyncio.sleep(SETTLED_S)
-            await owner.start()
+            await leader.start()
             await asyncio.sleep(SETTLED_S)
             found.append(load.longest_pause_s(began_s))
     return found, _note(load)
@@ -255,16 +255,16 @@ async def _crowd_moves(deaths: int) -> tuple[list[float], int]:
     async with _fleet(1.0, brokers=deaths + 1) as (_, fleet):
         left = {one.address: one for one in fleet.brokers}
         with crowd(fleet.addresses):
-            owner = await asyncio.to_thread(broker_that_knows, list(left), *CROWD)
+            leader = await asyncio.to_thread(broker_that_knows, list(left), *CROWD)
             for _ in range(deaths):
                 await asyncio.sleep(SETTLED_S)
-                dead = left.pop(owner)
+                dead = left.pop(leader)
                 peaks_bytes.append(peak_bytes_of(dead.pid))
                 killed_s = time.monotonic()
                 dead.kill()
-                owner = await asyncio.to_thread(broker_that_knows, list(left), *CROWD)
+                leader = await asyncio.to_thread(broker_that_knows, list(left), *CROWD)
                 found.append(time.monotonic() - killed_s)
-            peaks_bytes.append(peak_bytes_of(left[owner].pid))
+            peaks_bytes.append(peak_bytes_of(left[leader].pid))
     return found, max(peaks_bytes)
 
 

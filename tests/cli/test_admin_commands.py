@@ -287,6 +287,7 @@ def test_a_broker_that_is_not_there(command: tuple[str, ...], fail: Callable[...
         ("handoffs", "--limit", "0"),
         ("handoff",),
         ("serve", "--listen", "0.0.0.0:0"),
+        ("serve", "--etcd", "127.0.0.1:1,etcd.example:2379"),
         ("serve", "--lease-s", "0"),
         ("serve", "--strategy", "magic"),
         ("agent",),
@@ -318,6 +319,14 @@ def test_plaintext_beyond_this_machine_must_be_wished(fail: Callable[..., Any]) 
         True
     ] * 4
     assert [is_loopback(one) for one in ("host:1", "[::]:1", "10.0.0.1:1", ":1")] == [False] * 4
+
+
+def test_an_etcd_of_another_machine_is_asked_in_plaintext_only_on_request(
+    fail: Callable[..., Any],
+) -> None:
+    outcome = fail("serve", "--etcd", "127.0.0.1:1,etcd.example:2379")
+    assert "etcd.example:2379 is another" in outcome.err
+    assert "--etcd-ca" in outcome.err
 
 
 def test_an_address_in_use_is_said(address: str, fail: Callable[..., Any]) -> None:

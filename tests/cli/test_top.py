@@ -108,9 +108,9 @@ def test_figures_are_of_the_broker_and_of_the_last_step_that_is_over() -> None:
     assert "draining" not in found
     assert "draining" in told(look([], draining=True))
     assert found["broker"] == "127.0.0.1:7350, up 1 min 15 s"
-    one = {"pools_owned": 2, "brokers": 3, "lease_s": 2.0, "unanswered_s": 0.1, "let_in": True}
-    among = look([], membership={**one, "still_s": None, "trouble": None})
-    assert "epoch first, is one of 3 and owns 2 pools" in told(among)["broker"]
+    one = {"brokers": 3, "expected": 3, "leads": True, "leader": "h:1", "epoch": 7, "let_in": True}
+    among = look([], membership={**one, "still_s": None, "trouble": None, "warnings": []})
+    assert "leads in epoch 7; there are 3 of 3 brokers" in told(among)["broker"]
 
 
 def holding(name: str, blocks: int, snapshots: int) -> dict[str, Any]:

@@ -38,7 +38,7 @@ CLIENTS = {"BROKER", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE"}
 """In the container's environment for `kubectl exec`, and no setting of the broker's."""
 MADE = {"listen", "http_listen", "tls_cert", "tls_key", "client_ca", "tokens", "advertise", "etcd"}
 MADE |= {"etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file"}
-MADE |= {"kubernetes_leases", "kubernetes_account"}
+MADE |= {"kubernetes_leases", "kubernetes_account", "expect_brokers"}
 """Settings that the chart makes of other values."""
 OPERATORS = ("ServiceMonitor", "PrometheusRule")
 """Kinds of the Prometheus operator, of which Kubernetes' schemas know nothing."""
@@ -76,12 +76,13 @@ def test_lint() -> None:
         (TRUSTED | {"settings": {"listen": "0.0.0.0:1"}}, "listen"),
         (TRUSTED | {"settings": {"LEASE_S": 1}}, "LEASE_S"),
         (TRUSTED | {"settings": {"lease": 1}}, "lease"),
-        (TRUSTED | {"replicas": 2}, "share pools out"),
+        (TRUSTED | {"replicas": 2}, "need a registry"),
         (TRUSTED | {"replicas": 0}, "replicas"),
         (TRUSTED | {"etcd": {"user": "restow"}}, "set etcd.endpoints"),
         (SEVERAL | {"etcd": {"endpoints": "e:2379", "user": "restow"}}, "need etcd.secretName"),
         (SEVERAL | {"etcd": {"endpoints": "e:2379", "clientCertificate": True}}, "plaintext"),
         (SEVERAL | {"settings": {"etcd": "e:2379"}}, "etcd"),
+        (TOKENS | {"etcd": {"endpoints": "e:2379"}}, "set etcd.secretName"),
         (SEVERAL | {"kubernetesLeases": {"enabled": True}}, "exclude each other"),
         (TRUSTED | {"ports": {"grpc": 80, "http": 9464}}, "ports.grpc|/ports/grpc"),
         (TRUSTED | {"operator": {"secretName": "o"}}, "needs tls.secretName"),

@@ -76,6 +76,7 @@ def test_each_pod_is_reached_by_a_name_of_its_own(values: Object, tmp_path: Path
 def test_one_may_be_evicted_and_no_two_are_on_one_node() -> None:
     objects = rendered(SEVERAL)
     assert workload(objects)["spec"]["replicas"] == 3
+    assert environment(objects)["RESTOW_EXPECT_BROKERS"] == "3"
     assert objects["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
     pod = workload(objects)["spec"]["template"]
     [apart] = pod["spec"]["affinity"]["podAntiAffinity"][
@@ -98,6 +99,7 @@ def test_one_broker_is_as_it_was() -> None:
     assert objects["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 0
     assert "affinity" not in workload(objects)["spec"]["template"]["spec"]
     others = {"RESTOW_ETCD", "RESTOW_KUBERNETES_LEASES", "RESTOW_ADVERTISE"}
+    others |= {"RESTOW_EXPECT_BROKERS"}
     assert not environment(objects).keys() & others
     assert not objects.keys() & {"Role", "RoleBinding"}
     assert not workload(objects)["spec"]["template"]["spec"]["automountServiceAccountToken"]
@@ -118,7 +120,7 @@ def test_leases_are_asked_for_by_an_account_that_may_do_nothing_else() -> None:
     [rule] = objects["Role"]["rules"]
     assert (rule["apiGroups"], rule["resources"]) == (["coordination.k8s.io"], ["leases"])
     # What the server of the tests has been asked for, in Kubernetes' words for it.
-    assert set(rule["verbs"]) == {"get", "list", "watch", "create", "update", "delete"}
+    assert set(rule["verbs"]) == {"get", "list", "create", "update", "delete"}
 
 
 def test_two_releases_are_two_fleets_unless_somebody_says_so() -> None:
@@ -164,7 +166,7 @@ def test_one_certificate_has_the_names_of_all(tmp_path: Path) -> None:
                 grpc.channel_ready_future(channel).result(WITHIN_S)
 
 
-async def test_pods_share_pools_out_and_are_ready_when_they_have_joined(tmp_path: Path) -> None:
+async def test_a_pod_is_ready_once_it_leads_or_stands_by_at_an_etcd(tmp_path: Path) -> None:
     async with running_etcd(tmp_path, 1, heartbeat_ms=50, election_ms=500) as etcd:
         values = SEVERAL | {"etcd": {"endpoints": ",".join(etcd.endpoints)}}
         async with pods(values, {}, tmp_path) as https:
@@ -175,7 +177,7 @@ async def test_pods_share_pools_out_and_are_ready_when_they_have_joined(tmp_path
                 one.go_on()
 
 
-async def test_pods_share_pools_out_by_leases(tmp_path: Path) -> None:
+async def test_a_pod_is_ready_once_it_leads_or_stands_by_by_leases(tmp_path: Path) -> None:
     async with running_api(tmp_path) as server:
         account = {"RESTOW_KUBERNETES_ACCOUNT": str(server.account)}
         async with pods(LEASES, server.environ | account, tmp_path) as https:

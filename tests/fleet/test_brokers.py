@@ -79,10 +79,10 @@ def test_two_that_name_each_other_are_not_followed_for_ever() -> None:
     assert brokers.current == A
 
 
-@pytest.mark.parametrize("owner", ["", "nowhere", "x:0", f"{A},{B}", "x:1/y"])
-def test_a_word_that_is_no_address_is_not_followed(owner: str) -> None:
+@pytest.mark.parametrize("leader", ["", "nowhere", "x:0", f"{A},{B}", "x:1/y"])
+def test_a_word_that_is_no_address_is_not_followed(leader: str) -> None:
     brokers = Brokers(GIVEN)
-    assert not brokers.refused(sent_to(owner))
+    assert not brokers.refused(sent_to(leader))
     assert brokers.current == A
 
 

@@ -42,9 +42,9 @@ KNOWN = Known(
         "within_ms": [0, 2000],
     }
 )
-OWNED = ("NOT_OWNER", "owner", "elsewhere:1", "elsewhere:2,elsewhere:3")
+LED_ELSEWHERE = ("NOT_LEADER", "leader", "elsewhere:1", "elsewhere:2,elsewhere:3")
 WORDS = st.sampled_from(
-    [*STRINGS, *OWNED, "status", "reason", "message", "self", "subject", "engine"]
+    [*STRINGS, *LED_ELSEWHERE, "status", "reason", "message", "self", "subject", "engine"]
 )
 CODES = st.sampled_from([one for one in grpc.StatusCode if one is not grpc.StatusCode.OK])
 

@@ -11,16 +11,16 @@ from operators_day.page import Page
 from operators_day.shell import Shell
 
 SHOWN_PORTS = (7350, 7351, 7352, 2379, 2380, 8000, 8100, 8101)
-"""Of three brokers, of etcd for these and for its members, of the router and of engines."""
+"""Ports of three brokers, of etcd (for brokers and for members), of the router and of engines."""
 BROKERS = "127.0.0.1:7350,127.0.0.1:7351,127.0.0.1:7352"
 TITLE = """# From one broker to three, and back
 
 What a shell printed on which an operator went from one broker to
-[three](operators.md#several-brokers) and back, while requests came. All is on one host here, and
-there is one member of etcd: in earnest each broker has a host of its own, and etcd three, and
-`--advertise` says where each broker is reached. `PYTHONPATH=tests python -m
-operators_day.three_brokers` runs all of it again and prints this page; a test runs it, too. Who
-types it by hand says `set +m` first: with job control a shell tells of each process that ends.
+[three](operators.md#several-brokers) and back, while requests came. Here everything runs on one
+host, and etcd has one member. In production each broker has a host of its own, etcd has three
+members, and `--advertise` says where each broker is reached. `PYTHONPATH=tests python -m
+operators_day.three_brokers` runs all of it again and prints this page, and a test runs it. Type
+`set +m` first if you do it by hand: with job control a shell reports each process that ends.
 """
 ENGINES = (r"p0 +2 of 2 +open", r"d0 +1 of 1 +open")
 """Both, with all of their agents."""
@@ -35,7 +35,7 @@ def one(shell: Shell) -> None:
     shell.say(
         "## One broker\n\nWhoever asks a broker is given the addresses of all three that there"
         " will be: engines, their agents and commands take them from `RESTOW_BROKER`. Where nobody"
-        " answers yet, the next one is asked, and commands say who did not."
+        " answers, the next one is asked."
     )
     shell.run(
         "alone() { restow serve --listen 127.0.0.1:7350 >> broker-7350.log 2>&1 & pid[7350]=$!; }"
@@ -52,7 +52,7 @@ def one(shell: Shell) -> None:
         "restow router --listen 127.0.0.1:8000 --prefill http://127.0.0.1:8100"
         " --decode http://127.0.0.1:8101 > router.log 2>&1 &"
     )
-    shell.see("restow engines", *ENGINES, "7352 is left out, for it does not answer")
+    shell.see("restow engines", *ENGINES)
     shell.run(
         f'ask() {{ {CURL} http://127.0.0.1:8000/v1/completions -d \'{{"prompt": "{PROMPT}"}}\'; }}'
     )
@@ -78,72 +78,66 @@ def etcd(shell: Shell) -> None:
 
 
 def three(shell: Shell) -> None:
-    """Two beside the one, and then it joins them."""
+    """The broker restarts with etcd, and two others stand by."""
     shell.say(
-        "## Three brokers\n\nTwo that share pools out by etcd start beside the one that is alone."
-        " No engine is at them: all are at that one still. Then it ends, and starts again as one of"
-        " three. Do this soon after the two have started: an engine whose connection breaks"
-        " meanwhile might go to them, and its peers would not be there."
+        "## Three brokers\n\nThe broker ends and starts again with `--etcd`: it leads, and its"
+        " engines come back as after any restart. Then two others start, and stand by."
     )
     shell.run(
-        "serve() { restow serve --listen 127.0.0.1:$1 --etcd 127.0.0.1:2379 >> broker-$1.log 2>&1 &"
+        "serve() { restow serve --listen 127.0.0.1:$1 --etcd 127.0.0.1:2379 --expect-brokers 3"
+        " >> broker-$1.log 2>&1 &"
         " pid[$1]=$!; }"
-    )
-    shell.run("serve 7351; serve 7352")
-    shell.see(
-        "restow brokers --broker 127.0.0.1:7351,127.0.0.1:7352",
-        "^127.0.0.1:7351 ",
-        "^127.0.0.1:7352 ",
     )
     shell.run("before=$(wc -l < codes.txt)")
     shell.run("kill ${pid[7350]}; wait ${pid[7350]}; serve 7350")
-    shell.see("restow brokers", *THREE, "^default")
     shell.see("restow engines", *ENGINES)
+    shell.run("serve 7351; serve 7352")
+    shell.see("restow brokers", *THREE, r"leads in epoch \d+; there are 3 of 3")
     shell.see("tail -n +$before codes.txt | sort | uniq -c", MANY_WELL)
-    shell.see("restow check", "No pool has two owners among 3 brokers")
+    shell.see("restow check", "^All is well")
 
 
-def owner_dies(shell: Shell) -> None:
-    """The broker that owns the pool is killed."""
+def leader_dies(shell: Shell) -> None:
+    """The broker that leads is killed."""
     shell.say(
-        "## The owner dies\n\nThe broker that owns the pool is killed. Another one has it a lease"
-        " later (two seconds), and no request fails: one takes longer."
+        "## The leader dies\n\nThe broker that leads is killed. A standby leads when the lease has"
+        " ended (two seconds), and no request fails: one takes longer."
     )
     shell.run(
-        "owner() { restow brokers -o json | python -c"
-        ' \'import json, sys; print(json.load(sys.stdin)["pools"][0]["owner"])\'; }'
+        "leader() { restow brokers -o json | python -c"
+        ' \'import json, sys; print(json.load(sys.stdin)["membership"]["leader"])\'; }'
     )
-    shell.run("dead=$(owner); before=$(wc -l < codes.txt)")
+    shell.run("dead=$(leader); before=$(wc -l < codes.txt)")
     shell.run("kill -KILL ${pid[${dead##*:}]}")
     shell.see("tail -n +$before codes.txt | sort | uniq -c", MANY_WELL)
-    shell.run('now=$(owner); echo "$dead, then $now"; test $now != $dead')
+    shell.run('now=$(leader); echo "$dead, then $now"; test $now != $dead')
     shell.run("serve ${dead##*:}")
-    shell.see("restow brokers", *THREE)
-    shell.see("restow check", "No pool has two owners among 3 brokers")
+    shell.see("restow brokers", *THREE, r"leads in epoch \d+; there are 3 of 3")
+    shell.see("restow check", "^All is well")
 
 
 def back(shell: Shell) -> None:
     """Two leave, and the last one starts anew without etcd."""
     shell.say(
-        "## Back to one\n\nTwo brokers are sent away, one after the other: each hands its pools"
-        " on first. The last one starts anew without etcd, and its engines come back to it as after"
-        " any restart."
+        "## Back to one\n\nTwo brokers are ended, one after the other: a leader that ends has a"
+        " standby lead at once. The last broker restarts without etcd, and its engines come back to"
+        " it as after any restart."
     )
     shell.run("before=$(wc -l < codes.txt)")
     shell.run("kill ${pid[7352]}; wait ${pid[7352]}")
     shell.run("kill ${pid[7351]}; wait ${pid[7351]}")
-    shell.see("restow brokers", "^default .*127.0.0.1:7350")
+    shell.see("restow brokers", "^127.0.0.1:7350 leads in epoch", "there are 1 of 3")
     shell.run("kill ${pid[7350]}; wait ${pid[7350]}; alone")
     shell.see("restow engines", *ENGINES)
     shell.see("tail -n +$before codes.txt | sort | uniq -c", MANY_WELL)
     shell.run("kill $etcd; wait $etcd", rc=None)
-    shell.run("restow brokers", "This broker is alone")
+    shell.run("restow brokers", "This is the only broker")
     shell.run("kill $load; sort codes.txt | uniq -c", ALL_WELL)
 
 
 PAGE = Page(
     TITLE,
-    (one, etcd, three, owner_dies, back),
+    (one, etcd, three, leader_dies, back),
     SHOWN_PORTS,
     lambda: {"etcd": f'exec "{etcd_program()}" "$@"\n'},
 )

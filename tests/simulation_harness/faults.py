@@ -98,7 +98,7 @@ class Faults:
             self._loop.call_later(self._short_s(), brokers.start, life.address)
 
     def lose_an_end(self) -> None:
-        """The owner is killed between telling P and D of the next DONE, either way round."""
+        """The leader is killed between telling P and D of the next DONE, either way round."""
         self.met_d = True
         loser = self._rng.choice("PD")
         self._detail(loser)

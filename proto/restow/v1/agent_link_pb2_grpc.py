@@ -49,7 +49,7 @@ class AgentLinkServicer(object):
     def Connect(self, request_iterator, context):
         """An agent's one long-lived stream; the first batch begins with Hello, and Welcome is the broker's
         first order. An agent that comes before its engine is kept waiting for 60 s, then ENGINE_UNKNOWN.
-        NOT_OWNER and OWNER_UNKNOWN as of Broker.RegisterEngine.
+        NOT_LEADER and NO_LEADER as of Broker.RegisterEngine.
 
         When it breaks. No order of an earlier stream counts any more, nor its programs, peers and numbers:
         they are sent again. Give back what was gathered. Let reads end, or give them up so that none of

@@ -63,7 +63,7 @@ class AgentLinkStub(typing.Generic[_AgentLinkConnectType]):
     Connect: _AgentLinkConnectType
     """An agent's one long-lived stream; the first batch begins with Hello, and Welcome is the broker's
     first order. An agent that comes before its engine is kept waiting for 60 s, then ENGINE_UNKNOWN.
-    NOT_OWNER and OWNER_UNKNOWN as of Broker.RegisterEngine.
+    NOT_LEADER and NO_LEADER as of Broker.RegisterEngine.
 
     When it breaks. No order of an earlier stream counts any more, nor its programs, peers and numbers:
     they are sent again. Give back what was gathered. Let reads end, or give them up so that none of
@@ -97,7 +97,7 @@ class AgentLinkServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[restow.v1.agent_link_pb2.ConnectResponse], collections.abc.AsyncIterator[restow.v1.agent_link_pb2.ConnectResponse]]:
         """An agent's one long-lived stream; the first batch begins with Hello, and Welcome is the broker's
         first order. An agent that comes before its engine is kept waiting for 60 s, then ENGINE_UNKNOWN.
-        NOT_OWNER and OWNER_UNKNOWN as of Broker.RegisterEngine.
+        NOT_LEADER and NO_LEADER as of Broker.RegisterEngine.
 
         When it breaks. No order of an earlier stream counts any more, nor its programs, peers and numbers:
         they are sent again. Give back what was gathered. Let reads end, or give them up so that none of

@@ -101,7 +101,7 @@ async def test_a_whole_handoff(house: House) -> None:
 
 
 class LedByADeadOne(Alone):
-    """It names the owner to who has not found out that nobody is there."""
+    """It names a leader until the caller says that nobody answers there."""
 
     def __init__(self) -> None:
         self._leader = f"127.0.0.1:{free_port()}"

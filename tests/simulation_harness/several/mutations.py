@@ -86,7 +86,7 @@ def no_doubt(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lost_handoffs_fail(history: History) -> Iterator[None]:
-    """A broker ends the handoffs of a pool that it lost, and says so to its clients."""
+    """A broker that leads no longer ends its handoffs, and tells its clients."""
     history.be_several()
     with patch.object(Ledger, "forget", lambda *words: None):
         yield
@@ -94,11 +94,11 @@ def lost_handoffs_fail(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def clients_alone(history: History) -> Iterator[None]:
-    """A broker in doubt goes on and keeps its pools, and only what clients take is looked at."""
+    """A broker in doubt goes on leading, and only what clients take is looked at."""
     with no_doubt(history), patch.object(Leadership, "tick", lambda *when: None):
         if history.brokers.said is not None:
             history.brokers.said.looks = False
-        # Where it matters: clients leave an owner that is cut off, and the next one dies.
+        # Where it matters: clients leave a leader that is cut off, and the next one dies.
         if history.faults is not None:
             history.faults.kinds = (FleetFaults(history).cut_off_and_kill_the_next,)
             history.unhindered.looks = False

@@ -45,9 +45,9 @@ class Said:
             words = f"{process.name} acts in epoch {batch.epoch}, after epoch {self._highest}"
             self._found(Violation(words))
         self._highest = max(self._highest, batch.epoch)
-        owners = [(life.process.name, epoch) for life in self._lives() if (epoch := life.may_act())]
-        if owners != [(process.name, batch.epoch)]:
-            words = f"{process.name} acts in epoch {batch.epoch}, and those that may are {owners}"
+        those = [(life.process.name, epoch) for life in self._lives() if (epoch := life.may_act())]
+        if those != [(process.name, batch.epoch)]:
+            words = f"{process.name} acts in epoch {batch.epoch}, and those that may are {those}"
             self._found(Violation(words))
 
     def begins(self, leader: Leader) -> None:

@@ -28,7 +28,7 @@ RETRIES = {
     "methodConfig": [
         {
             # All these calls may be repeated: a second one does nothing more. Find is not listed,
-            # because a broker that does not own the pool answers it with the same status.
+            # because a standby answers with the same status.
             "name": [{"service": "restow.v1.Admin"}],
             "retryPolicy": {
                 "maxAttempts": 4,

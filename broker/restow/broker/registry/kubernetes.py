@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import os
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -167,6 +168,8 @@ class KubernetesRegistry:
         self._own: _Lease | None = None
         self._silence = _Silence()
         self._client: ApiClient | None = None
+        self._calls = Counter[ApiClient]()
+        """Calls under way, by the client that they use."""
 
     async def close(self) -> None:
         """End all calls. May be repeated."""
@@ -281,6 +284,7 @@ class KubernetesRegistry:
         api = await self._api()
         listed = await self._call(
             "list Leases",
+            api.api_client,
             api.list_namespaced_lease(
                 self._namespace,
                 label_selector=f"{FLEET}={self._fleet}",
@@ -341,7 +345,7 @@ class KubernetesRegistry:
             self._body(name, kind, holder, epoch),
             _request_timeout=self._call_s,
         )
-        return _Lease.of(await self._call("create a Lease", made))
+        return _Lease.of(await self._call("create a Lease", api.api_client, made))
 
     async def _replace(self, lease: _Lease, kind: str, holder: str, epoch: int) -> _Lease:
         """Write a Lease if it is as it was read, else raise `_ChangedError`."""
@@ -351,7 +355,7 @@ class KubernetesRegistry:
         written = api.replace_namespaced_lease(
             lease.name, self._namespace, body, _request_timeout=self._call_s
         )
-        return _Lease.of(await self._call("update a Lease", written))
+        return _Lease.of(await self._call("update a Lease", api.api_client, written))
 
     async def _delete(self, lease: _Lease) -> None:
         """Delete a Lease if it is as it was read, else raise `_ChangedError`."""
@@ -363,7 +367,7 @@ class KubernetesRegistry:
             body={"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": only},
             _request_timeout=self._call_s,
         )
-        await self._call("delete a Lease", deleted)
+        await self._call("delete a Lease", api.api_client, deleted)
 
     async def _api(self) -> Any:
         if self._client is None:
@@ -384,22 +388,37 @@ class KubernetesRegistry:
             self._client = ApiClient(configuration)
         return CoordinationV1Api(self._client)
 
-    async def _call(self, asked: str, call: Any) -> Any:
-        """Await a call; raise a typed error that says what to do."""
+    async def _call(self, asked: str, client: ApiClient, call: Any) -> Any:
+        """Await a call of a client; raise a typed error that says what to do.
+
+        After a failure the next call makes a new client. The old client is closed when no other
+        call uses it: one that is closed under a call raises errors of any type.
+        """
+        self._calls[client] += 1
         try:
             async with asyncio.timeout(self._call_s):
                 return await call
         except TimeoutError:
-            await self.close()
+            self._drop(client)
             raise KubernetesUnreachableError(
                 f"Kubernetes' API does not answer within {self._call_s:g} s"
             ) from None
         except ApiException as error:
             raise _typed(error, asked) from None
         except (ClientError, OSError, ValueError) as error:
-            await self.close()  # files of the account may have been renewed
+            self._drop(client)  # files of the account may have been renewed
             why = str(error) or type(error).__name__
             raise KubernetesUnreachableError(f"Kubernetes' API does not answer ({why})") from None
+        finally:
+            self._calls[client] -= 1
+            if client is not self._client and not self._calls[client]:
+                del self._calls[client]
+                await client.close()
+
+    def _drop(self, client: ApiClient) -> None:
+        """Have the next call make a new client."""
+        if self._client is client:
+            self._client = None
 
 
 def _address(said: str) -> str:

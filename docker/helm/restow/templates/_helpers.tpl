@@ -25,7 +25,7 @@
 {{- printf "%s-brokers" (include "restow.set" .) -}}
 {{- end -}}
 
-{{- /* What the brokers share pools out by; empty: there is one broker. */ -}}
+{{- /* The registry that says which broker leads; empty: there is one broker. */ -}}
 {{- define "restow.registry" -}}
 {{- if .Values.etcd.endpoints -}}etcd{{- else if .Values.kubernetesLeases.enabled -}}leases{{- end -}}
 {{- end -}}
@@ -98,16 +98,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail "without TLS everybody is an operator: operator.secretName needs tls.secretName" -}}
 {{- end -}}
 {{- if and (gt (int .Values.replicas) 1) (not (include "restow.registry" .)) -}}
-{{- fail "several brokers need something to share pools out by: set etcd.endpoints or kubernetesLeases.enabled, or replicas=1" -}}
+{{- fail "several brokers need a registry that says which one leads: set etcd.endpoints or kubernetesLeases.enabled, or replicas=1" -}}
 {{- end -}}
 {{- if and .Values.etcd.endpoints .Values.kubernetesLeases.enabled -}}
-{{- fail "brokers share pools out by one thing: etcd.endpoints and kubernetesLeases.enabled exclude each other" -}}
+{{- fail "brokers use one registry: etcd.endpoints and kubernetesLeases.enabled exclude each other" -}}
 {{- end -}}
 {{- if and (or .Values.etcd.secretName .Values.etcd.user .Values.etcd.clientCertificate) (not .Values.etcd.endpoints) -}}
 {{- fail "etcd.secretName, etcd.user and etcd.clientCertificate say how etcd knows the brokers: set etcd.endpoints too" -}}
 {{- end -}}
 {{- if and (or .Values.etcd.user .Values.etcd.clientCertificate) (not .Values.etcd.secretName) -}}
 {{- fail "etcd.user and etcd.clientCertificate need etcd.secretName: neither is shown in plaintext" -}}
+{{- end -}}
+{{- if and .Values.etcd.endpoints (not .Values.etcd.secretName) (not .Values.insecure) -}}
+{{- fail "whoever writes to etcd decides which broker leads: set etcd.secretName, with the authority of its certificates, or insecure=true on a network that you trust" -}}
 {{- end -}}
 {{- $drain_s := float64 (dig "drain_s" 10 .Values.settings) -}}
 {{- if lt (float64 .Values.terminationGracePeriodSeconds) (addf $drain_s 5.0) -}}

@@ -1,4 +1,4 @@
-{{- /* The pod of a broker: the one there is, or one of several. */ -}}
+{{- /* The pod of a broker: the only one, or one of several. */ -}}
 {{- define "restow.pod" -}}
 metadata:
   labels:
@@ -80,9 +80,11 @@ spec:
         - name: RESTOW_FLEET
           value: {{ include "restow.fleet" . | quote }}
         {{- end }}
-        # A name and no address: the certificate has it.
+        # A name, not an address, because the certificate has names.
         - name: RESTOW_ADVERTISE
           value: "{{ $host }}:{{ .Values.ports.grpc }}"
+        - name: RESTOW_EXPECT_BROKERS
+          value: {{ .Values.replicas | quote }}
         {{- end }}
         {{- if eq (include "restow.registry" .) "leases" }}
         - name: RESTOW_KUBERNETES_LEASES
@@ -196,7 +198,7 @@ spec:
   {{- if .Values.affinity }}
   affinity: {{- toYaml .Values.affinity | nindent 4 }}
   {{- else if include "restow.registry" . }}
-  # No two on one node: it would take both with it.
+  # Not two on one node: both would be lost with it.
   affinity:
     podAntiAffinity:
       requiredDuringSchedulingIgnoredDuringExecution:

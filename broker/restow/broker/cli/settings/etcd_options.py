@@ -23,9 +23,11 @@ class EtcdOptions:
 
     etcd: Annotated[
         str | None,
-        _option("--etcd", "HOST:PORT,...", "Look at this etcd too, by which brokers share pools."),
+        _option("--etcd", "HOST:PORT,...", "Look at this etcd too, which says who leads."),
     ]
-    fleet: Annotated[str | None, _option("--fleet", "NAME", "Their --fleet. Default: default.")]
+    fleet: Annotated[
+        str | None, _option("--fleet", "NAME", "The brokers' --fleet. Default: default.")
+    ]
     etcd_ca: Annotated[Path | None, _option("--etcd-ca", "FILE", "As of `restow serve`.")]
     etcd_cert: Annotated[Path | None, _option("--etcd-cert", "FILE", "As of `restow serve`.")]
     etcd_key: Annotated[Path | None, _option("--etcd-key", "FILE", "As of `restow serve`.")]

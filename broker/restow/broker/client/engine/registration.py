@@ -72,7 +72,7 @@ class Registration:
         self._log = get_logger("restow.client").bind(engine=engine.engine_id)
 
     async def say(self, timeout_s: float) -> None:
-        """Register with the broker that owns the pool.
+        """Register with the broker that leads.
 
         Raises the broker's refusal, and `MessageTooLargeError`.
         """

@@ -1,4 +1,4 @@
-"""Messages to operators about several brokers and their pools."""
+"""Messages to operators about several brokers."""
 
 from __future__ import annotations
 

@@ -71,8 +71,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Of several: where engines and agents reach this one of several. Default: "
-            "--listen.",
+            help="Of several: where engines and agents reach this broker. Default: --listen.",
         ),
     ] = None,
     fleet: Annotated[
@@ -289,7 +288,8 @@ def serve(
         typer.Option(
             "--insecure",
             envvar="RESTOW_INSECURE",
-            help="Speak plaintext on an address others can reach.",
+            help="Speak plaintext on an address that others can reach, and with an etcd of another "
+            "machine.",
         ),
     ] = False,
     log_format: LogFormatOption = "console",
@@ -327,6 +327,15 @@ def serve(
             f"127.0.0.1, or add --insecure on a network that you trust",
             param_hint="--listen",
         )
+    if settings.etcd is not None and settings.etcd_ca is None and not insecure:
+        for endpoint in settings.etcd_access().endpoints:
+            if not is_loopback(endpoint):
+                raise typer.BadParameter(
+                    f"{endpoint} is another machine, and whoever can change what etcd answers "
+                    f"decides which broker leads: give --etcd-ca to speak TLS with etcd, or add "
+                    f"--insecure on a network that you trust",
+                    param_hint="--etcd",
+                )
     with logging_to_stderr(log_format == "json"):
         uvloop.run(serve_until_signalled(settings))
 
