@@ -42,9 +42,7 @@ INTERNAL = {
     "restow.broker.families.hf.types.Types",
     "restow.broker.families.parts.StatePart",
     "restow.broker.families.parts.Recurrence",
-    "restow.broker.draw.page_map.Cell",
-    "restow.broker.draw.page_map.Footprint",
-    "restow.broker.draw.piece_counts.PieceCount",
+    "restow.broker.draw.layer_pages.Cell",
     "restow.broker.core.handoffs.spans.Span",
     "restow.broker.http.server.Answer",
 }

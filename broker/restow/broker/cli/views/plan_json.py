@@ -1,4 +1,4 @@
-"""`plan_json` puts a plan into the form that scripts rely on."""
+"""Put a plan into the JSON form that scripts rely on."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def plan_json(
     costs: CostModel,
     picture: Picture | None,
 ) -> dict[str, Any]:
-    """Return the plan in that form; ``bytes`` count one token of per-token fields.
+    """Return the plan as JSON values. ``bytes`` counts one token of per-token fields.
 
-    ``cold`` are D's fields of drafts that P lacks, which are zeroed.
-    With a ``picture`` also every field, and what the picture says in words.
+    ``cold`` lists the fields of drafts that P lacks, which D zeroes. With a ``picture`` also return
+    its remarks and every field.
     """
     data = {
         "model": asdict(plan.source.model.identity),

@@ -1,4 +1,4 @@
-"""These functions print layouts and plans as tables."""
+"""Print layouts and plans as tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from restow.broker.planner.estimate import Cost
 
 
 def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
-    """Print a checked layout's numbers."""
+    """Print the sizes of a checked layout."""
     console = Console(highlight=False, markup=False)
     console.print(
         f"ok: model {layout.model.identity}, {len(layout.model.fields)} fields, "
@@ -48,7 +48,7 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
 
 
 def show_differences(found: Sequence[Difference], left: str, right: str) -> None:
-    """Print in what two layouts differ."""
+    """Print the differences between two layouts."""
     console = Console(highlight=False, markup=False)
     if not found:
         console.print("equal")
@@ -62,7 +62,7 @@ def show_differences(found: Sequence[Difference], left: str, right: str) -> None
 def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Picture | None) -> None:
     """Print what every destination rank reads from whom, and what each strategy would cost.
 
-    With a ``picture`` also every field, and what the picture says in words.
+    With a ``picture`` also print its remarks and every field.
     """
     console = Console(highlight=False, markup=False)
     console.print(
@@ -119,7 +119,7 @@ def _numbers(cost: Cost) -> tuple[str, str, str, str]:
 
 
 def show_costs_used(costs: CostModel) -> None:
-    """Print what times are expected by."""
+    """Print the costs that the expected times are made of."""
     Console(highlight=False, markup=False).print(
         f"\nexpected by these costs: {costs.seconds_per_descriptor * 1e6:.2f} us a read, "
         f"{rate_text(costs.read_bytes_per_second)}; {costs.seconds_per_copy * 1e6:.2f} us "
@@ -132,7 +132,7 @@ def show_costs_used(costs: CostModel) -> None:
 
 def _show_fields(console: Console, rank: RankLines) -> None:
     console.print(f"\nrank {rank.dst_rank}")
-    table = _table("field", "box", "from", "or", "pieces", "by")
+    table = _table("field", "box", "from", "pieces", "by")
     table.columns[0].no_wrap = True
     for line in rank.fields:
         count = f" x{len(line.fields)}" if len(line.fields) > 1 else ""
@@ -142,8 +142,7 @@ def _show_fields(console: Console, rank: RankLines) -> None:
             table.add_row(
                 line.name + count if index == 0 else "",
                 " ".join(f"[{span.start},{span.stop})" for span in part.box),
-                str(part.src_rank),
-                others,
+                f"{part.src_rank} or {others}" if others else str(part.src_rank),
                 f"{part.pieces:,} x {part.piece_bytes:,} B{unit}"
                 + (f", {part.cast}" if part.cast else ""),
                 line.strategy if index == 0 else "",
