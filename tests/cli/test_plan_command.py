@@ -87,7 +87,7 @@ def test_the_explanation_fits_on_a_screen(pair: Pair, run: Run) -> None:
     assert "layers.{3,7}.k x2" in out
     words = " ".join(out.split())
     assert "4 layers (0, 2, 4, 5): conv.x, conv.B, conv.C, ssm" in words
-    assert "conv.x falls into single elements, as innermost is channel on P and tap on D" in words
+    assert "(single elements, because channel is innermost on P and tap on D)" in words
     assert max(map(len, out.splitlines())) <= 80
     assert len(out.splitlines()) < 100
 
@@ -95,9 +95,9 @@ def test_the_explanation_fits_on_a_screen(pair: Pair, run: Run) -> None:
 def test_the_explanation_as_json(pair: Pair, run: Run) -> None:
     data = json.loads(run("plan", *pair, "--explain", "--json", "--strategy", "slices"))
     assert [one["layers"] for one in data["alike"]] == [["0", "2", "4", "5"], ["3", "7"]]
-    assert data["alike"][1]["remarks"] == [
-        "1 read a page for each rank of D: k and v follow each other on both sides",
-        "2 ranks of D hold the same k and v: one rank of P serves them all",
+    assert data["alike"][1]["remarks"][1:] == [
+        "For each rank of D a page falls into 1 piece: k and v together 1.0 KiB.",
+        "2 ranks of D hold the same k and v: each rank of D reads one copy.",
     ]
     rank = data["ranks"][1]
     (line,) = (line for line in rank["fields"] if line["class"] == "conv.B")
@@ -238,9 +238,9 @@ def test_what_is_rebuilt_and_what_that_saves(
     assert (line["strategy"], line["bytes"]) == ("recompute", layers * 3 * hidden * 2)
     assert rank["strategies"]["recompute"]["reads"] == rank["reads"]
     shown = run("plan", p, d, *forced[:2], "--explain", "--svg", tmp_path / "plan.svg")
-    said = "rebuilt on D from 24,576 bytes of mixer inputs: conv.x, conv.B and conv.C"
+    said = "Rebuilt on D from 24,576 bytes of mixer inputs: conv.x, conv.B and conv.C."
     assert said in shown
-    assert said[1:] in (tmp_path / "plan.svg").read_text()
+    assert said in (tmp_path / "plan.svg").read_text()
     outcome = fail("plan", p, layout_file("plain"), *forced)
     assert "D offers no in-projection weights" in outcome.json["error"]["message"]
 

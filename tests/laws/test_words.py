@@ -36,9 +36,7 @@ INTERNAL = {
     "restow.broker.families.hf.kv_types.Types",
     "restow.broker.families.recurrent.StatePart",
     "restow.broker.families.recurrent.Recurrence",
-    "restow.broker.draw.page_map.Cell",
-    "restow.broker.draw.page_map.Footprint",
-    "restow.broker.draw.piece_counts.PieceCount",
+    "restow.broker.draw.layer_pages.Cell",
     "restow.broker.core.handoffs.progress.Span",
     "restow.broker.http.server.Answer",
 }

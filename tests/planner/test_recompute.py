@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from restow.broker.draw.explain import explain
-from restow.broker.draw.page_map import Content
+from restow.broker.draw.layer_pages import Content
 from restow.broker.draw.picture import make_picture
 from restow.broker.errors import ModelMismatchError, StrategyRefusedError
 from restow.broker.families import (
@@ -23,6 +23,7 @@ from restow.broker.families import (
     build_layout,
 )
 from restow.broker.layout import DType, Layout
+from restow.broker.layout.difference import field_class
 from restow.broker.planner import CostModel, Strategy, compile_programs, make_plan
 from restow.broker.planner.compile import Cost, draft_programs
 from restow.broker.planner.program import PROJECT_SPANS, READ_SPANS, Column, ProjectColumn
@@ -169,19 +170,18 @@ def test_refusals_are_shown_beside_what_the_other_strategies_cost() -> None:
 def test_a_picture_shows_inputs_and_no_move_of_what_is_rebuilt() -> None:
     plan = make_plan(P, side(2, projections=True, mixer_inputs=True))
     ranks = explain(plan, Strategy.RECOMPUTE, tokens=1)
-    states, kv = make_picture(plan, ranks, 1).panels
+    states, _ = make_picture(plan, ranks, 1).panels
     assert {name for name, way in states.ways.items() if way == "recompute"} == CONV
-    assert {ribbon.name for ribbon in states.ribbons} == {"ssm"}
-    assert states.bytes == 2 * (64 * 64 * 128 * 4 + 2 * 3 * 2688 * 2)
-    assert states.bytes + kv.bytes == sum(rank.bytes for rank in ranks)
+    assert {field_class(move.field) for move in states.shown.moves} == {"ssm"}
+    assert sum(read.bytes for read in states.shown.inputs) == 2 * 3 * 2688 * 2
     *_, said = states.remarks
-    assert said == "rebuilt on D from 16,128 bytes of mixer inputs: conv.x, conv.B and conv.C"
-    for rank in (*states.source, *states.destination):
+    assert said == "Rebuilt on D from 16,128 bytes of mixer inputs: conv.x, conv.B and conv.C."
+    for rank in (*states.shown.source, *states.shown.destination):
         (page,) = rank.pages
-        kept = [b for b in page.stripes if b.cells[0].content is Content.INPUTS]
-        assert sum(block.rows * block.row_bytes for block in kept) == 3 * 2688 * 2
+        kept = [cell.bytes for cell in page.cells if cell.content is Content.INPUTS]
+        assert sum(kept) == 3 * 2688 * 2
     plain = make_picture(plan, explain(plan, tokens=1), 1).panels[0]
-    assert {ribbon.name for ribbon in plain.ribbons} == {*CONV, "ssm"}
+    assert {field_class(move.field) for move in plain.shown.moves} == {*CONV, "ssm"}
 
 
 def test_weights_are_weighed_once_a_rank() -> None:

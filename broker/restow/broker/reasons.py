@@ -111,9 +111,9 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "timeout, or name the costs (`restow serve --costs`), so that nothing is measured.",
         ),
         "BROKER_DRAINING": Advice(
-        "D's request timed out while the broker was draining and granted nothing.",
-        "End the drain (`restow drain --off`), or send the request again: where there are "
-        "several brokers, another broker leads by then.",
+            "D's request timed out while the broker was draining and granted nothing.",
+            "End the drain (`restow drain --off`), or send the request again: where there are "
+            "several brokers, another broker leads by then.",
         ),
         "READ_NOT_BEGUN": Advice(
             "D's agent could not start the read inside its grant. The broker grants again, so "

@@ -1,4 +1,4 @@
-"""Plans for people: what moves and how, in words and in pictures.
+"""Explain plans to people: `explain` for tables, `picture` and `svg` for a drawing.
 
 Pure: from a plan and its programs to values, and from those to SVG.
 """

@@ -1,6 +1,8 @@
-"""Bytes and seconds in words: everywhere in powers of 1024, and rounded in one way.
+"""Write bytes, rates and durations for people. Sizes are in powers of 1024.
 
-Halves are rounded up, and a number that is rounded up to a unit is told in that unit.
+The status page has the same functions in `server/observe/page/units.js`; a test holds them equal.
+Halves are rounded up, because Python and JavaScript can both do that. A value that rounds up to the
+next unit is written in that unit.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import math
 
 
 def size_text(size_bytes: float) -> str:
-    """Return bytes as people read them.
+    """Return a size in the largest unit that fits.
 
     >>> size_text(900), size_text(3 * 2**20), size_text(2**20 - 1)
     ('900 B', '3.0 MiB', '1.0 MiB')
@@ -24,7 +26,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def rate_text(bytes_per_second: float) -> str:
-    """Return bytes a second as people read them.
+    """Return a rate in the largest unit that fits.
 
     >>> rate_text(6e9)
     '5.6 GiB/s'
@@ -33,7 +35,7 @@ def rate_text(bytes_per_second: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return seconds as people read them.
+    """Return a duration in one or two units.
 
     >>> duration_text(0.0042), duration_text(0.0421), duration_text(75), duration_text(7300)
     ('4.2 ms', '42 ms', '1 min 15 s', '2 h 1 min')

@@ -1,53 +1,60 @@
-"""What a plan means, for people: who reads what from whom, and what each strategy would cost.
+"""Explain a plan: who reads what from whom, and what each strategy would cost.
 
-Pure: a model of what is shown. The CLI only draws it.
+Pure: values that the commands print as tables or JSON.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-import numpy as np
-
+from restow.broker.draw.layer_pages import cut_axes
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.layout import Box, RankLayout, TokenClass
 from restow.broker.layout.difference import field_class, joined_name
 from restow.broker.layout.span import overlap
-from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner.compile import Cost, Draft, draft_programs, estimate
 from restow.broker.planner.costs import CostModel
 from restow.broker.planner.plan import Plan
-from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.program.programs import strided
 from restow.broker.planner.recompute import Rebuilt
 from restow.broker.strategy import STRATEGIES, Strategy
 
-Replicas = dict[str, dict[tuple[Box, TokenClass], tuple[int, ...]]]
-"""For each field, box and class of tokens: the ranks that hold it."""
+Holders: TypeAlias = dict[str, dict[tuple[Box, TokenClass], tuple[int, ...]]]
+"""For each field, the boxes of it and the tokens of these, with the ranks that hold them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBox:
-    """A box that comes from ``src_rank``; ``replicas`` are the ranks that could have served it.
+    """A box of a field that is read from ``src_rank``; any of the ``replicas`` could serve it.
 
-    It falls into ``pieces`` runs of ``piece_bytes``, for each token where the field is per-token.
+    Read into place, the box falls into ``pieces`` runs of ``piece_bytes``, counting one token of a
+    per-token field.
     """
 
+    field: str
+    per_token: bool
     box: Box
     src_rank: int
     replicas: tuple[int, ...]
     pieces: int
     piece_bytes: int
-    cast: str
+    strategy: str
+    cast: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all pieces."""
+        return self.pieces * self.piece_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FieldLine:
-    """Fields that are moved alike: one class of field in some layers.
+    """Fields of one class that are moved alike, each in another layer.
 
-    ``bytes`` counts all layers, and one token where the field is ``per_token``.
+    ``bytes`` counts all layers, and one token of a ``per_token`` field.
     """
 
     field_class: str
@@ -59,28 +66,31 @@ class FieldLine:
 
     @property
     def name(self) -> str:
-        """All the fields in one word, such as ``layers.{0,2,4..}.conv.x``."""
+        """All fields in one word, such as ``layers.{0,2,4..}.conv.x``."""
         return joined_name(self.fields)
 
 
 @dataclass(frozen=True, slots=True)
 class RankLines:
-    """What one destination rank does. ``bytes_from`` counts one token of each per-token move."""
+    """What one rank of D reads. Bytes count one token of per-token fields.
+
+    ``bytes_at_tokens`` counts the whole prompt. ``token_bytes_from`` is the part of ``bytes_from``
+    that is read for every token. ``rebuilt`` is what the rank computes and does not read.
+    """
 
     dst_rank: int
     bytes: int
     bytes_at_tokens: int
     bytes_from: dict[int, int]
     token_bytes_from: dict[int, int]
-    """Of these, the token's."""
     classes_from: dict[int, tuple[str, ...]]
     strategy: dict[str, str]
+    """How each class of field travels."""
     cost: Cost
     cost_by_strategy: dict[Strategy, Cost | str]
-    """What each strategy would cost, or why it can't serve."""
+    """The cost of each strategy, or why it cannot serve."""
     fields: tuple[FieldLine, ...]
     rebuilt: Rebuilt
-    """What is not moved."""
 
 
 def explain(
@@ -89,174 +99,143 @@ def explain(
     tokens: int = 8192,
     costs: CostModel | None = None,
 ) -> tuple[RankLines, ...]:
-    """Every destination rank's part of the plan. Raises as `compile_programs`."""
+    """Return what every rank of D reads. Raises the errors of `compile_programs`."""
     costs = costs or CostModel()
     pairs, drafts = draft_programs(plan, strategy, costs)
-    by_strategy: dict[Strategy, Sequence[Cost | str]] = {}
-    for other in Strategy:
-        try:
-            theirs, made = draft_programs(plan, other, costs)
-            by_strategy[other] = [_cost_or_reason(one, theirs, tokens, costs) for one in made]
-        except StrategyRefusedError as error:
-            by_strategy[other] = [error.message] * len(drafts)
-    replicas = holders(plan.source.ranks)
-    entries = plan.entries(tokens)
-    return tuple(
-        _rank_lines(
-            draft,
-            estimate(draft.shares, pairs, tokens, costs),
-            {other: found[index] for other, found in by_strategy.items()},
-            replicas,
-            entries,
-            tokens,
-        )
-        for index, draft in enumerate(drafts)
-    )
+    by_strategy = {other: _costs(plan, other, tokens, costs, len(drafts)) for other in Strategy}
+    replicas, entries = holders(plan.source.ranks), plan.entries(tokens)
+    lines = []
+    for index, draft in enumerate(drafts):
+        moved = [move.bytes * move.entries(entries[move.field], tokens) for move in draft.moves]
+        cost = estimate(draft.shares, pairs, tokens, costs)
+        each = {other: found[index] for other, found in by_strategy.items()}
+        lines.append(_rank_lines(draft, _reads(draft, replicas), sum(moved), cost, each))
+    return tuple(lines)
 
 
-def _cost_or_reason(
-    draft: Draft, pairs: tuple[GroupPair, ...], tokens: int, costs: CostModel
-) -> Cost | str:
-    try:
-        return estimate(draft.shares, pairs, tokens, costs)
-    except TooManyPiecesError as error:
-        return error.message
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A part of one field, or of inputs that fields are rebuilt from."""
-
-    field: str
-    per_token: bool
-    way: str
-    bytes: int
-    entries: int
-    part: ReadBox
-
-
-def _rank_lines(
-    draft: Draft,
-    cost: Cost,
-    by_strategy: dict[Strategy, Cost | str],
-    replicas: Replicas,
-    entries: dict[str, int],
-    tokens: int,
-) -> RankLines:
-    rebuilt = Rebuilt.among(draft.shares)
-    reads = [*_moved(draft, replicas, entries, tokens), *_inputs(rebuilt)]
-    bytes_from: Counter[int] = Counter()
-    token_bytes_from: Counter[int] = Counter()
-    classes: dict[int, dict[str, None]] = defaultdict(dict)
-    for read in reads:
-        bytes_from[read.part.src_rank] += read.bytes
-        token_bytes_from[read.part.src_rank] += read.bytes * read.per_token
-        classes[read.part.src_rank][field_class(read.field)] = None
-    ways: dict[str, set[str]] = defaultdict(set)
-    for read in reads:
-        if read.field in entries:
-            ways[field_class(read.field)].add(read.way)
-    for name in rebuilt.names:
-        ways[field_class(name)].add(Strategy.RECOMPUTE.value)
-    return RankLines(
-        dst_rank=draft.dst_rank,
-        bytes=bytes_from.total(),
-        bytes_at_tokens=sum(read.bytes * read.entries for read in reads),
-        bytes_from=dict(sorted(bytes_from.items())),
-        token_bytes_from=token_bytes_from,
-        classes_from={src: tuple(found) for src, found in sorted(classes.items())},
-        strategy={name: _one_way(found) for name, found in ways.items()},
-        cost=cost,
-        cost_by_strategy=by_strategy,
-        fields=_field_lines(reads),
-        rebuilt=rebuilt,
-    )
-
-
-def _moved(
-    draft: Draft, replicas: Replicas, entries: dict[str, int], tokens: int
-) -> Iterable[_Read]:
-    """What is read of fields."""
-    ways: list[set[str]] = [set() for _ in draft.moves]
-    piece_way = draft.ways[draft.table.piece_row].tolist()
-    for index, way in zip(draft.table.piece_move.tolist(), piece_way, strict=True):
-        ways[index].add(STRATEGIES[way].value)
-    for move, found, pieces, size in zip(draft.moves, ways, *_runs(draft), strict=True):
-        held = replicas[move.field]
-        sharing = next(
-            ranks
-            for (box, kept), ranks in held.items()
-            if kept == move.src.tokens and overlap(move.box, box) == move.box
-        )
-        src, dst = move.src.dtype, move.dst.dtype
-        cast = "" if src is dst else f"{src.label} to {dst.label}"
-        part = ReadBox(move.box, move.src_rank, sharing, pieces, size, cast)
-        moved = move.entries(entries[move.field], tokens)
-        yield _Read(move.field, move.per_token, _one_way(found), move.bytes, moved, part)
-
-
-def _inputs(rebuilt: Rebuilt) -> Iterable[_Read]:
-    """What is read to rebuild other fields."""
-    for one in rebuilt.inputs:
-        part = ReadBox(one.shard.box, one.src_rank, one.replicas, 1, one.bytes, "")
-        yield _Read(one.shard.field, False, Strategy.RECOMPUTE.value, one.bytes, 1, part)
-
-
-def _one_way(ways: set[str]) -> str:
-    return next(iter(ways)) if len(ways) == 1 else "mixed"
-
-
-def _field_lines(reads: Iterable[_Read]) -> tuple[FieldLine, ...]:
-    """One line for all fields of a class whose parts are the same."""
-    by_field: dict[str, list[_Read]] = defaultdict(list)
-    for read in reads:
-        by_field[read.field].append(read)
-    alike: dict[tuple[str, str, tuple[ReadBox, ...]], list[str]] = defaultdict(list)
-    for name, found in by_field.items():
-        way = _one_way({read.way for read in found})
-        alike[field_class(name), way, tuple(read.part for read in found)].append(name)
-    return tuple(
-        FieldLine(
-            field_class=name,
-            fields=tuple(fields),
-            per_token=by_field[fields[0]][0].per_token,
-            parts=parts,
-            strategy=way,
-            bytes=sum(read.bytes for field in fields for read in by_field[field]),
-        )
-        for (name, way, parts), fields in alike.items()
-    )
-
-
-def _runs(draft: Draft) -> tuple[list[int], list[int]]:
-    """Runs of bytes that each move falls into when it is read into place, and their length."""
-    pieces, move = draft.table.pieces, draft.table.piece_move
-    wide = strided(pieces)
-    item = ITEM_BYTES[pieces[:, Column.SRC_DTYPE]]
-    runs = np.zeros(len(draft.moves), np.int64)
-    np.add.at(runs, move, np.where(wide, pieces[:, Column.COUNT], 1))
-    sizes = np.zeros(len(draft.moves), np.int64)
-    sizes[move] = np.where(wide, item, pieces[:, Column.COUNT])  # equal within a move
-    return runs.tolist(), sizes.tolist()
+def holders(ranks: Sequence[RankLayout]) -> Holders:
+    """Return the ranks that hold each box of each field."""
+    found: Holders = defaultdict(dict)
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        tokens = {region.name: region.tokens for region in rank.regions}
+        for shard in rank.shards:
+            held, part = found[shard.field], (shard.box, tokens[shard.region])
+            held[part] = (*held.get(part, ()), rank.rank)
+    return found
 
 
 def by_way(ways: dict[str, str]) -> dict[str, list[str]]:
-    """The classes of fields that travel each way, of what each class does."""
+    """Return the classes of fields that travel each way."""
     found: dict[str, list[str]] = defaultdict(list)
     for name, way in ways.items():
         found[way].append(name)
     return found
 
 
-def holders(ranks: Sequence[RankLayout]) -> Replicas:
-    """For each field, box and class of tokens: the ranks that hold it."""
-    found: dict[str, dict[tuple[Box, TokenClass], list[int]]]
-    found = defaultdict(lambda: defaultdict(list))
-    for rank in ranks:
-        tokens = {region.name: region.tokens for region in rank.regions}
-        for shard in rank.shards:
-            found[shard.field][shard.box, tokens[shard.region]].append(rank.rank)
-    return {
-        name: {part: tuple(sorted(held)) for part, held in parts.items()}
-        for name, parts in found.items()
-    }
+def _costs(
+    plan: Plan, strategy: Strategy, tokens: int, costs: CostModel, ranks: int
+) -> Sequence[Cost | str]:
+    """Return what a strategy costs each rank of D, or why it cannot serve."""
+    try:
+        pairs, drafts = draft_programs(plan, strategy, costs)
+    except StrategyRefusedError as error:
+        return [error.message] * ranks
+    found: list[Cost | str] = []
+    for draft in drafts:
+        try:
+            found.append(estimate(draft.shares, pairs, tokens, costs))
+        except TooManyPiecesError as error:
+            found.append(error.message)
+    return found
+
+
+def _reads(draft: Draft, replicas: Holders) -> Iterator[ReadBox]:
+    """Yield what is read for every move of a draft, and the inputs that fields are rebuilt from."""
+    ways: list[set[str]] = [set() for _ in draft.moves]
+    piece_way = draft.ways[draft.table.piece_row].tolist()
+    for index, way in zip(draft.table.piece_move.tolist(), piece_way, strict=True):
+        ways[index].add(STRATEGIES[way].value)
+    for move, found in zip(draft.moves, ways, strict=True):
+        sharing = next(
+            ranks
+            for (box, kept), ranks in replicas[move.field].items()
+            if kept == move.src.tokens and overlap(move.box, box) == move.box
+        )
+        src, dst = move.src.dtype, move.dst.dtype
+        pieces = math.prod(move.box[axis].size for axis in cut_axes(move.box, (move.src, move.dst)))
+        yield ReadBox(
+            move.field,
+            move.per_token,
+            move.box,
+            move.src_rank,
+            sharing,
+            pieces,
+            move.bytes // pieces,
+            _one_way(found),
+            "" if src is dst else f"{src.label} to {dst.label}",
+        )
+    for read in Rebuilt.among(draft.shares).inputs:
+        held, way = read.shard, Strategy.RECOMPUTE.value
+        yield ReadBox(held.field, False, held.box, read.src_rank, read.replicas, 1, read.bytes, way)
+
+
+def _rank_lines(
+    draft: Draft,
+    reads: Iterable[ReadBox],
+    moved_bytes: int,
+    cost: Cost,
+    by_strategy: dict[Strategy, Cost | str],
+) -> RankLines:
+    rebuilt = Rebuilt.among(draft.shares)
+    bytes_from: Counter[int] = Counter()
+    token_bytes_from: Counter[int] = Counter()
+    classes: dict[int, dict[str, None]] = defaultdict(dict)
+    ways: dict[str, set[str]] = defaultdict(set)
+    inputs = {read.shard.field for read in rebuilt.inputs}
+    by_field: dict[str, list[ReadBox]] = defaultdict(list)
+    for read in reads:
+        name = field_class(read.field)
+        bytes_from[read.src_rank] += read.bytes
+        token_bytes_from[read.src_rank] += read.bytes * read.per_token
+        classes[read.src_rank][name] = None
+        by_field[read.field].append(read)
+        if read.field not in inputs:
+            ways[name].add(read.strategy)
+    for name in map(field_class, rebuilt.names):
+        ways[name].add(Strategy.RECOMPUTE.value)
+    return RankLines(
+        dst_rank=draft.dst_rank,
+        bytes=bytes_from.total(),
+        bytes_at_tokens=moved_bytes + sum(read.bytes for read in rebuilt.inputs),
+        bytes_from=dict(sorted(bytes_from.items())),
+        token_bytes_from=token_bytes_from,
+        classes_from={src: tuple(found) for src, found in sorted(classes.items())},
+        strategy={name: _one_way(found) for name, found in ways.items()},
+        cost=cost,
+        cost_by_strategy=by_strategy,
+        fields=_field_lines(by_field),
+        rebuilt=rebuilt,
+    )
+
+
+def _one_way(ways: set[str]) -> str:
+    return next(iter(ways)) if len(ways) == 1 else "mixed"
+
+
+def _field_lines(by_field: dict[str, list[ReadBox]]) -> tuple[FieldLine, ...]:
+    """Return one line for all fields of a class that are read alike."""
+    alike: dict[object, list[str]] = defaultdict(list)
+    for name, reads in by_field.items():
+        form = tuple(replace(read, field="") for read in reads)
+        alike[field_class(name), form].append(name)
+    return tuple(
+        FieldLine(
+            field_class=field_class(first),
+            fields=(first, *others),
+            per_token=by_field[first][0].per_token,
+            parts=tuple(by_field[first]),
+            strategy=_one_way({read.strategy for read in by_field[first]}),
+            bytes=sum(read.bytes for read in by_field[first]) * (1 + len(others)),
+        )
+        for first, *others in alike.values()
+    )

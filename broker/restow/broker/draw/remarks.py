@@ -1,236 +1,216 @@
-"""What a picture shows, said in words that are made from the plan."""
+"""Say in sentences what the picture of a layer shows: its size, its pieces and its replicas."""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-from operator import attrgetter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from restow.broker.draw.explain import holders
-from restow.broker.draw.layer_state import LayerState
-from restow.broker.draw.piece_counts import Per, PieceCount
-from restow.broker.layout import Box, Field
-from restow.broker.planner.plan import Move, Place
+import numpy as np
+
+from restow.broker.draw.bytes_and_seconds import size_text
+from restow.broker.draw.explain import Holders, by_way
+from restow.broker.draw.layer_pages import Content, LayerPages, cut_axes
+from restow.broker.layout.difference import field_class
+from restow.broker.layout.values import ITEM_BYTES
+from restow.broker.planner.costs import page_runs
+from restow.broker.planner.plan import Move
+from restow.broker.planner.program import Column
+from restow.broker.planner.program.programs import strided
+from restow.broker.planner.table import Cutter
+
+TIMES = "\u00d7"
+_STEPS = [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]
+_TOKEN_STEPS = [Column.SRC_TOKEN_STRIDE_BYTES, Column.DST_TOKEN_STRIDE_BYTES]
 
 
 def remarks(
-    state: LayerState,
-    fields: dict[str, Field],
-    pieces: dict[int, tuple[PieceCount, ...]],
-    word: str,
+    alike: Sequence[LayerPages],
+    ways: dict[str, str],
+    cutter: Cutter,
+    replicas: tuple[Holders, Holders],
 ) -> tuple[str, ...]:
-    """Sentences about a state: its pieces and why they are so many; who keeps which tokens; what is
-    shared, cast, zeroed and rebuilt.
+    """Return sentences about layers that look alike.
 
-    ``pieces`` are those of every destination rank; ``word`` is what one of them is called.
+    ``ways`` says how each class of field travels, ``replicas`` which ranks of P and of D hold what.
     """
+    layer = alike[0]
     return (
-        *_pieces(state, fields, pieces, word),
-        *_tokens(state),
-        *_shared(state),
-        *_casts(state),
-        *_rebuilt(state),
-        *_zeroed(state),
+        _size(layer, ways),
+        *_stages(alike),
+        _pieces(layer, cutter),
+        *_shared_tokens(layer),
+        *_replicas(layer, *replicas),
+        *_changes(layer),
     )
 
 
-def listed(words: Iterable[str]) -> str:
-    """Words as people list them.
+def few(words: Sequence[str]) -> str:
+    """Return words in a line, the middle left out if they are many.
 
-    >>> listed(["x", "B", "C"])
-    'x, B and C'
+    >>> few(["0", "2"]), few(list("01234567"))
+    ('0, 2', '0, 1, 2 .. 7')
     """
+    return ", ".join(words) if len(words) < 6 else f"{', '.join(words[:3])} .. {words[-1]}"
+
+
+def _listed(words: Iterable[str]) -> str:
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _pieces(
-    state: LayerState,
-    fields: dict[str, Field],
-    pieces: dict[int, tuple[PieceCount, ...]],
-    word: str,
-) -> Iterable[str]:
-    """How many pieces, and the reason."""
+def _size(layer: LayerPages, ways: dict[str, str]) -> str:
+    """Say how many bytes a layer has and how they travel."""
+    unit = "token and layer" if any(move.per_token for move in layer.moves) else "layer"
+    window = max(field.window_tokens for field in layer.fields.values())
+    last = f" of the last {window:,} tokens" if window else ""
+    travel = "; ".join(f"{', '.join(names)} by {way}" for way, names in by_way(ways).items())
+    total = sum(move.bytes for move in layer.moves) + sum(read.bytes for read in layer.inputs)
+    return f"{size_text(total)} for each {unit}{last}: {travel}."
+
+
+def _stages(alike: Sequence[LayerPages]) -> Iterator[str]:
+    """Say which ranks hold which layers, if pipeline stages divide them."""
+    stages: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for layer in alike:
+        source, destination = (
+            few([str(rank.rank) for rank in side]) for side in (layer.source, layer.destination)
+        )
+        stages[source, destination].append(layer.name)
+    for (source, destination), names in stages.items() if len(stages) > 1 else ():
+        what = f"Layer{'s' * (len(names) > 1)} {few(names)}"
+        yield f"{what}: from ranks {source} of P to ranks {destination} of D."
+
+
+@dataclass(frozen=True, slots=True)
+class PieceCount:
+    """The ``count`` pieces of ``bytes`` that a layer, token or page falls into for a rank of D.
+
+    Several ``names`` share each piece. ``elements`` says that a piece is a single element, because
+    P and D order the axes differently.
+    """
+
+    names: tuple[str, ...]
+    bytes: int
+    per: str
+    elements: bool
+    count: int
+    sources: int
+
+
+def count_pieces(cutter: Cutter, moves: Sequence[Move]) -> tuple[PieceCount, ...]:
+    """Return the contiguous pieces that moves to one rank fall into, in the order of the moves.
+
+    Tokens that follow each other on both sides are counted by the page.
+    """
+    table = cutter.table(moves)
+    rows, pairs = table.rows, cutter.pairs
+    names: dict[int, dict[str, None]] = defaultdict(dict)
+    for move, row in zip(table.piece_move.tolist(), table.piece_row.tolist(), strict=True):
+        names[row][field_class(moves[move].field)] = None
+    items = ITEM_BYTES[rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]]]
+    single = strided(rows) & (rows[:, _STEPS] != items).any(axis=1)
+    counts = np.where(single, rows[:, Column.COUNT], 1)
+    sizes = np.where(single, 1, rows[:, Column.COUNT]) * items[:, 0]
+    runs: dict[int, list[int]] = defaultdict(list)
+    for index, number in enumerate(page_runs(rows, pairs).tolist()):
+        runs[number].append(index)
+    found: dict[tuple[tuple[str, ...], int, str, bool], list[int]] = defaultdict(list)
+    for first, run in runs.items():
+        size, pair, per = int(sizes[first]), pairs[int(rows[first, Column.GROUP_PAIR])], "layer"
+        if pair.per_token:
+            follow = pair.alike and not single[first] and (rows[first, _TOKEN_STEPS] == size).all()
+            per = "page" if follow else "token"
+            size *= min(pair.src.page_tokens, pair.dst.page_tokens) if follow else 1
+        together = tuple(dict.fromkeys(name for index in run for name in names[index]))
+        found[together, size * len(run), per, bool(single[first])].append(first)
+    order = {field_class(move.field): -index for index, move in enumerate(reversed(moves))}
+    return tuple(
+        PieceCount(*key, int(counts[found[key]].sum()), len(set(rows[found[key], Column.SRC_RANK])))
+        for key in sorted(found, key=lambda key: (order[key[0][0]], key[1]))
+    )
+
+
+def _pieces(layer: LayerPages, cutter: Cutter) -> str:
+    """Say into how many pieces of which size a layer falls, and why they are so many."""
+    moves: dict[int, list[Move]] = defaultdict(list)
+    for move in layer.moves:
+        moves[move.dst_rank].append(move)
+    pieces = {rank: count_pieces(cutter, its) for rank, its in moves.items()}
     totals = {rank: sum(one.count for one in found) for rank, found in pieces.items()}
-    rank = max(totals, key=lambda rank: totals[rank])
-    found, moves = pieces[rank], [move for move in state.moves if move.dst_rank == rank]
-    least, most = min(totals.values()), totals[rank]
-    per = {one.per for one in found}
-    unit_word = "token" if Per.TOKEN in per else "page" if Per.PAGE in per else state.word
-    span = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-    reasons = "; ".join(_reasons(state, fields, found, moves))
-    yield f"{span} {word}{'s' * (most > 1)} a {unit_word} for each rank of D: {reasons}"
-
-
-def _reasons(
-    state: LayerState, fields: dict[str, Field], found: Sequence[PieceCount], moves: Sequence[Move]
-) -> Iterable[str]:
-    names = state.classes()
-    largest = {names[m.field]: m for m in sorted(moves, key=lambda move: move.elements)}
+    most = max(totals, key=lambda rank: totals[rank])
+    alike = len(set(totals.values())) == 1
+    who = "each rank of D" if alike else f"rank {most} of D, which has the most pieces,"
+    per: Counter[str] = Counter()
     by_reason: dict[str, list[str]] = defaultdict(list)
-    single: list[str] = []
-    for several in _joined(found):
-        those = [one for one in found if several[0] in one.names]
-        sources = {src for one in those for src in one.sources}
-        alike = {move.field for move in moves if names[move.field] == several[0]}
-        runs = sum(one.count for one in those) // (len(sources) * len(alike))
-        move = largest[several[0]]
-        field = fields[move.field]
-        if those[0].elements:
-            here, there = (_innermost(field, move.box, place) for place in (move.src, move.dst))
-            reason = f"fall into single elements, as innermost is {here} on P and {there} on D"
-            by_reason[reason] += several
-        elif runs > 1:
-            reason = f"lie apart for each {_axes(field, move, runs)}"
-            by_reason[f"lie side by side, but {reason[4:]}" if len(several) > 1 else reason] += (
-                several
-            )
-        elif len(several) > 1:
-            by_reason["follow each other on both sides"] += several
-        else:
-            single += several
-    for reason, several_names in by_reason.items():
-        yield _said(several_names, reason)
-    if single:
-        yield _apart(single, moves, names)
-    if any(len(one.names) > 1 and one.names not in _joined(found) for one in found):
-        yield "neighbours on both sides count as one"
+    for one in pieces[most]:
+        per[one.per] += one.count
+        times = f"{one.count:,} {TIMES} " if one.count > 1 else ""
+        together = " together" if len(one.names) > 1 else ""
+        size = f"{_listed(one.names)}{together} {times}{size_text(one.bytes)}"
+        by_reason[_reason(layer, one, moves[most])].append(size)
+    counts = _listed(f"a {unit} falls into {n:,} piece{'s' * (n > 1)}" for unit, n in per.items())
+    clauses = "; ".join(", ".join(sizes) + reason for reason, sizes in by_reason.items())
+    return f"For {who} {counts}: {clauses}."
 
 
-def _said(names: Sequence[str], reason: str) -> str:
-    """Of one name in the singular."""
-    verb, rest = reason.split(" ", 1)
-    return f"{listed(names)} {verb + 's' if len(names) == 1 else verb} {rest}"
+def _reason(layer: LayerPages, one: PieceCount, moves: Sequence[Move]) -> str:
+    """Say why the pieces of a field are many, by its largest move."""
+    mine = (move for move in moves if field_class(move.field) == one.names[0])
+    move = max(mine, key=lambda move: move.elements)
+    axes, ends = layer.fields[one.names[0]].axes, (move.src, move.dst)
+    if one.elements:
+        wide = [axis for axis, span in enumerate(move.box) if span.size > 1]
+        inner = [axes[min(wide, key=lambda axis: end.strides_bytes[axis])] for end in ends]
+        return f" (single elements, because {inner[0]} is innermost on P and {inner[1]} on D)"
+    said = [f"from {one.sources} ranks of P"] if one.sources > 1 else []
+    if one.count > one.sources and (cut := cut_axes(move.box, ends)):
+        said.insert(0, f"apart for each {_listed(axes[axis] for axis in cut)}")
+    return f" ({', '.join(said)})" if said else ""
 
 
-def _joined(found: Sequence[PieceCount]) -> list[tuple[str, ...]]:
-    """Names that are always joined in one piece together; all others alone."""
-    joins: dict[str, set[tuple[str, ...]]] = defaultdict(set)
-    for one in found:
-        for name in one.names:
-            joins[name].add(one.names)
-    units: dict[tuple[str, ...], None] = {}
-    for name, groups in joins.items():
-        (group, *others) = groups
-        always = not others and all(joins[other] == groups for other in group)
-        units[group if always else (name,)] = None
-    return list(units)
-
-
-def _apart(single: Sequence[str], moves: Sequence[Move], names: dict[str, str]) -> str:
-    """Names whose part from one source is one piece, and on which side they lie apart."""
-    by_source: dict[int, list[Move]] = defaultdict(list)
-    for move in moves:
-        if names[move.field] in single:
-            by_source[move.src_rank].append(move)
-    ranks = f" from each of {len(by_source)} ranks of P" if len(by_source) > 1 else ""
-    if len(single) == 1:
-        return f"{single[0]} in one piece{ranks}"
-    on_p, on_d = (
-        any(_gaps(group, place) for group in by_source.values())
-        for place in (attrgetter("src"), attrgetter("dst"))
-    )
-    if on_p and on_d:
-        return f"{listed(single)} lie apart on both sides{ranks and ', in one piece each'}{ranks}"
-    here, there = ("P", "D") if on_p else ("D", "P")
-    return f"{listed(single)} follow each other on {there}, but their parts lie apart on {here}"
-
-
-def _gaps(moves: Sequence[Move], place_of: Callable[[Move], Place]) -> bool:
-    """Whether runs of bytes do not follow each other in one page."""
-    placed = [(place_of(move), move.elements) for move in moves]
-    runs = sorted(
-        (place.region, place.offset_bytes, elements * place.dtype.itemsize_bytes)
-        for place, elements in placed
-    )
-    return any(one[0] != other[0] or one[1] + one[2] != other[1] for one, other in pairwise(runs))
-
-
-def _innermost(field: Field, box: Box, place: Place) -> str:
-    steps = zip(place.strides_bytes, field.axes, box, strict=True)
-    wide = ((step, axis) for step, axis, span in steps if span.size > 1)
-    return min(wide, default=(0, "nothing"))[1]
-
-
-def _axes(field: Field, move: Move, pieces: int) -> str:
-    """The outermost axes of a box that make up its number of pieces."""
-    order = sorted(range(len(move.box)), key=lambda axis: -move.src.strides_bytes[axis])
-    product, used = 1, list[str]()
-    for axis in order:
-        if product == pieces:
-            break
-        if move.box[axis].size > 1:
-            product *= move.box[axis].size
-            used.append(field.axes[axis])
-    return " and ".join(used) if used and product == pieces else "row of it"
-
-
-def _tokens(state: LayerState) -> Iterable[str]:
-    """Whose ranks share tokens out, and what that means for D's."""
-    moves = [move for move in state.moves if move.per_token]
-    cuts = [
-        {(held.parts, held.interleave_tokens) for held in some}
-        for some in ({move.src.tokens for move in moves}, {move.dst.tokens for move in moves})
+def _shared_tokens(layer: LayerPages) -> Iterator[str]:
+    """Say whose ranks divide the tokens of a prompt, and what that means for D."""
+    moves = [move for move in layer.moves if move.per_token]
+    sides = {"P": {move.src.tokens for move in moves}, "D": {move.dst.tokens for move in moves}}
+    said = [
+        f"ranks of {name} divide the tokens into {parts} parts, {run:,} in turn"
+        for name, classes in sides.items()
+        for parts, run in sorted({(held.parts, held.interleave_tokens) for held in classes})
+        if parts > 1
     ]
-    words = []
-    for name, cut in zip("PD", cuts, strict=True):
-        for parts, run in sorted(cut):
-            if parts > 1:
-                words.append(f"{name}'s ranks share the tokens out in {parts} parts, {run} in turn")
-    if words:
+    if said:
         alike = all(move.src.tokens == move.dst.tokens for move in moves)
-        where = "pages move as pages" if alike else "each token is read from a rank that keeps it"
-        yield f"{listed(words)}: {where}"
+        where = "pages move as pages" if alike else "each token is read from a rank that holds it"
+        yield f"The {', and the '.join(said)}: {where}."
 
 
-def _shared(state: LayerState) -> Iterable[str]:
-    """What several ranks hold alike."""
-    names = state.classes()
-    here, there = holders(state.source), holders(state.destination)
+def _replicas(layer: LayerPages, source: Holders, destination: Holders) -> Iterator[str]:
+    """Say which fields several ranks hold alike, and who serves whom."""
     said: dict[tuple[int, int], list[str]] = defaultdict(list)
-    for field in state.fields:
-        counts = max(map(len, here[field].values())), max(map(len, there[field].values()))
-        if max(counts) > 1:
-            said[counts].append(names[field])
-    for (copies, wanted), several in said.items():
-        what = listed(dict.fromkeys(several))
-        if copies > 1 and wanted > 1:
-            yield (
-                f"{copies} ranks of P hold the same {what}, and {wanted} of D want the same: "
-                f"each of these is served by one of those"
-            )
-        elif wanted > 1:
-            yield f"{wanted} ranks of D hold the same {what}: one rank of P serves them all"
-        else:
-            yield f"{copies} ranks of P hold the same {what}: one of them serves each rank of D"
+    for name, field in layer.fields.items():
+        here, there = (max(map(len, side[field.name].values())) for side in (source, destination))
+        said[here, there].append(name)
+    for (here, there), names in said.items():
+        if max(here, there) > 1:
+            sides = [f"{here} ranks of P"] * (here > 1) + [f"{there} ranks of D"] * (there > 1)
+            what = f"{_listed(sides)} hold the same {_listed(names)}"
+            yield f"{what}: each rank of D reads one copy."
 
 
-def _casts(state: LayerState) -> Iterable[str]:
-    names = state.classes()
+def _changes(layer: LayerPages) -> Iterator[str]:
+    """Say what is cast, rebuilt and zeroed on the way."""
     casts: dict[str, dict[str, None]] = defaultdict(dict)
-    for move in state.moves:
+    for move in layer.moves:
         if move.src.dtype is not move.dst.dtype:
             cast = f"{move.src.dtype.label} to {move.dst.dtype.label}"
-            casts[cast][names[move.field]] = None
-    for cast, several in casts.items():
-        yield f"cast on the way: {listed(several)} from {cast}"
-
-
-def _rebuilt(state: LayerState) -> Iterable[str]:
-    if state.rebuilt:
-        names = state.classes()
-        what = listed(dict.fromkeys(names[move.field] for move in state.rebuilt))
-        most = max((one.bytes for one in state.inputs), default=0)
-        yield f"rebuilt on D from {most:,} bytes of mixer inputs: {what}"
-
-
-def _zeroed(state: LayerState) -> Iterable[str]:
-    sizes = [
-        sum(math.prod(one.sizes) * one.dtype.itemsize_bytes for one in rank.scratch)
-        for rank in state.destination
-    ]
-    if most := max(sizes):
-        many = f"{most:,}" if min(sizes) == most else f"up to {most:,}"
-        yield f"{many} bytes of scratch rows a {state.word} are zeroed on each rank of D"
+            casts[cast][field_class(move.field)] = None
+    for cast, names in casts.items():
+        yield f"Cast on the way from {cast}: {_listed(names)}."
+    if layer.rebuilt:
+        rebuilt = dict.fromkeys(field_class(move.field) for move in layer.rebuilt)
+        most = max((read.bytes for read in layer.inputs), default=0)
+        yield f"Rebuilt on D from {most:,} bytes of mixer inputs: {_listed(rebuilt)}."
+    cells = (cell for rank in layer.destination for page in rank.pages for cell in page.cells)
+    if any(Content.SCRATCH in (cell.content, *cell.mixed) for cell in cells):
+        yield "The scratch rows of D are zeroed."

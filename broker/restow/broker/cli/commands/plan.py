@@ -1,4 +1,4 @@
-"""``restow plan`` says what goes where between two layouts, without a broker."""
+"""``restow plan`` shows what moves between two layouts, without a broker."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from restow.broker.strategy import Strategy
 def plan(
     source: JsonFile,
     destination: JsonFile,
-    strategy: Annotated[Strategy, typer.Option(help="How the pieces travel.")] = Strategy.AUTO,
+    strategy: Annotated[Strategy, typer.Option(help="How the state travels.")] = Strategy.AUTO,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Every field: boxes, replicas, pieces, costs.")
+        bool,
+        typer.Option("--explain", help="Also show the boxes, replicas and pieces of every field."),
     ] = False,
     allow_narrowing: Annotated[
-        bool, typer.Option("--allow-narrowing", help="Plan though D's types round P's values.")
+        bool, typer.Option("--allow-narrowing", help="Plan even if D's types round P's values.")
     ] = False,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt to count with.")] = 8192,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 8192,
     costs: CostsOption = None,
     svg: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="Draw which bytes go where, into this file."),
+        typer.Option(dir_okay=False, help="Draw the moves and the pages into this file."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say for every rank of DESTINATION what it reads from whom in SOURCE."""
+    """Show what each rank of DESTINATION reads from which rank of SOURCE."""
     from restow.broker.cli.files import read_layout, read_object, write_text
     from restow.broker.cli.views.plan_views import plan_json, show_costs_used, show_plan
     from restow.broker.draw.explain import explain as explain_plan
@@ -44,7 +45,7 @@ def plan(
     ranks = explain_plan(made, strategy, tokens, model)
     picture = make_picture(made, ranks, tokens) if svg or explain else None
     if svg and picture:
-        from restow.broker.draw.svg.plan import plan_svg
+        from restow.broker.draw.svg import plan_svg
 
         write_text(svg, plan_svg(picture))
     if as_json:

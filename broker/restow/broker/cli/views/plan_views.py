@@ -31,7 +31,7 @@ _MAX_VALUE_LENGTH = 32
 
 
 def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
-    """Print a checked layout's numbers."""
+    """Print the sizes of a checked layout."""
     console = Console(highlight=False, markup=False)
     console.print(
         f"ok: model {layout.model.identity}, {len(layout.model.fields)} fields, "
@@ -143,7 +143,7 @@ def show_costs_used(costs: CostModel) -> None:
 
 def _show_fields(console: Console, rank: RankLines) -> None:
     console.print(f"\nrank {rank.dst_rank}")
-    table = _table("field", "box", "from", "or", "pieces", "by")
+    table = _table("field", "box", "from", "pieces", "by")
     table.columns[0].no_wrap = True
     for line in rank.fields:
         count = f" x{len(line.fields)}" if len(line.fields) > 1 else ""
@@ -153,8 +153,7 @@ def _show_fields(console: Console, rank: RankLines) -> None:
             table.add_row(
                 line.name + count if index == 0 else "",
                 " ".join(f"[{span.start},{span.stop})" for span in part.box),
-                str(part.src_rank),
-                others,
+                f"{part.src_rank} or {others}" if others else str(part.src_rank),
                 f"{part.pieces:,} x {part.piece_bytes:,} B{unit}"
                 + (f", {part.cast}" if part.cast else ""),
                 line.strategy if index == 0 else "",

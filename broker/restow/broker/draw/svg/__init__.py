@@ -1,1 +1,0 @@
-"""The picture of a plan as SVG."""
