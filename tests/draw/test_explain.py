@@ -115,7 +115,7 @@ def test_what_a_strategy_would_cost_or_why_it_can_not_serve() -> None:
     (rank,) = explain(make_plan(source, destination), Strategy.PACK, tokens=100)
     refused = rank.cost_by_strategy[Strategy.SLICES]
     assert isinstance(refused, str)
-    assert "float32 into bfloat16" in refused
+    assert "float32 to bfloat16" in refused
     ssm_bytes = 9 * 64 * 64 * 128 * 4
     assert replace(rank.cost, seconds=0.0) == Cost(
         rank.bytes_at_tokens - ssm_bytes // 2, 2, 4, seconds=0.0
