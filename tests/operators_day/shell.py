@@ -17,7 +17,7 @@ from types import TracebackType
 from operators_day import reaper
 
 _END = "end-of-this-command"
-_LONGEST_S = 60.0
+_LONGEST_S = 120.0
 """A command may take so long, and so long is looked for what one is to print."""
 _AGAIN_S = 0.5
 _LINES, _COLUMNS = 40, 100
