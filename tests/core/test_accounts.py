@@ -18,7 +18,6 @@ from restow.broker.core.engines.account import (
     ENGINE_BYTES,
     FENCE_BYTES,
     HANDOFF_BYTES,
-    handoff_bytes,
 )
 from restow.broker.core.engines.agent import AGENT_BYTES, AgentRecord, RegionMemory
 from restow.broker.core.handoffs import timeline
@@ -52,9 +51,9 @@ def test_ids_are_counted_and_given_back_however_a_handoff_ends() -> None:
     world.cancel(d, "first")
     before = kept(world)
     world.publish(p, blocks={"kv": MANY}, final=False)
-    assert kept(world) == before + handoff_bytes("h") + LIST_BYTES
+    assert kept(world) == before + HANDOFF_BYTES + LIST_BYTES
     world.publish(p, blocks={"kv": MANY}, final=False, repeated=True)
-    assert kept(world) == before + handoff_bytes("h") + LIST_BYTES
+    assert kept(world) == before + HANDOFF_BYTES + LIST_BYTES
     world.cancel(p)
     world.request(d, "other")
     world.cancel(d, "other")
@@ -71,7 +70,7 @@ def test_ids_are_counted_and_given_back_however_a_handoff_ends() -> None:
 
 @pytest.mark.parametrize("by_d", [False, True])
 def test_ids_that_are_too_many_are_refused_and_nothing_is_left_of_them(by_d: bool) -> None:
-    world, p, d = bounded(handoff_bytes("h") + LIST_BYTES - 1)
+    world, p, d = bounded(HANDOFF_BYTES + LIST_BYTES - 1)
     before = kept(world)
     say: Callable[[], object] = (
         (lambda: world.request(d, blocks={"kv": MANY}))
@@ -89,7 +88,7 @@ def test_ids_that_are_too_many_are_refused_and_nothing_is_left_of_them(by_d: boo
 def test_what_all_tenants_have_kept_is_bounded_as_well() -> None:
     found = World()
     found.engine("p")
-    world = World(limits=replace(LIMITS, max_bytes=kept(found) + handoff_bytes("h")))
+    world = World(limits=replace(LIMITS, max_bytes=kept(found) + HANDOFF_BYTES))
     p = world.engine("p")
     world.publish(p, blocks={}, final=False)
     with pytest.raises(DirectoryFullError, match="its maximum of"):
@@ -167,7 +166,7 @@ def test_fences_before_their_publication_are_counted_and_their_ids_bounded() -> 
     assert kept(world) == before
     world.fence(p, name="h")
     world.publish(p, blocks={}, final=False)
-    assert kept(world) == before + handoff_bytes("h")
+    assert kept(world) == before + HANDOFF_BYTES
     world.fence(p, name="next")
     world.unregister(p)
     world.unregister(d)

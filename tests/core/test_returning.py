@@ -371,7 +371,7 @@ def test_a_fence_of_a_process_that_died_before_the_publication_does_not_count() 
     world.fence_all(p)
     world.connect(p, 1)
     world.publish(p)
-    assert world.find().fenced == {0}
+    assert world.find().side.fenced == {0}
     world.fence(p, 1)
     assert world.find().state is State.READY
 

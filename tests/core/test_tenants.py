@@ -95,8 +95,8 @@ def test_a_tenant_learns_nothing_of_the_handoff_of_another(stage: str) -> None:
 
 def vars_of(world: World, name: str) -> dict[str, object]:
     handoff = world.find(name, "a")
-    kept = ("state", "publication", "demand", "fenced", "unsettled", "failure", "timeline")
-    return {field: getattr(handoff, field) for field in kept}
+    kept = ("state", "publication", "demand", "unsettled", "failure", "timeline")
+    return {field: getattr(handoff, field) for field in kept} | {"fenced": handoff.side.fenced}
 
 
 def test_two_tenants_may_use_one_id() -> None:

@@ -9,7 +9,7 @@ from math import inf
 from restow.broker.core.common.keys import PairKey, State
 from restow.broker.core.common.pair import PairPlan, pair_bytes
 from restow.broker.core.directory import Directory
-from restow.broker.core.engines.account import ENGINE_BYTES, handoff_bytes
+from restow.broker.core.engines.account import ENGINE_BYTES, HANDOFF_BYTES
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import MAX_DELIVERIES, Handoff
 from restow.broker.core.ledger.ledger import Ledger
@@ -102,7 +102,7 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
         yield f"handoff {name} is live and {handoff.state}, ended: {handoff.ended}"
     if handoff.granted != (handoff.state in (State.STAGING, State.READING)):
         yield f"handoff {name} is {handoff.state}, granted: {handoff.granted}"
-    if source is None and handoff.fenced:
+    if source is None and handoff.side.fenced:
         yield f"handoff {name} is fenced, but nobody publishes it"
     for engine in (source, destination):
         if engine is not None and handoff.number not in engine.handoffs:
@@ -253,7 +253,7 @@ def _check_tenants(directory: Directory) -> Iterator[str]:
         found = (present[tenant], live[tenant], quarantined, remembered.get(tenant, []))
         if counted != found:
             yield f"tenant {tenant} holds {found}, but the counts are {counted}"
-        if held.empty:
+        if not any(counted):
             yield f"tenant {tenant} holds nothing, but is counted"
 
 
@@ -282,7 +282,7 @@ def _kept_bytes(directory: Directory, tenant: str) -> int:
 
 def _bytes_of(live: Handoff) -> int:
     published_bytes = 0 if live.parent is not None else live.publication.size_bytes
-    return handoff_bytes(live.handoff_id) + published_bytes + live.demand.size_bytes
+    return HANDOFF_BYTES + published_bytes + live.demand.size_bytes
 
 
 def _check_quarantine(directory: Directory) -> Iterator[str]:

@@ -122,10 +122,7 @@ class Connections:
         )
         failure = Failure(State.FAILED, "AGENT_LOST", words)
         actions: list[Action] = []
-        for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number.get(number)
-            if handoff is None:  # it has ended with its publication
-                continue
+        for handoff in self._ledger.live_of(engine):
             if handoff.source is engine and not holds(handoff.side.said_s):
                 actions += self._ledger.stop(handoff.parent or handoff, failure, now_s)
             elif handoff.destination is engine and not holds(handoff.asked_s):
@@ -136,10 +133,7 @@ class Connections:
     def _heard(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
         """Release what waited for a rank: after its Hello no earlier stream reads any more."""
         actions: list[Action] = []
-        for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number.get(number)
-            if handoff is None:  # it has ended with its publication
-                continue
+        for handoff in self._ledger.live_of(engine):
             if handoff.destination is not engine:
                 continue
             handoff.unheard.discard(rank)
@@ -164,10 +158,7 @@ class Connections:
         agent.gone, agent.gone_s = True, now_s
         rank = agent.key.rank
         actions: list[Action] = []
-        for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number.get(number)
-            if handoff is None:  # it has ended with its publication
-                continue
+        for handoff in self._ledger.live_of(engine):
             if handoff.source is engine and handoff.gathers_on(rank):
                 actions += self._ledger.give_back(handoff, _lost(engine, rank), now_s)
         return actions
@@ -194,10 +185,7 @@ class Connections:
 
     def _give_up_reads(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
         actions: list[Action] = []
-        for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number.get(number)
-            if handoff is None:  # it has ended with its publication
-                continue
+        for handoff in self._ledger.live_of(engine):
             if handoff.destination is engine and rank in handoff.unsettled:
                 actions += self._ledger.stop(handoff, _lost(engine, rank), now_s)
         return actions
@@ -212,10 +200,7 @@ class Connections:
                 if not reader.gone:  # an agent that is away starts afresh when it returns
                     actions.append(SendForget(reader.key, agent.agent_name))
         rank = agent.key.rank
-        for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number.get(number)
-            if handoff is None:  # it has ended with its publication
-                continue
+        for handoff in self._ledger.live_of(engine):
             published = handoff.source is engine and (
                 handoff.publication.final or handoff.side.begun
             )

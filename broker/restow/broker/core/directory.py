@@ -58,7 +58,6 @@ class Directory:
         self.examining = Examining(self.limits, numbering)
         self.granting = Granting(self.ledger, self.probing, digests or Digests())
         self.offering = Offering(self.ledger, self.members, self.prefixes)
-        self._demanding = Demanding(self.ledger, self.granting, self.offering)
         self.ahead = Ahead(self.ledger, self.members, self.granting, self.probing)
         self.reports = Reports(self.ledger, self.granting, self.probing, self.examining)
 
@@ -79,8 +78,8 @@ class Directory:
         handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
         taken_back = chunk.anew and not handoff.side.anew
         try:
-            offered = self.offering.is_offered(handoff, engine)
-            if handoff.source is None and not chunk.repeated and not offered:
+            begins = handoff.side.engine is None and not chunk.repeated
+            if begins and engine.draining and not self.offering.is_offered(handoff, engine):
                 engine.check_takes(handoff_id, handoff.born_s if known else inf)
             handoff.check_source(engine)
             if chunk.readers:
@@ -91,10 +90,12 @@ class Directory:
             if known is None:
                 self.ledger.unmake(handoff)
             raise
-        engine.handoffs.update(part.number for part in (handoff, *handoff.deliveries))
+        engine.handoffs.add(handoff.number)
+        for delivery in handoff.deliveries:
+            engine.handoffs.add(delivery.number)
         engine.publishes = True
         self.offering.taken(handoff)
-        if handoff.deliveries.served:
+        if chunk.readers and handoff.deliveries.served:
             return self.ledger.readers.end_served(handoff, now_s)
         for rank in sorted(engine.early_fences.take(handoff_id)):
             handoff.fence(rank, 0, now_s)
@@ -124,10 +125,7 @@ class Directory:
             for rank in sorted(ranks & engine.agents.keys())
         ]
         actions += self.offering.retract(engine, now_s)
-        for number in sorted(engine.handoffs):
-            handoff = self.ledger.by_number.get(number)
-            if handoff is None:  # it has ended with its publication
-                continue
+        for handoff in self.ledger.live_of(engine):
             publishes = handoff.source is engine and handoff.parent is None
             if handoff.destination is engine or (publishes and not handoff.complete):
                 actions += self.ledger.stop(handoff, revision_changed(engine), now_s)
@@ -159,7 +157,70 @@ class Directory:
         self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
     ) -> list[Action]:
         """Add a demand of D's, or repeat it. Raises a typed error; then nothing has changed."""
-        return self._demanding.request(engine, handoff_id, wish, now_s)
+        engine.check_there()
+        known = self.ledger.hear(engine, handoff_id, now_s)
+        over = self._over(known, engine, wish.repeated, now_s)
+        if over is not None:
+            over.check_asked_before(engine, wish)
+            if wish.repeated:
+                self.ledger.quarantine.hold(over, engine, engine.unheard_ranks, now_s)
+            return self._told_again(over, engine, wish.demand)
+        handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
+        try:
+            asking = self._ask(handoff, engine, wish, now_s, handoff.born_s if known else inf)
+        except RestowError:
+            if known is None:
+                self.ledger.unmake(handoff)
+            else:
+                self.ledger.wait_for_demand(handoff, now_s)
+            raise
+        if asking is None:
+            return self.ledger.part_of(handoff, engine).tell_sampled()
+        engine.asks = True
+        if wish.revision != engine.revision and not engine.has_revision(wish.revision):
+            return self.ledger.stop(asking, revision_changed(engine), now_s)
+        ended = self.granting.known_ends.complete(asking, now_s) if wish.repeated else []
+        if asking.ended:  # there may be no action yet, if D's agents are not back
+            return ended
+        if wish.prefix is not None and asking.source is None:
+            return self.offering.begin(asking, wish.prefix, now_s)
+        return self.granting.advance(asking, now_s)
+
+    def _ask(
+        self, handoff: Handoff, engine: EngineRecord, wish: Wish, now_s: float, began_s: float
+    ) -> Handoff | None:
+        """Return what the demand is for, the handoff or a delivery of it; None for a repetition."""
+        readers, part = self.ledger.readers, self.ledger.part_of(handoff, engine)
+        shared = handoff.shared
+        if shared and handoff.source is None and wish.prefix is not None:
+            raise waited_for(handoff.handoff_id, engine)
+        shared = shared or (wish.readers > 0 and handoff.destination is None)
+        begins = shared and (part is handoff or part.ended)
+        if begins:
+            part = readers.begin(handoff, engine, now_s)
+        try:
+            if part.destination is None and not wish.repeated:
+                engine.check_takes(handoff.handoff_id, began_s)
+            if engine.in_use is None:
+                engine.in_use = self._in_use(engine)
+            first = part.ask(engine, wish, now_s)
+        except RestowError:
+            if begins:
+                readers.drop(part)
+            raise
+        if begins:
+            readers.keep(part, engine)
+            readers.name(handoff, wish.readers)
+        engine.handoffs.add(part.number)
+        return part if first else None
+
+    def _in_use(self, engine: EngineRecord) -> PagesInUse:
+        """Return the blocks in use of an engine before its first demand: its publications'."""
+        in_use = PagesInUse(engine, engine.account)
+        for handoff in map(self.ledger.by_number.get, engine.handoffs):
+            if handoff is not None and handoff.source is engine and handoff.parent is None:
+                in_use.publish(handoff.side, handoff.handoff_id, handoff.publication.blocks)
+        return in_use
 
     def renew(
         self, engine: EngineRecord, handoff_id: str, lease_s: float, now_s: float
@@ -238,8 +299,61 @@ class Directory:
         demand: int = 0,
         readers: int = 0,
     ) -> list[Action]:
-        """Let D continue without the state. Raises as `Demanding.decline`."""
-        return self._demanding.decline(engine, handoff_id, detail, now_s, demand, readers)
+        """Let D continue without the state; P's pages are free at once, or when P publishes.
+
+        ``demand`` is the number of D's message. With several ``readers``, D counts as a reader that
+        needs nothing. Raises `HandoffOwnedError` if another engine is D, `HandoffConflictError` if
+        too many messages have asked, and what `Ledger.make` raises.
+        """
+        engine.check_there()
+        known = self.ledger.hear(engine, handoff_id, now_s)
+        if known is not None:
+            known.check_destination(engine)
+        over = self._over(known, engine, False, now_s)
+        if over is not None:
+            return self._told_again(over, engine, demand)
+        handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
+        part = self.ledger.part_of(handoff, engine)
+        shared = handoff.shared or (readers > 0 and handoff.destination is None)
+        if shared and (part is handoff or part.ended):
+            part = self.ledger.readers.begin(handoff, engine, now_s)
+            part.destination = engine
+            self.ledger.readers.keep(part, engine)
+            self.ledger.readers.name(handoff, readers)
+        elif part.destination is None:
+            part.destination = engine
+        part.add_demand_message(engine, demand)
+        words = f"engine {engine.key.engine_id} declined" + (f": {detail}" if detail else "")
+        return self.ledger.stop(part, Failure(State.CANCELLED, "DECLINED", words), now_s)
+
+    def _over(
+        self, handoff: Handoff | None, engine: EngineRecord, again: bool, now_s: float
+    ) -> Handoff | None:
+        """Return the ended part of a handoff that answers D; None if D may ask.
+
+        D may ask again after a failed delivery. ``again`` says that D repeats a demand. Raises
+        `HandoffOwnedError`.
+        """
+        if handoff is None or not (handoff.ended or handoff.deliveries.by_engine):
+            return None
+        part = self.ledger.part_of(handoff, engine)
+        if handoff.ended and handoff.shared and part is handoff:
+            return self.ledger.readers.late(handoff, engine, now_s)
+        over = handoff.ended or again or is_served(part)
+        return part if part.ended and over else None
+
+    def _told_again(self, handoff: Handoff, engine: EngineRecord, number: int) -> list[Action]:
+        """Tell D how an ended handoff ended, by message ``number``; not yet if it is quarantined.
+
+        Raises `HandoffConflictError` as `decline` does.
+        """
+        if engine is not handoff.destination and handoff.destination is not None:
+            return []
+        if handoff.number not in engine.quarantined:
+            # The sampled token may have been lost with a broken stream, so send it again.
+            return [*handoff.tell_sampled_to(number), told(handoff, engine, number)]
+        handoff.add_demand_message(engine, number)
+        return []
 
     def known_end(
         self, engine: EngineRecord, handoff_id: str, end: KnownEnd, now_s: float
@@ -300,143 +414,6 @@ def _forget_fences(engine: EngineRecord, handoff_id: str) -> list[Action]:
     """Tell the engine's agents to forget their fences of an unpublished handoff."""
     ranks = engine.early_fences.take(handoff_id) & engine.agents.keys()
     return [SendUnfence(engine.agents[rank].key, handoff_id) for rank in sorted(ranks)]
-
-
-class Demanding:
-    """Handles demands of D's for a directory."""
-
-    def __init__(self, ledger: Ledger, granting: Granting, offering: Offering) -> None:
-        """Begin without demands."""
-        self._ledger, self._granting, self._offering = ledger, granting, offering
-
-    def request(
-        self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
-    ) -> list[Action]:
-        """Add a demand of D's, or repeat it. Raises a typed error; then nothing has changed."""
-        engine.check_there()
-        known = self._ledger.hear(engine, handoff_id, now_s)
-        if known is not None and (over := self._over(known, engine, wish.repeated, now_s)):
-            over.check_asked_before(engine, wish)
-            if wish.repeated:
-                self._ledger.quarantine.hold(over, engine, engine.unheard_ranks, now_s)
-            return self._told_again(over, engine, wish.demand)
-        handoff = known or self._ledger.make(engine.key.tenant, handoff_id, now_s)
-        try:
-            asking = self._ask(handoff, engine, wish, now_s, handoff.born_s if known else inf)
-        except RestowError:
-            if known is None:
-                self._ledger.unmake(handoff)
-            else:
-                self._ledger.wait_for_demand(handoff, now_s)
-            raise
-        if asking is None:
-            return self._ledger.part_of(handoff, engine).tell_sampled()
-        engine.asks = True
-        if wish.revision != engine.revision and not engine.has_revision(wish.revision):
-            return self._ledger.stop(asking, revision_changed(engine), now_s)
-        ended = self._granting.known_ends.complete(asking, now_s) if wish.repeated else []
-        if asking.ended:  # there may be no action yet, if D's agents are not back
-            return ended
-        if wish.prefix is not None and asking.source is None:
-            return self._offering.begin(asking, wish.prefix, now_s)
-        return self._granting.advance(asking, now_s)
-
-    def _over(
-        self, handoff: Handoff, engine: EngineRecord, again: bool, now_s: float
-    ) -> Handoff | None:
-        """Return the ended part of a handoff that answers D; None if D may ask.
-
-        D may ask again after a failed delivery. ``again`` says that D repeats a demand. Raises
-        `HandoffOwnedError`.
-        """
-        part = self._ledger.part_of(handoff, engine)
-        if handoff.ended and handoff.shared and part is handoff:
-            return self._ledger.readers.late(handoff, engine, now_s)
-        over = handoff.ended or again or is_served(part)
-        return part if part.ended and over else None
-
-    def _ask(
-        self, handoff: Handoff, engine: EngineRecord, wish: Wish, now_s: float, began_s: float
-    ) -> Handoff | None:
-        """Return what the demand is for, the handoff or a delivery of it; None for a repetition."""
-        readers, part = self._ledger.readers, self._ledger.part_of(handoff, engine)
-        if handoff.shared and handoff.source is None and wish.prefix is not None:
-            raise waited_for(handoff.handoff_id, engine)
-        shared = handoff.shared or (wish.readers > 0 and handoff.destination is None)
-        begins = shared and (part is handoff or part.ended)
-        if begins:
-            part = readers.begin(handoff, engine, now_s)
-        try:
-            if part.destination is None and not wish.repeated:
-                engine.check_takes(handoff.handoff_id, began_s)
-            if engine.in_use is None:
-                engine.in_use = self._in_use(engine)
-            first = part.ask(engine, wish, now_s)
-        except RestowError:
-            if begins:
-                readers.drop(part)
-            raise
-        if begins:
-            readers.keep(part, engine)
-            readers.name(handoff, wish.readers)
-        engine.handoffs.add(part.number)
-        return part if first else None
-
-    def _in_use(self, engine: EngineRecord) -> PagesInUse:
-        """Return the blocks in use of an engine before its first demand: its publications'."""
-        in_use = PagesInUse(engine, engine.account)
-        for handoff in map(self._ledger.by_number.get, engine.handoffs):
-            if handoff is not None and handoff.source is engine and handoff.parent is None:
-                in_use.publish(handoff.side, handoff.handoff_id, handoff.publication.blocks)
-        return in_use
-
-    def decline(
-        self,
-        engine: EngineRecord,
-        handoff_id: str,
-        detail: str,
-        now_s: float,
-        demand: int = 0,
-        readers: int = 0,
-    ) -> list[Action]:
-        """Let D continue without the state; P's pages are free at once, or when P publishes.
-
-        ``demand`` is the number of D's message. With several ``readers``, D counts as a reader that
-        needs nothing. Raises `HandoffOwnedError` if another engine is D, `HandoffConflictError` if
-        too many messages have asked, and what `Ledger.make` raises.
-        """
-        engine.check_there()
-        known = self._ledger.hear(engine, handoff_id, now_s)
-        if known is not None:
-            known.check_destination(engine)
-            if over := self._over(known, engine, False, now_s):
-                return self._told_again(over, engine, demand)
-        handoff = known or self._ledger.make(engine.key.tenant, handoff_id, now_s)
-        part = self._ledger.part_of(handoff, engine)
-        shared = handoff.shared or (readers > 0 and handoff.destination is None)
-        if shared and (part is handoff or part.ended):
-            part = self._ledger.readers.begin(handoff, engine, now_s)
-            part.destination = engine
-            self._ledger.readers.keep(part, engine)
-            self._ledger.readers.name(handoff, readers)
-        elif part.destination is None:
-            part.destination = engine
-        part.add_demand_message(engine, demand)
-        words = f"engine {engine.key.engine_id} declined" + (f": {detail}" if detail else "")
-        return self._ledger.stop(part, Failure(State.CANCELLED, "DECLINED", words), now_s)
-
-    def _told_again(self, handoff: Handoff, engine: EngineRecord, number: int) -> list[Action]:
-        """Tell D how an ended handoff ended, by message ``number``; not yet if it is quarantined.
-
-        Raises `HandoffConflictError` as `decline` does.
-        """
-        if engine is not handoff.destination and handoff.destination is not None:
-            return []
-        if handoff.number not in engine.quarantined:
-            # The sampled token may have been lost with a broken stream, so send it again.
-            return [*handoff.tell_sampled_to(number), told(handoff, engine, number)]
-        handoff.add_demand_message(engine, number)
-        return []
 
 
 def revision_changed(engine: EngineRecord) -> Failure:

@@ -58,9 +58,8 @@ class Granting:
         actions: list[Action] = []
         if engine.complete:
             known = bool(self.known_ends.by_id)
-            for number in sorted(engine.handoffs):
-                handoff = self._ledger.by_number.get(number)
-                if handoff is not None and (known or handoff.lease.agents_until_s):
+            for handoff in self._ledger.live_of(engine):
+                if known or handoff.lease.agents_until_s:
                     actions += self.advance(handoff, now_s)
         return actions
 
@@ -159,31 +158,29 @@ class Granting:
 
     def advance(self, handoff: Handoff, now_s: float) -> list[Action]:
         """Grant a handoff, or each delivery of a publication, as soon as everything is ready."""
-        actions = self._advance(handoff, now_s)
+        if handoff.pair is not None:
+            return []
+        side, destination = handoff.side, handoff.destination
+        actions: list[Action] = []
+        if self.known_ends.by_id:
+            actions += self.known_ends.complete(handoff, now_s)
+            if handoff.ended:
+                return actions
+        if handoff.state is State.WAITING and side.complete:
+            handoff.state = State.READY
+            handoff.timeline.note(now_s, "ready")
+        if destination is not None:
+            if handoff.state is State.READY and not handoff.met_s:
+                handoff.met_s = now_s
+            if side.engine is not None:
+                actions += self._try_grant(handoff, side.engine, destination, now_s)
+        if not handoff.ended:  # an ended handoff has no deadline
+            self._ledger.watch(handoff)
         if handoff.deliveries.by_engine:  # most handoffs have no deliveries
             for delivery in handoff.deliveries:
                 if not delivery.ended:
-                    actions += self._advance(delivery, now_s)
+                    actions += self.advance(delivery, now_s)
         return actions
-
-    def _advance(self, handoff: Handoff, now_s: float) -> list[Action]:
-        if handoff.pair is not None:
-            return []
-        known: list[Action] = []
-        if self.known_ends.by_id:
-            known = self.known_ends.complete(handoff, now_s)
-            if handoff.ended:
-                return known
-        if handoff.state is State.WAITING and handoff.complete:
-            handoff.state = State.READY
-            handoff.timeline.note(now_s, "ready")
-        if handoff.state is State.READY and handoff.destination is not None and not handoff.met_s:
-            handoff.met_s = now_s
-        actions = self._try_grant(handoff, now_s)
-        # An ended handoff has no deadline.
-        if not handoff.ended:
-            self._ledger.watch(handoff)
-        return known + actions
 
     def key_of(self, source: EngineRecord, destination: EngineRecord) -> PairKey:
         """Return the key of two engines' plan; the key changes when costs become known."""
@@ -198,15 +195,15 @@ class Granting:
         costs = None if key.hosts is None else self._probing.known[key.hosts].costs
         return [MakePlan(key, source.layout, destination.layout, costs, ahead)]
 
-    def _try_grant(self, handoff: Handoff, now_s: float) -> list[Action]:
-        source, destination = handoff.source, handoff.destination
-        if source is None or destination is None:
-            return []
+    def _try_grant(
+        self, handoff: Handoff, source: EngineRecord, destination: EngineRecord, now_s: float
+    ) -> list[Action]:
         if handoff.weights_differ(destination):
             wanted = destination.revision_said(handoff.demand.revision)
             ours, theirs = source.identity(handoff.side.revision), destination.identity(wanted)
             return self._ledger.stop(handoff, _other_weights(ours, theirs), now_s)
-        if source.complete and destination.complete:
+        complete = source.complete and destination.complete
+        if complete:
             handoff.lease.agents_came()
         key = self.key_of(source, destination)
         pair = self.pairs.get(key)
@@ -221,9 +218,16 @@ class Granting:
             return self._ledger.stop(handoff, failure, now_s)
         # Tell D the token now: the state may take long to arrive, or is not yet fenced.
         told = handoff.tell_sampled()
-        return told + self._try_read(handoff, source, destination, pair, now_s)
+        if self.draining:
+            return told
+        if complete:
+            read = self._try_whole if handoff.state is State.READY else self._try_part
+            return told + read(handoff, source, destination, pair, now_s)
+        if handoff.state is State.READY and handoff.lease.wait_for_agents(self._limits, now_s):
+            handoff.timeline.note(now_s, "waits for agents")
+        return told
 
-    def _try_read(
+    def _try_whole(
         self,
         handoff: Handoff,
         source: EngineRecord,
@@ -231,15 +235,7 @@ class Granting:
         pair: PairPlan,
         now_s: float,
     ) -> list[Action]:
-        """Grant the whole read, or an early read, by the pair's plan."""
-        if self.draining:
-            return []
-        if handoff.state is not State.READY:
-            return self._try_part(handoff, source, destination, pair, now_s)
-        if not (source.complete and destination.complete):
-            if handoff.lease.wait_for_agents(self._limits, now_s):
-                handoff.timeline.note(now_s, "waits for agents")
-            return []
+        """Grant the read of a state that is complete."""
         probes = self._probing.wait(handoff.number, source, destination, pair, now_s)
         if probes is not None:
             handoff.timeline.note_wait(now_s, COSTS)
@@ -266,7 +262,7 @@ class Granting:
             return []
         least_bytes = self._limits.early_bytes
         stop = early_tokens(handoff, source, destination, pair, least_bytes)
-        if not stop or pair.early is None or not (source.complete and destination.complete):
+        if not stop or pair.early is None:
             return []
         if handoff.parent is not None and not handoff.parent.deliveries.has_place:
             return []

@@ -238,10 +238,7 @@ class Membership:
         self._ledger.quarantine.forget(engine)
         self._ledger.flow.forget(engine.key)
         actions: list[Action] = []
-        for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number.get(number)
-            if handoff is None:  # it has ended with its publication
-                continue
+        for handoff in self._ledger.live_of(engine):
             state = State.FAILED if handoff.source is engine else State.CANCELLED
             failure = Failure(state, "ENGINE_LOST", error.message)
             actions += self._ledger.stop(handoff, failure, now_s)

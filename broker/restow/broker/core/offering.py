@@ -98,7 +98,7 @@ class Offering:
         self, engine: EngineRecord, handoff_id: str, detail: str, now_s: float
     ) -> list[Action]:
         """Record that a holder declines an offer, and offer to the next; ignore late answers."""
-        handoff = self._ledger.look_up(engine, handoff_id)
+        handoff = self._ledger.known(engine.key.tenant, handoff_id)
         if handoff is None or handoff.ended or not self.is_offered(handoff, engine):
             return []
         handoff.timeline.note_often(now_s, "offer declined", f"{engine.key.engine_id}: {detail}")

@@ -175,6 +175,8 @@ class Probing:
         now_s: float,
     ) -> list[Action] | None:
         """Let a handoff wait until costs are known; None if there is nothing to wait for."""
+        if not self._enabled:
+            return None
         actions = self.measure(source, destination, plan, now_s)
         hosts = self.hosts(source, destination)
         if actions is not None and hosts is not None:

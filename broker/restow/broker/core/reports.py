@@ -55,17 +55,17 @@ class Reports:
         """
         if agent.gone:
             return []
-        check_handoff_id(handoff_id)
         if tokens < 0:
             raise RequestError(
                 f"handoff {handoff_id}: the number of fenced tokens is {tokens}: it must not be "
                 f"negative",
                 field="tokens",
             )
-        known = self._ledger.look_up(engine, handoff_id)
+        known = self._ledger.known(engine.key.tenant, handoff_id)
         if known is not None and known.ended:
             return [SendUnfence(agent.key, handoff_id)]
-        if known is None or known.source is None:
+        if known is None or known.side.engine is None:
+            check_handoff_id(handoff_id)
             if tokens:
                 return []
             until_s = unpublished_until_s(self._limits, now_s)
@@ -73,7 +73,7 @@ class Reports:
             return []
         known.check_source(engine)
         known.fence(agent.key.rank, tokens, now_s)
-        may_read = known.complete or known.side.early_tokens
+        may_read = known.side.complete or known.side.early_tokens
         return self._granting.advance(known, now_s) if may_read else []
 
     def staged(

@@ -32,29 +32,22 @@ class QuantileCounts:
     Slot 0 has durations up to `SHORTEST_S`, slot k those up to ``SHORTEST_S * 2**(k/PER_OCTAVE)``.
     """
 
-    __slots__ = ("_counts",)
+    __slots__ = ("counts",)
 
     def __init__(self) -> None:
         """Begin with empty slots."""
-        self._counts = array("I", bytes(SLOTS * 4))
+        self.counts = array("I", bytes(SLOTS * 4))
 
     def add(self, slot: int) -> None:
         """Count a duration by its `slot_of`."""
-        self._counts[slot] += 1
+        self.counts[slot] += 1
 
-    def add_all(self, other: QuantileCounts) -> None:
-        """Add the counts of ``other``."""
-        counts = self._counts
-        for slot, count in enumerate(other._counts):
+    def merge(self, other: QuantileCounts, sign: int) -> None:
+        """Add the counts of ``other``, or subtract them if ``sign`` is -1."""
+        counts = self.counts
+        for slot, count in enumerate(other.counts):
             if count:
-                counts[slot] += count
-
-    def take_away(self, other: QuantileCounts) -> None:
-        """Subtract the counts of ``other``, which were added before."""
-        counts = self._counts
-        for slot, count in enumerate(other._counts):
-            if count:
-                counts[slot] -= count
+                counts[slot] += sign * count
 
     def quantile(self, share: float) -> float | None:
         """Return the duration in seconds that a ``share`` of all do not exceed; None: no counts.
@@ -65,7 +58,7 @@ class QuantileCounts:
         >>> round(found.quantile(0.5), 2), round(found.quantile(0.99), 2)
         (0.53, 1.06)
         """
-        upto = list(accumulate(self._counts))
+        upto = list(accumulate(self.counts))
         if not upto[-1]:
             return None
         # Take the nearest rank; half a count less keeps rounding from choosing the rank above.
@@ -113,31 +106,21 @@ class Tally:
             if end.transfer_s is not None:
                 self.done_bytes += end.bytes_read
                 self.reading_s += end.transfer_s
-                self.transfers.add(end.slot)
+                self.transfers.counts[end.slot] += 1
         elif end.state is State.CANCELLED:
             self.cancelled += 1
         else:
             self.failed += 1
 
-    def add(self, other: Tally) -> None:
-        """Add the counts of ``other``."""
-        self.done += other.done
-        self.failed += other.failed
-        self.cancelled += other.cancelled
-        self.bytes_read += other.bytes_read
-        self.done_bytes += other.done_bytes
-        self.reading_s += other.reading_s
-        self.transfers.add_all(other.transfers)
-
-    def take_away(self, other: Tally) -> None:
-        """Subtract the counts of ``other``, which were added before."""
-        self.done -= other.done
-        self.failed -= other.failed
-        self.cancelled -= other.cancelled
-        self.bytes_read -= other.bytes_read
-        self.done_bytes -= other.done_bytes
-        self.reading_s = max(0.0, self.reading_s - other.reading_s)
-        self.transfers.take_away(other.transfers)
+    def merge(self, other: Tally, sign: int = 1) -> None:
+        """Add the counts of ``other``, or subtract them if ``sign`` is -1."""
+        self.done += sign * other.done
+        self.failed += sign * other.failed
+        self.cancelled += sign * other.cancelled
+        self.bytes_read += sign * other.bytes_read
+        self.done_bytes += sign * other.done_bytes
+        self.reading_s = max(0.0, self.reading_s + sign * other.reading_s)
+        self.transfers.merge(other.transfers, sign)
 
     @property
     def ended(self) -> int:
@@ -197,15 +180,15 @@ class Series:
     def _forget(self, now_s: float) -> int:
         """Forget steps that are too old, and return the number of the current step."""
         if self._fresh.ended:
-            self._tallies.setdefault(self._fresh_step, Tally()).add(self._fresh)
-            self._whole.add(self._fresh)
+            self._tallies.setdefault(self._fresh_step, Tally()).merge(self._fresh)
+            self._whole.merge(self._fresh)
             self._fresh = Tally()
         step = int(now_s // self.step_s)
         while self._tallies:
             oldest = next(iter(self._tallies))
             if oldest > step - self.steps:
                 break
-            self._whole.take_away(self._tallies.pop(oldest))
+            self._whole.merge(self._tallies.pop(oldest), -1)
         # A clock that is set back must not open a step before the latest step.
         return max(step, next(reversed(self._tallies), step))
 

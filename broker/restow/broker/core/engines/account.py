@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -13,19 +13,13 @@ from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import Checks
 from restow.broker.core.common.traffic import End, PairTally, Traffic
 from restow.broker.errors import DirectoryFullError, QuotaExceededError
-from restow.broker.text_bytes import text_bytes
 
-HANDOFF_BYTES = 4096
-"""Overhead of a live handoff beside its id and its block lists; it includes the timeline."""
+HANDOFF_BYTES = 6656
+"""Bytes of a live handoff without its block lists: it may have the longest id and timeline."""
 ENGINE_BYTES = 16 << 10
 """Overhead of an engine beside its layout: its names and those of its former incarnations."""
 FENCE_BYTES = 512
 """Overhead of a fence that came before its publication, beside its id."""
-
-
-def handoff_bytes(handoff_id: str) -> int:
-    """Return the bytes of a live handoff without its block lists."""
-    return HANDOFF_BYTES + text_bytes(handoff_id)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,21 +52,17 @@ class Account:
 
     def keep(self, size_bytes: int) -> None:
         """Store ``size_bytes`` more; a negative number stores fewer. Raises as `check`."""
-        if size_bytes > 0:
-            self.check(size_bytes)
-        self.let_go(-size_bytes)
+        self.check(size_bytes)
+        self.kept_bytes += size_bytes
+        self.total.size_bytes += size_bytes
+        self.total.keeping[self.tenant] = self
 
     def let_go(self, size_bytes: int) -> None:
         """Store ``size_bytes`` fewer."""
-        size_bytes = -size_bytes
-        before_bytes = self.kept_bytes
-        self.kept_bytes = left_bytes = before_bytes + size_bytes
-        self.total.size_bytes += size_bytes
-        if not before_bytes or not left_bytes:
-            if left_bytes:
-                self.total.keeping[self.tenant] = self
-            else:
-                self.total.keeping.pop(self.tenant, None)
+        self.kept_bytes -= size_bytes
+        self.total.size_bytes -= size_bytes
+        if not self.kept_bytes:
+            self.total.keeping.pop(self.tenant, None)
 
     def carry(self, size_bytes: int) -> None:
         """Add bytes in transit. Raises as `check`."""
@@ -135,31 +125,24 @@ class Holdings:
     checks: Checks = field(default_factory=Checks)
     traffic: Traffic = field(default_factory=Traffic)
 
-    @property
-    def empty(self) -> bool:
-        """Return whether nothing of the tenant is left."""
-        return not (self.ended or self.engines or self.live or self.quarantined)
-
 
 class Tenants:
     """The holdings of all tenants; a tenant without holdings is forgotten, with its counts."""
 
     def __init__(self, limits: Limits) -> None:
         """Begin without holdings."""
-        self.holdings: dict[str, Holdings] = {}
+        self.holdings: defaultdict[str, Holdings] = defaultdict(Holdings)
         self._limits = limits
         self._total = Total(limits.max_bytes)
         self._accounts: WeakValueDictionary[str, Account] = WeakValueDictionary()
+        """Each tenant has a single account as long as it has bytes or a caller refers to it."""
 
     def of(self, tenant: str) -> Holdings:
         """Return what a tenant holds, for reading only."""
         return self.holdings.get(tenant) or Holdings()
 
     def account(self, tenant: str) -> Account:
-        """Return the tenant's account.
-
-        There is a single account per tenant as long as it has bytes or a caller refers to it.
-        """
+        """Return the tenant's account."""
         account = self._accounts.get(tenant)
         if account is None:
             account = Account(tenant, self._limits.tenant_max_bytes, self._total)
@@ -173,42 +156,45 @@ class Tenants:
 
     def check_engine(self, tenant: str) -> None:
         """Raise `QuotaExceededError` if the tenant must not register another engine."""
-        _check(tenant, "engines", self.of(tenant).engines, self._limits.tenant_max_engines)
+        most = self._limits.tenant_max_engines
+        if most is not None:
+            _check(tenant, "engines", self.of(tenant).engines, most)
 
     def check_handoff(self, tenant: str) -> None:
         """Raise `QuotaExceededError` if the tenant must not begin another handoff."""
-        held = self.of(tenant)
-        _check(tenant, "handoffs", held.live + held.quarantined, self._limits.tenant_max_live)
+        most = self._limits.tenant_max_live
+        if most is not None:
+            held = self.of(tenant)
+            _check(tenant, "handoffs", held.live + held.quarantined, most)
 
     def add_engines(self, tenant: str, count: int) -> None:
         """Count engines that registered or, with a negative ``count``, left."""
-        self._known(tenant).engines += count
+        self.holdings[tenant].engines += count
         self._forget_if_empty(tenant)
 
     def add_live(self, tenant: str, count: int) -> None:
         """Count handoffs that began or, with a negative ``count``, are no longer live."""
-        self._known(tenant).live += count
+        self.holdings[tenant].live += count
         if count < 0:
             self._forget_if_empty(tenant)
 
     def add_quarantined(self, tenant: str, count: int) -> None:
         """Count handoffs that entered or, with a negative ``count``, left quarantine."""
-        self._known(tenant).quarantined += count
+        self.holdings[tenant].quarantined += count
         self._forget_if_empty(tenant)
 
     def count_end(self, tenant: str, end: End, pair: tuple[str, str] | None, now_s: float) -> None:
         """Count an ended handoff; ``pair`` has the ids of P and D if both are known."""
-        held = self._known(tenant)
+        held = self.holdings[tenant]
         held.ended_counts[end.state] += 1
         held.bytes_read += end.bytes_read
         held.traffic.count(end, pair, now_s)
 
     def remember(self, tenant: str, handoff_id: str) -> str | None:
         """Remember an ended handoff; return the id of a handoff to forget in its place, if any."""
-        held = self._known(tenant)
-        held.ended.append(handoff_id)
-        bound = self._limits.tenant_max_ended
-        return held.ended.popleft() if bound is not None and len(held.ended) > bound else None
+        ended, most = self.holdings[tenant].ended, self._limits.tenant_max_ended
+        ended.append(handoff_id)
+        return ended.popleft() if most is not None and len(ended) > most else None
 
     def pairs(self, tenant: str | None, now_s: float) -> Iterator[PairTally]:
         """Yield the recent ends by pair of engines, of a tenant or of all tenants for None."""
@@ -218,26 +204,21 @@ class Tenants:
 
     def forget_oldest(self, tenant: str) -> None:
         """Forget the oldest ended handoff of a tenant."""
-        self._known(tenant).ended.popleft()
+        self.holdings[tenant].ended.popleft()
         self._forget_if_empty(tenant)
 
-    def _known(self, tenant: str) -> Holdings:
-        held = self.holdings.get(tenant)
-        if held is None:
-            held = self.holdings[tenant] = Holdings()
-        return held
-
     def _forget_if_empty(self, tenant: str) -> None:
-        if self.holdings[tenant].empty:
+        held = self.holdings[tenant]
+        if not (held.ended or held.engines or held.live or held.quarantined):
             del self.holdings[tenant]
 
 
-def _check(tenant: str, what: str, held: int, bound: int | None) -> None:
-    if bound is not None and held >= bound:
+def _check(tenant: str, what: str, held: int, most: int) -> None:
+    if held >= most:
         raise QuotaExceededError(
-            f"tenant {tenant} has {held} {what}, and its quota is {bound}: wait until some have "
+            f"tenant {tenant} has {held} {what}, and its quota is {most}: wait until some have "
             f"ended, or have the operator raise the quota",
             tenant=tenant,
             what=what,
-            limit=bound,
+            limit=most,
         )

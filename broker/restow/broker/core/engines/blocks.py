@@ -67,13 +67,13 @@ class BlockLists:
                 group=group,
             )
         size_bytes = len(data)
-        check_whole(group, data)
+        if not size_bytes:
+            return
         if size_bytes == ID_BYTES:  # a snapshot's single id needs no array
             highest = int.from_bytes(data, "little")
-        elif data:
-            highest = self.check_distinct(group, data)
         else:
-            return
+            check_whole(group, data)
+            highest = self.check_distinct(group, data)
         if highest >= limit:
             wrong = unpacked(group, data).item(int(np.argmax(unsigned(data) >= limit)))
             raise PageRangeError(

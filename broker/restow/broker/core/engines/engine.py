@@ -332,7 +332,7 @@ class EngineRecord(BlockLists):
 
     def check_takes(self, handoff_id: str, began_s: float) -> None:
         """Raise `EngineDrainingError` if it drains and the handoff began after its drain."""
-        if self.draining and began_s > self.drains_since_s:
+        if 0.0 < self.drains_since_s < began_s:
             name = self.key.engine_id
             raise EngineDrainingError(
                 f"engine {name} is draining and takes no new handoff, so {handoff_id} is refused: "

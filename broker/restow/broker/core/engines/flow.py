@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from restow.broker.core.common.keys import EngineKey
 
@@ -25,8 +26,7 @@ LEARNING = 0.2
 """Weight of the newest rate."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(NamedTuple):
     """A handoff that is being read."""
 
     size_bytes: int
@@ -54,16 +54,6 @@ class _Inbound:
     small_reads_per_s: float = 0.0
     """0 while the rate is unknown."""
 
-    @property
-    def window_bytes(self) -> float:
-        if not self.bytes_per_s:
-            return FIRST_WINDOW_BYTES
-        return max(LEAST_WINDOW_BYTES, self.bytes_per_s * UNDER_WAY_S)
-
-    @property
-    def window_small_reads(self) -> float:
-        return max(LEAST_SMALL_READS, self.small_reads_per_s * UNDER_WAY_S)
-
     def count(self, size_bytes: int, sign: int) -> None:
         """Add a read to those under way, or remove it if ``sign`` is -1."""
         self.under_way_bytes += sign * size_bytes
@@ -74,24 +64,25 @@ class _Inbound:
     def learn(self, read: _Read, now_s: float) -> None:
         """Update the rates from a finished read."""
         took_s = max(now_s - read.began_s, 1e-4)
-        self.bytes_per_s = _learned(self.bytes_per_s, read.with_it_bytes / took_s)
+        newest = read.with_it_bytes / took_s
+        known = self.bytes_per_s or newest
+        self.bytes_per_s = known + LEARNING * (newest - known)
         if read.size_bytes <= SMALL_BYTES:
-            self.small_reads_per_s = _learned(self.small_reads_per_s, read.with_it_reads / took_s)
-
-    def queue_of(self, size_bytes: int) -> OrderedDict[int, int]:
-        return self.small_waiting if size_bytes <= SMALL_BYTES else self.waiting
+            newest = read.with_it_reads / took_s
+            known = self.small_reads_per_s or newest
+            self.small_reads_per_s = known + LEARNING * (newest - known)
 
     def has_room(self, size_bytes: int) -> bool:
+        """Return whether a read of ``size_bytes`` may begin beside those under way."""
         if size_bytes <= SMALL_BYTES:
-            if self.small_reads >= self.window_small_reads:
+            if self.small_reads >= max(LEAST_SMALL_READS, self.small_reads_per_s * UNDER_WAY_S):
                 return False
             if self.small_bytes + size_bytes <= SMALL_WINDOW_BYTES:
                 return True
-        return not self.reads or self.under_way_bytes + size_bytes <= self.window_bytes
-
-
-def _learned(before: float, newest: float) -> float:
-    return before + LEARNING * (newest - before) if before else newest
+        window_bytes: float = FIRST_WINDOW_BYTES
+        if self.bytes_per_s:
+            window_bytes = max(LEAST_WINDOW_BYTES, self.bytes_per_s * UNDER_WAY_S)
+        return not self.reads or self.under_way_bytes + size_bytes <= window_bytes
 
 
 class Flow:
@@ -103,8 +94,10 @@ class Flow:
 
     def begin(self, engine: EngineKey, number: int, size_bytes: int, now_s: float) -> bool:
         """Return whether a handoff may be read now; otherwise it waits until `next` returns it."""
-        inbound = self._engines.setdefault(engine, _Inbound())
-        queue = inbound.queue_of(size_bytes)
+        inbound = self._engines.get(engine)
+        if inbound is None:
+            inbound = self._engines[engine] = _Inbound()
+        queue = inbound.small_waiting if size_bytes <= SMALL_BYTES else inbound.waiting
         first = number in inbound.called or not queue
         inbound.called.discard(number)
         if not (first and inbound.has_room(size_bytes)):

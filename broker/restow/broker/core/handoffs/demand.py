@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from restow.broker.block_ids import MAX_BLOCKS, MAX_LIST_BYTES
 from restow.broker.core.common.events import NamedPrefix, Wish
-from restow.broker.core.common.keys import EngineKey
+from restow.broker.core.common.keys import EngineKey, size_of
 from restow.broker.core.engines.blocks import BlockLists
 from restow.broker.core.handoffs.publication import Publication
 from restow.broker.errors import ContentMismatchError, PagesError
@@ -54,28 +54,43 @@ class Demand(NamedTuple):
     write_mark: int = 0
     """What agents wait for before they write, as in `Wish`."""
 
+    size_bytes: int = 0
+    """Bytes of block ids and hashes."""
+
     @classmethod
     def of(cls, wish: Wish) -> Demand:
         """Return the demand of a wish without checking it."""
-        return cls(dict(wish.blocks), *_beside_blocks(wish))
+        prefix = wish.prefix
+        return cls(
+            dict(wish.blocks),
+            wish.held_tokens,
+            wish.position_tokens,
+            wish.content if prefix is None else prefix.content,
+            prefix,
+            wish.takes_sampled,
+            wish.revision,
+            wish.write_mark,
+            size_of(wish.blocks) + (0 if prefix is None else prefix.size_bytes),
+        )
 
     @classmethod
     def checked(cls, handoff_id: str, lists: BlockLists, wish: Wish) -> Demand:
         """Return the demand of a wish, checked against D's ``lists``. Raises a `PagesError`."""
-        blocks: dict[str, bytes] = {}
+        seen: set[str] = set()
         for group, data in wish.blocks:
             lists.check_ids(group, data)
-            if group in blocks or len(data) > MAX_LIST_BYTES:
+            if group in seen or len(data) > MAX_LIST_BYTES:
                 raise PagesError(
                     f"handoff {handoff_id}: group {group} is listed more than once, or has more "
                     f"than {MAX_BLOCKS} blocks",
                     handoff=handoff_id,
                     group=group,
                 )
-            blocks[group] = data
+            seen.add(group)
+        demand = cls.of(wish)
         if lists.overlaid:
-            lists.check_overlaid(blocks)
-        return cls(blocks, *_beside_blocks(wish))
+            lists.check_overlaid(demand.blocks)
+        return demand
 
     def check_content(self, handoff_id: str, published: Publication) -> None:
         """Raise `ContentMismatchError` if the content of P's whole state differs from what D wants.
@@ -103,27 +118,15 @@ class Demand(NamedTuple):
             return False
         return self.position_tokens == published.position_tokens
 
-    @property
-    def size_bytes(self) -> int:
-        """Return the bytes of block ids and hashes."""
-        prefix_bytes = 0 if self.prefix is None else self.prefix.size_bytes
-        return sum(map(len, self.blocks.values())) + prefix_bytes
-
     def without_blocks(self) -> Demand:
         """Return what is remembered of the demand after the end."""
-        return self._replace(blocks={}, prefix=None)
+        return self._replace(blocks={}, prefix=None, size_bytes=0)
 
     @property
     def key(self) -> int:
         """Return a hash of the demand that clients cannot predict."""
         blocks = frozenset(self.blocks.items())
         return hash((blocks, self[1:4], self.takes_sampled, self.revision))
-
-
-def _beside_blocks(wish: Wish) -> tuple[int, int, bytes, NamedPrefix | None, bool, str, int]:
-    content = wish.content if wish.prefix is None else wish.prefix.content
-    named = wish.held_tokens, wish.position_tokens, content
-    return *named, wish.prefix, wish.takes_sampled, wish.revision, wish.write_mark
 
 
 NO_DEMAND = Demand({})
@@ -163,10 +166,11 @@ class DemandMessages:
 
     def add(self, number: int) -> bool:
         """Add a message that states or repeats the demand; return False if there are too many."""
-        numbered = any(known > 0 for known in self.numbers)
-        if number in self.numbers or (number < 0 and numbered):
+        kept = self.numbers
+        if number in kept or (number < 0 and max(kept, default=0) > 0):
             return True
-        kept = tuple(known for known in self.numbers if known >= 0 or number == 0)
+        if number:
+            kept = tuple([known for known in kept if known >= 0])
         if len(kept) >= MAX_MESSAGES:
             return False
         self.numbers = (*kept, number)

@@ -66,7 +66,7 @@ def misfit(
     handoff: Handoff, source: EngineRecord, destination: EngineRecord, pair: PairPlan
 ) -> Misfit | None:
     """Check what needs both sides, all agents and the position; return None if they fit."""
-    published, wanted = handoff.publication, handoff.demand
+    published, wanted = handoff.side.publication, handoff.demand
     position_tokens = published.position_tokens
     if wanted.position_tokens not in (0, position_tokens):
         words = (
@@ -98,7 +98,7 @@ def misfit(
             for group, data in wanted.blocks.items():
                 destination.check_ids(group, data)
         # The null block must not be among the blocks of tokens that are moved.
-        for lists in pair.group_pairs:
+        for lists in pair.group_pairs if source.null_blocks or destination.null_blocks else ():
             if lists.per_token:
                 first = lists.first_token(wanted.held_tokens, position_tokens)
                 if lists.has_source:
@@ -183,11 +183,12 @@ def execute(
     handoff: Handoff, pair: PairPlan, dst_ranks: Sequence[int], now_s: float
 ) -> list[Action]:
     """Return orders for destination ranks whose sources are all staged."""
-    source, destination = handoff.source, handoff.destination
+    source, destination = handoff.side.engine, handoff.destination
     if source is None or destination is None:
         return []
-    src_blocks = _needed(handoff.publication.blocks, pair.src_groups)
+    src_blocks = _needed(handoff.side.publication.blocks, pair.src_groups)
     dst_blocks = _needed(handoff.demand.blocks, pair.dst_groups)
+    first_token, stop_token = handoff.first_token, handoff.stop_token
     left_ms = handoff.lease.left_ms(now_s)
     actions: list[Action] = []
     for dst_rank in dst_ranks:
@@ -212,8 +213,8 @@ def execute(
                 program.program_id,
                 src_blocks,
                 dst_blocks,
-                handoff.first_token,
-                handoff.stop_token,
+                first_token,
+                stop_token,
                 tuple(runs),
                 left_ms,
                 pair.hashed,

@@ -10,6 +10,7 @@ from restow.broker.core.common.actions import Action, TellSampled
 from restow.broker.core.common.events import Chunk, Failure, StagedRun, Wish
 from restow.broker.core.common.keys import EngineKey, State
 from restow.broker.core.common.pair import PairPlan
+from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.demand import NO_DEMAND, Demand, DemandMessages, Offer
@@ -163,6 +164,8 @@ class Handoff:
     tenant: str
     handoff_id: str
     born_s: float
+    account: Account
+    """The account of its tenant."""
     state: State = State.WAITING
     parent: Handoff | None = None
     """The publication that it is a delivery of; None for a publication."""
@@ -247,7 +250,7 @@ class Handoff:
     @property
     def stop_token(self) -> int:
         """Return the end of the tokens that the grant, or the next grant, reads."""
-        return self.part_tokens or self.publication.position_tokens
+        return self.part_tokens or self.side.publication.position_tokens
 
     @property
     def source(self) -> EngineRecord | None:
@@ -258,11 +261,6 @@ class Handoff:
     def publication(self) -> Publication:
         """Return what P has published."""
         return self.side.publication
-
-    @property
-    def fenced(self) -> set[int]:
-        """Return P's ranks whose part is complete in memory."""
-        return self.side.fenced
 
     @property
     def complete(self) -> bool:
@@ -296,8 +294,9 @@ class Handoff:
 
     def check_source(self, engine: EngineRecord) -> None:
         """Raise `HandoffOwnedError` if another engine is P."""
-        if self.source is not None and self.source is not engine:
-            raise owned(self.handoff_id, "source", "published", self.source, engine)
+        source = self.side.engine
+        if source is not None and source is not engine:
+            raise owned(self.handoff_id, "source", "published", source, engine)
 
     def check_destination(self, engine: EngineRecord) -> None:
         """Raise `HandoffOwnedError` if another engine is D."""
@@ -309,14 +308,12 @@ class Handoff:
         return self.side.revision != destination.revision_said(self.demand.revision)
 
     def publish(self, engine: EngineRecord, chunk: Chunk, now_s: float) -> None:
-        """Add a chunk of P's, or a repetition of an earlier chunk.
+        """Add a chunk of P's, or a repetition of an earlier chunk. Raises as `SourceSide.publish`.
 
-        Raises a `PagesError`, `HandoffOwnedError`, `HandoffConflictError`, and what `Account.keep`
-        raises; in any case nothing changes.
+        The caller has checked that no other engine is P.
         """
-        self.check_source(engine)
         self.side.publish(self.handoff_id, engine, chunk, now_s)
-        self.deliveries.readers = self.publication.readers or self.deliveries.readers
+        self.deliveries.readers = self.side.publication.readers or self.deliveries.readers
         for part in (self, *self.deliveries):
             part.lease.renew(chunk.lease_s, now_s)
         self.trace_parent = self.trace_parent or chunk.trace_parent
@@ -331,10 +328,12 @@ class Handoff:
 
     def fence(self, rank: int, tokens: int, now_s: float) -> None:
         """Record that a rank of P has ``tokens`` leading tokens in memory, or for 0 the whole."""
-        self.side.fence(rank, tokens)
+        side = self.side
         if tokens:
+            side.fenced_tokens[rank] = max(tokens, side.fenced_tokens.get(rank, 0))
             self.timeline.note_often(now_s, "fenced early", (rank, tokens))
         else:
+            side.fenced.add(rank)
             self.timeline.note(now_s, "fenced", rank)
 
     def ask(self, engine: EngineRecord, wish: Wish, now_s: float) -> bool:
@@ -351,8 +350,8 @@ class Handoff:
             self.add_demand_message(engine, wish.demand)
             self.asked_s = now_s
             return False
-        if self.publication.final:
-            demand.check_content(self.handoff_id, self.publication)
+        if self.side.publication.final:
+            demand.check_content(self.handoff_id, self.side.publication)
         engine.account.keep(demand.size_bytes)
         if engine.in_use is not None:
             try:
@@ -374,7 +373,7 @@ class Handoff:
 
     def tell_sampled(self) -> list[Action]:
         """Tell D the token that P sampled, if D wants it, both sides fit and D has not heard."""
-        if self.sampled_told:
+        if self.sampled_told or self.side.publication.sampled_token is None:
             return []
         actions = [
             action
@@ -386,7 +385,7 @@ class Handoff:
 
     def tell_sampled_to(self, number: int) -> list[Action]:
         """Tell D the sampled token by its message ``number``, even if D was told before."""
-        destination, token = self.destination, self.publication.sampled_token
+        destination, token = self.destination, self.side.publication.sampled_token
         if token is None or destination is None or number < 1:
             return []
         if not self.demand.fits_sampled(self.handoff_id, self.publication):

@@ -23,7 +23,7 @@ def waits_for(handoff: Handoff) -> str:
     if not handoff.publication.final:
         return f"engine {source.key.engine_id} has not published all of it"
     if not handoff.complete:
-        ranks = [rank.rank for rank in source.layout.ranks if rank.rank not in handoff.fenced]
+        ranks = [rank.rank for rank in source.layout.ranks if rank.rank not in handoff.side.fenced]
         return f"ranks {ranks} of engine {source.key.engine_id} have not fenced it"
     if handoff.shared:
         return handoff.deliveries.in_words()

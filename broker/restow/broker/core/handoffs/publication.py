@@ -35,6 +35,8 @@ class Publication(NamedTuple):
     """Readers that must have the state, as P named it; 0 if P named no number."""
     sampled_token: int | None = None
     """The token that P sampled after the position; None if it sampled none."""
+    size_bytes: int = 0
+    """Bytes of all ids."""
 
     def with_chunk(self, handoff_id: str, lists: BlockLists, chunk: Chunk) -> Publication:
         """Return the publication with a new or repeated chunk; ``lists`` are P's.
@@ -42,7 +44,7 @@ class Publication(NamedTuple):
         Raises a `PagesError` or `HandoffConflictError`.
         """
         merged = dict(self.blocks)
-        listed: set[str] = set()
+        listed: dict[str, bytes] = {}
         for group, first_block, data in chunk.blocks:
             if group in listed:  # repeated growth of a list within a chunk would copy it each time
                 raise PagesError(
@@ -50,8 +52,8 @@ class Publication(NamedTuple):
                     handoff=handoff_id,
                     group=group,
                 )
-            listed.add(group)
             lists.check_ids(group, data)
+            listed[group] = data
             if first_block or group in merged or len(data) > MAX_LIST_BYTES:
                 data = _appended(merged.get(group, b""), handoff_id, group, first_block, data)
             merged[group] = data
@@ -64,7 +66,8 @@ class Publication(NamedTuple):
             )
         readers = max(self.readers, chunk.readers)
         at = chunk.position_tokens
-        said = Publication(merged, at, chunk.content, True, readers, chunk.sampled_token)
+        sampled = chunk.sampled_token
+        said = Publication(merged, at, chunk.content, True, readers, sampled, size_bytes)
         if self.final and (merged != self.blocks or (chunk.final and said != self)):
             raise HandoffConflictError(
                 f"handoff {handoff_id} was already published whole, at position "
@@ -73,7 +76,7 @@ class Publication(NamedTuple):
                 handoff=handoff_id,
             )
         if not chunk.final:
-            return self._replace(blocks=merged, readers=readers)
+            return self._replace(blocks=merged, readers=readers, size_bytes=size_bytes)
         if chunk.position_tokens < 1:
             raise PageCountError(
                 f"handoff {handoff_id}: position_tokens is {chunk.position_tokens}; a final "
@@ -82,20 +85,15 @@ class Publication(NamedTuple):
             )
         lists.check_counts(lists.block_tokens, merged, chunk.position_tokens)
         for group, data in merged.items():
-            if not any(data is given for _, _, given in chunk.blocks):
+            if listed.get(group) is not data:
                 lists.check_distinct(group, data)  # over all chunks of the list
         if lists.overlaid:
             lists.check_overlaid(merged)
         return said
 
-    @property
-    def size_bytes(self) -> int:
-        """Return the bytes of all ids."""
-        return sum(map(len, self.blocks.values()))
-
     def without_blocks(self) -> Publication:
         """Return what is remembered of the publication after the end."""
-        return self._replace(blocks={})
+        return self._replace(blocks={}, size_bytes=0)
 
 
 NOTHING_PUBLISHED = Publication({})
@@ -149,8 +147,12 @@ class SourceSide:
     @property
     def complete(self) -> bool:
         """Return whether P's state is published whole, and fenced on every rank."""
-        engine, whole = self.engine, self.publication.final
-        return whole and engine is not None and len(self.fenced) >= engine.ranks
+        engine = self.engine
+        return (
+            self.publication.final
+            and engine is not None
+            and len(self.fenced) >= len(engine.layout.ranks)
+        )
 
     @property
     def begun(self) -> bool:
@@ -160,16 +162,10 @@ class SourceSide:
     @property
     def early_tokens(self) -> int:
         """Return how many leading tokens are complete on every rank before the whole is."""
-        if self.anew or self.engine is None or len(self.fenced_tokens) < self.engine.ranks:
+        engine = self.engine
+        if self.anew or engine is None or len(self.fenced_tokens) < len(engine.layout.ranks):
             return 0
         return min(self.fenced_tokens.values())
-
-    def fence(self, rank: int, tokens: int) -> None:
-        """Record that a rank has ``tokens`` leading tokens in memory, or for 0 the whole."""
-        if tokens:
-            self.fenced_tokens[rank] = max(tokens, self.fenced_tokens.get(rank, 0))
-        else:
-            self.fenced.add(rank)
 
     def unfence(self, rank: int) -> None:
         """Remove the fences of a rank that has lost its memory."""

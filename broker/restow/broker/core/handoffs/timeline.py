@@ -25,9 +25,10 @@ class Timeline(list[tuple[float, str, object]]):
 
     def note_often(self, now_s: float, event: str, detail: object = "") -> None:
         """Add an entry that may repeat often; the event's first and latest entries are kept."""
-        known = [index for index, entry in enumerate(self) if entry[1] == event]
-        if len(known) >= MAX_OFTEN:
-            del self[known[1]]
+        if len(self) >= MAX_OFTEN:
+            known = [index for index, entry in enumerate(self) if entry[1] == event]
+            if len(known) >= MAX_OFTEN:
+                del self[known[1]]
         self.note(now_s, event, detail)
 
     def note_wait(self, now_s: float, wait: tuple[str, str]) -> None:

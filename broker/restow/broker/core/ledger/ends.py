@@ -7,95 +7,73 @@ from dataclasses import dataclass
 
 from restow.broker.core.common.actions import Action, TellEnded
 from restow.broker.core.common.keys import Counterpart, EngineKey, State
-from restow.broker.core.common.traffic import End
 from restow.broker.core.engines.account import Tenants
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.demand import is_compared
 from restow.broker.core.handoffs.handoff import Handoff
 
 
-def end_of(handoff: Handoff) -> End:
-    """Return what the statistics count of a handoff that has ended."""
-    return End.of(handoff.state, handoff.bytes_read, handoff.transfer_s)
-
-
 def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> TellEnded:
     """Return how the handoff ended, for P; for D, ``demand`` is the message that it ends."""
-    failure = handoff.failure
-    reason, detail = (failure.reason, failure.detail) if failure is not None else ("", "")
-    published = handoff.publication
+    state, failure, published = handoff.state, handoff.failure, handoff.side.publication
+    readers = (handoff.parent or handoff).deliveries.readers
     if demand is not None:
         compared, others = is_compared(published, handoff.demand), _publication(handoff)
-    elif not handoff.shared:
+    elif not readers:
         compared, others = is_compared(published, handoff.demand), _demand(handoff)
     else:
-        parts = [part for part in _parts(handoff) if part.ended]
+        # The deliveries that ended as their publication did, with success or without.
+        parts = [
+            part
+            for part in handoff.deliveries.by_engine.values()
+            if part.ended and (state is State.DONE) == (part.failure is None)
+        ]
         compared = bool(parts) and all(is_compared(published, part.demand) for part in parts)
         others = tuple([other for part in parts for other in _demand(part)])
     return TellEnded(
         engine.key,
         handoff.handoff_id,
-        handoff.state,
-        reason,
-        detail,
+        state,
+        failure.reason if failure is not None else "",
+        failure.detail if failure is not None else "",
         handoff.bytes_read,
-        int((handoff.transfer_s or 0.0) * 1e6),
+        int((handoff.ended_s - handoff.granted_s) * 1e6) if handoff.granted_s else 0,
         demand,
         delivered(handoff),
         published.position_tokens,
         compared,
         others,
         published.sampled_token if demand is None else None,
-        (handoff.parent or handoff).deliveries.readers,
+        readers,
     )
-
-
-def _parts(handoff: Handoff) -> list[Handoff]:
-    """Return the deliveries that ended as their publication did, with success or without."""
-    done = handoff.state is State.DONE
-    return [
-        delivery
-        for delivery in handoff.deliveries.by_engine.values()
-        if done == (delivery.failure is None)
-    ]
 
 
 def _publication(handoff: Handoff) -> tuple[Counterpart, ...]:
     """Return P and the number of its message, for D."""
-    source, side = handoff.source, handoff.side
-    if source is None or not side.number:
+    side = handoff.side
+    if side.engine is None or not side.number:
         return ()
-    return (Counterpart(source.key.engine_id, source.incarnation, (side.number,)),)
+    return (Counterpart(side.engine.key.engine_id, side.engine.incarnation, (side.number,)),)
 
 
 def _demand(handoff: Handoff) -> tuple[Counterpart, ...]:
     """Return D and the numbers of its session's messages, for P."""
     engine, numbers = handoff.destination, handoff.demand_messages.numbers
-    if engine is None or not numbers:
+    if engine is None or max(numbers, default=0) < 1:
         return ()
-    if min(numbers) < 1:
-        numbers = tuple([number for number in numbers if number > 0])
-        if not numbers:
-            return ()
+    numbers = tuple([number for number in numbers if number > 0])
     agents = engine.fingerprint() if handoff.failure is None else b""
     return (Counterpart(engine.key.engine_id, engine.incarnation, numbers, agents),)
 
 
 def delivered(handoff: Handoff) -> int:
     """Return how many D's have the state of the handoff."""
-    return handoff.deliveries.done if handoff.shared else int(handoff.state is State.DONE)
+    return handoff.deliveries.done or int(handoff.state is State.DONE)
 
 
 def told_destination(handoff: Handoff, destination: EngineRecord) -> list[Action]:
     """Return how the handoff ended, for each message of D's that asked for it."""
     return [told(handoff, destination, number) for number in handoff.demand_messages.numbers]
-
-
-def pair_ids(handoff: Handoff) -> tuple[str, str] | None:
-    """Return the ids of P and D; None if either is unknown."""
-    if handoff.source is None or handoff.destination is None:
-        return None
-    return handoff.source.key.engine_id, handoff.destination.key.engine_id
 
 
 @dataclass(slots=True)
@@ -115,15 +93,16 @@ class Quarantine:
     def __init__(self, tenants: Tenants) -> None:
         """Begin empty; ``tenants`` counts the handoffs in quarantine."""
         self._tenants = tenants
-        self._held: dict[tuple[EngineKey, int], _Held] = {}
+        self.held: dict[tuple[EngineKey, int], _Held] = {}
+        """Handoffs in quarantine, by D and number."""
 
     def __len__(self) -> int:
         """Return the number of handoffs in quarantine."""
-        return len(self._held)
+        return len(self.held)
 
     def ranks(self, engine: EngineRecord, number: int) -> set[int]:
         """Return the ranks of D that a quarantined handoff waits for; empty if there is none."""
-        held = self._held.get((engine.key, number))
+        held = self.held.get((engine.key, number))
         return held.ranks if held is not None else set()
 
     def hold(
@@ -133,7 +112,7 @@ class Quarantine:
         if engine.gone or not ranks:
             return False
         if handoff.number not in engine.quarantined:
-            self._held[engine.key, handoff.number] = _Held(handoff, set(ranks))
+            self.held[engine.key, handoff.number] = _Held(handoff, set(ranks))
             engine.quarantined.add(handoff.number)
             self._tenants.add_quarantined(engine.key.tenant, 1)
             handoff.timeline.note(now_s, "quarantined", sorted(ranks))
@@ -143,11 +122,11 @@ class Quarantine:
         """Record that a rank has finished its part of a handoff, whether quarantined or not."""
         if number not in engine.quarantined:
             return []
-        held = self._held[engine.key, number]
+        held = self.held[engine.key, number]
         held.ranks.discard(rank)
         if held.ranks:
             return []
-        del self._held[engine.key, number]
+        del self.held[engine.key, number]
         engine.quarantined.discard(number)
         self._tenants.add_quarantined(engine.key.tenant, -1)
         held.handoff.timeline.note(now_s, "released")
@@ -165,6 +144,6 @@ class Quarantine:
     def forget(self, engine: EngineRecord) -> None:
         """Forget the handoffs of an engine that is gone with its pages."""
         for number in engine.quarantined:
-            self._held.pop((engine.key, number)).handoff.writing = 0
+            self.held.pop((engine.key, number)).handoff.writing = 0
         self._tenants.add_quarantined(engine.key.tenant, -len(engine.quarantined))
         engine.quarantined.clear()

@@ -9,13 +9,14 @@ from restow.broker.core.common.events import Failure
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import Checks
-from restow.broker.core.engines.account import Account, handoff_bytes
+from restow.broker.core.common.traffic import End
+from restow.broker.core.engines.account import HANDOFF_BYTES
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.flow import Flow
 from restow.broker.core.handoffs.demand import NO_DEMAND, DemandMessages, is_compared
 from restow.broker.core.handoffs.grant import release_staging
 from restow.broker.core.handoffs.handoff import Handoff, named_late, no_place
-from restow.broker.core.ledger.ends import end_of, pair_ids, told, told_destination
+from restow.broker.core.ledger.ends import told, told_destination
 from restow.broker.core.ledger.statistics import Statistics
 from restow.broker.core.ledger.table import Deadlines, Table
 from restow.broker.errors import HandoffUnknownError
@@ -74,20 +75,22 @@ class Readers:
 
     def _new(self, handoff: Handoff, now_s: float) -> Handoff:
         self._ledger.check_room(handoff.tenant)
-        self._account(handoff).keep(handoff_bytes(handoff.handoff_id))
+        handoff.account.keep(HANDOFF_BYTES)
         return self._of(handoff, now_s)
 
     def _of(self, handoff: Handoff, now_s: float) -> Handoff:
-        number = self._ledger.numbering.take(now_s)
         made = Handoff(
-            number, handoff.tenant, handoff.handoff_id, now_s, parent=handoff, side=handoff.side
+            self._ledger.numbering.take(now_s),
+            handoff.tenant,
+            handoff.handoff_id,
+            now_s,
+            handoff.account,
+            parent=handoff,
+            side=handoff.side,
         )
         made.lease.until_s = handoff.lease.until_s
         made.trace_parent = handoff.trace_parent
         return made
-
-    def _account(self, handoff: Handoff) -> Account:
-        return self._ledger.tenants.account(handoff.tenant)
 
     def begin(self, handoff: Handoff, engine: EngineRecord, now_s: float) -> Handoff:
         """Create a delivery for a D that has none; then call `keep` or `drop`.
@@ -101,7 +104,7 @@ class Readers:
 
     def drop(self, delivery: Handoff) -> None:
         """Forget a delivery whose demand was refused."""
-        self._account(delivery).let_go(handoff_bytes(delivery.handoff_id))
+        delivery.account.let_go(HANDOFF_BYTES)
 
     def keep(self, delivery: Handoff, engine: EngineRecord) -> None:
         """File a delivery that ``engine`` has asked for."""
@@ -138,6 +141,8 @@ class Readers:
     def end_all(self, handoff: Handoff, now_s: float) -> list[Action]:
         """End the deliveries of a publication that ends, with its failure."""
         actions: list[Action] = []
+        if not handoff.deliveries.by_engine:  # most handoffs have no deliveries
+            return actions
         failure = handoff.failure
         if failure is None:
             words = f"no reader's place was left: {handoff.deliveries.in_words()}"
@@ -208,7 +213,7 @@ class Ledger(Table):
 
     def hear(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff | None:
         """Return the handoff that an engine speaks of; give it back to a re-registered engine."""
-        handoff = self.look_up(engine, handoff_id)
+        handoff = self.known(engine.key.tenant, handoff_id)
         if handoff is not None:
             for part in (handoff, handoff.deliveries.by_engine.get(engine.key)):
                 if part is not None and part.ended:
@@ -394,7 +399,7 @@ class Ledger(Table):
                 if engine is not None:
                     engine.handoffs.discard(part.number)
             part.forget_blocks()
-            self.tenants.account(part.tenant).let_go(handoff_bytes(part.handoff_id))
+            part.account.let_go(HANDOFF_BYTES)
             self.tenants.add_live(part.tenant, -1)
         del self.live[handoff.tenant, handoff.handoff_id]
 
@@ -421,7 +426,8 @@ class Ledger(Table):
         handoff.ended_s = now_s
         handoff.state = State.DONE if failure is None else failure.state
         actions = self.readers.end_all(handoff, now_s)
-        actions += release_staging(handoff)
+        if handoff.stagers:
+            actions += release_staging(handoff)
         self._leave_flow(handoff, now_s)
         if handoff.pair is not None and handoff.pair.hashed:
             if failure is None:
@@ -436,7 +442,7 @@ class Ledger(Table):
             self.remember(handoff)
         self._count(handoff, now_s)
         writing = handoff.unsettled | handoff.unheard
-        source, destination = handoff.source, handoff.destination
+        source, destination = handoff.side.engine, handoff.destination
         if source is not None:
             source.handoffs.discard(handoff.number)
             if handoff.parent is None:
@@ -446,21 +452,26 @@ class Ledger(Table):
             if not self.quarantine.hold(handoff, destination, writing, now_s):
                 actions += told_destination(handoff, destination)
         handoff.forget_blocks()
-        self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
+        handoff.account.let_go(HANDOFF_BYTES)
         if self.fresh_ends is not None:
             self.fresh_ends.append(handoff)
         if failure is not None and failure.reason not in ORDINARY:
             self._tell_failure(handoff, failure)
-        return actions + self.readers.ended(handoff, now_s)
+        return actions if handoff.parent is None else actions + self.readers.ended(handoff, now_s)
 
     def _count(self, handoff: Handoff, now_s: float) -> None:
         """Count an end; a shared publication counts apart, because its deliveries were counted."""
         self.tenants.add_live(handoff.tenant, -1)
-        if handoff.shared:
+        if handoff.deliveries.readers:
             self.statistics.count_publication(handoff)
             return
-        end = end_of(handoff)
-        self.tenants.count_end(handoff.tenant, end, pair_ids(handoff), now_s)
+        source, destination = handoff.side.engine, handoff.destination
+        pair = None
+        if source is not None and destination is not None:
+            pair = source.key.engine_id, destination.key.engine_id
+        took_s = now_s - handoff.granted_s if handoff.granted_s else None
+        end = End.of(handoff.state, handoff.bytes_read, took_s)
+        self.tenants.count_end(handoff.tenant, end, pair, now_s)
         self.statistics.count(handoff, end)
         self.bytes_read += handoff.bytes_read
         self.early_bytes += handoff.early_bytes
@@ -472,11 +483,11 @@ class Ledger(Table):
 
 def _unfence(handoff: Handoff) -> list[Action]:
     """Tell P's agents to forget their fences; absent agents are told when they repeat them."""
-    source = handoff.source
+    source = handoff.side.engine
     if source is None:
         return []
     return [
         SendUnfence(source.agents[rank].key, handoff.handoff_id)
-        for rank in sorted(handoff.fenced)
+        for rank in sorted(handoff.side.fenced)
         if rank in source.agents
     ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
 
 from restow.broker.core.common.limits import Limits, Numbering
-from restow.broker.core.engines.account import Tenants, handoff_bytes
+from restow.broker.core.engines.account import HANDOFF_BYTES, Tenants
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.ends import Quarantine
@@ -89,9 +90,15 @@ class Table:
             )
         return handoff
 
-    def look_up(self, engine: EngineRecord, handoff_id: str) -> Handoff | None:
-        """Return the handoff with this id in the engine's tenant, live or ended, or None."""
-        return self.known(engine.key.tenant, handoff_id)
+    def live_of(self, engine: EngineRecord) -> Iterator[Handoff]:
+        """Yield the live handoffs in which an engine has a side, the earliest number first.
+
+        A handoff that ends before its turn is left out.
+        """
+        for number in sorted(engine.handoffs):
+            handoff = self.by_number.get(number)
+            if handoff is not None:
+                yield handoff
 
     def make(self, tenant: str, handoff_id: str, now_s: float) -> Handoff:
         """Create a handoff for an unknown id.
@@ -100,9 +107,10 @@ class Table:
         """
         check_handoff_id(handoff_id)
         self.check_room(tenant)
-        self.tenants.account(tenant).keep(handoff_bytes(handoff_id))
+        account = self.tenants.account(tenant)
+        account.keep(HANDOFF_BYTES)
         number = self.numbering.take(now_s)
-        handoff = Handoff(number, tenant, handoff_id, now_s)
+        handoff = Handoff(number, tenant, handoff_id, now_s, account)
         self.live[tenant, handoff_id] = handoff
         self.by_number[number] = handoff
         self.tenants.add_live(tenant, 1)
@@ -111,7 +119,7 @@ class Table:
     def check_room(self, tenant: str) -> None:
         """Raise `QuotaExceededError` or `DirectoryFullError` if no further handoff may begin."""
         self.tenants.check_handoff(tenant)
-        if len(self.by_number) + len(self.quarantine) >= self.limits.max_live:
+        if len(self.by_number) + len(self.quarantine.held) >= self.limits.max_live:
             raise DirectoryFullError(
                 f"the broker holds its maximum of {self.limits.max_live} handoffs: try again later"
             )
@@ -120,7 +128,7 @@ class Table:
         """Remove all trace of a handoff whose first message was refused."""
         del self.live[handoff.tenant, handoff.handoff_id]
         del self.by_number[handoff.number]
-        self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
+        handoff.account.let_go(HANDOFF_BYTES)
         self.tenants.add_live(handoff.tenant, -1)
 
     def remember(self, handoff: Handoff) -> None:

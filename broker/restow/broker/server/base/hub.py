@@ -125,7 +125,7 @@ class Hub:
         """Count a refused message of an engine, and note it in the handoff's timeline."""
         ledger = self.directory.ledger
         ledger.statistics.refuse(error.reason)
-        known = ledger.look_up(engine, handoff_id)
+        known = ledger.known(engine.key.tenant, handoff_id)
         if known is not None and engine is not known.source:
             known = ledger.part_of(known, engine)
         if known is None:

@@ -94,8 +94,9 @@ class Outbox(Generic[Batch]):
             self._bytes_in_last = size_bytes
         if self._closed or not self._carry(MESSAGE_BYTES + COPIES * size_bytes):
             return self._make()
+        if not self._in_last:  # a reader waits only while there is no message
+            self._wake.set()
         self._in_last += 1
-        self._wake.set()
         return self._last
 
     def _carry(self, size_bytes: int) -> bool:
@@ -313,7 +314,7 @@ def _write_stage(outbox: AgentOutbox, action: act.SendStage) -> None:
 
 
 def _write_execute(outbox: AgentOutbox, action: act.SendExecute) -> None:
-    size_bytes = size_of(action.src_blocks) + size_of(action.dst_blocks)
+    size_bytes = size_of(action.src_blocks + action.dst_blocks)
     execute = outbox.open(size_bytes).orders.add().execute
     execute.handoff = action.handoff
     execute.handoff_id = action.handoff_id
