@@ -23,10 +23,11 @@ from restow.broker.planner.interleave import chunk_places, whole_moves
 from restow.broker.planner.program import (
     GATHER_IN_ORDER,
     GATHER_PLACED,
+    INTERLEAVED_TO,
     SCATTER_PLACED,
     Column,
+    chunk_bytes,
 )
-from restow.broker.planner.program.forms import INTERLEAVED_TO, chunk_bytes
 from restow.broker.planner.table import Table
 from restow.broker.rpc import wire_program
 

@@ -15,8 +15,7 @@ from restow.broker.layout.difference import field_class
 from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner.costs import page_runs
 from restow.broker.planner.plan import Move
-from restow.broker.planner.program import Column
-from restow.broker.planner.program.programs import strided
+from restow.broker.planner.program import Column, strided
 from restow.broker.planner.table import Cutter
 
 TIMES = "\u00d7"

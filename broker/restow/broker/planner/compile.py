@@ -26,10 +26,10 @@ from restow.broker.planner.program import (
     PageForm,
     Program,
     Step,
+    join_rows,
     joined_steps,
     no_rows,
 )
-from restow.broker.planner.program.programs import join_rows
 from restow.broker.planner.recompute import Recompute
 from restow.broker.planner.table import Cutter, Table
 from restow.broker.planner.way import Sent, Share, Spared, Way

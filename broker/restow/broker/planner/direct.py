@@ -23,8 +23,8 @@ from restow.broker.planner.program import (
     GroupPair,
     Step,
     no_rows,
+    split_rows,
 )
-from restow.broker.planner.program.programs import split_rows
 from restow.broker.planner.way import Sent, Way, Work, src_ranks
 from restow.broker.strategy import Strategy
 

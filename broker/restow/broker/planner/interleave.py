@@ -25,8 +25,8 @@ from restow.broker.planner.program import (
     Column,
     GroupPair,
     Step,
+    aligned,
 )
-from restow.broker.planner.program.forms import aligned
 from restow.broker.planner.table import Cutter, Table
 from restow.broker.planner.way import Sent, Way, Work, src_ranks
 from restow.broker.strategy import Strategy

@@ -23,9 +23,9 @@ from restow.broker.planner.program import (
     GroupPair,
     ProjectColumn,
     Step,
+    joined,
     no_rows,
 )
-from restow.broker.planner.program.programs import joined
 from restow.broker.planner.table import Cutter
 from restow.broker.planner.way import Sent, Share, Sparing, Way, Work
 from restow.broker.strategy import Strategy
