@@ -19,7 +19,6 @@ from restow.broker.families import (
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.costs import CostModel
-from restow.broker.planner.interleave import chunk_places, whole_moves
 from restow.broker.planner.program import (
     GATHER_IN_ORDER,
     GATHER_PLACED,
@@ -29,6 +28,7 @@ from restow.broker.planner.program import (
     chunk_bytes,
 )
 from restow.broker.planner.table import Table
+from restow.broker.planner.ways import chunk_places, whole_moves
 from restow.broker.rpc import wire_program
 
 BF16 = DType.BFLOAT16

@@ -31,9 +31,8 @@ from restow.broker.client.engine.chains import (
     find_request,
     holders_of,
 )
-from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.engine_words import EngineWords
-from restow.broker.client.engine.open_handoffs import OpenHandoffs
+from restow.broker.client.engine.open_handoffs import Delivery, HandoffEnded, OpenHandoffs
 from restow.broker.client.engine.prefix_side import Change, PrefixSide
 from restow.broker.errors import NoLeaderError, NotLeaderError, RestowError
 from restow.broker.layout import Layout
