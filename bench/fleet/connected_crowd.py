@@ -16,7 +16,7 @@ from dataclasses import asdict
 import uvloop
 
 from bench.model_sizes import tiny_hybrid
-from restow.agents.link.kept_stream import Link
+from restow.agents.link.broker_link import Link
 from restow.broker.client import EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout

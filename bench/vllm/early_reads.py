@@ -17,10 +17,10 @@ from pathlib import Path
 from random import Random
 
 from bench.report import Put, Row, compared
-from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
+from restow.demo.recall.task import VOCABULARY_SIZE
 from vllm_harness.checkpoints import write_checkpoint
 from vllm_harness.engine import Options, vllm_engine
 from vllm_harness.hybrid_checkpoints import HYBRIDS

@@ -27,12 +27,12 @@ from bench.model_sizes import tiny_hybrid
 from bench.report import Put, Row, compared
 from restow.agents.engines.common.blocks import Group
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.recall.model import checkpoint_folder
-from restow.agents.engines.recall.task import Prompt, make_prompts
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.broker.client import BlockingSession
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
+from restow.demo.recall.model import checkpoint_folder
+from restow.demo.recall.task import Prompt, make_prompts
 from vllm_harness.engine import Answer, Options, VllmEngine, vllm_engine
 
 SUITE = "vllm-handover"

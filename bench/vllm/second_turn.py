@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bench.report import Put, Row, compared
 from forked.ports import free_port
-from restow.agents.engines.recall.task import VOCABULARY_SIZE
+from restow.demo.recall.task import VOCABULARY_SIZE
 from vllm_harness.checkpoints import write_checkpoint
 from vllm_harness.engine import RESTING, Options, VllmEngine, vllm_engine
 from vllm_harness.finders import END, TELL, Finders, finders

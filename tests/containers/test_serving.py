@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from containers.compose import ENGINES, SERVICES, Answer, Compose, docker, until
-from restow.agents.demo.experiment import SEED
-from restow.agents.engines.recall.task import Prompt, decode, make_prompts
+from restow.demo.experiment import SEED
+from restow.demo.recall.task import Prompt, decode, make_prompts
 
 pytestmark = [
     pytest.mark.skipif(

@@ -11,8 +11,8 @@ import subprocess
 import sys
 
 from containers.compose import SERVICES, Compose, docker, until
-from restow.agents.demo.experiment import SEED
-from restow.agents.engines.recall.task import make_prompts
+from restow.demo.experiment import SEED
+from restow.demo.recall.task import make_prompts
 
 TERMINAL = {"COLUMNS": "110", "LINES": "40", "FORCE_COLOR": "1", "TERM": "dumb"}
 """It has no styles."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from restow.agents.engines.transformers.engine import Engine
-from restow.agents.engines.transformers.state_io import RankTensors, lay_out
+from restow.demo.transformers.engine import Engine
+from restow.demo.transformers.state_io import RankTensors, lay_out
 
 POISON = 0xFF
 """NaN in every float type, so that what is read by mistake spoils the logits."""

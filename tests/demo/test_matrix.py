@@ -16,7 +16,9 @@ import pytest
 import torch
 from transformers import NemotronHForCausalLM
 
-from restow.agents.demo.experiment import (
+from restow.broker.families import ConvLayout, EngineSettings
+from restow.broker.planner import Strategy
+from restow.demo.experiment import (
     SEED,
     PromptAnswer,
     Sabotage,
@@ -25,13 +27,11 @@ from restow.agents.demo.experiment import (
     running_daemon,
     swap_b_and_c,
 )
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.recall.task import Prompt, make_prompts
-from restow.agents.engines.transformers.engine import Engine, EngineOptions
-from restow.agents.engines.transformers.generation import Decoded
-from restow.agents.engines.transformers.rank_processes import ForkServer
-from restow.broker.families import ConvLayout, EngineSettings
-from restow.broker.planner import Strategy
+from restow.demo.recall.model import load_model
+from restow.demo.recall.task import Prompt, make_prompts
+from restow.demo.transformers.engine import Engine, EngineOptions
+from restow.demo.transformers.generation import Decoded
+from restow.demo.transformers.rank_processes import ForkServer
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import NemotronHForCausalLM
 
-from restow.agents.demo.experiment import SEED, running_broker_process
 from restow.agents.engines.common.checkpoint import checkpoint_revision
-from restow.agents.engines.recall.model import checkpoint_folder, load_model
-from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers.engine import Engine, EngineOptions, HandoffFailedError
-from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.broker.families import EngineSettings
 from restow.broker.planner import Strategy
+from restow.demo.experiment import SEED, running_broker_process
+from restow.demo.recall.model import checkpoint_folder, load_model
+from restow.demo.recall.task import make_prompts
+from restow.demo.transformers.engine import Engine, EngineOptions, HandoffFailedError
+from restow.demo.transformers.rank_processes import ForkServer
 
 
 def trained_on(folder: Path) -> NemotronHForCausalLM:

@@ -18,15 +18,15 @@ from transformers import NemotronHForCausalLM
 
 from demo.covering import Row, covering_rows, every_pair
 from demo.poisoned import poison, with_state, wrong_regions
-from restow.agents.demo.experiment import PromptAnswer, running_broker_process
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.recall.task import Prompt, make_prompts
-from restow.agents.engines.transformers.engine import Engine, EngineOptions
-from restow.agents.engines.transformers.generation import StoredTypes
-from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.broker.families import ConvLayout, EngineSettings, KvOrder
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy
+from restow.demo.experiment import PromptAnswer, running_broker_process
+from restow.demo.recall.model import load_model
+from restow.demo.recall.task import Prompt, make_prompts
+from restow.demo.transformers.engine import Engine, EngineOptions
+from restow.demo.transformers.generation import StoredTypes
+from restow.demo.transformers.rank_processes import ForkServer
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 

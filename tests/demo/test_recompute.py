@@ -15,23 +15,23 @@ import pytest
 import torch
 from transformers import NemotronHForCausalLM
 
-from restow.agents.demo.experiment import SEED, running_broker_process, running_daemon
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers import model_state as mixers
-from restow.agents.engines.transformers.engine import Engine, EngineOptions
-from restow.agents.engines.transformers.generation import Decoded
-from restow.agents.engines.transformers.model_state import (
-    RebuildingInexactError,
-    conv_weights,
-    kept_inputs,
-)
-from restow.agents.engines.transformers.rank_processes import ForkServer
-from restow.agents.engines.transformers.state_io import lay_out_weights
 from restow.broker.client.admin import AdminClient
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.layout.span import volume
 from restow.broker.planner import Strategy
+from restow.demo.experiment import SEED, running_broker_process, running_daemon
+from restow.demo.recall.model import load_model
+from restow.demo.recall.task import make_prompts
+from restow.demo.transformers import model_state as mixers
+from restow.demo.transformers.engine import Engine, EngineOptions
+from restow.demo.transformers.generation import Decoded
+from restow.demo.transformers.model_state import (
+    RebuildingInexactError,
+    conv_weights,
+    kept_inputs,
+)
+from restow.demo.transformers.rank_processes import ForkServer
+from restow.demo.transformers.state_io import lay_out_weights
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
 

@@ -8,12 +8,12 @@ import json
 import pytest
 from rich.console import Console
 
-from restow.agents.demo.experiment import DemoOptions, Outcome
-from restow.agents.demo.main import routes
-from restow.agents.engines.recall.model import checkpoint_folder
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.families.hf import model_from_hf_config
 from restow.broker.planner import Strategy
+from restow.demo.experiment import DemoOptions, Outcome
+from restow.demo.main import routes
+from restow.demo.recall.model import checkpoint_folder
 
 COLUMN = {Strategy.SLICES: 3, Strategy.WHOLE: 4, Strategy.PACK: 5}
 """Of the table that is shown, counted from its left border."""

@@ -23,9 +23,9 @@ import pytest
 
 from cli.broker_process import broker_process
 from forked.ports import free_port
-from restow.agents.demo.experiment import SEED
-from restow.agents.engines.recall.task import decode, make_prompts
 from restow.broker.client import AdminClient
+from restow.demo.experiment import SEED
+from restow.demo.recall.task import decode, make_prompts
 
 PROMPTS = make_prompts(6, SEED)
 READY = ("Running on", "serving at")
@@ -67,7 +67,7 @@ def house() -> Iterator[Served]:
     p, d, router = (f"http://127.0.0.1:{port}" for port in ports)
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(broker_process())
-        engine = ("-m", "restow.agents.demo.serve", "--broker", broker, "--name")
+        engine = ("-m", "restow.demo.serve", "--broker", broker, "--name")
         running = {
             name: stack.enter_context(process(*engine, name, "--port", str(port), *options))
             for name, port, options in (
@@ -169,7 +169,7 @@ def test_one_that_gives_up_frees_its_blocks(house: Served) -> None:
 def test_an_engine_ends_with_its_worker(house: Served) -> None:
     """Of its own engine's rank 1, so that nobody waits for what can't come."""
     port = free_port()
-    command = ("-m", "restow.agents.demo.serve", "--broker", house.broker, "--name", "ends")
+    command = ("-m", "restow.demo.serve", "--broker", house.broker, "--name", "ends")
     with process(*command, "--port", str(port), "--tp", "2") as running:
         base = f"http://127.0.0.1:{port}"
         assert said(ask(base, prompt=PROMPTS[0].text)) == decode(PROMPTS[0].answer_ids)

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import NemotronHForCausalLM
 
-from restow.agents.demo.experiment import PromptAnswer, answer_prompts, running_broker_process
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers.engine import Engine, EngineOptions, HandoffFailedError
-from restow.agents.engines.transformers.generation import StoredTypes
-from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy
+from restow.demo.experiment import PromptAnswer, answer_prompts, running_broker_process
+from restow.demo.recall.model import load_model
+from restow.demo.recall.task import make_prompts
+from restow.demo.transformers.engine import Engine, EngineOptions, HandoffFailedError
+from restow.demo.transformers.generation import StoredTypes
+from restow.demo.transformers.rank_processes import ForkServer
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 

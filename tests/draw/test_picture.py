@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from laws.strategies import Case, any_cases, family_cases
 from restow.broker.draw.explain import explain
 from restow.broker.draw.layer_pages import Cell, Content, LayerPages, Page, plan_layers, strands
-from restow.broker.draw.picture import MAX_RANKS, Panel, Picture, make_picture
-from restow.broker.draw.remarks import count_pieces
+from restow.broker.draw.picture import MAX_RANKS, Panel, Picture, count_pieces, make_picture
 from restow.broker.families import (
     AttentionSpec,
     ConvLayout,

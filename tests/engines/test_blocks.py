@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.fakes import model_layout
-from restow.agents.engines.transformers.ranks import BlockPool, OutOfBlocksError, take_from_each
+from restow.demo.transformers.ranks import BlockPool, OutOfBlocksError, take_from_each
 
 
 def test_who_finds_too_few_blocks_of_one_group_takes_none_of_another() -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
-from restow.agents.engines.recall.model import checkpoint_folder
+from restow.demo.recall.model import checkpoint_folder
 
 WEIGHTS = "model.safetensors"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from engines.written_session import BLOCKS, Session, nothing, prefill, side
 from restow.agents.engines.common.blocks import Group
-from restow.agents.engines.common.prefill import EarlyPrefill, Scheduled
+from restow.agents.engines.common.sides import EarlyPrefill, Scheduled
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 
 BEGUN: tuple[object, ...] = ("publish", "h", {}, 0, False)

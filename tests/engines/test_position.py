@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers.engine import Engine, EngineOptions
-from restow.agents.engines.transformers.generation import generate_greedily
 from restow.broker.errors import RequestError
 from restow.broker.families import EngineSettings
+from restow.demo.recall.model import load_model
+from restow.demo.recall.task import make_prompts
+from restow.demo.transformers.engine import Engine, EngineOptions
+from restow.demo.transformers.generation import generate_greedily
 
 PROMPT = make_prompts(1, seed=7)[0].token_ids
 STEPS = 4

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, NemotronHForCausalLM
 
-from restow.agents.engines.recall.model import checkpoint_folder, load_model, whole_answer_accuracy
-from restow.agents.engines.recall.task import Prompt, decode, make_prompts
-from restow.agents.engines.recall.train import make_tokenizer
-from restow.agents.engines.transformers.generation import (
+from restow.demo.recall.model import checkpoint_folder, load_model, whole_answer_accuracy
+from restow.demo.recall.task import Prompt, decode, make_prompts
+from restow.demo.recall.train import make_tokenizer
+from restow.demo.transformers.generation import (
     Decoded,
     decode_greedily,
     generate_greedily,
     prefill,
 )
-from restow.agents.engines.transformers.model_state import export_state, import_state
+from restow.demo.transformers.model_state import export_state, import_state
 
 PROMPTS = make_prompts(16, seed=7)
 

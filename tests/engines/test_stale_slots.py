@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import NemotronHForCausalLM
 
 from restow.agents.engines.common.stale_slots import StaleSlots, StateShapeError
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.recall.task import encode, make_prompts
-from restow.agents.engines.transformers.model_state import export_state, import_state
+from restow.demo.recall.model import load_model
+from restow.demo.recall.task import encode, make_prompts
+from restow.demo.transformers.model_state import export_state, import_state
 
 SLOTS, MOST_TOKENS = 5, 80
 NEW = encode("? yuri :")

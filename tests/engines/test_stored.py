@@ -8,20 +8,20 @@ import pytest
 import torch
 from transformers import NemotronHForCausalLM
 
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers.engine import Engine, EngineOptions
-from restow.agents.engines.transformers.generation import (
+from restow.broker.families import EngineSettings
+from restow.broker.layout import DType
+from restow.demo.recall.model import load_model
+from restow.demo.recall.task import make_prompts
+from restow.demo.transformers.engine import Engine, EngineOptions
+from restow.demo.transformers.generation import (
     TORCH_TYPES,
     StoredTypes,
     decode_greedily,
     prefill,
     round_cache,
 )
-from restow.agents.engines.transformers.model_state import export_state
-from restow.agents.engines.transformers.state_io import RankTensors, collect, lay_out
-from restow.broker.families import EngineSettings
-from restow.broker.layout import DType
+from restow.demo.transformers.model_state import export_state
+from restow.demo.transformers.state_io import RankTensors, collect, lay_out
 
 PROMPT = make_prompts(1, seed=7)[0]
 MIXED = StoredTypes(kv=DType.FLOAT16, conv=DType.BFLOAT16, ssm=DType.BFLOAT16)

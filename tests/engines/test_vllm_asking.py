@@ -14,8 +14,7 @@ from engines.written_session import Session, nothing
 from restow.agents.engines.common.adapter_errors import SettingsError
 from restow.agents.engines.common.blocks import Group
 from restow.agents.engines.common.chains import RequestChains
-from restow.agents.engines.common.prefix_exchange import PATIENCE_MS
-from restow.agents.engines.common.prefix_sharing import PrefixSharing
+from restow.agents.engines.common.prefix_sharing import PATIENCE_MS, PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.broker.client import BrokerCallError, PrefixChain, PrefixHolder, chain_of

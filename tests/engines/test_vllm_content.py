@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from engines.test_vllm_parameters import Request
 from restow.agents.engines.common.chains import RequestChains
-from restow.agents.engines.common.lora import (
+from restow.agents.engines.common.checkpoint import (
     MAX_ADAPTERS,
     LoadedAdapters,
     LoraAdapters,

@@ -13,14 +13,14 @@ import torch
 from restow.agents.engines.common.adapter_errors import ParametersError, SettingsError
 from restow.agents.engines.common.blocks import backoff_tokens, position_tokens
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.vllm.scheduler.parameters import (
+from restow.agents.engines.vllm.scheduler.requests import (
     AnswerIndex,
     HandoffParameters,
     HandoffSide,
     answer_index,
     parameters_of,
+    truncate,
 )
-from restow.agents.engines.vllm.scheduler.requests import truncate
 from restow.broker.client import Credentials
 
 

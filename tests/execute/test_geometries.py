@@ -54,8 +54,8 @@ from restow.broker.planner.program import (
     SCATTER_PLACED,
     SCATTER_SPANS,
     Column,
+    chunk_bytes,
 )
-from restow.broker.planner.program.forms import chunk_bytes
 
 pytestmark = pytest.mark.sampled
 

@@ -21,7 +21,7 @@ from restow.broker.families.hf.attention import MODELS
 from restow.broker.families.hf.config import WHOLES
 from restow.broker.layout import DType, Span
 from restow.broker.layout.check_whole import check_layout
-from restow.broker.planner.program.pairs import GroupPair, PageForm
+from restow.broker.planner.program import GroupPair, PageForm
 
 ROOT = Path(__file__).parents[2]
 NESTED = {name: whole for name, whole in WHOLES.items() if whole.text in MODELS}

@@ -131,7 +131,7 @@ async def test_a_session_between_two_brokers_finds_and_closes() -> None:
         address = f"{running.address},127.0.0.1:{free_port()}"
         session = EngineSession("e", "1", model_layout(1), address)
         await session.start()
-        of_session = session._registration._channel
+        of_session = session._stream.channel
         await of_session.close()  # as when another one is tried
         assert await session.find([PROMPT]) == [[]]
         await of_session.close()
@@ -144,7 +144,7 @@ async def test_a_question_whose_connection_is_given_up_says_so() -> None:
         session = EngineSession("e", "1", model_layout(1), running.address)
         await session.start()
         for end, said in (
-            (session._registration._channel.close, BrokerUnreachableError),
+            (session._stream.channel.close, BrokerUnreachableError),
             (None, asyncio.CancelledError),
         ):
             asked = asyncio.create_task(session.find([PROMPT]))

@@ -13,7 +13,7 @@ import pytest
 from agent_harness.fake_broker import FakeBroker
 from agent_harness.waiting import until
 from broker.fakes import P_BLOCKS, POSITION, model_layout
-from restow.agents.link.kept_stream import Link
+from restow.agents.link.broker_link import Link
 from restow.broker.client import EngineSession
 from restow.broker.client.connection.brokers import EpochOverError, Epochs
 from restow.broker.client.connection.channel import Credentials

@@ -9,7 +9,7 @@ from typing import Any
 
 from broker.fakes import PAGES, FakeAgent, answer_at_once, model_layout
 from restow.agents.execute.fences import Fences
-from restow.agents.link.kept_stream import Link
+from restow.agents.link.broker_link import Link
 from restow.broker.client import EngineSession
 from restow.broker.client.connection.channel import Credentials
 from restow.broker.layout import Layout

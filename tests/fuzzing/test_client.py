@@ -185,15 +185,15 @@ async def _live(broker: HostileBroker) -> None:
     ]
     with (
         patch(
-            "restow.broker.client.engine.registration.broker_pb2_grpc.BrokerStub",
+            "restow.broker.client.engine.session.broker_pb2_grpc.BrokerStub",
             lambda channel: broker,
         ),
         patch(
-            "restow.broker.client.engine.registration.RenewedChannel.connects", return_value=True
+            "restow.broker.client.connection.kept_stream.RenewedChannel.connects", return_value=True
         ),
     ):
         await session.start()
-        runner: Any = session._runner
+        runner: Any = session._stream._runner
         await asyncio.wait_for(runner, 1000)
         await session.close()
     outcomes: Counter[str] = Counter()

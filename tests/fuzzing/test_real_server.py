@@ -34,7 +34,7 @@ def known(both: Pair) -> Known:
         {"handoff_id": ["h", "x"], "final": [True, False]},
         {
             "restow.v1.EngineRef": [pb.EngineRef(engine_id="x", incarnation="1")],
-            "restow.v1.Layout": [both.p._registration.message.layout],
+            "restow.v1.Layout": [both.p._stream.message.layout],
         },
     )
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE_ROOTS = ("proto", "broker", "agents", "kernels")
+SOURCE_ROOTS = ("proto", "broker", "agents", "kernels", "demo")
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 

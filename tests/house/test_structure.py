@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "structure.md").read_text()
-SOURCES = [ROOT / name / "restow" / name for name in ("broker", "agents", "kernels")]
+SOURCES = [ROOT / name / "restow" / name for name in ("broker", "agents", "kernels", "demo")]
 NAMED = sorted(set(re.findall(r"`((?:[a-z_]+/)+[a-z_]*)`", PAGE)))
 
 

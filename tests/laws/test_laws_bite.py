@@ -19,11 +19,11 @@ from restow.agents.binding import pages as staging
 from restow.agents.binding.pages import Blocks, Tokens
 from restow.broker.errors import PagesError
 from restow.broker.layout import Layout, Span
-from restow.broker.planner import Move, Place, Plan, Strategy, interleave, make_plan, plan, table
+from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
 from restow.broker.planner import compile as compiling
-from restow.broker.planner import direct as planner_spans
+from restow.broker.planner import program as program_rows
+from restow.broker.planner import ways as planner_ways
 from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.program import programs as program_rows
 
 pytestmark = pytest.mark.sampled
 
@@ -282,7 +282,7 @@ def test_rows_of_a_span_counted_from_their_page(monkeypatch: pytest.MonkeyPatch)
         moved[:, Column.SRC_OFFSET_BYTES] += begins
         return moved
 
-    change_function(monkeypatch, planner_spans.Spans, "extracted", as_in_the_page)
+    change_function(monkeypatch, planner_ways.Spans, "extracted", as_in_the_page)
     bites(cover(WHOLE), any_cases())
 
 
@@ -302,7 +302,7 @@ def test_scratch_memory_cleared_an_element_too_far(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_span_that_ends_a_byte_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    change_function(monkeypatch, planner_spans, "_stops", lambda right, *args: right(*args) - 1)
+    change_function(monkeypatch, planner_ways, "_stops", lambda right, *args: right(*args) - 1)
     bites(cover(WHOLE), any_cases())
 
 
@@ -349,7 +349,7 @@ def test_a_chunk_that_only_one_side_fills_row_by_row(
 def test_fields_that_lie_in_a_chunk_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def backwards(right: Any, self: Any, moves: Any, places: Any) -> Any:
         there, _ = right(self, moves, places)
-        other = interleave.chunk_places(moves[::-1])[::-1]
+        other = planner_ways.chunk_places(moves[::-1])[::-1]
         return there, right(self, moves, other)[1]
 
     change_function(monkeypatch, table.Cutter, "through", backwards)

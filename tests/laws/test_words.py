@@ -28,7 +28,7 @@ from restow.broker.words import enums_of
 
 INTERNAL = {
     # Made by one module for the next, of members that were checked where they came in.
-    "restow.agents.engines.vllm.scheduler.parameters.HandoffParameters",
+    "restow.agents.engines.vllm.scheduler.requests.HandoffParameters",
     "restow.agents.binding.operands.SideColumns",
     "restow.broker.core.common.events.Failure",
     "restow.broker.doctor.local.Finding",

@@ -20,14 +20,15 @@ from restow.broker.planner.program import (
     CLEAR_PAGES,
     GATHER_IN_ORDER,
     GATHER_PLACED,
+    INTERLEAVED_TO,
     PROJECT_SPANS,
     READ_PAGES,
     READ_SPANS,
     SCATTER_PLACED,
     SCATTER_SPANS,
     Column,
+    chunk_bytes,
 )
-from restow.broker.planner.program.forms import INTERLEAVED_TO, chunk_bytes
 
 ITEMS = np.array([0, 1, 1, 1, 1, 2, 2, 4, 1])
 """Bytes of an element by `DType` number."""

@@ -53,5 +53,5 @@ async def test_an_introduction_that_can_not_be_sent_is_told_where_the_agent_is_s
     regions = [RegionMemory("r" * MAX_TO_BROKER_BYTES, MEMORY.ctypes.data, 4, 1024)]
     async with FakeBroker() as fake:
         agent = Agent(fake.address, "E", "life-1", 3, regions, staging_bytes=1 << 16)
-        with pytest.raises(MessageTooLargeError, match="an agent's introduction takes"):
+        with pytest.raises(MessageTooLargeError, match="the introduction takes"):
             await asyncio.to_thread(agent.start, WAIT_S)

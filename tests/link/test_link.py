@@ -15,7 +15,7 @@ from agent_harness.relay import relayed
 from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent
 from restow.agents.link.async_agent import AsyncAgent
-from restow.agents.link.kept_stream import Link
+from restow.agents.link.broker_link import Link
 from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.errors import AgentClosedError
 from restow.agents.memory.regions import RegionMemory

@@ -69,7 +69,7 @@ def two_tenants(shell: Shell) -> None:
         "and a router."
     )
     shell.run(
-        "engine() { RESTOW_TOKEN_FILE=$1.token setsid python -m restow.agents.demo.serve --name $2"
+        "engine() { RESTOW_TOKEN_FILE=$1.token setsid python -m restow.demo.serve --name $2"
         ' "${@:3}" > $1-$2.log 2>&1 & disown; }'
     )
     shell.run("engine a p0 --port 8100 --tp 2; p0=$!")

@@ -43,8 +43,7 @@ def one(shell: Shell) -> None:
     shell.run("alone")
     shell.run(f"export RESTOW_BROKER={BROKERS}")
     shell.run(
-        "engine() { setsid python -m restow.agents.demo.serve --name $1"
-        ' "${@:2}" > $1.log 2>&1 & disown; }'
+        'engine() { setsid python -m restow.demo.serve --name $1 "${@:2}" > $1.log 2>&1 & disown; }'
     )
     shell.run("engine p0 --port 8100 --tp 2")
     shell.run("engine d0 --port 8101 --conv-layout DS --page-tokens 8")

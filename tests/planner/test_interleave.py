@@ -19,15 +19,16 @@ from restow.broker.families import (
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.costs import CostModel
-from restow.broker.planner.interleave import chunk_places, whole_moves
 from restow.broker.planner.program import (
     GATHER_IN_ORDER,
     GATHER_PLACED,
+    INTERLEAVED_TO,
     SCATTER_PLACED,
     Column,
+    chunk_bytes,
 )
-from restow.broker.planner.program.forms import INTERLEAVED_TO, chunk_bytes
 from restow.broker.planner.table import Table
+from restow.broker.planner.ways import chunk_places, whole_moves
 from restow.broker.rpc import wire_program
 
 BF16 = DType.BFLOAT16

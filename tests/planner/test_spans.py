@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from restow.broker.layout import DType
-from restow.broker.planner.direct import SPAN_ALIGN_BYTES, Spans
 from restow.broker.planner.program import Column, GroupPair, PageForm
+from restow.broker.planner.ways import SPAN_ALIGN_BYTES, Spans
 
 PAIRS = (
     GroupPair(PageForm("state", 0, 1), PageForm("state", 0, 1)),

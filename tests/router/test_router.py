@@ -307,19 +307,6 @@ async def test_a_stream_that_breaks_ends_with_an_error(words: str) -> None:
         assert error == NO_STATE or error["error"]["type"] == "engine_failed"
 
 
-@pytest.mark.parametrize("of_p", [None, {"cached_tokens": 3}])
-async def test_the_client_is_told_what_p_had_cached(of_p: Any) -> None:
-    def usage(details: Any) -> dict[str, Any]:
-        return {"choices": [], "usage": {"prompt_tokens": 9, "prompt_tokens_details": details}}
-
-    of_d = usage({"cached_tokens": 8})
-    async with house([says(usage(of_p))], [says(of_d)]) as one:
-        assert await one.ask() == (200, usage(of_p))
-        assert await one.ask({"prompt_logprobs": 0}) == (200, of_d), "D alone knows it itself"
-        one.d[0].answer = streams(TOKEN, of_d, DONE)
-        assert await one.stream() == [TOKEN, usage(of_p), DONE]
-
-
 @pytest.mark.parametrize("answer", ["never", "stream"])
 async def test_a_client_that_leaves_takes_its_requests_with_it(answer: str) -> None:
     d = never if answer == "never" else streams(TOKEN, then=never)

@@ -76,8 +76,7 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             # Their clocks are defaults, which were taken from `time` when it was imported.
             ("restow.agents.link.async_agent.Reader", partial(Reader, clock=clock)),
             ("restow.agents.link.async_agent.Executor", partial(Executor, clock=clock)),
-            ("restow.agents.link.kept_stream.Backoff", partial(Backoff, clock=clock)),
-            ("restow.broker.client.engine.session.Backoff", partial(Backoff, clock=clock)),
+            ("restow.broker.client.connection.kept_stream.Backoff", partial(Backoff, clock=clock)),
         ):
             stack.enter_context(patch(where, stand_in))
         try:

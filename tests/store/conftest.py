@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from restow.agents.demo.experiment import running_broker_process
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.broker.planner import Strategy
+from restow.demo.experiment import running_broker_process
+from restow.demo.recall.model import load_model
+from restow.demo.transformers.rank_processes import ForkServer
 from store.engine_house import House
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from transformers import NemotronHForCausalLM
 
-from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers.engine import EngineOptions
-from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.agents.store.options import StoreOptions
 from restow.agents.store.store import Store
 from restow.broker.families import ConvLayout, EngineSettings
+from restow.demo.recall.task import make_prompts
+from restow.demo.transformers.engine import EngineOptions
+from restow.demo.transformers.rank_processes import ForkServer
 from store.holding_engine import HoldingEngine, state, until
 
 PROMPTS = [one.token_ids for one in make_prompts(6, seed=5)]

@@ -11,10 +11,10 @@ import torch
 from transformers import NemotronHForCausalLM
 
 from agent_harness.waiting import WAIT_S
-from restow.agents.engines.transformers.engine import Asked, Engine, EngineOptions
-from restow.agents.engines.transformers.ranks import take_from_each
-from restow.agents.engines.transformers.state_io import collect, lay_out
 from restow.broker.client import BlockingSession, Offer, Prefix, PrefixChain, chain_of
+from restow.demo.transformers.engine import Asked, Engine, EngineOptions
+from restow.demo.transformers.ranks import take_from_each
+from restow.demo.transformers.state_io import collect, lay_out
 
 STEPS = 6
 QUANTUM_TOKENS = 16

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from restow.agents.engines.recall.task import Prompt, make_prompts
+from restow.demo.recall.task import Prompt, make_prompts
 
 
 @pytest.fixture(scope="session")

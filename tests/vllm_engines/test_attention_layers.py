@@ -15,8 +15,8 @@ import pytest
 
 from restow.broker.errors import TpSizeError
 from restow.broker.families import AttentionSpec, EngineSettings
+from restow.broker.families.build import layer_pages
 from restow.broker.families.hf import model_from_hf_config
-from restow.broker.families.pages import layer_pages
 
 ROOT = Path(__file__).parents[2]
 ANSWERS = json.loads((ROOT / "tests/families/attention_of_vllm.json").read_text())

@@ -10,10 +10,10 @@ import pytest
 
 from agent_harness.waiting import until
 from forked.ports import free_port
-from restow.agents.engines.recall.task import Prompt
 from restow.broker.core.common.keys import State
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import RunningBroker, running_broker
+from restow.demo.recall.task import Prompt
 from vllm_harness.engine import START_S, Answer, Options, VllmEngine
 from vllm_harness.pair import GRANT_S, MODEL, deserted, vllm_engines
 

@@ -14,12 +14,12 @@ from random import Random
 
 import pytest
 
-from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.core.common.keys import State
 from restow.broker.layout import Layout
 from restow.broker.planner import make_plan
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import RunningBroker, running_broker
+from restow.demo.recall.task import VOCABULARY_SIZE
 from vllm_harness.draft_checkpoints import eagle_draft, mtp_model
 from vllm_harness.engine import Options, VllmEngine, vllm_engine
 from vllm_harness.pair import GRANT_S

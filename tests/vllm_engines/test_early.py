@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent_harness.waiting import until
-from restow.agents.engines.recall.task import Prompt
 from restow.broker.server.serve import RunningBroker
+from restow.demo.recall.task import Prompt
 from vllm_harness.engine import Options
 from vllm_harness.long_prompts import long_prompts
 from vllm_harness.pair import MODEL, vllm_pair

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from broker.collector import attributes, collector
-from restow.agents.engines.recall.model import checkpoint_folder
-from restow.agents.engines.recall.task import Prompt
 from restow.broker.core.common.keys import State
+from restow.demo.recall.model import checkpoint_folder
+from restow.demo.recall.task import Prompt
 from vllm_harness.engine import Answer, Options
 from vllm_harness.pair import MODEL, vllm_pair
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from restow.broker.families import AttentionSpec, EngineSettings, IndexerSpec, LayerSpec, MlaSpec
+from restow.broker.families.build import layer_pages
 from restow.broker.families.hf import model_from_hf_config
-from restow.broker.families.pages import layer_pages
 from vllm_harness.engine import ENVIRONMENT
 from vllm_harness.latent_configs import CONFIGS
 

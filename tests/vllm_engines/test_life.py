@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from agent_harness.waiting import until
-from restow.agents.engines.recall.task import Prompt
 from restow.broker.core.common.keys import State
+from restow.demo.recall.task import Prompt
 from vllm_harness.engine import Options
 from vllm_harness.pair import MODEL, Pair, deserted, vllm_pair
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from restow.agents.engines.recall.model import checkpoint_folder
+from restow.demo.recall.model import checkpoint_folder
 from vllm_harness.engine import Options
 from vllm_harness.three_engines import assert_same_tokens, three_engines_answers
 from vllm_harness.tiny_models import NUMBERS, tiny_model

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from agent_harness.waiting import until
 from restow.agents.engines.common.checkpoint import checkpoint_revision
-from restow.agents.engines.recall.task import Prompt
 from restow.broker.core.common.keys import EngineKey, State
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
+from restow.demo.recall.task import Prompt
 from vllm_harness.engine import Answer, Options, vllm_engine
 from vllm_harness.finders import END, STEPS, TELL, drawn, told
 from vllm_harness.pair import GRANT_S, MODEL

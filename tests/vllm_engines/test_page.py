@@ -22,8 +22,8 @@ import pytest_asyncio
 
 from broker.fakes import model_layout
 from forked.ports import free_port
-from restow.agents.engines.recall.task import Prompt, decode
 from restow.broker.client import AdminClient, EngineSession
+from restow.demo.recall.task import Prompt, decode
 from vllm_harness.pair import GRANT_S
 
 pytestmark = pytest.mark.timeout(600)

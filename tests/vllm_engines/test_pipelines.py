@@ -13,8 +13,8 @@ from random import Random
 
 import pytest
 
-from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.core.common.keys import State
+from restow.demo.recall.task import VOCABULARY_SIZE
 from vllm_harness.checkpoints import write_checkpoint
 from vllm_harness.closeness import assert_alike
 from vllm_harness.engine import Answer, Options

@@ -19,8 +19,8 @@ import yaml
 
 from broker.token_house import Served, served
 from forked.ports import free_port
-from restow.agents.engines.recall.task import Prompt, decode
 from restow.broker.client import AdminClient
+from restow.demo.recall.task import Prompt, decode
 from restow.v1 import broker_pb2
 from vllm_harness.pair import MODEL
 

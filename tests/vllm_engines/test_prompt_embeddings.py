@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.recall.task import Prompt
 from restow.broker.core.common.keys import State
+from restow.demo.recall.model import load_model
+from restow.demo.recall.task import Prompt
 from vllm_harness.engine import Answer, Options
 from vllm_harness.pair import MODEL, vllm_pair
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from restow.agents.engines.recall.task import Prompt
 from restow.broker.core.common.keys import State
+from restow.demo.recall.task import Prompt
 from vllm_harness.engine import Options
 from vllm_harness.pair import MODEL, vllm_pair
 

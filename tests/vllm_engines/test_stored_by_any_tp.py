@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from restow.agents.engines.recall.model import checkpoint_folder
 from restow.broker.core.common.keys import State
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import RunningBroker, running_broker
+from restow.demo.recall.model import checkpoint_folder
 from vllm_harness.checkpoints import write_checkpoint
 from vllm_harness.closeness import assert_alike
 from vllm_harness.engine import Options, VllmEngine, vllm_engine

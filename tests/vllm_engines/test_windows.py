@@ -11,10 +11,10 @@ from random import Random
 
 import pytest
 
-from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.core.common.keys import State
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
+from restow.demo.recall.task import VOCABULARY_SIZE
 from vllm_harness.engine import Answer, Options, VllmEngine, vllm_engine
 from vllm_harness.pair import GRANT_S
 from vllm_harness.tiny_models import tiny_model

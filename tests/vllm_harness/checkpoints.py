@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from restow.agents.engines.recall.train import make_tokenizer
+from restow.demo.recall.train import make_tokenizer
 
 
 def write_checkpoint(make: Callable[[], PreTrainedModel], folder: Path) -> Path:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.client import AsyncAdminClient, chain_of
 from restow.broker.core.common.keys import State
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import RunningBroker, running_broker
+from restow.demo.recall.task import VOCABULARY_SIZE
 from vllm_harness.engine import Options, VllmEngine, vllm_engine
 from vllm_harness.pair import GRANT_S
 

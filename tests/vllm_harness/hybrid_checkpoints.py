@@ -17,7 +17,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from restow.agents.engines.recall.task import VOCABULARY_SIZE
+from restow.demo.recall.task import VOCABULARY_SIZE
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY_SIZE,

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from restow.broker.families import EngineSettings, IndexerSpec
-from restow.broker.families.pages import layer_pages
+from restow.broker.families.build import layer_pages
 
 DIM, PAGES, TOKENS = 128, 8, 100
 UNTOUCHED = 0xA5

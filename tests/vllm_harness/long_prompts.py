@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from restow.agents.engines.recall.task import KEY_WORDS, VALUE_WORDS, ask, encode, state_facts
+from restow.demo.recall.task import KEY_WORDS, VALUE_WORDS, ask, encode, state_facts
 
 
 def long_prompts() -> list[list[int]]:

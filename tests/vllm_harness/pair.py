@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent_harness.waiting import until
-from restow.agents.engines.recall.model import checkpoint_folder
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import RunningBroker, running_broker
+from restow.demo.recall.model import checkpoint_folder
 from vllm_harness.engine import Options, VllmEngine, vllm_engine
 
 GRANT_S = 120.0

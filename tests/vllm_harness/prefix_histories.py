@@ -16,8 +16,7 @@ from typing import Any, cast
 from restow.agents.engines.common.blocks import NULL_BLOCK, Group
 from restow.agents.engines.common.chains import PromptChain
 from restow.agents.engines.common.holdings import StatesToKeep
-from restow.agents.engines.common.prefix_exchange import PrefixOffers
-from restow.agents.engines.common.prefix_sharing import PrefixSharing
+from restow.agents.engines.common.prefix_sharing import PrefixOffers, PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.scheduler.prefix_cache import CachedPrefixes, Pin, Pins, ReplyEnds
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from restow.broker.families import EngineSettings, MlaSpec
-from restow.broker.families.pages import layer_pages
+from restow.broker.families.build import layer_pages
 from restow.broker.layout import DType
 
 BLOCK_TOKENS, TOKENS = 16, 300

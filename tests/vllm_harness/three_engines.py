@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.core.common.keys import State
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
+from restow.demo.recall.task import VOCABULARY_SIZE
 from vllm_harness.engine import Answer, Options, VllmEngine, vllm_engine
 from vllm_harness.pair import GRANT_S
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from restow.agents.engines.recall.task import VOCABULARY_SIZE
+from restow.demo.recall.task import VOCABULARY_SIZE
 from vllm_harness.checkpoints import write_checkpoint
 
 COMMON: dict[str, Any] = {

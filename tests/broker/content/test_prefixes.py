@@ -422,7 +422,7 @@ async def raw_session(running: RunningBroker, name: str) -> AsyncIterator[tuple[
     """A session that says whatever it is told to: how to write, and the events."""
     layout = model_layout()
     async with grpc_stub(running) as stub:
-        message = EngineSession(name, "1", layout, running.address)._registration.message
+        message = EngineSession(name, "1", layout, running.address)._stream.message
         await stub.RegisterEngine(message)
         call = stub.Session()
         await call.write(pb.SessionRequest(engine=message.engine))

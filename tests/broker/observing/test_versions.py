@@ -47,7 +47,7 @@ async def test_operators_see_who_runs_what(monkeypatch: pytest.MonkeyPatch) -> N
         late.hello.version = OTHER
         await late.connect()
         with monkeypatch.context() as patch:
-            patch.setattr("restow.broker.client.engine.registration.own_version", lambda: OTHER)
+            patch.setattr("restow.broker.client.engine.session.own_version", lambda: OTHER)
             async with engine(running.address, "old", agents=False):
                 assert f"Mixed versions: old of {OTHER}; " in await shown("engines", *where)
                 agents = await shown("agents", *where)
@@ -75,7 +75,7 @@ async def test_a_version_that_is_none(version: str, monkeypatch: pytest.MonkeyPa
         agent.hello.version = version
         with pytest.raises(BrokerCallError, match="letters, digits"):
             await agent.connect()
-        monkeypatch.setattr("restow.broker.client.engine.registration.own_version", lambda: version)
+        monkeypatch.setattr("restow.broker.client.engine.session.own_version", lambda: version)
         with pytest.raises(BrokerCallError, match="letters, digits"):
             async with engine(running.address, "e", agents=False):
                 pass

@@ -32,12 +32,12 @@ def names(running: RunningBroker) -> set[str]:
 
 async def die(session: EngineSession) -> None:
     """End a session as a killed process would: nobody unregisters."""
-    for task in (session._runner, session._keeper):
+    for task in (session._stream._runner, session._keeper):
         assert task is not None
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    await session._registration.close(take_back=False)
+    await session._stream.channel.close()
 
 
 async def test_a_killed_engine_is_forgotten_and_one_with_a_session_is_not() -> None:

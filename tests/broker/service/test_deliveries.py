@@ -12,11 +12,11 @@ from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout, pai
 from broker.operating.test_operators import fence_all
 from restow.agents.link.settings import AgentSettings
 from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
-from restow.broker.client.engine.delivery import Delivery
 from restow.broker.client.engine.open_handoffs import (
     DEFAULT_TIMEOUT_S,
     KNOWN_S,
     SILENCE_S,
+    Delivery,
     OpenHandoffs,
 )
 from restow.broker.core.common.limits import Limits

@@ -238,14 +238,14 @@ async def test_two_processes_of_an_incarnation_number_their_messages_apart() -> 
 async def test_a_life_that_is_overtaken_while_it_starts_hears_why() -> None:
     async with broker() as running:
         older, newer = (EngineSession("p", life, model_layout(), running.address) for life in "12")
-        register = older._registration.say
+        register = older._stream.prepare
 
-        async def overtaken(timeout_s: float) -> None:
-            await register(timeout_s)
+        async def overtaken() -> None:
+            await register()
             await newer.start()
 
         with (
-            patch.object(older._registration, "say", overtaken),
+            patch.object(older._stream, "prepare", overtaken),
             pytest.raises(BrokerCallError) as caught,
         ):
             await older.start()

@@ -24,7 +24,7 @@ from broker.fakes import (
 )
 from restow.broker.client.connection.channel import CHANNEL_OPTIONS, open_channel
 from restow.broker.client.connection.errors import BrokerCallError, from_rpc_error
-from restow.broker.client.engine.delivery import HandoffEnded
+from restow.broker.client.engine.open_handoffs import HandoffEnded
 from restow.broker.core.engines import flow
 from restow.broker.errors import RestowError
 from restow.broker.rpc import wire

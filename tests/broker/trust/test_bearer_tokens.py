@@ -262,21 +262,21 @@ async def test_a_session_waits_for_a_token_that_is_lost(
         await stack.enter_async_context(guarded(house, listen=address))
         session = EngineSession("e", "1", model_layout(1), address, credentials)
         async with session:
-            registration = session._registration
-            say = registration.say
+            stream = session._stream
+            register = stream.prepare
 
-            async def say_and_lose(timeout_s: float) -> None:
-                await say(timeout_s)
+            async def register_and_lose() -> None:
+                await register()
                 path.unlink()
 
             if lost_when == "streaming":
-                monkeypatch.setattr(registration, "say", say_and_lose)
+                monkeypatch.setattr(stream, "prepare", register_and_lose)
             else:
                 path.unlink()
             await stack.aclose()
             await stack.enter_async_context(guarded(house, listen=address))
             await until(lambda: not session.is_open and not path.exists())
-            monkeypatch.setattr(registration, "say", say)
+            monkeypatch.setattr(stream, "prepare", register)
             path.write_text(secret)
             path.chmod(0o600)
             await until(lambda: session.is_open)

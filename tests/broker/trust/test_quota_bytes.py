@@ -57,7 +57,7 @@ async def test_an_engine_and_its_agents_come_back_though_the_quota_is_used_up() 
         said = [both.p.publish(f"h{number}", blocks, 0, final=False) for number in range(1000)]
         with pytest.raises(BrokerCallError):
             await said[-1]
-        await both.p._registration.say(WAIT_S)
+        await both.p._stream.prepare()
         for fake in both.p_agents:
             again = FakeAgent(both.p, model_layout(2), fake.hello.rank, 64)
             again.hello.CopyFrom(fake.hello)

@@ -296,7 +296,7 @@ async def test_a_session_that_is_not_let_in_again_goes_on_asking(
                 refused.append(more["reason"])
                 warned.set()
 
-            monkeypatch.setattr(p._registration._log, "warning", warning, raising=False)
+            monkeypatch.setattr(p._stream._log, "warning", warning, raising=False)
             first.hub.close()
             while "FORBIDDEN" not in refused:
                 warned.clear()

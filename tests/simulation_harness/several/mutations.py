@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from restow.agents.link.kept_stream import KeptStream
+from restow.agents.link.broker_link import Link
 from restow.broker.client.connection.brokers import Epochs
+from restow.broker.client.connection.kept_stream import KeptStream
 from restow.broker.core.common.limits import Numbering
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.registry.leadership import Leadership
@@ -115,15 +116,19 @@ class _Kept(deque[Any]):
 @contextlib.contextmanager
 def reports_outlive_streams(history: History) -> Iterator[None]:
     """What an agent could not report on one stream is said on the next one."""
-    begin = KeptStream.__init__
+    begin, sends = KeptStream.__init__, KeptStream.send
 
     def keeping(self: KeptStream[Any, Any, Any], *given: Any) -> None:
         begin(self, *given)
-        self._outbox = _Kept()
+        if isinstance(self, Link):
+            self._outbox = _Kept()
 
-    def send(self: KeptStream[Any, Any, Any], message: Any) -> None:
-        self._outbox.append(message)
-        self._wake.set()
+    def send(self: KeptStream[Any, Any, Any], message: Any) -> bool:
+        if isinstance(self, Link):
+            self._outbox.append(message)
+            self._wake.set()
+            return True
+        return sends(self, message)
 
     with patch.object(KeptStream, "__init__", keeping), patch.object(KeptStream, "send", send):
         yield

@@ -9,13 +9,13 @@ from pathlib import Path
 import grpc
 
 from restow.agents.execute.fences import DeviceEvent, Fences, WriteMarks
-from restow.agents.link.kept_stream import KeptStream
 from restow.agents.link.threaded_agent import ThreadedAgent
 from restow.agents.memory.cuda import CudaRegion
 from restow.agents.memory.errors import DaemonUnreachableError
 from restow.agents.memory.shared_memory import SharedRegion, region_to_proto
 from restow.broker.client.connection.channel import Credentials
 from restow.broker.client.connection.errors import BrokerUnreachableError
+from restow.broker.client.connection.kept_stream import KeptStream
 from restow.broker.layout.values import ModelIdentity
 from restow.v1 import broker_pb2, daemon_pb2_grpc
 from restow.v1 import daemon_pb2 as pb

@@ -20,11 +20,14 @@ from restow.broker.planner import CopyCosts
 from restow.broker.planner.program import (
     GATHER_IN_ORDER,
     GATHER_PLACED,
+    INTERLEAVED_TO,
+    RESTORED_FROM,
     SCATTER_PLACED,
     GroupPair,
     Program,
+    aligned,
+    chunk_bytes,
 )
-from restow.broker.planner.program.forms import INTERLEAVED_TO, RESTORED_FROM, aligned, chunk_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ from restow.broker.planner.program import (
     Column,
     Operand,
     Program,
+    aligned,
     no_rows,
 )
-from restow.broker.planner.program.forms import aligned
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from restow.agents.copying.piece_copies import prepare
 from restow.agents.execute import orders
 from restow.agents.execute.executor import Executor
 from restow.agents.execute.fences import DeviceEvent, Fences, WriteMarks
-from restow.agents.link.kept_stream import Link
+from restow.agents.link.broker_link import Link
 from restow.agents.link.order_desk import OrderDesk, OrderTasks
 from restow.agents.link.settings import AgentFigures, AgentSettings
 from restow.agents.memory import cuda as device

@@ -1,21 +1,223 @@
-"""The picture of a plan: a panel for all layers that look alike.
+"""The picture of a plan: a panel for all layers that look alike, with remarks in sentences.
 
 Pure: byte offsets, no drawing.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from restow.broker.draw.explain import RankLines, holders
-from restow.broker.draw.layer_pages import LayerPages, RankPages, plan_layers
-from restow.broker.draw.remarks import few, remarks
+import numpy as np
+
+from restow.broker.draw.bytes_and_seconds import size_text
+from restow.broker.draw.explain import Holders, RankLines, by_way, holders
+from restow.broker.draw.layer_pages import Content, LayerPages, RankPages, cut_axes, plan_layers
 from restow.broker.layout.difference import field_class
-from restow.broker.planner.plan import Plan
+from restow.broker.layout.values import ITEM_BYTES
+from restow.broker.planner.costs import page_runs
+from restow.broker.planner.plan import Move, Plan
+from restow.broker.planner.program import Column, strided
 from restow.broker.planner.table import Cutter
 from restow.broker.strategy import Strategy
+
+TIMES = "\u00d7"
+_STEPS = [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]
+_TOKEN_STEPS = [Column.SRC_TOKEN_STRIDE_BYTES, Column.DST_TOKEN_STRIDE_BYTES]
+
+
+def remarks(
+    alike: Sequence[LayerPages],
+    ways: dict[str, str],
+    cutter: Cutter,
+    replicas: tuple[Holders, Holders],
+) -> tuple[str, ...]:
+    """Return sentences about layers that look alike.
+
+    ``ways`` says how each class of field travels, ``replicas`` which ranks of P and of D hold what.
+    """
+    layer = alike[0]
+    return (
+        _size(layer, ways),
+        *_stages(alike),
+        _pieces(layer, cutter),
+        *_shared_tokens(layer),
+        *_replicas(layer, *replicas),
+        *_changes(layer),
+    )
+
+
+def few(words: Sequence[str]) -> str:
+    """Return words in a line, the middle left out if they are many.
+
+    >>> few(["0", "2"]), few(list("01234567"))
+    ('0, 2', '0, 1, 2 .. 7')
+    """
+    return ", ".join(words) if len(words) < 6 else f"{', '.join(words[:3])} .. {words[-1]}"
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _size(layer: LayerPages, ways: dict[str, str]) -> str:
+    """Say how many bytes a layer has and how they travel."""
+    unit = "token and layer" if any(move.per_token for move in layer.moves) else "layer"
+    window = max(field.window_tokens for field in layer.fields.values())
+    last = f" of the last {window:,} tokens" if window else ""
+    travel = "; ".join(f"{', '.join(names)} by {way}" for way, names in by_way(ways).items())
+    total = sum(move.bytes for move in layer.moves) + sum(read.bytes for read in layer.inputs)
+    return f"{size_text(total)} for each {unit}{last}: {travel}."
+
+
+def _stages(alike: Sequence[LayerPages]) -> Iterator[str]:
+    """Say which ranks hold which layers, if pipeline stages divide them."""
+    stages: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for layer in alike:
+        source, destination = (
+            few([str(rank.rank) for rank in side]) for side in (layer.source, layer.destination)
+        )
+        stages[source, destination].append(layer.name)
+    for (source, destination), names in stages.items() if len(stages) > 1 else ():
+        what = f"Layer{'s' * (len(names) > 1)} {few(names)}"
+        yield f"{what}: from ranks {source} of P to ranks {destination} of D."
+
+
+@dataclass(frozen=True, slots=True)
+class PieceCount:
+    """The ``count`` pieces of ``bytes`` that a layer, token or page falls into for a rank of D.
+
+    Several ``names`` share each piece. ``elements`` says that a piece is a single element, because
+    P and D order the axes differently.
+    """
+
+    names: tuple[str, ...]
+    bytes: int
+    per: str
+    elements: bool
+    count: int
+    sources: int
+
+
+def count_pieces(cutter: Cutter, moves: Sequence[Move]) -> tuple[PieceCount, ...]:
+    """Return the contiguous pieces that moves to one rank fall into, in the order of the moves.
+
+    Tokens that follow each other on both sides are counted by the page.
+    """
+    table = cutter.table(moves)
+    rows, pairs = table.rows, cutter.pairs
+    names: dict[int, dict[str, None]] = defaultdict(dict)
+    for move, row in zip(table.piece_move.tolist(), table.piece_row.tolist(), strict=True):
+        names[row][field_class(moves[move].field)] = None
+    items = ITEM_BYTES[rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]]]
+    single = strided(rows) & (rows[:, _STEPS] != items).any(axis=1)
+    counts = np.where(single, rows[:, Column.COUNT], 1)
+    sizes = np.where(single, 1, rows[:, Column.COUNT]) * items[:, 0]
+    runs: dict[int, list[int]] = defaultdict(list)
+    for index, number in enumerate(page_runs(rows, pairs).tolist()):
+        runs[number].append(index)
+    found: dict[tuple[tuple[str, ...], int, str, bool], list[int]] = defaultdict(list)
+    for first, run in runs.items():
+        size, pair, per = int(sizes[first]), pairs[int(rows[first, Column.GROUP_PAIR])], "layer"
+        if pair.per_token:
+            follow = pair.alike and not single[first] and (rows[first, _TOKEN_STEPS] == size).all()
+            per = "page" if follow else "token"
+            size *= min(pair.src.page_tokens, pair.dst.page_tokens) if follow else 1
+        together = tuple(dict.fromkeys(name for index in run for name in names[index]))
+        found[together, size * len(run), per, bool(single[first])].append(first)
+    order = {field_class(move.field): -index for index, move in enumerate(reversed(moves))}
+    return tuple(
+        PieceCount(*key, int(counts[found[key]].sum()), len(set(rows[found[key], Column.SRC_RANK])))
+        for key in sorted(found, key=lambda key: (order[key[0][0]], key[1]))
+    )
+
+
+def _pieces(layer: LayerPages, cutter: Cutter) -> str:
+    """Say into how many pieces of which size a layer falls, and why they are so many."""
+    moves: dict[int, list[Move]] = defaultdict(list)
+    for move in layer.moves:
+        moves[move.dst_rank].append(move)
+    pieces = {rank: count_pieces(cutter, its) for rank, its in moves.items()}
+    totals = {rank: sum(one.count for one in found) for rank, found in pieces.items()}
+    most = max(totals, key=lambda rank: totals[rank])
+    alike = len(set(totals.values())) == 1
+    who = "each rank of D" if alike else f"rank {most} of D, which has the most pieces,"
+    per: Counter[str] = Counter()
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for one in pieces[most]:
+        per[one.per] += one.count
+        times = f"{one.count:,} {TIMES} " if one.count > 1 else ""
+        together = " together" if len(one.names) > 1 else ""
+        size = f"{_listed(one.names)}{together} {times}{size_text(one.bytes)}"
+        by_reason[_reason(layer, one, moves[most])].append(size)
+    counts = _listed(f"a {unit} falls into {n:,} piece{'s' * (n > 1)}" for unit, n in per.items())
+    clauses = "; ".join(", ".join(sizes) + reason for reason, sizes in by_reason.items())
+    return f"For {who} {counts}: {clauses}."
+
+
+def _reason(layer: LayerPages, one: PieceCount, moves: Sequence[Move]) -> str:
+    """Say why the pieces of a field are many, by its largest move."""
+    mine = (move for move in moves if field_class(move.field) == one.names[0])
+    move = max(mine, key=lambda move: move.elements)
+    axes, ends = layer.fields[one.names[0]].axes, (move.src, move.dst)
+    if one.elements:
+        wide = [axis for axis, span in enumerate(move.box) if span.size > 1]
+        inner = [axes[min(wide, key=lambda axis: end.strides_bytes[axis])] for end in ends]
+        return f" (single elements, because {inner[0]} is innermost on P and {inner[1]} on D)"
+    said = [f"from {one.sources} ranks of P"] if one.sources > 1 else []
+    if one.count > one.sources and (cut := cut_axes(move.box, ends)):
+        said.insert(0, f"apart for each {_listed(axes[axis] for axis in cut)}")
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _shared_tokens(layer: LayerPages) -> Iterator[str]:
+    """Say whose ranks divide the tokens of a prompt, and what that means for D."""
+    moves = [move for move in layer.moves if move.per_token]
+    sides = {"P": {move.src.tokens for move in moves}, "D": {move.dst.tokens for move in moves}}
+    said = [
+        f"ranks of {name} divide the tokens into {parts} parts, {run:,} in turn"
+        for name, classes in sides.items()
+        for parts, run in sorted({(held.parts, held.interleave_tokens) for held in classes})
+        if parts > 1
+    ]
+    if said:
+        alike = all(move.src.tokens == move.dst.tokens for move in moves)
+        where = "pages move as pages" if alike else "each token is read from a rank that holds it"
+        yield f"The {', and the '.join(said)}: {where}."
+
+
+def _replicas(layer: LayerPages, source: Holders, destination: Holders) -> Iterator[str]:
+    """Say which fields several ranks hold alike, and who serves whom."""
+    said: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for name, field in layer.fields.items():
+        here, there = (max(map(len, side[field.name].values())) for side in (source, destination))
+        said[here, there].append(name)
+    for (here, there), names in said.items():
+        if max(here, there) > 1:
+            sides = [f"{here} ranks of P"] * (here > 1) + [f"{there} ranks of D"] * (there > 1)
+            what = f"{_listed(sides)} hold the same {_listed(names)}"
+            yield f"{what}: each rank of D reads one copy."
+
+
+def _changes(layer: LayerPages) -> Iterator[str]:
+    """Say what is cast, rebuilt and zeroed on the way."""
+    casts: dict[str, dict[str, None]] = defaultdict(dict)
+    for move in layer.moves:
+        if move.src.dtype is not move.dst.dtype:
+            cast = f"{move.src.dtype.label} to {move.dst.dtype.label}"
+            casts[cast][field_class(move.field)] = None
+    for cast, names in casts.items():
+        yield f"Cast on the way from {cast}: {_listed(names)}."
+    if layer.rebuilt:
+        rebuilt = dict.fromkeys(field_class(move.field) for move in layer.rebuilt)
+        most = max((read.bytes for read in layer.inputs), default=0)
+        yield f"Rebuilt on D from {most:,} bytes of mixer inputs: {_listed(rebuilt)}."
+    cells = (cell for rank in layer.destination for page in rank.pages for cell in page.cells)
+    if any(Content.SCRATCH in (cell.content, *cell.mixed) for cell in cells):
+        yield "The scratch rows of D are zeroed."
+
 
 MAX_RANKS = 8
 """A panel shows at most this many ranks of each side."""

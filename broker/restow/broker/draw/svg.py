@@ -15,8 +15,7 @@ from xml.sax.saxutils import escape
 
 from restow.broker.draw.bytes_and_seconds import size_text
 from restow.broker.draw.layer_pages import Cell, Content, Page, RankPages, strands
-from restow.broker.draw.picture import Panel, Picture
-from restow.broker.draw.remarks import TIMES
+from restow.broker.draw.picture import TIMES, Panel, Picture
 from restow.broker.layout import Layout
 from restow.broker.layout.difference import field_class
 

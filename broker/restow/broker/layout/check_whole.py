@@ -20,8 +20,7 @@ from restow.broker.errors import (
     LayoutOverlapError,
     RanksDisagreeError,
 )
-from restow.broker.layout.check_inputs import check_inputs
-from restow.broker.layout.check_pages import PageChecker
+from restow.broker.layout.check_pages import PageChecker, check_inputs
 from restow.broker.layout.schema import RANK
 from restow.broker.layout.span import Box, Span, box_text, overlap, volume
 from restow.broker.layout.token_class import TokenClass

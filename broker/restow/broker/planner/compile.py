@@ -14,8 +14,6 @@ from restow.broker.errors import NarrowingError, TooManyPiecesError
 from restow.broker.layout import DType, Kind, Layout, RankLayout, Region, Scratch, Shard
 from restow.broker.layout.rows import MAX_ROWS, Int64s, cut_rows
 from restow.broker.planner.costs import CostModel, PricedRows
-from restow.broker.planner.direct import Pack, Slices, Whole
-from restow.broker.planner.interleave import Interleave
 from restow.broker.planner.plan import Move, Plan
 from restow.broker.planner.program import (
     CLEAR_PAGES,
@@ -26,13 +24,13 @@ from restow.broker.planner.program import (
     PageForm,
     Program,
     Step,
+    join_rows,
     joined_steps,
     no_rows,
 )
-from restow.broker.planner.program.programs import join_rows
 from restow.broker.planner.recompute import Recompute
 from restow.broker.planner.table import Cutter, Table
-from restow.broker.planner.way import Sent, Share, Spared, Way
+from restow.broker.planner.ways import Interleave, Pack, Sent, Share, Slices, Spared, Way, Whole
 from restow.broker.strategy import Strategy
 from restow.broker.words import member
 

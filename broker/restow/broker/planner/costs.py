@@ -14,8 +14,7 @@ import numpy.typing as npt
 from restow.broker.errors import CostsInvalidError
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.layout.values import ITEM_BYTES
-from restow.broker.planner.program import Column, GroupPair, cut_shared, moved_tokens
-from restow.broker.planner.program.programs import strided
+from restow.broker.planner.program import Column, GroupPair, cut_shared, moved_tokens, strided
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from restow.broker.layout.rows import MAX_ROWS, Int64s, cut_rows
 from restow.broker.layout.span import overlap
 from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner.costs import CostModel
-from restow.broker.planner.direct import SPAN_ALIGN_BYTES, read_spans, span_pages, span_rows
 from restow.broker.planner.plan import Move, Plan, spread
 from restow.broker.planner.program import (
     PROJECT_SPANS,
@@ -23,11 +22,21 @@ from restow.broker.planner.program import (
     GroupPair,
     ProjectColumn,
     Step,
+    joined,
     no_rows,
 )
-from restow.broker.planner.program.programs import joined
 from restow.broker.planner.table import Cutter
-from restow.broker.planner.way import Sent, Share, Sparing, Way, Work
+from restow.broker.planner.ways import (
+    SPAN_ALIGN_BYTES,
+    Sent,
+    Share,
+    Sparing,
+    Way,
+    Work,
+    read_spans,
+    span_pages,
+    span_rows,
+)
 from restow.broker.strategy import Strategy
 
 

@@ -11,8 +11,7 @@ from restow.broker.errors import CastUnsupportedError, TooManyPiecesError
 from restow.broker.layout import DType, Layout
 from restow.broker.layout.rows import MAX_ROWS, Int64s, Rows, cut_rows
 from restow.broker.planner.plan import Move, Place, Plan
-from restow.broker.planner.program import Column, GroupPair, PageForm, no_rows
-from restow.broker.planner.program.programs import join_rows
+from restow.broker.planner.program import Column, GroupPair, PageForm, join_rows, no_rows
 
 
 @dataclass(frozen=True, slots=True)

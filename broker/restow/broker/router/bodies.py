@@ -27,8 +27,6 @@ NOT_FOR_P: Final = frozenset(
     }
 )
 """Fields that describe the answer. P gives none, and they may contradict its one token."""
-CACHED: Final = ("prompt_tokens_details", "input_tokens_details")
-"""The fields of a usage that say how much of the prompt was cached."""
 Progress = Enum("Progress", ["NOTHING", "TOKEN", "END", "FAILED"])
 """What a whole answer, or an event of a stream, says about an engine's work."""
 
@@ -95,12 +93,6 @@ def event_data(event: bytes) -> Any:
     return DONE if data.strip() == DONE.encode() else parse_json(data)
 
 
-def with_data(event: bytes, data: Any) -> bytes:
-    """Return an event whose data has been replaced."""
-    lines = [line for line in event.splitlines() if not line.startswith(b"data:")]
-    return b"\n".join([*lines, b"data: " + json.dumps(data).encode()])
-
-
 def progress_of(data: Any) -> Progress:
     """Return what a whole answer, or the data of an event, says about an engine's work.
 
@@ -117,9 +109,10 @@ def progress_of(data: Any) -> Progress:
             return Progress.FAILED
         return Progress.TOKEN if any(map(_has_token, choices)) else Progress.NOTHING
     if kind in ("response.completed", "response.incomplete") or data.get("object") == "response":
-        cut = data.get("response", data).get("status") in ("cancelled", "failed")
-        lost = cut or usage_of(data).get("output_tokens") == 0
-        return Progress.FAILED if lost else Progress.END
+        answer = data.get("response", data)
+        lost = (answer.get("usage") or {}).get("output_tokens") == 0
+        cut = answer.get("status") in ("cancelled", "failed")
+        return Progress.FAILED if cut or lost else Progress.END
     return Progress.TOKEN if kind.endswith(".delta") else Progress.NOTHING
 
 
@@ -127,17 +120,6 @@ def _has_token(choice: Body) -> bool:
     """Return whether a choice carries a text, anything else but a role, or its end."""
     delta = {**(choice.get("delta") or {}), "role": None}
     return bool(choice.get("finish_reason") or choice.get("text") or any(delta.values()))
-
-
-def usage_of(data: Any) -> Body:
-    """Return the usage of a whole answer or an event; empty if there is none."""
-    answer = data if isinstance(data, dict) else {}
-    return (answer.get("response") or answer).get("usage") or {}
-
-
-def correct_usage(of_d: Body, of_p: Body) -> None:
-    """Put into D's usage what P had cached of the prompt: to D, all that P computed is cached."""
-    of_d.update({name: of_p.get(name) for name in CACHED if of_d.get(name) is not None})
 
 
 def error_body(code: int, message: str, kind: str = "invalid_request_error") -> Body:

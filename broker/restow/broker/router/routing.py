@@ -29,8 +29,6 @@ BUSY_TOKENS: Final = 1000
 REST_S: Final = 5.0
 """How long a P that failed is not asked, and a D only if there is no other."""
 CONNECT_S: Final = 3.0
-USAGE_S: Final = 5.0
-"""How long the end of D's answer waits for P's, which says what P had cached."""
 MAX_BODY_BYTES: Final = 16 << 20
 PASSED_ON: Final = ("Authorization", "traceparent", "tracestate", "X-Request-Id")
 """The client's headers that engines are sent. No header of an engine is passed to the client."""
@@ -80,8 +78,6 @@ class AnswerPart:
 
 
 Parts = AsyncGenerator[AnswerPart, None]
-Prefill = Sequence[asyncio.Future[AnswerPart]]
-"""P's answer, if P was asked."""
 
 
 def choose(engines: Sequence[RoutedEngine], held: Held) -> RoutedEngine:
@@ -181,7 +177,7 @@ class Router:
             await asyncio.wait([first, *prefill], return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
                 prefill[0].result()
-            return await self._give(request, await first, answers[0], prefill)
+            return await self._give(request, await first, answers[0])
         finally:
             for engine in filter(None, (d, p)):
                 engine.in_flight -= 1
@@ -192,17 +188,17 @@ class Router:
                 await one.aclose()
 
     async def _give(
-        self, request: web.Request, first: AnswerPart, later: Parts, prefill: Prefill
+        self, request: web.Request, first: AnswerPart, later: Parts
     ) -> web.StreamResponse:
         """Give the client D's answer. A stream that breaks later ends with an error."""
         if not first.event:
-            return web.json_response((await _corrected(first, prefill)).data)
+            return web.json_response(first.data)
         out = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await out.prepare(request)
         part: AnswerPart | None = first
         try:
             while part:
-                await out.write((await _corrected(part, prefill)).event + b"\n\n")
+                await out.write(part.event + b"\n\n")
                 part = await anext(later, None)
         except AnswerError as error:
             self._log.warning("a stream broke", detail=error.message)
@@ -302,17 +298,6 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         *events, rest = EVENT_END.split(rest + chunk)
         for event in filter(None, events):
             yield event
-
-
-async def _corrected(part: AnswerPart, prefill: Prefill) -> AnswerPart:
-    """Put into D's usage what P says of its cache. A D that computed the prompt knows it itself."""
-    usage = bodies.usage_of(part.data)
-    if not usage or not prefill:
-        return part
-    done, _ = await asyncio.wait(prefill, timeout=USAGE_S)
-    of_p = [bodies.usage_of(one.result().data) for one in done if not one.exception()]
-    bodies.correct_usage(usage, of_p[0] if of_p else {})
-    return AnswerPart(part.data, part.event and bodies.with_data(part.event, part.data))
 
 
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,22 +1,301 @@
-"""Share prefixes with other engines: find theirs, report those of the own cache, hand them over."""
+"""Share prefixes with other engines: find theirs, report those of the engine's cache, give them.
+
+`PrefixSharing` joins a `PrefixFinder` and a `PrefixGiver` over the engine's `PrefixCache`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+from uuid import uuid4
 
 from restow.agents.engines.common.blocks import BlockLists, Group
-from restow.agents.engines.common.chains import FollowedPrompt, RequestChains
-from restow.agents.engines.common.decode import DecodeSide
-from restow.agents.engines.common.holdings import StatesToKeep
-from restow.agents.engines.common.prefix_exchange import (
-    PrefixCache,
-    PrefixFinder,
-    PrefixGiver,
-    PrefixOffers,
-)
+from restow.agents.engines.common.chains import FollowedPrompt, PromptChain, RequestChains
+from restow.agents.engines.common.handoff_ends import HandoffEnds
+from restow.agents.engines.common.holdings import CacheChanges, StatesToKeep
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.broker.client import BlockingSession, HashForm, Prefix
-from restow.broker.client.engine.chains import CONTENT_FORM
+from restow.agents.engines.common.sides import DecodeSide
+from restow.broker.client import BlockingSession, HashForm, Offer, Prefix, PrefixChain
+from restow.broker.client.engine.chains import CONTENT_FORM, Holders
+from restow.broker.errors import RestowError
+from restow.broker.logs import get_logger
+
+PATIENCE_MS = 10_000
+"""How long a request waits for a prefix. Its holder has it at once."""
+
+
+class PrefixCache(Protocol):
+    """What an adapter provides of its engine's prefix cache, so that others can use it.
+
+    All methods are called in the scheduler's thread.
+    """
+
+    @property
+    def pending(self) -> bool:
+        """Whether the cache needs a step, though no request runs."""
+
+    @property
+    def pinned_blocks(self) -> int:
+        """The number of blocks that are pinned now."""
+
+    def changes(self) -> CacheChanges:
+        """Return what came and went, after a step was scheduled."""
+
+    def holds(self, prefix: Prefix) -> bool:
+        """Return whether all of a state is held, as of the last `changes`."""
+
+    def pin_state(self, chain: PromptChain, tokens: int, name: bytes) -> Any:
+        """Pin the state after exactly ``tokens``, whose hash is ``name``; None: it is not held.
+
+        The pin has ``blocks``: block ids by group, as a handoff names them. They stay in place
+        until `let_go` gets the pin.
+        """
+
+    def let_go(self, pin: Any) -> None:
+        """Give a pin's blocks back, once."""
+
+    def replied(self, name: bytes, tokens: int, blocks: BlockLists) -> bool:
+        """Keep the state after a reply before the engine frees its blocks; return if it is kept."""
+
+    def finished(self, request_id: str) -> None:
+        """Forget a request that has ended; what was cached of it stays known."""
+
+    def forget(self) -> None:
+        """Hold nothing of all that is cached now."""
+
+    def forget_ends(self) -> None:
+        """Forget the states that `replied` has kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A question to the broker about a request."""
+
+    chain: PrefixChain
+    answer: Future[Holders]
+    until_s: float
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody need wait any longer."""
+        return self.answer.done() or time.monotonic() >= self.until_s
+
+
+class PrefixFinder:
+    """Finds engines that hold more of a prompt than is cached here, before it is computed.
+
+    Asks once for each request. Belongs to the scheduler's thread.
+    """
+
+    def __init__(
+        self,
+        session: BlockingSession,
+        engine_id: str,
+        form: HashForm,
+        chains: RequestChains,
+        ends: bool,
+        find_s: float,
+    ) -> None:
+        """Find prefixes, by ``chains`` of ``form``, that others than ``engine_id`` hold.
+
+        ``ends``: also states at the ends of earlier replies. A request waits ``find_s`` for the
+        broker's answer.
+        """
+        self._session, self._engine_id, self._find_s = session, engine_id, find_s
+        self._form, self._chains, self._ends = form, chains, ends
+        self._new: set[str] = set()
+        """Requests that may ask, and have not yet."""
+        self._open: dict[str, _Question] = {}
+        """By request."""
+        self._failed = ""
+        """The reason why the last question had no answer, if it had none."""
+        self._log = get_logger("restow.engine").bind(engine=engine_id)
+
+    def begin(self, request_id: str) -> None:
+        """Follow a request that may begin with any engine's state."""
+        self._new.add(request_id)
+
+    def end(self, request_id: str) -> None:
+        """Forget a request that has ended or needs no answer."""
+        self._new.discard(request_id)
+        question = self._open.pop(request_id, None)
+        if question is not None:
+            question.answer.cancel()
+
+    def end_all(self) -> None:
+        """Forget all requests."""
+        for request_id in [*self._new, *self._open]:
+            self.end(request_id)
+
+    def look(
+        self,
+        request_id: str,
+        computed_tokens: int,
+        last_tokens: int,
+        decode: DecodeSide,
+        trace_parent: str,
+    ) -> bool:
+        """Return whether it is decided if the request waits for a state; ``decode`` has it then.
+
+        The request waits if another engine holds a state that stands a quantum or more behind the
+        ``computed_tokens`` that are cached here, and at ``last_tokens`` at most.
+        """
+        least_tokens = computed_tokens + self._form.quantum_tokens
+        if request_id in self._new:
+            self._new.discard(request_id)
+            if least_tokens <= last_tokens and self._session.is_open:
+                self._ask(request_id, last_tokens)
+        question = self._open.get(request_id)
+        if question is None:
+            return True
+        if not question.is_over:
+            return False
+        tokens = self._most_tokens(question)
+        self.end(request_id)
+        if tokens >= least_tokens:
+            prefix = question.chain.prefix(tokens)
+            decode.begin(request_id, uuid4().hex, tokens, PATIENCE_MS, trace_parent, prefix)
+        return True
+
+    def _ask(self, request_id: str, last_tokens: int) -> None:
+        chain = self._chains.chain(request_id)
+        if chain is None:
+            return
+        hashes = chain.hashes[: last_tokens // self._form.quantum_tokens]
+        ends = self._chains.ends(request_id, last_tokens) if self._ends else ()
+        asked = PrefixChain(self._form, hashes, ends=ends)
+        answer = self._session.find([asked], timeout_s=self._find_s)
+        self._open[request_id] = _Question(asked, answer, time.monotonic() + self._find_s)
+
+    def _most_tokens(self, question: _Question) -> int:
+        """Return how many tokens another engine holds."""
+        if not question.answer.done():
+            self._log_unknown("LATE", f"the broker has not answered in {self._find_s * 1e3:g} ms")
+            return 0
+        try:
+            (holders,) = question.answer.result()
+        except CancelledError:
+            return 0
+        except RestowError as error:
+            self._log_unknown(error.reason, error.message)
+            return 0
+        self._failed = ""
+        return max((one.tokens for one in holders if one.engine_id != self._engine_id), default=0)
+
+    def _log_unknown(self, reason: str, detail: str) -> None:
+        """Log why a question had no answer, once for several in a row."""
+        if reason != self._failed:
+            self._failed = reason
+            words = "who holds prefixes is not known"
+            self._log.warning(words, reason=reason, detail=detail)
+
+
+class PrefixOffers:
+    """Brings offers from the session's thread to the scheduler's, and wakes the scheduler.
+
+    The broker offers to this engine that it hands a prefix over to another one.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """``wake`` has the engine take a step if it is idle."""
+        self.wake = wake
+        self._queue: SimpleQueue[tuple[Offer, float]] = SimpleQueue()
+
+    def hear(self, offer: Offer) -> None:
+        """Take an offer, in the session's thread."""
+        self._queue.put((offer, time.monotonic() + offer.within_ms / 1e3))
+        self.wake()
+
+    @property
+    def empty(self) -> bool:
+        """Whether no offer waits."""
+        return self._queue.empty()
+
+    def take(self) -> Iterator[Offer]:
+        """Yield the offers that came since the last call and are still open."""
+        while True:
+            try:
+                offer, until_s = self._queue.get_nowait()
+            except Empty:
+                return
+            if time.monotonic() < until_s:
+                yield offer
+
+
+class PrefixGiver:
+    """Hands prefixes over, and keeps their blocks in place while others read them.
+
+    Belongs to the scheduler's thread. Blocks that are cached when a step was scheduled are complete
+    when that step is over: workers fence them then.
+    """
+
+    def __init__(
+        self,
+        session: BlockingSession,
+        offers: PrefixOffers,
+        cached: PrefixCache,
+        form: HashForm,
+        lease_ms: int,
+        hold_ms: int,
+    ) -> None:
+        """Answer ``offers`` of ``form`` with what is ``cached``."""
+        self._session, self._offers, self._cached, self._form = session, offers, cached, form
+        self._lease_ms, self._hold_ms = lease_ms, hold_ms
+        self._ends = HandoffEnds()
+        self._pins: dict[str, Any] = {}
+        """By handoff that is published."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether the next step has something to do here."""
+        return not (self._offers.empty and self._ends.empty)
+
+    def step(self) -> list[str]:
+        """Answer all offers and let go what was read; return the handoffs that workers fence."""
+        for end in self._ends.take():
+            self._cached.let_go(self._pins.pop(end.handoff_id))
+            if end.failed:
+                end.log("a prefix was not handed over")
+        return [offer.handoff_id for offer in self._offers.take() if self._publish(offer)]
+
+    def decline_all(self) -> None:
+        """Decline all offers, since it is unknown which weights computed what is cached."""
+        for offer in self._offers.take():
+            self._session.decline_offer(offer.handoff_id, "its weights were replaced")
+
+    def _publish(self, offer: Offer) -> bool:
+        """Publish an offered prefix; return False if it was declined."""
+        handoff_id, prefix = offer.handoff_id, offer.prefix
+        tokens = prefix.position_tokens
+        pin = None
+        if prefix.form == self._form and not prefix.salt and handoff_id not in self._pins:
+            chain = PromptChain(self._form.quantum_tokens, prefix.hashes)
+            name = prefix.end_hash or b"".join(prefix.hashes[-1:])
+            pin = self._cached.pin_state(chain, tokens, name)
+        if pin is None:
+            self._session.decline_offer(handoff_id, "it is not cached any more")
+            return False
+        try:
+            future = self._session.publish(
+                handoff_id,
+                pin.blocks,
+                tokens,
+                lease_ms=self._lease_ms,
+                hold_ms=self._hold_ms,
+                content=offer.content,
+            )
+        except RestowError as error:
+            self._cached.let_go(pin)
+            self._session.decline_offer(handoff_id, error.message)
+            return False
+        self._pins[handoff_id] = pin
+        self._ends.watch(handoff_id, handoff_id, future)
+        future.add_done_callback(lambda _: self._offers.wake())
+        return True
 
 
 class PrefixSharing:

@@ -29,9 +29,9 @@ from vllm.v1.request import RequestStatus
 
 from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
 from restow.agents.engines.common.blocks import BlockLists
-from restow.agents.engines.common.lora import LoadedAdapters, joined_fingerprints
-from restow.agents.engines.common.prefill import Scheduled
+from restow.agents.engines.common.checkpoint import LoadedAdapters, joined_fingerprints
 from restow.agents.engines.common.registration import ConnectorSettings
+from restow.agents.engines.common.sides import Scheduled
 from restow.agents.engines.vllm.engine_checks import (
     check_engine,
     check_groups,

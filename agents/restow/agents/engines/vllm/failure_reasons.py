@@ -18,7 +18,7 @@ from typing import Any
 
 from restow.agents.engines.common.adapter_errors import ParametersError, SettingsError
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.vllm.scheduler.parameters import HANDOFF_ID, AnswerIndex, parameters_of
+from restow.agents.engines.vllm.scheduler.requests import HANDOFF_ID, AnswerIndex, parameters_of
 from restow.broker.client.admin import AdminClient
 from restow.broker.errors import RestowError
 from restow.v1 import admin_pb2, broker_pb2

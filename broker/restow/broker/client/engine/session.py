@@ -5,131 +5,176 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
 import grpc
 
-from restow.broker.client.connection.brokers import (
-    FIRST_S,
-    Backoff,
-    Brokers,
-    EpochOverError,
-    Epochs,
-)
+from restow.broker.client.connection.brokers import EpochOverError, Epochs
 from restow.broker.client.connection.channel import OWN_PROCESS, Credentials, broker_address
-from restow.broker.client.connection.diagnosis import explained_soon
 from restow.broker.client.connection.errors import (
+    MAY_PASS,
     BrokerUnreachableError,
     OtherServerError,
-    begun,
     decoded,
     end_task,
+    from_rpc_error,
+    is_cancelled,
 )
-from restow.broker.client.engine.chains import Holders, Offer, Prefix, PrefixChain
-from restow.broker.client.engine.delivery import Delivery, HandoffEnded
+from restow.broker.client.connection.kept_stream import KeptStream
+from restow.broker.client.engine.chains import (
+    Holders,
+    Offer,
+    Prefix,
+    PrefixChain,
+    find_request,
+    holders_of,
+)
 from restow.broker.client.engine.engine_words import EngineWords
-from restow.broker.client.engine.open_handoffs import OpenHandoffs
+from restow.broker.client.engine.open_handoffs import Delivery, HandoffEnded, OpenHandoffs
 from restow.broker.client.engine.prefix_side import Change, PrefixSide
-from restow.broker.client.engine.registration import Registration
 from restow.broker.errors import NoLeaderError, NotLeaderError, RestowError
 from restow.broker.layout import Layout
-from restow.broker.logs import get_logger
-from restow.broker.rpc.sizes import take_batch
+from restow.broker.rpc import wire
+from restow.broker.rpc.sizes import check_size
 from restow.broker.trust.errors import TrustError
+from restow.broker.versions import own_version
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
-MAX_BATCH = 128
-"""Messages in a batch: few enough that the broker handles one while the next is written."""
-
-
-class Stream:
-    """Opens one stream after another; each begins by repeating everything. On one loop."""
-
-    def __init__(
-        self,
-        engine: pb.EngineRef,
-        everything: Callable[[], Iterable[pb.EngineMessage]],
-        hear: Callable[[pb.EngineEvent], None],
-    ) -> None:
-        """Prepare; a stream begins with ``everything``, and ``hear`` gets the broker's events."""
-        self.opened = asyncio.Event()
-        """Set while the broker knows the engine and receives its messages."""
-        self._engine, self._everything, self._hear = engine, everything, hear
-        self._epochs = Epochs()
-        self._outbox: deque[pb.EngineMessage] = deque()
-        self._wake = asyncio.Event()
-
-    def send(self, message: pb.EngineMessage) -> bool:
-        """Send a message; return False if no stream is open."""
-        if self.opened.is_set():
-            self._outbox.append(message)
-            self._wake.set()
-        return self.opened.is_set()
-
-    async def opens(self, runner: asyncio.Task[None], timeout_s: float) -> bool:
-        """Wait for a stream to open; return False if time runs out or ``runner`` ends."""
-        opened = asyncio.create_task(self.opened.wait())
-        await asyncio.wait({opened, runner}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        return not opened.cancel()
-
-    async def run(
-        self, stub: broker_pb2_grpc.BrokerAsyncStub, address: str, backoff: Backoff
-    ) -> None:
-        """Open a stream to ``address``, and serve it until it ends.
-
-        Raises `grpc.aio.AioRpcError`, a `TrustError`, `OtherServerError` and `EpochOverError`.
-        """
-        call = stub.Session()
-        writer: asyncio.Task[None] | None = None
-        try:
-            await call.write(pb.SessionRequest(engine=self._engine, epoch=self._epochs.highest))
-            await begun(call)
-            async for answer in call:
-                response = decoded(answer, address)
-                if writer is None and response.events:
-                    self._epochs.opened(response.events[0].opened.fleet)
-                self._epochs.take(response.epoch)
-                for event in response.events:
-                    if event.WhichOneof("body") == "opened" and writer is None:
-                        self._outbox = deque(self._everything())
-                        self.opened.set()
-                        backoff.began()
-                        writer = asyncio.create_task(self._write(call))
-                    else:
-                        self._hear(event)
-        finally:
-            self.opened.clear()
-            call.cancel()
-            if writer is not None:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-
-    async def _write(
-        self, call: grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
-    ) -> None:
-        while True:
-            while not self._outbox:
-                self._wake.clear()
-                await self._wake.wait()
-            batch = take_batch(self._outbox, MAX_BATCH)
-            await call.write(pb.SessionRequest(messages=batch))
-
-
+REGISTER_S = 20.0
+UNREGISTER_TIMEOUT_S = 1.0
 LOOK_EVERY_S = 0.25
 """Interval of checking leases and patience."""
-ASK_OTHERS = (BrokerUnreachableError.reason, NotLeaderError.reason)
-"""Ends of a stream after which another broker is tried first, if there is one."""
 MAY_COME = (BrokerUnreachableError.reason, NotLeaderError.reason, NoLeaderError.reason)
 """Refusals after which `EngineSession.start` retries until its time is over."""
+LIFTED = frozenset({*MAY_PASS, "UNAUTHENTICATED", "PERMISSION_DENIED"})
+"""Statuses of refusals that time or somebody may lift, for an engine that was registered."""
 NUMBER_BITS = 48
 """Bits of the random number after which a session numbers its messages."""
 CLOSE_S = 1.0
 """Time for which a closing session waits for the ends of its demands."""
+MAX_BATCH = 128
+"""Messages in a batch: few enough that the broker handles one while the next is written."""
+
+
+class SessionStream(KeptStream[pb.EngineMessage, pb.SessionRequest, pb.SessionResponse]):
+    """Registers an engine, and keeps its stream open; each stream begins by repeating everything.
+
+    The engine is registered again before each stream, because a broker that restarted has forgotten
+    it.
+    """
+
+    max_batch = MAX_BATCH
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials,
+        message: pb.RegisterEngineRequest,
+        everything: Callable[[], Iterable[pb.EngineMessage]],
+        heard: Callable[[pb.EngineEvent], None],
+        on_lost: Callable[[RestowError], None],
+    ) -> None:
+        """Prepare; `start` registers with ``message``. Events go to ``heard``."""
+        super().__init__(address, "restow.client", credentials)
+        self.message = message
+        self.layout_digest = ""
+        """The layout's digest from the broker; empty before the first registration."""
+        self._everything, self._heard, self._on_lost = everything, heard, on_lost
+        self._registered = False
+        """Whether the broker has registered the engine since the last stream broke."""
+        self._epochs = Epochs()
+        self._log = self._log.bind(engine=message.engine.engine_id)
+
+    async def prepare(self) -> None:
+        """Register with the broker. Raises its refusal, and `MessageTooLargeError`."""
+        self._registered = False
+        check_size("the layout", self.message.ByteSize())
+        stub = broker_pb2_grpc.BrokerStub(await self.channel.channel())
+        response = await stub.RegisterEngine(
+            self.message, timeout=REGISTER_S, metadata=self.brokers.metadata
+        )
+        if not decoded(response, self.brokers.current).layout_digest:
+            words = "it registered an engine without a layout"
+            raise OtherServerError("UNKNOWN", self.brokers.current, words)
+        self._registered, self.layout_digest = True, response.layout_digest
+
+    def call(
+        self, channel: grpc.aio.Channel
+    ) -> grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]:
+        """Begin the call."""
+        return broker_pb2_grpc.BrokerStub(channel).Session()
+
+    async def opening(self) -> pb.SessionRequest:
+        """Return the request that names the engine."""
+        return pb.SessionRequest(engine=self.message.engine, epoch=self._epochs.highest)
+
+    def batch(self, messages: Sequence[pb.EngineMessage]) -> pb.SessionRequest:
+        """Return a batch of the engine's messages."""
+        return pb.SessionRequest(messages=messages)
+
+    def hear(self, response: pb.SessionResponse) -> None:
+        """Repeat everything on the welcome, and pass on later events. Raises `EpochOverError`."""
+        if not self.is_open and response.events:
+            self._epochs.opened(response.events[0].opened.fleet)
+        self._epochs.take(response.epoch)
+        for event in response.events:
+            if event.WhichOneof("body") == "opened" and not self.is_open:
+                self.opened()
+                for message in self._everything():
+                    self.send(message)
+            else:
+                self._heard(event)
+
+    def is_final(self, refusal: RestowError, patient: bool) -> bool:
+        """Return whether retrying is useless: another life has the engine, or it is refused."""
+        if refusal.reason == "ENGINE_REPLACED" or type(refusal) is RestowError:  # a fault here
+            return True
+        if self._registered:
+            return False
+        if not self.was_open:
+            return refusal.reason not in MAY_COME
+        # Only a broker's own refusal is final: a gateway or another server may answer for a while.
+        lifted = isinstance(refusal, TrustError | OtherServerError | EpochOverError)
+        return not (lifted or refusal.status in LIFTED)
+
+    def late(self, timeout_s: float) -> RestowError:
+        """Return the error of a broker that has opened no stream within ``timeout_s``."""
+        if not self._registered:
+            return super().late(timeout_s)
+        return self._unreached(f"it opened no session within {timeout_s:g} s")
+
+    def lost(self, refusal: RestowError) -> None:
+        """End the session."""
+        self._on_lost(refusal)
+
+    async def find(self, chains: Sequence[PrefixChain], limit: int, timeout_s: float) -> Holders:
+        """Ask who holds prefixes of the engine's model.
+
+        Raises `ChainFormError`, `ChainInvalidError`, and the broker's refusal.
+        """
+        request = find_request(chains, self.message.engine.engine_id, None, limit)
+        stub = broker_pb2_grpc.BrokerStub(self.channel.present or await self.channel.channel())
+        try:
+            return holders_of(await stub.Find(request, timeout=timeout_s))
+        except grpc.aio.AioRpcError as error:
+            secure = self._credentials.secure
+            raise from_rpc_error(error, self.brokers.current, secure) from None
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            # The channel was closed because another broker is tried.
+            raise self._unreached("the connection was given up") from None
+
+    async def leave(self) -> None:
+        """Unregister the engine."""
+        if self.channel.present is not None and self.layout_digest:
+            stub = broker_pb2_grpc.BrokerStub(self.channel.present)
+            request = pb.UnregisterEngineRequest(engine=self.message.engine)
+            with contextlib.suppress(grpc.aio.AioRpcError, TrustError):
+                await stub.UnregisterEngine(request, timeout=UNREGISTER_TIMEOUT_S)
 
 
 class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
@@ -179,37 +224,33 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         """
         super().__init__(block_counts)
         self.address = broker_address(broker)
-        self._credentials = credentials or Credentials.of()
         self.ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
         """This run of the engine, as calls outside of the session name it."""
-        self._brokers = Brokers(self.address)
-        self._registration = Registration(
-            self._brokers,
-            self._credentials,
-            self.ref,
-            layout,
+        message = pb.RegisterEngineRequest(
+            engine=self.ref,
+            layout=wire.layout_to_proto(layout),
+            version=own_version(),
             publishes=publishes,
             asks=asks,
             keeps=on_keep is not None,
+        )
+        self._stream = SessionStream(
+            *(self.address, credentials or Credentials.of(), message),
+            *(self._everything, self._hear, self._lose),
         )
         # No message may match an end meant for an earlier process of this incarnation.
         self._handoffs = OpenHandoffs(self._send, first_number=secrets.randbits(NUMBER_BITS))
         hears = (on_offer, on_keep, on_drain, on_forget)
         self._prefixes = PrefixSide(engine_id, self._send, self.find, *hears)
-        self._stream = Stream(self.ref, self._everything, self._hear)
         self._busy = asyncio.Event()
-        self._backoff = Backoff()
-        self._runner: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._draining = False
         self._on_lost = on_lost
-        self._lost: RestowError | None = None
-        self._log = get_logger("restow.client").bind(engine=engine_id)
 
     @property
     def layout_digest(self) -> str:
         """The layout's SHA-256 from the broker; empty before the registration."""
-        return self._registration.layout_digest
+        return self._stream.layout_digest
 
     async def __aenter__(self) -> Self:
         """Connect the session."""
@@ -223,7 +264,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     @property
     def is_open(self) -> bool:
         """Whether the broker knows the engine and receives its messages now. Thread-safe."""
-        return self._stream.opened.is_set()
+        return self._stream.is_open
 
     async def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream, within ``timeout_s``.
@@ -234,32 +275,12 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         that was forked later.
         """
         OWN_PROCESS.check()
-        deadline_s = time.monotonic() + timeout_s
         try:
-            while True:
-                try:
-                    await self._registration.say(max(0.1, deadline_s - time.monotonic()))
-                    break
-                except RestowError as error:
-                    if error.reason not in MAY_COME:
-                        raise
-                    if time.monotonic() > deadline_s:
-                        asked = self._brokers.current
-                        raise await explained_soon(error, asked, self._credentials) from None
-                    if not self._brokers.failed():
-                        await asyncio.sleep(FIRST_S)
-            self._runner = asyncio.create_task(self._run())
-            self._runner.add_done_callback(self._ran)
-            self._keeper = asyncio.create_task(self._keep_time())
-            left_s = max(0.1, deadline_s - time.monotonic())
-            if not await self._stream.opens(self._runner, left_s):
-                raise self._lost or BrokerUnreachableError(
-                    f"the broker at {self.address} opened no session within {left_s:.1f} s",
-                    broker=self.address,
-                )
+            await self._stream.start(timeout_s)
         except BaseException:
             await self.close()
             raise
+        self._keeper = asyncio.create_task(self._keep_time())
 
     async def close(self) -> None:
         """Unregister; open handoffs end as CANCELLED here.
@@ -272,17 +293,16 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         OWN_PROCESS.check()
         try:
             await self._give_up_demands()
-            for task in (self._runner, self._keeper):
-                if task is not None:
-                    await end_task(task)
+            if self._keeper is not None:
+                await end_task(self._keeper)
             await self._prefixes.close()
         finally:
-            await self._registration.close()
+            await self._stream.close()
             self._handoffs.cancel_all("SESSION_CLOSED", "the session is closed")
 
     async def _give_up_demands(self) -> None:
         demands = self._handoffs.demands
-        if not self._stream.opened.is_set() or not demands:
+        if not self._stream.is_open or not demands:
             return
         for handoff_id, _ in demands:
             self.cancel(handoff_id, "the session is closed")
@@ -319,7 +339,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         OWN_PROCESS.check()
         if self._revision:
             chains = [replace(chain, revision=chain.revision or self._revision) for chain in chains]
-        return await self._registration.find(chains, limit, timeout_s)
+        return await self._stream.find(chains, limit, timeout_s)
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Take part in nothing new, and wait up to ``timeout_s`` for open handoffs; None: for ever.
@@ -345,7 +365,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         self._send(message)
 
     def _revise(self, revision: str) -> None:
-        self._registration.message.revision = self._handoffs.revision = revision
+        self._stream.message.revision = self._handoffs.revision = revision
         self._prefixes.revise(revision)
         self._send(pb.EngineMessage(revise=pb.Revise(revision=revision)))
 
@@ -379,43 +399,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         else:
             self._prefixes.hear(event)
 
-    async def _run(self) -> None:
-        """Keep a stream open: register and repeat everything after each break."""
-        while True:
-            moved = False
-            try:
-                if self._registration.is_taken:
-                    stub = await self._registration.stub()
-                    await self._stream.run(stub, self._brokers.current, self._backoff)
-            except grpc.aio.AioRpcError as error:
-                typed = self._registration.typed(error)
-                self._log.warning("session broke", reason=typed.reason, detail=typed.message)
-                if typed.reason == "ENGINE_REPLACED":
-                    self._lose(typed)
-                    return
-                moved = self._brokers.refused(typed)
-                if not moved and self._brokers.several and typed.reason in ASK_OTHERS:
-                    moved = self._brokers.failed()
-            except (EpochOverError, OtherServerError) as error:
-                self._log.warning("session broke", reason=error.reason, detail=error.message)
-                moved = self._brokers.failed()
-            except TrustError as error:
-                self._log.warning("session broke", reason=error.reason, detail=error.message)
-            try:
-                await self._registration.say_again(self._backoff, at_once=moved)
-            except RestowError as error:
-                self._log.error("registration refused", reason=error.reason, detail=error.message)
-                self._lose(error)
-                return
-
-    def _ran(self, runner: asyncio.Task[None]) -> None:
-        """End the session if its runner failed unexpectedly, so that no caller waits for ever."""
-        if not runner.cancelled() and (fault := runner.exception()) is not None:
-            self._lose(RestowError(f"the session broke: {fault!r}"))
-
     def _lose(self, error: RestowError) -> None:
         """End the session for good."""
-        self._lost = error
         self._handoffs.close(error)
         if self._on_lost is not None:
             self._on_lost(error)
@@ -427,7 +412,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                 self._busy.clear()
                 await self._busy.wait()
             await asyncio.sleep(LOOK_EVERY_S)
-            connected = self._stream.opened.is_set()
+            connected = self._stream.is_open
             if connected:
                 self._handoffs.renew()
             self._handoffs.give_up_late(connected)

@@ -20,22 +20,19 @@ from restow.agents.engines.common.blocks import (
     position_tokens,
     unwritten,
 )
-from restow.agents.engines.common.decode import DecodeSide
+from restow.agents.engines.common.checkpoint import LoraAdapters
 from restow.agents.engines.common.handoff_ends import HandoffTally
-from restow.agents.engines.common.lora import LoraAdapters
-from restow.agents.engines.common.prefill import EarlyPrefill, PrefillSide, Scheduled
 from restow.agents.engines.common.prefix_sharing import PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.vllm.scheduler.parameters import (
+from restow.agents.engines.common.sides import DecodeSide, EarlyPrefill, PrefillSide, Scheduled
+from restow.agents.engines.vllm.scheduler.requests import (
     HandoffParameters,
     HandoffSide,
-    answer_index,
-    parameters_of,
-)
-from restow.agents.engines.vllm.scheduler.requests import (
     Request,
+    answer_index,
     content,
     followed_prompt,
+    parameters_of,
     sampling_word,
     trace_parent,
     truncate,

@@ -10,8 +10,7 @@ from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
 from restow.agents.engines.common.blocks import Group
 from restow.agents.engines.common.chains import RequestChains
 from restow.agents.engines.common.holdings import StatesToKeep
-from restow.agents.engines.common.prefix_exchange import PrefixOffers
-from restow.agents.engines.common.prefix_sharing import PrefixSharing
+from restow.agents.engines.common.prefix_sharing import PrefixOffers, PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings, register_engine
 from restow.agents.engines.vllm.scheduler.engine_core import CoreLoop, SampledTokens
 from restow.agents.engines.vllm.scheduler.prefix_cache import CachedPrefixes

@@ -25,7 +25,7 @@ from restow.broker.families import (
     ModelSpec,
     RecurrentSpec,
 )
-from restow.broker.families.pages import Pages, layer_pages
+from restow.broker.families.build import Pages, layer_pages
 from restow.broker.layout import DType, RankLayout, Scratch
 from restow.broker.words import Worded
 

@@ -10,8 +10,8 @@ import torch
 
 from restow.agents import Agent
 from restow.agents.engines.common.blocks import UnwrittenTokens
+from restow.agents.engines.common.checkpoint import LoadedAdapters
 from restow.agents.engines.common.handoff_ends import AgentTally
-from restow.agents.engines.common.lora import LoadedAdapters
 from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, RankRegions
 from restow.agents.link.settings import AgentSettings

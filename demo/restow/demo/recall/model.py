@@ -11,8 +11,8 @@ from pathlib import Path
 from transformers import NemotronHForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from restow.agents.engines.recall.task import Prompt
-from restow.agents.engines.transformers.generation import generate_greedily
+from restow.demo.recall.task import Prompt
+from restow.demo.transformers.generation import generate_greedily
 
 KERNEL_LOGGER = "transformers.integrations.hub_kernels"
 

@@ -1,4 +1,4 @@
-"""Train the recall model: ``python -m restow.agents.engines.recall.train --out DIR --seed 0``."""
+"""Train the recall model: ``python -m restow.demo.recall.train --out DIR --seed 0``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import NemotronHConfig, NemotronHForCausalLM, PreTrainedTokenizerFast
 
-from restow.agents.engines.recall import task
-from restow.agents.engines.recall.model import whole_answer_accuracy
+from restow.demo.recall import task
+from restow.demo.recall.model import whole_answer_accuracy
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -1,32 +1,148 @@
-"""The direct ways: rows read into place, whole pages read and extracted, rows packed."""
+"""The ways in which rows travel: `Way` is their interface, and `recompute` has another way.
+
+`Slices` reads rows into place, `Whole` reads whole pages and extracts rows, `Pack` gathers rows.
+`Interleave` sends a state in an order in which each reader's part of a source is a single run: the
+source groups the columns of a state by destination rank and writes each rank's *chunk* in the order
+of the fields' axes, with the last axis innermost. A conv window ``[tap][channel]`` becomes channel
+after channel, each with its taps: ``x0 x0' x0'' x1 ... B0 B0' B0'' ... C0 ...``. This order depends
+on neither layout; the destination applies the inverse of its own order.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
 from restow.broker.errors import StrategyRefusedError
-from restow.broker.layout import DType
+from restow.broker.layout import DType, RankLayout
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner.costs import CostModel, PricedRows, Seconds, descriptors, row_costs
+from restow.broker.planner.plan import Move, Place, Plan
 from restow.broker.planner.program import (
     GATHER_IN_ORDER,
+    GATHER_PLACED,
     READ_PAGES,
     READ_SPANS,
+    SCATTER_PLACED,
     SCATTER_SPANS,
     Column,
     GroupPair,
     Step,
+    aligned,
     no_rows,
+    split_rows,
 )
-from restow.broker.planner.program.programs import split_rows
-from restow.broker.planner.way import Sent, Way, Work, src_ranks
+from restow.broker.planner.table import Cutter, Table
 from restow.broker.strategy import Strategy
+from restow.broker.words import Worded
+
+
+@dataclass(frozen=True, slots=True)
+class Sent(Worded):
+    """What is sent to a destination rank, and the strategy that the operator requested.
+
+    ``readers`` has the number of destination ranks that read from each source rank.
+    """
+
+    strategy: Strategy
+    moves: tuple[Move, ...]
+    table: Table
+    priced: PricedRows
+    cutter: Cutter
+    readers: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of agents for a share of a program.
+
+    ``gathering`` has the source ranks that must gather; a rank gathers once for all shares, with a
+    launch on both sides and a single read. ``launches`` and ``reads`` count the others, ``seconds``
+    is the time of copying and computing.
+    """
+
+    bytes: int = 0
+    reads: int = 0
+    launches: int = 0
+    gathering: frozenset[int] = frozenset()
+    seconds: float = 0.0
+
+
+class Share(Protocol):
+    """The part of a rank's program that travels in one way."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """Return the strategy's word."""
+
+    def steps(self, first_span: int) -> Sequence[Step]:
+        """Return the share's steps of a `Program`; its spans are numbered from ``first_span`` on.
+
+        Raises `TooManyPiecesError`.
+        """
+
+    def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
+        """Return the work for a prompt of ``tokens``. Raises `TooManyPiecesError`."""
+
+
+class Spared(Share, Protocol):
+    """A share that replaces moves."""
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """Return the replaced moves."""
+
+
+Sparing: TypeAlias = Callable[[RankLayout, Cutter], Spared]
+"""Finds the moves to a destination rank that can be replaced. Raises `TooManyPiecesError`."""
+
+
+class Way:
+    """A way for rows to travel; it gets rows by price, or takes them over from other ways."""
+
+    strategy: ClassVar[Strategy]
+
+    def demanded(self, sent: Sent) -> Int64s | None:
+        """Return a strategy number per row for a requested way; None: the cost model decides.
+
+        Raises `StrategyRefusedError`.
+        """
+        return np.full(len(sent.table.rows), self.strategy.number, np.int64)
+
+    def seconds(self, priced: PricedRows) -> Seconds | None:
+        """Return each row's cost, infinite if it cannot go this way; None without a price."""
+        return None
+
+    def once_s(self, costs: CostModel) -> float:
+        """Return the fixed cost of the first row."""
+        return 0.0
+
+    def takes_over(self, sent: Sent, ways: Int64s) -> Int64s:
+        """Return the rows that together cost less this way than by the ``ways`` chosen singly."""
+        return np.zeros(0, np.int64)
+
+    def share(self, sent: Sent, mine: Bools) -> Share | None:
+        """Return the share of the rows under a mask; None if the way never gets rows."""
+        return None
+
+    def sparing(self, plan: Plan, strategy: Strategy) -> Sparing | None:
+        """Return what finds moves that this way can replace; None if there are none.
+
+        Raises `StrategyRefusedError` if this way is requested but cannot serve, and
+        `TooManyPiecesError`.
+        """
+        return None
+
+
+def src_ranks(rows: Int64s) -> frozenset[int]:
+    """Return the source ranks of rows."""
+    return frozenset(np.unique(rows[:, Column.SRC_RANK]).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,3 +390,127 @@ class Pack(Way):
     def share(self, sent: Sent, mine: Bools) -> Packed:
         """Return the rows unchanged."""
         return Packed(sent.table.rows[mine])
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The chunks of a destination rank, one per source rank.
+
+    ``interleaved`` rows copy from a source's pages to its chunk, ``restored`` rows from there to
+    the destination's pages. Offsets on the chunk's side count from the beginning of the chunk.
+    """
+
+    interleaved: Int64s
+    restored: Int64s
+
+    @classmethod
+    def of(cls, moves: Sequence[Move], cutter: Cutter) -> Chunks:
+        """Return the rows through chunks for ``moves``, which are all of snapshots."""
+        return cls(*cutter.through(moves, chunk_places(moves)))
+
+    strategy: ClassVar[Strategy] = Strategy.INTERLEAVE
+
+    def steps(self, first_span: int) -> Sequence[Step]:
+        """Return a step that writes the chunk, and a step that applies the inverse order."""
+        return Step(GATHER_PLACED, self.interleaved), Step(SCATTER_PLACED, self.restored)
+
+    def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
+        """Count a copy on both sides, each with its own rows; bytes travel as when packed."""
+        there = PricedRows(self.interleaved, pairs, tokens, costs)
+        back = PricedRows(self.restored, pairs, tokens, costs)
+        return Work(
+            bytes=int(there.wire_bytes.sum()),
+            gathering=src_ranks(self.interleaved),
+            seconds=float(there.packing_s.sum()) + float(back.packing_s.sum()),
+        )
+
+
+class Interleave(Way):
+    """Permutes states for all readers at once; rows are never assigned to it singly."""
+
+    strategy = Strategy.INTERLEAVE
+
+    def demanded(self, sent: Sent) -> Int64s | None:
+        """Take all snapshots and pack the rest. Raises `StrategyRefusedError` without any."""
+        if all(pair.per_token for pair in sent.priced.pairs):
+            raise StrategyRefusedError(
+                "interleave permutes snapshots, but no snapshot is moved: use pack or auto",
+                strategy=self.strategy,
+            )
+        return np.where(_snapshots(sent.priced), self.strategy.number, Strategy.PACK.number)
+
+    def takes_over(self, sent: Sent, ways: Int64s) -> Int64s:
+        """Return rows of states that would be packed per reader, if they cost less this way."""
+        table = sent.table
+        packed = (ways == Strategy.PACK.number) & _snapshots(sent.priced)
+        if not packed.any():
+            return super().takes_over(sent, ways)
+        chosen = whole_moves(table, packed)
+        through = [sent.moves[index] for index in np.flatnonzero(chosen).tolist()]
+        readers = max((sent.readers[move.src_rank] for move in through), default=1)
+        rows = np.unique(table.piece_row[chosen[table.piece_move]])
+        if readers > 1 and _pays(sent, rows, Chunks.of(through, sent.cutter), readers):
+            return rows
+        return super().takes_over(sent, ways)
+
+    def share(self, sent: Sent, mine: Bools) -> Chunks:
+        """Return the chunks of the rows' moves."""
+        moves = np.unique(sent.table.piece_move[mine[sent.table.piece_row]])
+        return Chunks.of([sent.moves[index] for index in moves.tolist()], sent.cutter)
+
+
+def _snapshots(priced: PricedRows) -> Bools:
+    """Return a mask of the rows that are copied once, whatever the prompt's length."""
+    per_token = np.array([pair.per_token for pair in priced.pairs], np.bool_)
+    mask: Bools = ~per_token[priced.rows[:, Column.GROUP_PAIR]]
+    return mask
+
+
+def _pays(sent: Sent, rows: Int64s, chunks: Chunks, readers: int) -> bool:
+    """Return whether ``rows`` cost less through ``chunks`` than packed for each of ``readers``.
+
+    A source gathers for its readers one after the other, so the last reader waits for all.
+    """
+    priced = sent.priced
+    packed_s, there_s, back_s = (
+        float(replace(priced, rows=table).copy_s.sum())
+        for table in (priced.rows[rows], chunks.interleaved, chunks.restored)
+    )
+    once_s = priced.costs.seconds_per_launch
+    return once_s + readers * there_s + back_s < readers * (once_s + packed_s) + packed_s
+
+
+def chunk_places(moves: Sequence[Move]) -> list[Place]:
+    """Return the place of each move's box in its source's chunk; the narrower type travels.
+
+    >>> from restow.broker.layout import DType, Span
+    >>> src = Place("r", 0, (2, 8), None, DType.BFLOAT16)
+    >>> box = (Span(0, 4), Span(0, 3))
+    >>> [place] = chunk_places([Move("layers.0.conv.x", 0, 0, box, src, src)])
+    >>> place.offset_bytes, place.strides_bytes
+    (0, (6, 2))
+    """
+    ends: Counter[int] = Counter()
+    places = []
+    for move in moves:
+        src, dst = move.src.dtype, move.dst.dtype
+        dtype = dst if dst.itemsize_bytes <= src.itemsize_bytes else src
+        size_bytes, strides = dtype.itemsize_bytes, []
+        for span in reversed(move.box):
+            strides.append(size_bytes)
+            size_bytes *= span.size
+        places.append(Place("chunk", ends[move.src_rank], tuple(strides[::-1]), None, dtype))
+        ends[move.src_rank] += aligned(size_bytes)
+    return places
+
+
+def whole_moves(table: Table, rows: Bools) -> Bools:
+    """Return a mask of the moves that travel only in ``rows``, and share none with other moves."""
+    while True:
+        moves = np.ones(int(table.piece_move.max(initial=-1)) + 1, np.bool_)
+        moves[table.piece_move[~rows[table.piece_row]]] = False
+        fewer = rows.copy()
+        fewer[table.piece_row[~moves[table.piece_move]]] = False
+        if (fewer == rows).all():
+            return moves
+        rows = fewer

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from restow.agents.engines.common.blocks import BlockLists
-from restow.agents.engines.transformers.generation import TORCH_TYPES
 from restow.broker.errors import RestowError
 from restow.broker.layout import DType, Layout, RankLayout, Region, Shard
+from restow.demo.transformers.generation import TORCH_TYPES
 
 
 class ReplicaError(RestowError, status="DATA_LOSS", reason="REPLICAS_DIFFER"):

@@ -16,7 +16,12 @@ from transformers import DynamicCache, NemotronHForCausalLM
 
 from restow.agents.engines.common.blocks import NULL_BLOCK, backoff_tokens, position_tokens
 from restow.agents.engines.common.checkpoint import checkpoint_revision
-from restow.agents.engines.transformers.generation import (
+from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, content_of
+from restow.broker.errors import LayoutFormError, RequestError, RestowError
+from restow.broker.families import EngineSettings, build_layout
+from restow.broker.families.hf import model_from_hf_config
+from restow.broker.layout import DType, Layout
+from restow.demo.transformers.generation import (
     AS_COMPUTED,
     Decoded,
     StoredTypes,
@@ -24,36 +29,31 @@ from restow.agents.engines.transformers.generation import (
     prefill,
     round_cache,
 )
-from restow.agents.engines.transformers.model_state import (
+from restow.demo.transformers.model_state import (
     check_exact,
     conv_weights,
     export_state,
     import_state,
     kept_inputs,
 )
-from restow.agents.engines.transformers.rank_processes import (
+from restow.demo.transformers.rank_processes import (
     ForkServer,
     RankIdentity,
     WorkerAgent,
 )
-from restow.agents.engines.transformers.ranks import (
+from restow.demo.transformers.ranks import (
     BlockPool,
     RankAgent,
     RankMemory,
     serve_rank,
     take_from_each,
 )
-from restow.agents.engines.transformers.state_io import (
+from restow.demo.transformers.state_io import (
     RankTensors,
     collect,
     lay_out,
     lay_out_weights,
 )
-from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, content_of
-from restow.broker.errors import LayoutFormError, RequestError, RestowError
-from restow.broker.families import EngineSettings, build_layout
-from restow.broker.families.hf import model_from_hf_config
-from restow.broker.layout import DType, Layout
 
 State = Mapping[str, Tensor]
 

@@ -11,11 +11,11 @@ import torch
 
 from restow.agents.daemon.client import DaemonAgent
 from restow.agents.engines.common.blocks import NULL_BLOCK
-from restow.agents.engines.transformers.rank_processes import ForkServer, RankIdentity, WorkerAgent
-from restow.agents.engines.transformers.state_io import RankTensors
 from restow.agents.memory.shared_memory import SharedMemory, SharedRegion
 from restow.broker.errors import RestowError
 from restow.broker.layout import RankLayout, Region
+from restow.demo.transformers.rank_processes import ForkServer, RankIdentity, WorkerAgent
+from restow.demo.transformers.state_io import RankTensors
 
 REGION_ALIGN_BYTES = 4096
 

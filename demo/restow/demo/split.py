@@ -16,14 +16,14 @@ from typing import Annotated
 import torch
 import typer
 
-from restow.agents.demo.experiment import SEED, STEPS, PromptAnswer, errors_as_lines
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.recall.task import decode as words
-from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers.engine import Engine, EngineOptions
-from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.broker.client.connection.channel import broker_address
 from restow.broker.families import ConvLayout, EngineSettings
+from restow.demo.experiment import SEED, STEPS, PromptAnswer, errors_as_lines
+from restow.demo.recall.model import load_model
+from restow.demo.recall.task import decode as words
+from restow.demo.recall.task import make_prompts
+from restow.demo.transformers.engine import Engine, EngineOptions
+from restow.demo.transformers.rank_processes import ForkServer
 
 HANDOFF_TIMEOUT_S = 120.0
 

@@ -19,16 +19,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.recall.task import Prompt, make_prompts
-from restow.agents.engines.transformers.engine import Engine, EngineOptions
-from restow.agents.engines.transformers.generation import AS_COMPUTED, Decoded, StoredTypes
-from restow.agents.engines.transformers.rank_processes import ForkServer
 from restow.broker.errors import RestowError
 from restow.broker.families import EngineSettings
 from restow.broker.layout import Layout
 from restow.broker.planner import Strategy
 from restow.broker.words import Worded
+from restow.demo.recall.model import load_model
+from restow.demo.recall.task import Prompt, make_prompts
+from restow.demo.transformers.engine import Engine, EngineOptions
+from restow.demo.transformers.generation import AS_COMPUTED, Decoded, StoredTypes
+from restow.demo.transformers.rank_processes import ForkServer
 
 SEED = 26
 """The seed of the prompts. With most seeds a swap of B and C shows in the logits of every prompt

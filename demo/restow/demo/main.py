@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from restow.agents.demo.experiment import DemoOptions, Outcome, PromptAnswer, run_experiment
-from restow.agents.engines.recall.task import decode
-from restow.agents.engines.transformers.generation import StoredTypes
 from restow.broker.errors import RestowError
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy, compile_programs, make_plan
 from restow.broker.planner.program import GATHER_IN_ORDER, READ_PAGES, SCATTER_SPANS
+from restow.demo.experiment import DemoOptions, Outcome, PromptAnswer, run_experiment
+from restow.demo.recall.task import decode
+from restow.demo.transformers.generation import StoredTypes
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:

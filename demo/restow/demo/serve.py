@@ -18,12 +18,12 @@ from typing import Annotated, Any, TypeVar
 import typer
 from aiohttp import web
 
-from restow.agents.demo.experiment import errors_as_lines
-from restow.agents.demo.split import Broker, Conv, PageTokens, Sockets, Tp, running_engine
-from restow.agents.engines.recall import task
-from restow.agents.engines.transformers.engine import Engine, HandoffFailedError
 from restow.broker.errors import RestowError
 from restow.broker.families import ConvLayout
+from restow.demo.experiment import errors_as_lines
+from restow.demo.recall import task
+from restow.demo.split import Broker, Conv, PageTokens, Sockets, Tp, running_engine
+from restow.demo.transformers.engine import Engine, HandoffFailedError
 
 MODEL = "recall"
 MAX_PROMPT_TOKENS = 512

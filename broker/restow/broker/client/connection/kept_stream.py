@@ -1,4 +1,4 @@
-"""A stream that is opened again whenever it breaks, and the agent's stream to the broker."""
+"""A stream that is opened again whenever it breaks, for engines, agents and daemons' clients."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import grpc
 
-from restow.broker.client.connection.brokers import Backoff, Brokers, EpochOverError, Epochs
+from restow.broker.client.connection.brokers import Backoff, Brokers, EpochOverError
 from restow.broker.client.connection.channel import Credentials, RenewedChannel
 from restow.broker.client.connection.diagnosis import explained_soon
 from restow.broker.client.connection.errors import (
@@ -27,10 +27,7 @@ from restow.broker.errors import MessageTooLargeError, RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.sizes import Sized, check_size, take_batch
 from restow.broker.trust.errors import TrustError
-from restow.v1 import agent_link_pb2 as pb
-from restow.v1 import agent_link_pb2_grpc
 
-MAX_BATCH = 1024
 UNKNOWN_PAUSE_S = 0.25
 
 Message = TypeVar("Message", bound=Sized)
@@ -41,21 +38,32 @@ Response = TypeVar("Response")
 class KeptStream(ABC, Generic[Message, Request, Response]):
     """Keeps a stream open. Belongs to one event loop, on which all methods run."""
 
+    max_batch = 1024
+    """Messages in a batch at most."""
+
     def __init__(self, address: str, log_name: str, credentials: Credentials) -> None:
         """Prepare; `start` connects."""
         self.refusal: RestowError | None = None
         """Why the stream is not open, or None if the server has not said."""
         self.brokers = Brokers(address)
         """The servers that may be on the other side."""
+        self.channel = RenewedChannel(self.brokers, credentials)
         self._credentials = credentials
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
         self._open = asyncio.Event()
         self._connected = False
-        self._was_open = False
+        self.was_open = False
+        """Whether a server has given its welcome at least once."""
         self._backoff = Backoff()
         self._runner: asyncio.Task[None] | None = None
         self._log = get_logger(log_name).bind(address=address)
+
+    async def prepare(self) -> None:
+        """Make the calls that must come before the stream, on `channel`, which is connected.
+
+        Raises a `RestowError` or `grpc.aio.AioRpcError` if no stream can be opened now.
+        """
 
     @abstractmethod
     def call(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Request, Response]:
@@ -83,7 +91,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         Raises `BrokerCallError` with the server's reason if it refuses, `BrokerUnreachableError` if
         nobody answers within ``timeout_s``, `NoWelcomeError` if the server answers but still waits
         for the engine, a `TrustError` for unusable files, and `MessageTooLargeError` if the first
-        message cannot be sent.
+        message cannot be sent. The stream is closed then.
         """
         runner = self._runner = asyncio.create_task(self._run(patient=False))
         welcome = asyncio.create_task(self._open.wait())
@@ -92,7 +100,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         )
         if not self._open.is_set():
             welcome.cancel()
-            refusal = self.refusal or self._late(timeout_s)
+            refusal = self.refusal or self.late(timeout_s)
             await self.close()
             raise await explained_soon(refusal, self.brokers.current, self._credentials)
 
@@ -106,14 +114,18 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         self._backoff.began()
         self.brokers.works()
         self.refusal = None
-        self._was_open = True
+        self.was_open = True
         self._open.set()
 
-    def send(self, message: Message) -> None:
-        """Queue a message; it is lost if the stream is closed or breaks before it is written."""
+    def send(self, message: Message) -> bool:
+        """Queue a message; return False if no stream is open.
+
+        The message is lost if the stream breaks before it is written.
+        """
         if self._open.is_set():
             self._outbox.append(message)
             self._wake.set()
+        return self._open.is_set()
 
     def give_up(self, refusal: RestowError) -> None:
         """End the stream for good, for the reason given."""
@@ -122,10 +134,20 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
             self._runner.cancel()
 
     async def close(self) -> None:
-        """End the stream. May be called again."""
+        """End the stream, and close its channel. May be called again."""
         runner, self._runner = self._runner, None
-        if runner is not None:
-            await end_task(runner)
+        try:
+            if runner is not None:
+                await end_task(runner)
+                await self.leave()
+        finally:
+            await self.channel.close()
+
+    async def leave(self) -> None:
+        """Tell the server that no stream follows, before the channel is closed."""
+
+    def lost(self, refusal: RestowError) -> None:
+        """Note that the stream has ended for good, after it had been open."""
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -134,46 +156,39 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
 
         If not ``patient``, a caller waits for the first stream; then a wrong server ends it too.
         """
-        channel = RenewedChannel(self.brokers, self._credentials)
-        try:
-            while True:
-                moved = False
-                try:
-                    if await channel.connects():
-                        self._connected = True
-                        await self._stream(await channel.channel())
-                        self._log.warning("the server ended the stream")
-                    else:
-                        self._broke(self._unreached("not connected in time"))
-                        moved = (
-                            not self.brokers.several
-                        )  # the attempt to connect has taken time already
-                except grpc.aio.AioRpcError as error:
-                    self._broke(
-                        from_rpc_error(error, self.brokers.current, self._credentials.secure)
-                    )
-                    moved = self.refusal is not None and self.brokers.refused(self.refusal)
-                except (
-                    TrustError,
-                    MessageTooLargeError,
-                    EpochOverError,
-                    OtherServerError,
-                ) as error:
-                    self._broke(error)
-                except Exception as error:  # nobody awaits this task, and peers rely on it
-                    if asyncio.current_task() is not self._runner:
-                        raise  # the task's loop is gone, and the coroutine is being cleaned up
-                    self._log.error("the stream broke because of a fault here", exc_info=error)
-                    self._broke(RestowError(f"the stream broke: {error!r}"))
-                finally:
-                    self._connected = False
-                    self._open.clear()
-                if self.refusal is not None and self._is_final(self.refusal, patient):
-                    return
-                if not (moved or self._try_next()):
-                    await asyncio.sleep(self._pause_s())
-        finally:
-            await channel.close()
+        while True:
+            moved = False
+            try:
+                if await self.channel.connects():
+                    self._connected = True
+                    await self.prepare()
+                    await self._stream(await self.channel.channel())
+                    self._log.warning("the server ended the stream")
+                else:
+                    self._broke(self._unreached("not connected in time"))
+                    # With a single server, the attempt to connect has taken time already.
+                    moved = not self.brokers.several
+            except grpc.aio.AioRpcError as error:
+                refusal = from_rpc_error(error, self.brokers.current, self._credentials.secure)
+                self._broke(refusal)
+                moved = self.brokers.refused(refusal)
+            except (TrustError, MessageTooLargeError, EpochOverError, OtherServerError) as error:
+                self._broke(error)
+            except Exception as error:  # nobody awaits this task, and peers rely on it
+                if asyncio.current_task() is not self._runner:
+                    raise  # the task's loop is gone, and the coroutine is being cleaned up
+                self._log.error("the stream broke because of a fault here", exc_info=error)
+                self._broke(RestowError(f"the stream broke: {error!r}"))
+            finally:
+                self._connected = False
+                self._open.clear()
+            if self.refusal is not None and self.is_final(self.refusal, patient):
+                await self.channel.close()
+                if self.was_open:
+                    self.lost(self.refusal)
+                return
+            if not (moved or self._try_next()):
+                await asyncio.sleep(self._pause_s())
 
     def _try_next(self) -> bool:
         """Return whether to retry at once, with another broker or after a long attempt."""
@@ -181,7 +196,8 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
             return False
         return self.brokers.failed()
 
-    def _late(self, timeout_s: float) -> RestowError:
+    def late(self, timeout_s: float) -> RestowError:
+        """Return the error of a server that gave no welcome within ``timeout_s``."""
         if not self._connected:
             return self._unreached(f"not connected within {timeout_s:g} s")
         return NoWelcomeError(
@@ -204,16 +220,16 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
             return UNKNOWN_PAUSE_S
         return self._backoff.wait_s()
 
-    def _is_final(self, refusal: RestowError, patient: bool) -> bool:
+    def is_final(self, refusal: RestowError, patient: bool) -> bool:
         """Return whether retrying is useless. It is not if the engine may still register."""
         if refusal.reason in ("ENGINE_REPLACED", "ENGINE_UNKNOWN"):
             return refusal.reason == "ENGINE_REPLACED"
         may_pass = refusal.status in MAY_PASS or (patient and isinstance(refusal, OtherServerError))
-        return not (self._was_open or may_pass)
+        return not (self.was_open or may_pass)
 
     async def _stream(self, channel: grpc.aio.Channel) -> None:
         opening = await self.opening()
-        check_size("an agent's introduction", opening.ByteSize())
+        check_size("the introduction", opening.ByteSize())
         self._outbox.clear()
         call = self.call(channel)
         writer = asyncio.create_task(self._write(call, opening))
@@ -234,59 +250,4 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
             while not self._outbox:
                 self._wake.clear()
                 await self._wake.wait()
-            await call.write(self.batch(take_batch(self._outbox, MAX_BATCH)))
-
-
-class Listener(Protocol):
-    """Receives what comes on the stream. All methods run on the link's event loop."""
-
-    async def hello(self) -> pb.Hello:
-        """Return the introduction, once no order of an earlier stream is under way any more."""
-
-    def welcomed(self, broker_epoch: str) -> None:
-        """Note that a new stream is open; orders of earlier streams no longer count."""
-
-    def take(self, order: pb.AgentOrder) -> None:
-        """Carry out an order of the present stream."""
-
-
-class Link(KeptStream[pb.AgentMessage, pb.ConnectRequest, pb.ConnectResponse]):
-    """An agent's stream to the broker. Belongs to one event loop."""
-
-    def __init__(
-        self, broker: str, listener: Listener, credentials: Credentials | None = None
-    ) -> None:
-        """Prepare; `start` connects. ``credentials`` None means those of the environment."""
-        super().__init__(broker, "restow.agent", credentials or Credentials.of())
-        self._listener = listener
-        self._epochs = Epochs()
-
-    def call(
-        self, channel: grpc.aio.Channel
-    ) -> grpc.aio.StreamStreamCall[pb.ConnectRequest, pb.ConnectResponse]:
-        """Begin the call."""
-        return agent_link_pb2_grpc.AgentLinkStub(channel).Connect(metadata=self.brokers.metadata)
-
-    async def opening(self) -> pb.ConnectRequest:
-        """Return a batch with Hello."""
-        hello = await self._listener.hello()
-        hello.epoch = self._epochs.highest
-        return pb.ConnectRequest(messages=[pb.AgentMessage(hello=hello)])
-
-    def batch(self, messages: Sequence[pb.AgentMessage]) -> pb.ConnectRequest:
-        """Return a batch of answers."""
-        return pb.ConnectRequest(messages=messages)
-
-    def hear(self, response: pb.ConnectResponse) -> None:
-        """Pass on the orders that come after the welcome. Raises `EpochOverError`."""
-        if not self.is_open and response.orders:
-            self._epochs.opened(response.orders[0].welcome.fleet)
-        self._epochs.take(response.epoch)
-        for order in response.orders:
-            if order.WhichOneof("body") == "welcome":
-                self.opened()
-                self._listener.welcomed(order.welcome.broker_epoch)
-            elif self.is_open:
-                self._listener.take(order)
-            else:
-                self._log.warning("order before the welcome", order=order.WhichOneof("body"))
+            await call.write(self.batch(take_batch(self._outbox, self.max_batch)))
