@@ -99,7 +99,7 @@ class FakeAgent:
             program_form=wire_program.PROGRAM_FORM,
         )
         self.address = address or session.address
-        self._channel = RenewedChannel(Brokers(self.address), session._credentials)
+        self._channel = RenewedChannel(Brokers(self.address), session._stream._credentials)
         self.answers: Callable[[link.AgentOrder], list[link.AgentMessage]] = answer_at_once
         self.orders: list[link.AgentOrder] = []
         self.end: RestowError | None = None

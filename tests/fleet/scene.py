@@ -42,7 +42,7 @@ class Pair:
 
     def leader(self, fleet: Fleet) -> BrokerProcess:
         """The broker at which both are."""
-        at = {one._brokers.current for one in (self.p, self.d)}
+        at = {one._stream.brokers.current for one in (self.p, self.d)}
         assert len(at) == 1, at
         return fleet.at(at.pop())
 

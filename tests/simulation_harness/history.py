@@ -503,7 +503,11 @@ class History:
 
     def check_drained(self, engine: Engine) -> None:
         """An engine that has drained may go: nothing of it is left at the broker that it is at."""
-        life = None if engine.session is None else self.brokers.at(engine.session._brokers.current)
+        life = (
+            None
+            if engine.session is None
+            else self.brokers.at(engine.session._stream.brokers.current)
+        )
         if life is None or life.hub is None:
             return
         left = [

@@ -136,8 +136,8 @@ async def test_one_whose_session_breaks_while_it_hands_over_is_not_waited_for() 
     ):
         p.answer = p.be_silent
         assert await client.drain_engine("p") == 1
-        if session._runner is not None:
-            session._runner.cancel()
+        if session._stream._runner is not None:
+            session._stream._runner.cancel()
         await drained(client)
 
 

@@ -179,8 +179,8 @@ async def test_who_does_not_answer_or_is_gone_is_followed_by_the_next() -> None:
         async with holder(running, "b") as b:
 
             def die(offer: Offer) -> None:
-                if b.session._runner is not None:
-                    b.session._runner.cancel()
+                if b.session._stream._runner is not None:
+                    b.session._stream._runner.cancel()
 
             b.answer = die
             assert (await ask(d, "two")).state == "DONE"

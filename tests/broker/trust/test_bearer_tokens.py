@@ -174,7 +174,7 @@ async def test_roles_and_engines_of_tokens(house: House) -> None:
                 assert await refusal(register(channel, "e")) == FORBIDDEN
         async with EngineSession("e", "1", model_layout(1), running.address, own) as session:
             for credentials, let_in in ((own, False), (agent, True)):
-                session._credentials = credentials
+                session._stream._credentials = credentials
                 fake = FakeAgent(session, model_layout(1), 0, 64)
                 if let_in:
                     await fake.connect()
