@@ -53,7 +53,6 @@ SUITE = "takes minutes to hours: it is a suite of its own, of ./run nightly"
 BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
     "README.md": {
         "./run demo": NotRun("sets up an environment; ./run test runs the same demo (tests/demo)"),
-        "./run demo --p-tp 4": NotRun(SUITE),
         "pip install .": NotRun(
             "fetches the newest of an index: what is tested is locked (docker/locked)"
         ),
@@ -65,6 +64,7 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "config=docs/pictures/nemotron3-nano.json": Run(
             fails=("restow layout diff p.json d.json",)
         ),
+        "./run demo --p-tp 4": NotRun(SUITE),
     },
     "docs/benchmarks.md": {
         "./run bench --suite models": NotRun("measures for an hour"),

@@ -37,70 +37,70 @@ MAX_MS = int(LIMITS.max_lease_s * 1000)
 SAID = {
     "broker.proto": (
         f"handoffs, and tenants, have 1 to {MAX_ID_LENGTH} characters",
-        f"{status.MAX_MESSAGE_BYTES // 1024} KiB is kept and of an end {MAX_DETAIL} characters",
+        f"keeps {status.MAX_MESSAGE_BYTES // 1024} KiB of a detail, and {MAX_DETAIL} characters",
         f"an agent names has at most {min(MAX_REASON, MAX_WORD_LENGTH)} characters",
         f"A message to the broker has at most {sizes.MAX_TO_BROKER_BYTES // MIB} MiB",
-        f"One from it has at most {sizes.MAX_FROM_BROKER_BYTES // MIB} MiB",
+        f"A message from the broker has at most {sizes.MAX_FROM_BROKER_BYTES // MIB} MiB",
         f"several messages should have at most {sizes.MAX_BATCH_BYTES // MIB} MiB",
-        f"More than {serve.MAX_METADATA_BYTES >> 10} KiB of metadata",
-        f"Leases and patience are at most {LIMITS.max_lease_s:g} s",
-        f"where no lease is named, {LIMITS.lease_s:g} s, and no patience, {LIMITS.timeout_s:g} s,",
+        f"may refuse more than {serve.MAX_METADATA_BYTES >> 10} KiB of metadata",
+        f"Leases and timeouts are at most {LIMITS.max_lease_s:g} s",
+        f"lease is {LIMITS.lease_s:g} s and the default timeout is {LIMITS.timeout_s:g} s, unless",
         f"read for at most {LIMITS.grant_s:g} s (--grant-s)",
-        f"which end {LIMITS.lease_margin_s:g} s before P's lease",
+        f"ends at least {LIMITS.lease_margin_s:g} s before P's lease",
         f"less than {LIMITS.min_grant_s:g} s is left",
-        f"whole within {first_messages.WAIT_S:g} s: FIRST_MESSAGE_LATE",
-        f"takes {LIMITS.max_live} handoffs (--max-live) and {LIMITS.max_engines} engines",
+        f"whole within {first_messages.WAIT_S:g} s (FIRST_MESSAGE_LATE)",
+        f"accepts {LIMITS.max_live} handoffs (--max-live) and {LIMITS.max_engines} engines",
         f"more than {BrokerSettings().max_queue} messages (--max-queue)",
-        f"or {outbox.MAX_QUEUE_BYTES // MIB} MiB pile up",
-        f"forgotten after --engine-idle-s ({LIMITS.engine_idle_s:g} s)",
-        f"letters, digits and '.+-_', {checked.MAX_VERSION_LENGTH} at most".replace("'", '"'),
-        f"A list holds at most {MAX_BLOCKS}, all",
+        f"or {outbox.MAX_QUEUE_BYTES // MIB} MiB unread",
+        f"no open handoff after --engine-idle-s ({LIMITS.engine_idle_s:g} s)",
+        f"letters, digits and '.+-_', at most {checked.MAX_VERSION_LENGTH}".replace("'", '"'),
+        f"A list holds at most {MAX_BLOCKS} ids, all",
         f"lists of a publication {MAX_PUBLICATION_BYTES // ID_BYTES}.",
-        f"no message of more than {sizes.MAX_TO_BROKER_BYTES // MIB} MiB",
-        f"{checked.MIN_CONTENT_BYTES} to {checked.MAX_CONTENT_BYTES} bytes, equal where",
-        f"leaves the pages alone, counted from the broker's receipt. 0: the broker's default. At "
-        f"most {MAX_MS}.",
-        f"D waits, publication included, counted from the broker's receipt. 0: the default. At "
+        f"A message has at most {sizes.MAX_TO_BROKER_BYTES // MIB} MiB, so publish",
+        f"{checked.MIN_CONTENT_BYTES} to {checked.MAX_CONTENT_BYTES} bytes, equal exactly",
+        f"the pages unchanged, counted from the broker's receipt. 0: the broker's default. At most "
+        f"{MAX_MS}.",
+        f"for the publication, counted from the broker's receipt. 0: the default. At "
         f"most {MAX_MS}.",
         f"0: the broker's default. At most {MAX_MS}. int32 lease_ms = 2",
         f"only to open the session. At most {sizes.MAX_TO_BROKER_BYTES // MIB} MiB in all",
         # What clients do, as those in Python do it.
-        f"Pause for {backoff.FIRST_S:g} s, after each failure for twice as long, up to "
-        f"{backoff.LAST_S:g} s, each time by a random factor from {1 - backoff.JITTER:g} to "
-        f"{1 + backoff.JITTER:g}; begin with {backoff.FIRST_S:g} s again where a stream has held "
-        f"for {backoff.HELD_S:g} s",
-        f"until {open_handoffs.SILENCE_S:g} s after that deadline",
-        f"until {open_handoffs.SILENCE_S:g} s after its last lease",
+        f"Pause for {backoff.FIRST_S:g} s, doubled after each failure up to {backoff.LAST_S:g} s, "
+        f"each time multiplied by a random factor from {1 - backoff.JITTER:g} to "
+        f"{1 + backoff.JITTER:g}. Begin at {backoff.FIRST_S:g} s again after a stream has lasted "
+        f"{backoff.HELD_S:g} s",
+        f"until {open_handoffs.SILENCE_S:g} s after D's deadline",
+        f"until {open_handoffs.SILENCE_S:g} s after the last lease",
         f"pings every {pings.PING_EVERY_S:g} s",
-        f"is answered for {pings.ANSWER_S:g} s",
-        f"both sides know of it within {pings.NOTICED_S:g} s",
-        f"every {pings.SEVERAL_EVERY_S:g} s, and give it up after {pings.SEVERAL_ANSWER_S:g} s",
-        f"more often than every {pings.LEAST_EVERY_S:g} s is refused",
-        f"another one leads, for {standing.LEADER_WAIT_S:g} s at most",
+        f"is not answered within {pings.ANSWER_S:g} s",
+        f"Both sides then know within {pings.NOTICED_S:g} s",
+        f"every {pings.SEVERAL_EVERY_S:g} s and give up after {pings.SEVERAL_ANSWER_S:g} s",
+        f"refuses pings more often than every {pings.LEAST_EVERY_S:g} s",
+        f"for another leader, for at most {standing.LEADER_WAIT_S:g} s",
         f'metadata "{brokers.UNREACHED_KEY}"',
     ),
     "agent_link.proto": (
-        f"kept waiting for {expected.WAIT_S:g} s",
+        f"before its engine waits for {expected.WAIT_S:g} s",
         f"The broker waits {LIMITS.agent_wait_s:g} s for the agent",
         f"every incarnation: 1 to {MAX_ID_LENGTH} characters",
-        f"Bounded by the {sizes.MAX_TO_BROKER_BYTES // MIB} MiB",
-        f"at most {MAX_ID_LENGTH} characters: what reading costs",
-        f"an engine may have {MAX_FENCES} such handoffs",
-        f"{checked.MAX_VERSION_LENGTH} at most",
+        f"Limited by the {sizes.MAX_TO_BROKER_BYTES // MIB} MiB",
+        f"at most {MAX_ID_LENGTH} characters. The broker has the cost",
+        f"An engine may have {MAX_FENCES} early fences",
+        f"at most {checked.MAX_VERSION_LENGTH}.",
     ),
     "layout.proto": (
-        f"at most {layout.MAX_RANKS} ranks, {layout.MAX_SHARDS} fields, regions and shards each, "
-        f"and {layout.MAX_GROUPS} groups",
-        f"of at most {layout.MAX_WORD_LENGTH} characters each",
+        f"At most {layout.MAX_RANKS} ranks; at most {layout.MAX_SHARDS} fields, regions and shards "
+        f"each; at most {layout.MAX_GROUPS} groups",
+        f"each of at most {layout.MAX_WORD_LENGTH} characters",
         f"Names of its axes, at most {layout.MAX_AXES};",
-        f"more than {layout.MAX_PAGE_BYTES // GIB} GiB",
+        f"zero or more than {layout.MAX_PAGE_BYTES // GIB} GiB",
         f"0 means 1. At most {layout.MAX_PAGES_PER_BLOCK}.",
     ),
 }
 
 
 def words_of(name: str) -> str:
-    """A file of the contract in one line, without the marks of comments."""
+    """Return a file of the contract in one line, without comment marks."""
     return " ".join(re.sub(r"^ *//", "", (PROTO / name).read_text(), flags=re.MULTILINE).split())
 
 
@@ -119,5 +119,5 @@ def test_names_of_identities_are_as_long_as_ids() -> None:
 
 
 def test_statuses_that_are_tried_again_are_named() -> None:
-    assert "After {}, {} and {}, after every".format(*MAY_PASS) in words_of("broker.proto")
+    assert "after {}, {} and {}, after every".format(*MAY_PASS) in words_of("broker.proto")
     assert "{}, {}, {} and ENGINE_UNKNOWN".format(*MAY_PASS) in words_of("agent_link.proto")

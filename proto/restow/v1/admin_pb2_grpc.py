@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class AdminStub(object):
-    """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
-    take "*" too: those of all tenants.
+    """The broker as operators see it, and what they may do. An operator of one tenant sees only that
+    tenant. An operator of all tenants names the tenant of engines, agents and handoffs in metadata
+    "restow-tenant", by default "default"; lists accept "*" for all tenants.
     """
 
     def __init__(self, channel):
@@ -130,138 +130,144 @@ class AdminStub(object):
 
 
 class AdminServicer(object):
-    """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
-    take "*" too: those of all tenants.
+    """The broker as operators see it, and what they may do. An operator of one tenant sees only that
+    tenant. An operator of all tenants names the tenant of engines, agents and handoffs in metadata
+    "restow-tenant", by default "default"; lists accept "*" for all tenants.
     """
 
     def GetStatus(self, request, context):
-        """Figures of the whole broker, or of the operator's tenant.
+        """Returns figures of the whole broker, or of the operator's tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTenants(self, request, context):
-        """The tenants that have engines or handoffs, by name; to an operator of one tenant, that one.
+        """Lists the tenants that have engines or handoffs, by name; for an operator of one tenant, only
+        that tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListEngines(self, request, context):
-        """The registered engines, by id.
+        """Lists the registered engines, by id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLayout(self, request, context):
-        """The layout of a registered engine. Engines of its tenant may ask it too: a store makes its own of it.
+        """Returns the layout of a registered engine. Engines of its tenant may call it too: a store makes
+        its own layout of it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListHoldings(self, request, context):
-        """What engines say that they hold of prefixes, by engine.
+        """Lists what engines report to hold of prefixes, by engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAgents(self, request, context):
-        """The connected agents, by engine and rank.
+        """Lists the connected agents, by engine and rank.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListHandoffs(self, request, context):
-        """Handoffs, the newest first.
+        """Lists handoffs, the newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHandoff(self, request, context):
-        """One handoff with its timeline. Engines and routers may ask it too.
+        """Returns a handoff with its timeline. Engines and routers may call it too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListBrokers(self, request, context):
-        """The brokers of the fleet, as this one knows them. A standby answers this call alone.
+        """Lists the brokers of the fleet, as this broker knows them. It is the only call that a standby
+        answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCosts(self, request, context):
-        """What reading and copying was measured to cost, by pair of hosts.
+        """Lists the measured costs of reading and copying, by pair of hosts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AuditBroker(self, request, context):
-        """Look now for anything that must not be. For operators of all tenants.
+        """Verifies the broker's invariants now. For operators of all tenants.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseHandoff(self, request, context):
-        """Give a handoff up, whoever waits for it: it ends CANCELLED, RELEASED. Pages that may still be
-        written to stay where they are until they may not. Of one that has ended, how it ended.
+        """Gives a handoff up for both sides: it ends CANCELLED, RELEASED. Pages that ranks may still
+        write to stay in use until no rank can. For a handoff that has ended, returns how it ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ProbePair(self, request, context):
-        """Have an agent of D read from one of P, in a process of its own, and say over which of UCX's
-        transports it did. Neither engine's pages are touched.
+        """Has an agent of D read from an agent of P, in a separate process, and returns the UCX transport
+        that it used. Neither engine's pages are touched.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetDraining(self, request, context):
-        """Grant nothing any more, or again. What is asked for waits. For operators of all tenants.
+        """Stops the broker from granting, or lets it grant again. Requests wait meanwhile. For operators
+        of all tenants.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainEngine(self, request, context):
-        """Have one engine take part in nothing that begins from now on (ENGINE_DRAINING), or again. What began
-        before goes on to its end. The broker forgets it with the engine, and when it starts anew.
+        """Lets an engine take no new work (ENGINE_DRAINING), or lets it work again. Earlier work goes on
+        to its end. The broker forgets the setting with the engine, and when the broker restarts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForgetEngine(self, request, context):
-        """Forget an engine that is gone, without waiting for --engine-idle-s. What is open of it ends,
-        ENGINE_LOST. Refused with ENGINE_CONNECTED while it has a session or an agent.
+        """Forgets an engine that is gone, without waiting for --engine-idle-s. Its open handoffs end,
+        ENGINE_LOST. Refused with ENGINE_CONNECTED while the engine has a session or an agent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForgetStates(self, request, context):
-        """Have the tenant's stores drop the states of one revision, as after its weights were replaced everywhere.
+        """Has the tenant's stores drop the states of one revision, for example after its weights were
+        replaced everywhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AbandonHandoff(self, request, context):
-        """Give a handoff up that nobody has asked for, as when the client has left before D was sent its
-        request: it ends CANCELLED, ABANDONED, and P has its pages back at once, or when it publishes, if it
-        has not. One that D has asked for stays as it is, and D gives it up. For operators and routers.
+        """Gives up a handoff that no D has requested, for example because the client left before the
+        router sent D its request. It ends CANCELLED, ABANDONED, and P's pages are free at once, or as
+        soon as P publishes. A handoff that a D has requested stays as it is; D gives it up. For
+        operators and routers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -369,9 +375,9 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
-    take "*" too: those of all tenants.
+    """The broker as operators see it, and what they may do. An operator of one tenant sees only that
+    tenant. An operator of all tenants names the tenant of engines, agents and handoffs in metadata
+    "restow-tenant", by default "default"; lists accept "*" for all tenants.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AgentLinkStub(object):
-    """The agents' link.
+    """The link between an agent and the broker.
     """
 
     def __init__(self, channel):
@@ -43,26 +43,27 @@ class AgentLinkStub(object):
 
 
 class AgentLinkServicer(object):
-    """The agents' link.
+    """The link between an agent and the broker.
     """
 
     def Connect(self, request_iterator, context):
-        """An agent's one long-lived stream; the first batch begins with Hello, and Welcome is the broker's
-        first order. An agent that comes before its engine is kept waiting for 60 s, then ENGINE_UNKNOWN.
-        NOT_LEADER and NO_LEADER as of Broker.RegisterEngine.
+        """An agent's long-lived stream. The first batch begins with Hello, and the broker's first order
+        is Welcome. An agent that arrives before its engine waits for 60 s, then gets ENGINE_UNKNOWN.
+        NOT_LEADER and NO_LEADER mean what they mean for Broker.RegisterEngine.
 
-        When it breaks. No order of an earlier stream counts any more, nor its programs, peers and numbers:
-        they are sent again. Give back what was gathered. Let reads end, or give them up so that none of
-        their bytes lands any more, and say Hello only then: the broker takes it for the proof of that. Pause
-        as Broker.Session says; after ENGINE_UNKNOWN for 0.25 s. After Welcome say every fence again that no
-        Unfence has answered. The broker waits 10 s for the agent, which comes back with the same agent_name
-        and memory: what it read or gathered is then ordered anew. Later, or under another name, what was in
-        its memory counts as lost: AGENT_LOST. An agent of another name also ends what its engine had said
-        before: only what its open session said after the old agent had gone goes on.
+        After a break. Orders, programs, peers and numbers of earlier streams are void; the broker
+        sends them again. Release what was gathered. Let reads end, or abandon them so that none of
+        their bytes can land any more, and send Hello only then: the broker takes Hello as the proof of
+        this. Pause as for Broker.Session; after ENGINE_UNKNOWN pause for 0.25 s. After Welcome, repeat
+        every fence that no Unfence has answered. The broker waits 10 s for the agent, which must come
+        back with the same agent_name and memory. It then orders anew what the agent had read or
+        gathered. An agent that comes later, or under another name, has lost what was in its memory:
+        AGENT_LOST. An agent of another name also ends what its engine had sent before; only what the
+        engine's open session sent after the old agent had gone goes on.
 
-        What is tried again. As on Broker.Session, and AGENT_REPLACED. Final are ENGINE_REPLACED, and before
-        the first Welcome every refusal with a restow-reason but UNAVAILABLE, DEADLINE_EXCEEDED,
-        RESOURCE_EXHAUSTED and ENGINE_UNKNOWN.
+        Retries. As for Broker.Session, and also after AGENT_REPLACED. ENGINE_REPLACED is final. Before
+        the first Welcome, every refusal with a restow-reason is final too, except UNAVAILABLE,
+        DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED and ENGINE_UNKNOWN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,7 +86,7 @@ def add_AgentLinkServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AgentLink(object):
-    """The agents' link.
+    """The link between an agent and the broker.
     """
 
     @staticmethod

@@ -26,33 +26,38 @@ if _version_not_supported:
 
 
 class BrokerStub(object):
-    """The meeting place of prefill engines (P) and decode engines (D). Errors are gRPC status with an
-    ErrorInfo whose reason is stable; trailing metadata "restow-reason" has that reason as plain text.
-    A status without it is gRPC's own: nobody of Restow's has refused anything. On the session stream, a
-    refused message comes back as Refused with the same reason. Ids of handoffs are scoped by tenant:
-    that of the caller's identity; on a broker that asks nobody who he is, that of metadata
-    "restow-tenant", default "default". Every call may be refused with UNAUTHENTICATED, and with
-    FORBIDDEN for an engine that the caller is not.
+    """The meeting place of prefill engines (P) and decode engines (D).
 
-    Ids and names. Ids of engines, incarnations and handoffs, and tenants, have 1 to 256 characters. Ids
-    and names are printable: letters, digits, signs and spaces of any script; no control characters, line
-    ends, or marks that turn text or take no room. Details are free text, of which 1 KiB is kept and of
-    an end 512 characters, with escapes (\x1b) for what is not printable. The reason of a failure that
-    an agent names has at most 64 characters.
+    Errors are gRPC statuses with an ErrorInfo whose reason is stable. Trailing metadata
+    "restow-reason" repeats the reason as plain text. A status without it comes from gRPC itself, and
+    no part of Restow has refused the call. On the session stream, a refused message is answered by
+    Refused with the same reason. Any call may be refused with UNAUTHENTICATED, and with FORBIDDEN
+    for an engine for which the caller has no right.
 
-    Sizes. A message to the broker has at most 16 MiB. One from it has at most 64 MiB, which a client has
-    to allow (gRPC's own limit is 4 MiB). Batches of several messages should have at most 2 MiB. More
-    than 8 KiB of metadata may be refused.
+    Tenants. Ids of handoffs are scoped by tenant: the tenant of the caller's identity. On a broker
+    that does not identify callers, it is the tenant in metadata "restow-tenant", by default
+    "default".
 
-    Time. Leases and patience are at most 600 s; where no lease is named, 30 s, and no patience, 30 s,
-    unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s (--grant-s), which end 0.1 s before P's
-    lease and not after D's patience. Where less than 0.05 s is left for that the handoff ends EXPIRED,
-    LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT. Where callers are known, the first message of a call must come
-    whole within 10 s: FIRST_MESSAGE_LATE.
+    Ids and names. Ids of engines, incarnations and handoffs, and tenants, have 1 to 256 characters.
+    Ids and names are printable: letters, digits, signs and spaces of any script, but no control
+    characters, line ends, direction marks or characters without width. Details are free text. The
+    broker keeps 1 KiB of a detail, and 512 characters of the detail of an end, and escapes what is
+    not printable (\x1b). The reason of a failure that an agent names has at most 64 characters.
 
-    Numbers. A broker takes 100000 handoffs (--max-live) and 10000 engines: DIRECTORY_FULL. An operator
-    may allow a tenant fewer: QUOTA_EXCEEDED. Who lets more than 100000 messages (--max-queue) or 256 MiB
-    pile up unread loses his stream: QUEUE_FULL.
+    Sizes. A message to the broker has at most 16 MiB. A message from the broker has at most 64 MiB;
+    a client must allow this, because gRPC's own limit is 4 MiB. Batches of several messages should
+    have at most 2 MiB. The broker may refuse more than 8 KiB of metadata.
+
+    Times. Leases and timeouts are at most 600 s. The default lease is 30 s and the default timeout
+    is 30 s, unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s
+    (--grant-s). The grant ends at least 0.1 s before P's lease, and not after D's timeout. If less
+    than 0.05 s is left for the grant, the handoff ends EXPIRED with LEASE_TOO_SHORT or
+    TIMEOUT_TOO_SHORT. If the broker identifies callers, the first message of a call must arrive
+    whole within 10 s (FIRST_MESSAGE_LATE).
+
+    Limits. A broker accepts 100000 handoffs (--max-live) and 10000 engines, then answers
+    DIRECTORY_FULL. An operator may allow a tenant fewer (QUOTA_EXCEEDED). A client that leaves more
+    than 100000 messages (--max-queue) or 256 MiB unread loses its stream (QUEUE_FULL).
     """
 
     def __init__(self, channel):
@@ -99,140 +104,157 @@ class BrokerStub(object):
 
 
 class BrokerServicer(object):
-    """The meeting place of prefill engines (P) and decode engines (D). Errors are gRPC status with an
-    ErrorInfo whose reason is stable; trailing metadata "restow-reason" has that reason as plain text.
-    A status without it is gRPC's own: nobody of Restow's has refused anything. On the session stream, a
-    refused message comes back as Refused with the same reason. Ids of handoffs are scoped by tenant:
-    that of the caller's identity; on a broker that asks nobody who he is, that of metadata
-    "restow-tenant", default "default". Every call may be refused with UNAUTHENTICATED, and with
-    FORBIDDEN for an engine that the caller is not.
+    """The meeting place of prefill engines (P) and decode engines (D).
 
-    Ids and names. Ids of engines, incarnations and handoffs, and tenants, have 1 to 256 characters. Ids
-    and names are printable: letters, digits, signs and spaces of any script; no control characters, line
-    ends, or marks that turn text or take no room. Details are free text, of which 1 KiB is kept and of
-    an end 512 characters, with escapes (\x1b) for what is not printable. The reason of a failure that
-    an agent names has at most 64 characters.
+    Errors are gRPC statuses with an ErrorInfo whose reason is stable. Trailing metadata
+    "restow-reason" repeats the reason as plain text. A status without it comes from gRPC itself, and
+    no part of Restow has refused the call. On the session stream, a refused message is answered by
+    Refused with the same reason. Any call may be refused with UNAUTHENTICATED, and with FORBIDDEN
+    for an engine for which the caller has no right.
 
-    Sizes. A message to the broker has at most 16 MiB. One from it has at most 64 MiB, which a client has
-    to allow (gRPC's own limit is 4 MiB). Batches of several messages should have at most 2 MiB. More
-    than 8 KiB of metadata may be refused.
+    Tenants. Ids of handoffs are scoped by tenant: the tenant of the caller's identity. On a broker
+    that does not identify callers, it is the tenant in metadata "restow-tenant", by default
+    "default".
 
-    Time. Leases and patience are at most 600 s; where no lease is named, 30 s, and no patience, 30 s,
-    unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s (--grant-s), which end 0.1 s before P's
-    lease and not after D's patience. Where less than 0.05 s is left for that the handoff ends EXPIRED,
-    LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT. Where callers are known, the first message of a call must come
-    whole within 10 s: FIRST_MESSAGE_LATE.
+    Ids and names. Ids of engines, incarnations and handoffs, and tenants, have 1 to 256 characters.
+    Ids and names are printable: letters, digits, signs and spaces of any script, but no control
+    characters, line ends, direction marks or characters without width. Details are free text. The
+    broker keeps 1 KiB of a detail, and 512 characters of the detail of an end, and escapes what is
+    not printable (\x1b). The reason of a failure that an agent names has at most 64 characters.
 
-    Numbers. A broker takes 100000 handoffs (--max-live) and 10000 engines: DIRECTORY_FULL. An operator
-    may allow a tenant fewer: QUOTA_EXCEEDED. Who lets more than 100000 messages (--max-queue) or 256 MiB
-    pile up unread loses his stream: QUEUE_FULL.
+    Sizes. A message to the broker has at most 16 MiB. A message from the broker has at most 64 MiB;
+    a client must allow this, because gRPC's own limit is 4 MiB. Batches of several messages should
+    have at most 2 MiB. The broker may refuse more than 8 KiB of metadata.
+
+    Times. Leases and timeouts are at most 600 s. The default lease is 30 s and the default timeout
+    is 30 s, unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s
+    (--grant-s). The grant ends at least 0.1 s before P's lease, and not after D's timeout. If less
+    than 0.05 s is left for the grant, the handoff ends EXPIRED with LEASE_TOO_SHORT or
+    TIMEOUT_TOO_SHORT. If the broker identifies callers, the first message of a call must arrive
+    whole within 10 s (FIRST_MESSAGE_LATE).
+
+    Limits. A broker accepts 100000 handoffs (--max-live) and 10000 engines, then answers
+    DIRECTORY_FULL. An operator may allow a tenant fewer (QUOTA_EXCEEDED). A client that leaves more
+    than 100000 messages (--max-queue) or 256 MiB unread loses its stream (QUEUE_FULL).
     """
 
     def RegisterEngine(self, request, context):
-        """Announces an engine and its layout. Refused unless the ranks together hold every element.
-        Repeating it with the same incarnation changes nothing; another incarnation replaces the engine.
-        An engine that has neither a session nor an agent nor a handoff under way is forgotten after
-        --engine-idle-s (30 s) without a call; then ENGINE_UNKNOWN asks the same life to register again.
+        """Registers an engine and its layout. The broker refuses a layout unless its ranks together hold
+        every element. A repeated call with the same incarnation changes nothing; another incarnation
+        replaces the engine. The broker forgets an engine that has no session, no agent and no open
+        handoff after --engine-idle-s (30 s) without a call. Later messages of that incarnation are
+        refused with ENGINE_UNKNOWN, and the engine must register again.
 
-        Of several brokers one leads. A standby refuses with NOT_LEADER, and names the leader's address in
-        ErrorInfo.metadata["leader"]: register there, at once. Where nobody answers there, come back with that
-        address in metadata "restow-unreached": you are kept waiting until another one leads, for 3 s at most,
-        and are not sent there again at once. NO_LEADER: nobody leads at the moment; try again.
+        Of several brokers one leads. A standby refuses with NOT_LEADER and names the leader's address
+        in ErrorInfo.metadata["leader"]: register there at once. If nobody answers there, call the
+        standby again with that address in metadata "restow-unreached". It then waits for another
+        leader, for at most 3 s, and does not send you there again at once. NO_LEADER means that nobody
+        leads at the moment: try again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnregisterEngine(self, request, context):
-        """Takes an engine out; its handoffs end as FAILED (P's) or CANCELLED (D's).
+        """Removes an engine. Its open handoffs end as FAILED (as P) or CANCELLED (as D).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """An engine's one long-lived stream. Messages come in batches both ways: write what is queued.
+        """An engine's long-lived stream. Messages travel in batches both ways: write what is queued.
 
-        Its beginning. RegisterEngine comes before it. The first batch names the engine; SessionOpened is
-        the broker's first event. Messages are heard in their order. A second session of the same
-        incarnation ends the first one, SESSION_REPLACED.
+        Begin. Call RegisterEngine first. The first batch names the engine; the broker's first event is
+        SessionOpened. The broker handles messages in order. A second session of the same incarnation
+        ends the first one (SESSION_REPLACED).
 
-        Ends. A publication (all of its chunks), a demand and a decline have one end each: Ended, or Refused
-        with the message_id. What is cancelled ends as well, and a cancellation, a renewal and a drain have
-        no end of their own. An end that nobody waits for was told before: it means nothing.
+        Ends. A publication (with all its chunks), a demand and a decline each have one end: Ended, or
+        Refused with the message_id. What is cancelled gets its end too. Cancellations, renewals and
+        drains have no end of their own. Ignore an end that you do not wait for: the broker had told it
+        before.
 
-        When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker that
-        was started anew, which another broker_epoch tells, knows nothing at all. So after each break, and each
-        end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for twice as
-        long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where a stream has
-        held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the stream, and
-        wait for SessionOpened. (4) Say all that has no end once more, in the order in which it was said first
-        and with the same message_id: every chunk of a publication, with repeated; a demand, with repeated and
-        with what is left of its timeout_ms; declines; cancellations. A demand that was given up is not said
-        again, its cancellation is. Then what the engine holds is told, from batch 1 on. Drain comes last. New
-        messages come behind. No repetition does anything twice. Renewals are not repeated: a repeated
-        publication renews its lease. Agents say their fences again by themselves.
+        After a break. Leases and timeouts continue. Messages in flight are lost, both ways. A broker
+        that restarted has another broker_epoch and knows nothing. So after each break, and after each
+        end of the stream that the engine did not want: (1) Pause for 0.1 s, doubled after each failure
+        up to 5 s, each time multiplied by a random factor from 0.5 to 1.5. Begin at 0.1 s again after
+        a stream has lasted 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open
+        the stream and wait for SessionOpened. (4) Repeat every message that has no end yet, in the
+        original order and with the same message_id: every chunk of a publication, with repeated set; a
+        demand, with repeated set and with the rest of its timeout_ms; declines; cancellations. Do not
+        repeat a demand that was given up, but repeat its cancellation. Then send the engine's holdings
+        from batch 1 on, then Drain, then new messages. No repeated message has an effect twice. Do not
+        repeat renewals: a repeated publication renews its lease. Agents repeat their fences by
+        themselves.
 
-        Time. Renew a lease at a third of its length, for as long as the pages are to be held. A broker that
-        is gone ends nothing, so keep a deadline: D waits no longer than its timeout_ms, from when it asked
-        first, then goes on without the state. Its pages stay taken until the end comes: a broker that is there
-        and was told of the demand on this stream says it when no rank can write to them any more, however
-        long that takes. Without such a broker they stay taken until 45 s after that deadline, when no agent
-        should be at work on them any more; where the demand was never written, they are free at once. P's
-        pages stay as they are until the end comes, or until 45 s after its last lease. A connection that is
-        dead says nothing: send HTTP/2 pings every 3 s, also when idle, and give it up where none is answered
-        for 5 s; both sides know of it within 9 s. A lease that is to outlive that has 12 s or more. Where
-        another broker may be asked: every 0.5 s, and give it up after 0.8 s (more often than every 0.3 s is
-        refused), then ask that one first, before you pause.
+        Deadlines. Renew a lease at a third of its length for as long as the pages must be held. A
+        broker that is gone ends nothing, so keep deadlines: D waits no longer than its timeout_ms,
+        counted from its first request, and then goes on without the state. D's pages stay in use until
+        the end arrives: a broker that received the demand on this stream sends the end when no rank
+        can write to the pages any more, however long that takes. Without that broker the pages stay in
+        use until 45 s after D's deadline, when no agent should work on them any more. If the demand
+        was never sent, the pages are free at once. P's pages stay unchanged until the end arrives, or
+        until 45 s after the last lease.
 
-        What is tried again. After UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, after every status
-        without a restow-reason, and after whatever ended the stream: as above, for ever. A status without a
-        restow-reason is no broker's word: a gateway without a route (UNIMPLEMENTED) or another server at the
-        address may be there for a while; only an engine that was never let in may give up then, and where its
-        message is too large. UNAUTHENTICATED and PERMISSION_DENIED of an engine that was let in before are
-        tried again as well: credentials may be renewed. ENGINE_REPLACED is final on the stream and on
-        RegisterEngine: another process has the engine's id. Every other refusal of RegisterEngine is final too.
+        Pings. A dead connection reports nothing: send HTTP/2 pings every 3 s, also when idle, and give
+        the connection up if a ping is not answered within 5 s. Both sides then know within 9 s, so a
+        lease that must survive this has at least 12 s. If the engine knows another broker, ping every
+        0.5 s and give up after 0.8 s (the broker refuses pings more often than every 0.3 s); then ask
+        the other broker before you pause.
 
-        Readers. Who publishes for several D's names their number; a broker that was started anew counts
-        from none again, so that those that had it before are waited for until the lease ends. A demand
-        that finds every place taken waits for one that fails, and ends FAILED, HANDOFF_OWNED, when all
-        readers have the state; one that comes later is refused with that.
+        Retries. Retry forever, as above, after UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED,
+        after every status without a restow-reason, and after any end of the stream. A status without a
+        restow-reason does not come from a broker: it may be a gateway without a route (UNIMPLEMENTED)
+        or another server at the address, for a while. After a status like this, give up only if the
+        engine was never registered, or if its message is too large. Also retry UNAUTHENTICATED and
+        PERMISSION_DENIED if the engine was registered before: credentials may be renewed.
+        ENGINE_REPLACED is final on the stream and on RegisterEngine: another process has the engine's
+        id. Every other refusal of RegisterEngine is final too.
 
-        Refused. The message has changed nothing, and is not said again: with another handoff_id where the
-        reason is HANDOFF_CONFLICT, later and with another one where the status is RESOURCE_EXHAUSTED. The
-        pages that it names are free; those of a demand that was repeated only as if no end had come, since
-        ranks may be at work on it for a broker before this one.
+        Readers. A P that publishes for several Ds gives their number. A broker that restarted counts
+        from zero again, so it waits for Ds that had the state before until the lease ends. A demand
+        that finds all places taken waits for a delivery to fail, and ends FAILED, HANDOFF_OWNED, when
+        all readers have the state. Later demands are refused with HANDOFF_OWNED.
+
+        Refusals. A refused message has changed nothing; do not repeat it. Use another handoff_id if
+        the reason is HANDOFF_CONFLICT; try later with another handoff_id if the status is
+        RESOURCE_EXHAUSTED. The pages that the message names are free. The pages of a repeated demand
+        are an exception: treat them as if no end had come, because ranks may still work on the demand
+        for an earlier broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Publish(self, request, context):
-        """Publish outside of a session; the end is learnt by GetHandoff. For tools and tests.
+        """Publishes outside a session; GetHandoff shows the end. For tools and tests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Request(self, request, context):
-        """Request outside of a session; answers when the handoff has ended. For tools and tests.
+        """Requests a state outside a session, and answers when the handoff has ended. For tools and
+        tests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancels either side of a handoff that has not ended; of several deliveries a D cancels its own.
+        """Cancels either side of a handoff that has not ended. If there are several deliveries, a D
+        cancels its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Find(self, request, context):
-        """Who says that it holds how much of a prompt's state: of each chain, the engines with most of it. A hint:
-        it may be gone since. Engines, routers and operators may ask; of a tenant, and of nothing else.
-        CHAIN_FORM_DIFFERS where engines of the model tell what they hold, and none hashes so; CHAIN_INVALID
-        for what is no chain. A chain that nobody holds any of, whoever else may, has no holders.
+        """Finds, for each chain, the engines that hold most of the prompt's state. The answer is a hint:
+        the state may be gone since. Engines, routers and operators may call it; a call covers a single
+        tenant. CHAIN_FORM_DIFFERS: engines of the model report holdings, but none hashes in this form.
+        CHAIN_INVALID: the chain is malformed. A chain of which no engine holds any part has no
+        holders.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -285,33 +307,38 @@ def add_BrokerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Broker(object):
-    """The meeting place of prefill engines (P) and decode engines (D). Errors are gRPC status with an
-    ErrorInfo whose reason is stable; trailing metadata "restow-reason" has that reason as plain text.
-    A status without it is gRPC's own: nobody of Restow's has refused anything. On the session stream, a
-    refused message comes back as Refused with the same reason. Ids of handoffs are scoped by tenant:
-    that of the caller's identity; on a broker that asks nobody who he is, that of metadata
-    "restow-tenant", default "default". Every call may be refused with UNAUTHENTICATED, and with
-    FORBIDDEN for an engine that the caller is not.
+    """The meeting place of prefill engines (P) and decode engines (D).
 
-    Ids and names. Ids of engines, incarnations and handoffs, and tenants, have 1 to 256 characters. Ids
-    and names are printable: letters, digits, signs and spaces of any script; no control characters, line
-    ends, or marks that turn text or take no room. Details are free text, of which 1 KiB is kept and of
-    an end 512 characters, with escapes (\x1b) for what is not printable. The reason of a failure that
-    an agent names has at most 64 characters.
+    Errors are gRPC statuses with an ErrorInfo whose reason is stable. Trailing metadata
+    "restow-reason" repeats the reason as plain text. A status without it comes from gRPC itself, and
+    no part of Restow has refused the call. On the session stream, a refused message is answered by
+    Refused with the same reason. Any call may be refused with UNAUTHENTICATED, and with FORBIDDEN
+    for an engine for which the caller has no right.
 
-    Sizes. A message to the broker has at most 16 MiB. One from it has at most 64 MiB, which a client has
-    to allow (gRPC's own limit is 4 MiB). Batches of several messages should have at most 2 MiB. More
-    than 8 KiB of metadata may be refused.
+    Tenants. Ids of handoffs are scoped by tenant: the tenant of the caller's identity. On a broker
+    that does not identify callers, it is the tenant in metadata "restow-tenant", by default
+    "default".
 
-    Time. Leases and patience are at most 600 s; where no lease is named, 30 s, and no patience, 30 s,
-    unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s (--grant-s), which end 0.1 s before P's
-    lease and not after D's patience. Where less than 0.05 s is left for that the handoff ends EXPIRED,
-    LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT. Where callers are known, the first message of a call must come
-    whole within 10 s: FIRST_MESSAGE_LATE.
+    Ids and names. Ids of engines, incarnations and handoffs, and tenants, have 1 to 256 characters.
+    Ids and names are printable: letters, digits, signs and spaces of any script, but no control
+    characters, line ends, direction marks or characters without width. Details are free text. The
+    broker keeps 1 KiB of a detail, and 512 characters of the detail of an end, and escapes what is
+    not printable (\x1b). The reason of a failure that an agent names has at most 64 characters.
 
-    Numbers. A broker takes 100000 handoffs (--max-live) and 10000 engines: DIRECTORY_FULL. An operator
-    may allow a tenant fewer: QUOTA_EXCEEDED. Who lets more than 100000 messages (--max-queue) or 256 MiB
-    pile up unread loses his stream: QUEUE_FULL.
+    Sizes. A message to the broker has at most 16 MiB. A message from the broker has at most 64 MiB;
+    a client must allow this, because gRPC's own limit is 4 MiB. Batches of several messages should
+    have at most 2 MiB. The broker may refuse more than 8 KiB of metadata.
+
+    Times. Leases and timeouts are at most 600 s. The default lease is 30 s and the default timeout
+    is 30 s, unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s
+    (--grant-s). The grant ends at least 0.1 s before P's lease, and not after D's timeout. If less
+    than 0.05 s is left for the grant, the handoff ends EXPIRED with LEASE_TOO_SHORT or
+    TIMEOUT_TOO_SHORT. If the broker identifies callers, the first message of a call must arrive
+    whole within 10 s (FIRST_MESSAGE_LATE).
+
+    Limits. A broker accepts 100000 handoffs (--max-live) and 10000 engines, then answers
+    DIRECTORY_FULL. An operator may allow a tenant fewer (QUOTA_EXCEEDED). A client that leaves more
+    than 100000 messages (--max-queue) or 256 MiB unread loses its stream (QUEUE_FULL).
     """
 
     @staticmethod

@@ -23,8 +23,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class CudaAllocation(google.protobuf.message.Message):
-    """Memory of a CUDA device that another process may open. Both strings of bytes are the driver's;
-    they are handed to it as they are.
+    """Memory of a CUDA device that another process may open. Both byte strings come from the driver and
+    are passed to it unchanged.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -34,7 +34,7 @@ class CudaAllocation(google.protobuf.message.Message):
     ipc_handle: builtins.bytes
     """CUipcMemHandle of the whole allocation, 64 bytes."""
     device_uuid: builtins.bytes
-    """The device's UUID, 16 bytes: numbers of devices differ between processes."""
+    """The device's UUID, 16 bytes: device numbers differ between processes."""
     def __init__(
         self,
         *,
@@ -47,7 +47,7 @@ Global___CudaAllocation: typing_extensions.TypeAlias = CudaAllocation
 
 @typing.final
 class SharedRegion(google.protobuf.message.Message):
-    """Memory of one region inside a POSIX shared-memory object or an allocation of a CUDA device."""
+    """Memory of a region inside a POSIX shared-memory object or an allocation of a CUDA device."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -61,10 +61,10 @@ class SharedRegion(google.protobuf.message.Message):
     name: builtins.str
     """Name of the region in the rank's layout."""
     shared_memory: builtins.str
-    """Name of the shared-memory object, without a slash. Empty: the region lies on a CUDA device. One
-    that begins with "restow-mem-" is removed when no process holds a shared lock (flock) on it any
-    more: who makes or maps such an object takes the lock before, and holds it as long. Objects of other
-    names are their maker's to remove.
+    """Name of the shared-memory object, without a slash. Empty: the region lies on a CUDA device. An
+    object whose name begins with "restow-mem-" is removed when no process holds a shared lock
+    (flock) on it any more: a process that creates or maps such an object takes the lock first, and
+    holds it as long. The creator removes objects of other names.
     """
     offset_bytes: builtins.int
     """Bytes from the beginning of the object or the allocation to page 0."""
@@ -73,10 +73,10 @@ class SharedRegion(google.protobuf.message.Message):
     page_stride_bytes: builtins.int
     """Bytes from page to page."""
     private: builtins.bool
-    """Whether no peer may read it: constant regions of a layout. False: peers read it."""
+    """True: no peer may read it (constant regions of a layout). False: peers read it."""
     @property
     def cuda(self) -> Global___CudaAllocation:
-        """The allocation. Unset: the region lies in shared memory; exactly one of the two is given."""
+        """The allocation. Unset: the region lies in shared memory. Exactly one of the two is given."""
 
     def __init__(
         self,
@@ -133,8 +133,9 @@ Global___Attach: typing_extensions.TypeAlias = Attach
 
 @typing.final
 class Fence(google.protobuf.message.Message):
-    """The rank's part of a handoff is complete in memory. Host memory is coherent, and for device memory
-    the engine's side has waited for the event after the last write, so saying so is the fence.
+    """The rank's part of a handoff is complete in memory. Host memory is coherent, and for device
+    memory the engine's side has waited for the event after the last write, so this message is the
+    fence.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -142,9 +143,9 @@ class Fence(google.protobuf.message.Message):
     HANDOFF_ID_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
-    """The handoff."""
+    """Id of the handoff."""
     tokens: builtins.int
-    """As in Fenced: how many leading tokens are complete. 0: all is."""
+    """As in Fenced: how many leading tokens are complete. 0: all."""
     def __init__(
         self,
         *,
@@ -157,13 +158,15 @@ Global___Fence: typing_extensions.TypeAlias = Fence
 
 @typing.final
 class WritesDone(google.protobuf.message.Message):
-    """The engine's side has waited until all is done that was queued before a mark and writes to the rank's memory."""
+    """The engine's side has waited until all writes to the rank's memory that were queued before a mark
+    are done.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WRITE_MARK_FIELD_NUMBER: builtins.int
     write_mark: builtins.int
-    """As in Demand. Said again, after Attach, to a daemon that has begun anew."""
+    """As in Demand. Repeated after Attach to a daemon that has restarted."""
     def __init__(
         self,
         *,
@@ -175,7 +178,7 @@ Global___WritesDone: typing_extensions.TypeAlias = WritesDone
 
 @typing.final
 class DaemonMessage(google.protobuf.message.Message):
-    """One message of the engine."""
+    """A message of the engine."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -192,7 +195,7 @@ class DaemonMessage(google.protobuf.message.Message):
 
     @property
     def writes_done(self) -> Global___WritesDone:
-        """Nothing that was queued writes any more."""
+        """All queued writes are done."""
 
     def __init__(
         self,
@@ -255,11 +258,11 @@ class ServeResponse(google.protobuf.message.Message):
     UNFENCED_FIELD_NUMBER: builtins.int
     @property
     def attached(self) -> Global___Attached:
-        """The rank is served. Unset: not yet, or said before."""
+        """The rank is served. Unset: not yet, or sent before."""
 
     @property
     def unfenced(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Handoffs that have ended: their fences need not be said again."""
+        """Handoffs that have ended: their fences need not be repeated."""
 
     def __init__(
         self,

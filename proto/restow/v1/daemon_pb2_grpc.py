@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AgentDaemonStub(object):
-    """The daemon's local door.
+    """The daemon's local interface.
     """
 
     def __init__(self, channel):
@@ -43,12 +43,12 @@ class AgentDaemonStub(object):
 
 
 class AgentDaemonServicer(object):
-    """The daemon's local door.
+    """The daemon's local interface.
     """
 
     def Serve(self, request_iterator, context):
-        """One stream a rank. The first batch begins with Attach; the rank is served until the stream
-        ends. The daemon answers Attached when the broker has welcomed the rank's agent.
+        """One stream for each rank. The first batch begins with Attach; the rank is served until the
+        stream ends. The daemon answers Attached when the broker has accepted the rank's agent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +71,7 @@ def add_AgentDaemonServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AgentDaemon(object):
-    """The daemon's local door.
+    """The daemon's local interface.
     """
 
     @staticmethod

@@ -44,7 +44,7 @@ _AgentDaemonServeType = typing_extensions.TypeVar(
 )
 
 class AgentDaemonStub(typing.Generic[_AgentDaemonServeType]):
-    """The daemon's local door."""
+    """The daemon's local interface."""
 
     @typing.overload
     def __init__(self: AgentDaemonStub[
@@ -63,8 +63,8 @@ class AgentDaemonStub(typing.Generic[_AgentDaemonServeType]):
     ], channel: grpc.aio.Channel) -> None: ...
 
     Serve: _AgentDaemonServeType
-    """One stream a rank. The first batch begins with Attach; the rank is served until the stream
-    ends. The daemon answers Attached when the broker has welcomed the rank's agent.
+    """One stream for each rank. The first batch begins with Attach; the rank is served until the
+    stream ends. The daemon answers Attached when the broker has accepted the rank's agent.
     """
 
 AgentDaemonAsyncStub: typing_extensions.TypeAlias = AgentDaemonStub[
@@ -75,7 +75,7 @@ AgentDaemonAsyncStub: typing_extensions.TypeAlias = AgentDaemonStub[
 ]
 
 class AgentDaemonServicer(metaclass=abc.ABCMeta):
-    """The daemon's local door."""
+    """The daemon's local interface."""
 
     @abc.abstractmethod
     def Serve(
@@ -83,8 +83,8 @@ class AgentDaemonServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[restow.v1.daemon_pb2.ServeRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[restow.v1.daemon_pb2.ServeResponse], collections.abc.AsyncIterator[restow.v1.daemon_pb2.ServeResponse]]:
-        """One stream a rank. The first batch begins with Attach; the rank is served until the stream
-        ends. The daemon answers Attached when the broker has welcomed the rank's agent.
+        """One stream for each rank. The first batch begins with Attach; the rank is served until the
+        stream ends. The daemon answers Attached when the broker has accepted the rank's agent.
         """
 
 def add_AgentDaemonServicer_to_server(servicer: AgentDaemonServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -34,7 +34,7 @@ class _DataTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     DATA_TYPE_BFLOAT16: _DataType.ValueType  # 6
     DATA_TYPE_FLOAT32: _DataType.ValueType  # 7
     DATA_TYPE_FLOAT4_E2M1FN_X2: _DataType.ValueType  # 8
-    """Two numbers in a byte: an element of an axis is such a pair."""
+    """Two numbers in a byte. An element of an axis is one of these pairs."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """Type of one element."""
@@ -48,7 +48,7 @@ DATA_TYPE_FLOAT16: DataType.ValueType  # 5
 DATA_TYPE_BFLOAT16: DataType.ValueType  # 6
 DATA_TYPE_FLOAT32: DataType.ValueType  # 7
 DATA_TYPE_FLOAT4_E2M1FN_X2: DataType.ValueType  # 8
-"""Two numbers in a byte: an element of an axis is such a pair."""
+"""Two numbers in a byte. An element of an axis is one of these pairs."""
 Global___DataType: typing_extensions.TypeAlias = DataType
 
 class _FieldKind:
@@ -59,7 +59,7 @@ class _FieldKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     FIELD_KIND_UNSPECIFIED: _FieldKind.ValueType  # 0
     FIELD_KIND_PER_TOKEN: _FieldKind.ValueType  # 1
-    """One entry a token, paged (keys and values)."""
+    """One entry for each token, in pages (keys and values)."""
     FIELD_KIND_SNAPSHOT: _FieldKind.ValueType  # 2
     """One value at a position, whatever the prompt's length (conv and SSM states)."""
 
@@ -68,14 +68,14 @@ class FieldKind(_FieldKind, metaclass=_FieldKindEnumTypeWrapper):
 
 FIELD_KIND_UNSPECIFIED: FieldKind.ValueType  # 0
 FIELD_KIND_PER_TOKEN: FieldKind.ValueType  # 1
-"""One entry a token, paged (keys and values)."""
+"""One entry for each token, in pages (keys and values)."""
 FIELD_KIND_SNAPSHOT: FieldKind.ValueType  # 2
 """One value at a position, whatever the prompt's length (conv and SSM states)."""
 Global___FieldKind: typing_extensions.TypeAlias = FieldKind
 
 @typing.final
 class Field(google.protobuf.message.Message):
-    """One logical tensor of the state, independent of tensor parallelism."""
+    """A logical tensor of the state, independent of tensor parallelism."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -91,18 +91,19 @@ class Field(google.protobuf.message.Message):
     kind: Global___FieldKind.ValueType
     """How it grows. Unspecified is refused."""
     window_tokens: builtins.int
-    """Only so many tokens before the position are needed (sliding window). 0: all. For per-token
+    """Only this many tokens before the position are needed (sliding window). 0: all. For per-token
     fields.
     """
     scales: builtins.str
-    """Words that name the factors which make values of the elements, for example "static v1" or "per
-    token and head". Equal bytes under other factors are other values: both sides of a handoff must
-    give the same. Empty: the elements are the values, as if all factors were 1.
+    """Words that name the factors by which elements are multiplied, for example "static v1" or "per
+    token and head". Equal bytes with other factors are other values, so both sides of a handoff
+    must give the same words. Empty: all factors are 1.
     """
     draft: builtins.str
-    """Which draft model's it is: any text that is equal exactly when the weights of the draft are. A
-    side may lack such a field, or have it otherwise: then it is not moved, and D's begins zeroed.
-    Empty: it is the model's own, and both sides must have it.
+    """The draft model that the field belongs to: any text that is equal exactly when the draft's
+    weights are. A side may lack the field, or have it in another form or of another draft: then it
+    does not move, and D's field begins zeroed. Empty: it belongs to the model itself, and both
+    sides must have it.
     """
     @property
     def axes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -142,25 +143,25 @@ class Model(google.protobuf.message.Message):
     ADAPTER_FIELD_NUMBER: builtins.int
     QUANTISATION_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Name of the model. Both sides of a handoff must give the same, of this and of the three parts of
-    its identity below, of at most 256 characters each; empty is a value like any other, and differs
-    from all that are not.
+    """Name of the model. Both sides of a handoff must give the same name, and the same revision,
+    adapter and quantisation, each of at most 256 characters. An empty value differs from every
+    other value.
     """
     revision: builtins.str
-    """Which weights it has: any text that is equal exactly when they are. Empty: nobody has said."""
+    """Revision of the weights: any text that is equal exactly when the weights are. Empty: unknown."""
     adapter: builtins.str
     """The adapter that all requests of the engine go through. Empty: none."""
     quantisation: builtins.str
-    """How the weights are quantised. Empty: they are not."""
+    """How the weights are quantised. Empty: not quantised."""
     @property
     def fields(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Field]:
         """All fields of its state. Empty is refused."""
 
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Field]:
-        """What recurrent layers read, of which some conv fields can be rebuilt: snapshots with the axes
-        "tap" and "hidden", the oldest tap first, zero before the prompt. No state. Empty: nothing is
-        said of them. Both sides must give the same shape where both list one.
+        """What recurrent layers read, from which some conv fields can be recomputed: snapshots with the
+        axes "tap" and "hidden", the oldest tap first, zero before the prompt. They are no state.
+        Empty: none is described. If both sides list an input, they must give the same shape.
         """
 
     def __init__(
@@ -196,36 +197,38 @@ class Region(google.protobuf.message.Message):
     name: builtins.str
     """Name, unique in the rank. Empty is refused."""
     group: builtins.str
-    """Name of the list of block ids that addresses the region; several regions share one. Empty: the
-    region is constant. It has one page, number 0, that belongs to no request, holds weights of
-    projections and nothing else, and is read by no peer.
+    """Name of the list of block ids that addresses the region; several regions share a list. Empty:
+    the region is constant. A constant region has a single page, number 0, which belongs to no
+    request, holds only weights of projections, and is read by no peer.
     """
     page_stride_bytes: builtins.int
-    """Bytes from one page to the next. Zero is refused, and more than 64 GiB."""
+    """Bytes from one page to the next. Refused if it is zero or more than 64 GiB."""
     page_tokens: builtins.int
     """Tokens in a page. 0: the pages hold snapshots."""
     pages_per_block: builtins.int
     """Pages in a block, the unit that the engine's ids count. 0 means 1. At most 1048576."""
     null_block: builtins.int
-    """The id that stands in lists where a request has no block, and may stand there more than once; the
-    same in all regions of a group. Nothing is ever read from it or written to it. Unset: there is none.
+    """The id that stands in lists where a request has no block; it may occur more than once. The same
+    in all regions of a group. Agents never read from it or write to it. Unset: there is none.
     """
     context_parts: builtins.int
-    """Where ranks share out the tokens of a prompt (context parallelism): how many parts there are, of
-    which the pages hold one. 0: one, so they hold all tokens. At most 1024; for pages of tokens.
+    """Number of parts into which ranks divide the tokens of a prompt (context parallelism); the pages
+    hold one of them. 0: one part, so the pages hold all tokens. At most 1024; for pages of tokens.
     """
     context_part: builtins.int
-    """Which of the parts: token t is in part t / interleave_tokens % context_parts, and lies behind the
-    part's tokens before it. A block holds page_tokens * pages_per_block tokens of the part, so a list
-    of blocks reaches context_parts times as far. All parts must be held by some rank.
+    """The part that the pages hold: token t is in part t / interleave_tokens % context_parts, after
+    the part's earlier tokens. A block holds page_tokens * pages_per_block tokens of the part, so a
+    list of blocks covers context_parts times as many tokens. Some rank must hold each part.
     """
     interleave_tokens: builtins.int
-    """So many tokens in turn go to each part; it divides the tokens that a block holds. 0: 1."""
+    """Number of consecutive tokens that go to each part in turn; it divides the tokens that a block
+    holds. 0: 1.
+    """
     whole_blocks: builtins.bool
-    """Whether the engine keeps full blocks for other requests whose prompts begin alike: the first block
-    of a window is then filled from its beginning, for which P's blocks must have a multiple of its
-    tokens. The same in all regions of a group, whose fields have one window. Unset: blocks are filled
-    from where a window begins. For pages of tokens.
+    """True: the engine keeps full blocks for other requests whose prompts begin alike. The first
+    block of a window is then filled from its beginning, for which the tokens of P's blocks must be
+    a multiple of the tokens of its blocks. The same in all regions of a group, whose fields have
+    the same window. False: blocks are filled from the window's beginning. For pages of tokens.
     """
     def __init__(
         self,
@@ -256,9 +259,9 @@ class Span(google.protobuf.message.Message):
     START_FIELD_NUMBER: builtins.int
     STOP_FIELD_NUMBER: builtins.int
     start: builtins.int
-    """First index. 0 is the axis' beginning."""
+    """First index. 0 is the beginning of the axis."""
     stop: builtins.int
-    """One past the last index; greater than start, else refused."""
+    """One past the last index. Refused unless it is greater than start."""
     def __init__(
         self,
         *,
@@ -289,17 +292,17 @@ class Shard(google.protobuf.message.Message):
     region: builtins.str
     """Name of the region that holds it, one of the rank's."""
     offset_bytes: builtins.int
-    """Bytes from the page's beginning to the box' first element. 0 is the beginning."""
+    """Bytes from the page's beginning to the first element of the box. 0: the page's beginning."""
     token_stride_bytes: builtins.int
     """Bytes from one token to the next inside the page. 0: the field is a snapshot."""
     @property
     def box(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Span]:
-        """One span an axis of the field."""
+        """One span for each axis of the field."""
 
     @property
     def strides_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Bytes from one element to the next along each axis. Zero or less is refused where the box has
-        more than one element on that axis.
+        """Bytes from one element to the next along each axis. Zero or less is refused if the box has more
+        than one element on that axis.
         """
 
     def __init__(
@@ -319,8 +322,8 @@ Global___Shard: typing_extensions.TypeAlias = Shard
 
 @typing.final
 class Scratch(google.protobuf.message.Message):
-    """Memory inside a page of snapshots that is no state, and is zeroed when a state arrives, such as
-    rows of a conv window that are kept for speculative tokens.
+    """Memory in a page of snapshots that is no state, for example rows of a conv window for speculative
+    tokens. It is zeroed when a state arrives.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -335,14 +338,14 @@ class Scratch(google.protobuf.message.Message):
     dtype: Global___DataType.ValueType
     """Type of the elements. Unspecified is refused."""
     offset_bytes: builtins.int
-    """Bytes from the page's beginning to the first element. 0 is the beginning."""
+    """Bytes from the page's beginning to the first element. 0: the page's beginning."""
     @property
     def sizes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Elements along each axis. Zero or less is refused."""
 
     @property
     def strides_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Bytes from one element to the next along each axis, as of a shard."""
+        """Bytes from one element to the next along each axis, as in Shard."""
 
     def __init__(
         self,
@@ -359,7 +362,7 @@ Global___Scratch: typing_extensions.TypeAlias = Scratch
 
 @typing.final
 class Projection(google.protobuf.message.Message):
-    """In-projection weights that a rank offers: the box of the field is their product with the input."""
+    """In-projection weights that a rank offers. The box of the field is their product with the input."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -375,19 +378,21 @@ class Projection(google.protobuf.message.Message):
     input: builtins.str
     """Name of the input, one of the model's."""
     dtype: Global___DataType.ValueType
-    """Type of the weights, in which the product is computed. Unspecified is refused."""
+    """Type of the weights and of the product. Unspecified is refused."""
     region: builtins.str
     """Name of the region that holds the weights, one of the rank's. It must be constant."""
     offset_bytes: builtins.int
-    """Bytes from the region's beginning to the weights of the box' first element. 0 is the beginning."""
+    """Bytes from the region's beginning to the weights of the first element of the box. 0: the
+    region's beginning.
+    """
     @property
     def box(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Span]:
-        """The box, that of one of the rank's shards of the field, with all taps."""
+        """The box of one of the rank's shards of the field, with all taps."""
 
     @property
     def strides_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Bytes from one weight to the next along each axis of the field but "tap", then along the hidden
-        axis, which must be the size of an element.
+        """Bytes from one weight to the next along each axis of the field except "tap", then along the
+        hidden axis, where it must be the size of an element.
         """
 
     def __init__(
@@ -407,7 +412,7 @@ Global___Projection: typing_extensions.TypeAlias = Projection
 
 @typing.final
 class RankLayout(google.protobuf.message.Message):
-    """All that one rank holds."""
+    """All that a rank holds."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -425,7 +430,7 @@ class RankLayout(google.protobuf.message.Message):
 
     @property
     def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Shard]:
-        """Its shards. Empty is allowed (a pipeline rank without state)."""
+        """Its shards. May be empty (a pipeline rank without state)."""
 
     @property
     def scratch(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Scratch]:
@@ -433,13 +438,13 @@ class RankLayout(google.protobuf.message.Message):
 
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Shard]:
-        """Inputs that it keeps beside the state, each with all its taps, in pages of snapshots. A row of
-        one has no gaps. Empty: it keeps none.
+        """Inputs that it keeps beside the state, each with all its taps, in pages of snapshots. Rows have
+        no gaps. Empty: it keeps none.
         """
 
     @property
     def projections(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Projection]:
-        """Weights with which it rebuilds conv fields from another engine's inputs. Empty: none."""
+        """Weights with which it recomputes conv fields from another engine's inputs. Empty: none."""
 
     def __init__(
         self,
@@ -457,8 +462,8 @@ Global___RankLayout: typing_extensions.TypeAlias = RankLayout
 
 @typing.final
 class Layout(google.protobuf.message.Message):
-    """Every shard of every rank of an engine. Holds no address, so replicas of an engine are equal. It has
-    at most 1024 ranks, 262144 fields, regions and shards each, and 1024 groups.
+    """Every shard of every rank of an engine. It has no addresses, so replicas of an engine have equal
+    layouts. At most 1024 ranks; at most 262144 fields, regions and shards each; at most 1024 groups.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -467,7 +472,7 @@ class Layout(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     @property
     def model(self) -> Global___Model:
-        """The model whose state it is. Required."""
+        """The model. Required."""
 
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RankLayout]:

@@ -30,11 +30,11 @@ class _StepKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     STEP_KIND_READ: _StepKind.ValueType  # 1
     """The destination reads runs of bytes."""
     STEP_KIND_GATHER: _StepKind.ValueType  # 2
-    """A source copies what the destination reads as one run."""
+    """A source copies into one run what the destination reads."""
     STEP_KIND_SCATTER: _StepKind.ValueType  # 3
     """The destination copies out of what it has read."""
     STEP_KIND_PROJECT: _StepKind.ValueType  # 4
-    """The destination multiplies what it has read with weights of its own."""
+    """The destination multiplies what it has read by its own weights."""
     STEP_KIND_CLEAR: _StepKind.ValueType  # 5
     """The destination zeroes."""
 
@@ -46,11 +46,11 @@ STEP_KIND_UNSPECIFIED: StepKind.ValueType  # 0
 STEP_KIND_READ: StepKind.ValueType  # 1
 """The destination reads runs of bytes."""
 STEP_KIND_GATHER: StepKind.ValueType  # 2
-"""A source copies what the destination reads as one run."""
+"""A source copies into one run what the destination reads."""
 STEP_KIND_SCATTER: StepKind.ValueType  # 3
 """The destination copies out of what it has read."""
 STEP_KIND_PROJECT: StepKind.ValueType  # 4
-"""The destination multiplies what it has read with weights of its own."""
+"""The destination multiplies what it has read by its own weights."""
 STEP_KIND_CLEAR: StepKind.ValueType  # 5
 """The destination zeroes."""
 Global___StepKind: typing_extensions.TypeAlias = StepKind
@@ -62,30 +62,30 @@ class _Operand:
 class _OperandEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Operand.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     OPERAND_UNSPECIFIED: _Operand.ValueType  # 0
-    """Nowhere: what rows say of it means nothing."""
+    """Nowhere: the columns of this end are ignored."""
     OPERAND_PAGES: _Operand.ValueType  # 1
     """In pages of the rank's regions."""
     OPERAND_RUN: _Operand.ValueType  # 2
     """In the run that the row's source rank gathers for this destination rank."""
     OPERAND_SPAN: _Operand.ValueType  # 3
-    """In a span: stretches of source pages, read as they are into staging."""
+    """In a span: a stretch of source pages, read unchanged into staging."""
 
 class Operand(_Operand, metaclass=_OperandEnumTypeWrapper):
     """Where one end of a step's rows lies."""
 
 OPERAND_UNSPECIFIED: Operand.ValueType  # 0
-"""Nowhere: what rows say of it means nothing."""
+"""Nowhere: the columns of this end are ignored."""
 OPERAND_PAGES: Operand.ValueType  # 1
 """In pages of the rank's regions."""
 OPERAND_RUN: Operand.ValueType  # 2
 """In the run that the row's source rank gathers for this destination rank."""
 OPERAND_SPAN: Operand.ValueType  # 3
-"""In a span: stretches of source pages, read as they are into staging."""
+"""In a span: a stretch of source pages, read unchanged into staging."""
 Global___Operand: typing_extensions.TypeAlias = Operand
 
 @typing.final
 class PageForm(google.protobuf.message.Message):
-    """How one side's list of block ids addresses tokens."""
+    """How a list of block ids on one side addresses tokens."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -94,16 +94,16 @@ class PageForm(google.protobuf.message.Message):
     PAGES_PER_BLOCK_FIELD_NUMBER: builtins.int
     WHOLE_BLOCKS_FIELD_NUMBER: builtins.int
     group: builtins.str
-    """Name of the list, as in the block lists of a publication or request. Empty, of the source alone:
-    there is none, and rows of the pair are only zeroed.
+    """Name of the list, as in the block lists of a publication or request. Empty, on the source side
+    only: there is no list, and rows of the pair are only zeroed.
     """
     page_tokens: builtins.int
-    """Tokens in a page. 0: one block that holds a snapshot."""
+    """Tokens in a page. 0: a block that holds a snapshot."""
     pages_per_block: builtins.int
     """Pages in a block: block b is the pages [b * n, (b + 1) * n). At least 1."""
     whole_blocks: builtins.bool
-    """Of the destination's side: the first block of a window is written from its beginning. Unset: from
-    where the window begins.
+    """On the destination side: the first block of a window is written from its beginning. Unset: from
+    the window's beginning.
     """
     def __init__(
         self,
@@ -119,8 +119,8 @@ Global___PageForm: typing_extensions.TypeAlias = PageForm
 
 @typing.final
 class TokenClass(google.protobuf.message.Message):
-    """Which tokens of a prompt the pages of a list hold, where ranks share them out: token t is in part
-    t / interleave_tokens % parts, and lies behind the part's tokens before it.
+    """Which tokens of a prompt the pages of a list hold under context parallelism: token t is in part t
+    / interleave_tokens % parts, after the part's earlier tokens.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -129,11 +129,11 @@ class TokenClass(google.protobuf.message.Message):
     PART_FIELD_NUMBER: builtins.int
     INTERLEAVE_TOKENS_FIELD_NUMBER: builtins.int
     parts: builtins.int
-    """How many parts there are. 0: one."""
+    """Number of parts. 0: one."""
     part: builtins.int
-    """Which of them the pages hold, from 0."""
+    """The part that the pages hold, from 0."""
     interleave_tokens: builtins.int
-    """So many tokens in turn go to each part. 0: 1."""
+    """Number of consecutive tokens that go to each part in turn. 0: 1."""
     def __init__(
         self,
         *,
@@ -147,7 +147,7 @@ Global___TokenClass: typing_extensions.TypeAlias = TokenClass
 
 @typing.final
 class PairTokens(google.protobuf.message.Message):
-    """The tokens that a pair of lists holds. Rows move those that both sides hold."""
+    """The tokens that a pair of lists holds. Rows move the tokens that both sides hold."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -182,8 +182,8 @@ class GroupPair(google.protobuf.message.Message):
     DST_FIELD_NUMBER: builtins.int
     WINDOW_TOKENS_FIELD_NUMBER: builtins.int
     window_tokens: builtins.int
-    """Only so many tokens before the last one are moved, and with the destination's whole_blocks those
-    before them in its block. 0: all.
+    """Only this many tokens before the last one move, and with the destination's whole_blocks also
+    those before them in its block. 0: all.
     """
     @property
     def src(self) -> Global___PageForm:
@@ -207,18 +207,19 @@ Global___GroupPair: typing_extensions.TypeAlias = GroupPair
 
 @typing.final
 class Step(google.protobuf.message.Message):
-    """Rows of one form. A row is packed little-endian int64; but for PROJECT 13 of them: SRC_RANK,
+    """Rows of one form. A row is packed little-endian int64, 13 of them except for PROJECT: SRC_RANK,
     GROUP_PAIR, SRC_REGION, SRC_OFFSET_BYTES, DST_REGION, DST_OFFSET_BYTES, COUNT, SRC_STEP_BYTES,
     DST_STEP_BYTES, SRC_TOKEN_STRIDE_BYTES, DST_TOKEN_STRIDE_BYTES, SRC_DTYPE, DST_DTYPE. Regions are
-    indices into the rank's regions, dtypes are DataType numbers; a row whose dtypes are both UINT8 and
-    whose steps are 1 is a run of COUNT bytes. Forms other than these are refused:
-      READ     PAGES   PAGES  runs of bytes are read straight into place
+    indices into the rank's regions, dtypes are DataType numbers. A row whose dtypes are both UINT8
+    and whose steps are 1 is a run of COUNT bytes. Other forms than these are refused:
+      READ     PAGES   PAGES  runs of bytes are read directly into place
       READ     PAGES   SPAN   COUNT bytes of every page that holds tokens are read into span DST_REGION,
                               which is the number of the row in its step
-      GATHER   PAGES   RUN    snapshots; DST_OFFSET_BYTES counts from the run's beginning. What is placed
-                              so ends at the first multiple of 16 bytes behind its last element
-      GATHER   PAGES   PAGES  behind that, in the order of the rows, each at a multiple of 16 bytes, the
-                              narrower type; the destination copies them from there to its pages
+      GATHER   PAGES   RUN    snapshots; DST_OFFSET_BYTES counts from the run's beginning. This part
+                              of the run ends at the first multiple of 16 bytes after its last element
+      GATHER   PAGES   PAGES  placed after that part, in the order of the rows, each row at a multiple
+                              of 16 bytes, in the narrower type; the destination copies the rows from
+                              there to its pages
       SCATTER  RUN     PAGES  snapshots; SRC_OFFSET_BYTES counts from the run's beginning
       SCATTER  SPAN    PAGES  SRC_REGION is the number of a span, SRC_OFFSET_BYTES counts from its
                               beginning
@@ -259,7 +260,7 @@ Global___Step: typing_extensions.TypeAlias = Step
 
 @typing.final
 class Program(google.protobuf.message.Message):
-    """What one destination rank does."""
+    """What one destination rank executes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -269,23 +270,23 @@ class Program(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     PAIR_TOKENS_FIELD_NUMBER: builtins.int
     program_id: builtins.str
-    """Name of the program; equal layouts, rank and strategy give equal names."""
+    """Name of the program. Equal layouts, rank and strategy give equal names."""
     dst_rank: builtins.int
-    """The destination rank that it is for."""
+    """The destination rank."""
     @property
     def group_pairs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupPair]:
         """The pairs of block lists, numbered by GROUP_PAIR."""
 
     @property
     def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Step]:
-        """Its steps, one of each form at most. A source's agent gets its own rows of GATHER, and if it is to
-        hash those of READ.
+        """Its steps, at most one of each form. A source's agent gets its own rows of GATHER, and of READ
+        if it must hash them.
         """
 
     @property
     def pair_tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PairTokens]:
-        """Which tokens the lists of each pair hold, in the order of group_pairs. Empty: all lists hold all
-        tokens. Agents that do not know the field refuse a program that has it.
+        """Which tokens the lists of each pair hold, in the order of group_pairs. Empty: all lists hold
+        all tokens. Agents that do not know this field refuse a program that has it.
         """
 
     def __init__(

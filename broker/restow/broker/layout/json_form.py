@@ -1,6 +1,6 @@
 """Layouts as JSON: the format of layout files and of `restow layout`.
 
-The format is stable (README, "Layout files"), because users' scripts read it.
+The format is stable (docs/layouts.md, "Layout files"), because users' scripts read it.
 """
 
 from __future__ import annotations
