@@ -11,8 +11,8 @@ import torch
 
 from agent_harness.handover import programs, stage
 from agent_harness.pair import STAGING_BYTES, Pair, pair
+from restow.agents import copying
 from restow.agents.binding.extents import Extents
-from restow.agents.copying import piece_copies, projecting
 from restow.agents.execute import executor
 from restow.agents.execute.executor import Executor
 from restow.agents.link.async_agent import AsyncAgent
@@ -44,10 +44,10 @@ def free(made: Pair) -> set[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("name", "strategy", "place", "part", "error", "reason"),
     [
-        ("wide", Strategy.PACK, piece_copies, "copy_pieces", FULL, "COPY_FAILED"),
-        ("wide", Strategy.PACK, piece_copies, "copy_pieces", NO_MEMORY, "INTERNAL"),
-        ("wide", Strategy.SLICES, piece_copies, "copy_pieces", BROKEN, "COPY_FAILED"),
-        ("recompute", Strategy.RECOMPUTE, projecting, "project_windows", FULL, "COPY_FAILED"),
+        ("wide", Strategy.PACK, copying, "copy_pieces", FULL, "COPY_FAILED"),
+        ("wide", Strategy.PACK, copying, "copy_pieces", NO_MEMORY, "INTERNAL"),
+        ("wide", Strategy.SLICES, copying, "copy_pieces", BROKEN, "COPY_FAILED"),
+        ("recompute", Strategy.RECOMPUTE, copying, "project_windows", FULL, "COPY_FAILED"),
         ("wide", Strategy.PACK, Extents, "chunks", NO_MEMORY, "INTERNAL"),
         ("wide", Strategy.SLICES, NixlTransport, "post", UNTHREADED, "INTERNAL"),
         ("wide", Strategy.WHOLE, executor, "joined_reads", ValueError("shapes differ"), "INTERNAL"),
@@ -81,7 +81,7 @@ async def test_an_order_to_read_is_settled_whatever_fails(
 @pytest.mark.parametrize(
     ("place", "part", "error", "reason"),
     [
-        (piece_copies, "copy_pieces", FULL, "COPY_FAILED"),
+        (copying, "copy_pieces", FULL, "COPY_FAILED"),
         (Extents, "chunks", NO_MEMORY, "INTERNAL"),
     ],
     ids=["GATHER", "digest"],
@@ -117,7 +117,7 @@ async def test_a_measurement_is_answered_whatever_fails(monkeypatch: pytest.Monk
         )
         named = pb.Probe(**{f.name: v for f, v in measure.ListFields()}, name_transport=True)
         holder.send(pb.AgentOrder(unprobe=pb.Unprobe(number=7)))
-        monkeypatch.setattr(piece_copies, "copy_pieces", failing(FULL))
+        monkeypatch.setattr(copying, "copy_pieces", failing(FULL))
         monkeypatch.setattr("subprocess.run", failing(UNTHREADED))
         monkeypatch.setattr("subprocess.Popen", failing(UNTHREADED))
         for stream, order, reason in (

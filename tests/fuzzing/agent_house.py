@@ -14,14 +14,15 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from agent_harness.handover import KINDS, part
 from agent_harness.world import Case, RankMemory, make_case
 from fuzzing.door import Violation
+from restow.agents import copying
 from restow.agents.binding.copies import Copies
 from restow.agents.binding.extents import Extents
-from restow.agents.copying import piece_copies, projecting
-from restow.agents.copying.copier import DIGEST_BYTES, Hasher
+from restow.agents.copying import DIGEST_BYTES, Hasher
 from restow.agents.execute.orders import region_to_proto
 from restow.agents.link.async_agent import AsyncAgent
 from restow.agents.link.settings import AgentSettings
@@ -197,15 +198,19 @@ class AgentHouse:
     @contextlib.contextmanager
     def lives(self) -> Iterator[AgentHouse]:
         """Until the end of the ``with``, with all that it does looked at."""
-        run, project = piece_copies.run_copies, projecting.run_projections
+        run, project = copying.run_copies, copying.run_projections
+        zero = copying.zero_destinations
 
         def run_checked(copies: Copies, device: Any) -> None:
             self.fence.check_copies(copies, reads=True)
             run(copies, device)
 
-        def fill_checked(copies: Copies, device: Any) -> None:
+        def zero_checked(copies: Copies, zeroes: torch.Tensor) -> None:
             self.fence.check_copies(copies, reads=False)
-            run(copies, device)
+            ranges = self.fence.ranges
+            self.fence.ranges = [*ranges, (zeroes.data_ptr(), zeroes.data_ptr() + zeroes.numel())]
+            zero(copies, zeroes)
+            self.fence.ranges = ranges
 
         def project_checked(rows: Int64s, device: Any) -> None:
             ranges = self.fence.ranges
@@ -222,9 +227,9 @@ class AgentHouse:
 
         with (
             patch.object(Hasher, "_digest", digest_checked),
-            patch("restow.agents.copying.copier.run_copies", run_checked),
-            patch("restow.agents.copying.piece_copies.run_copies", fill_checked),
-            patch("restow.agents.copying.copier.run_projections", project_checked),
+            patch("restow.agents.copying.run_copies", run_checked),
+            patch("restow.agents.execute.staged_reads.zero_destinations", zero_checked),
+            patch("restow.agents.copying.run_projections", project_checked),
         ):
             try:
                 yield self

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from restow.agents.copying.copier import Copier, Hasher
+from restow.agents.copying import Copier, Hasher
 from restow.agents.execute.fences import WriteMarks
 from restow.agents.execute.gathering import Gathering
 from restow.agents.execute.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 
-from restow.agents.copying.copier import Copier
-from restow.agents.copying.piece_copies import prepare
+from restow.agents.copying import Copier, prepare
 from restow.agents.execute import orders
 from restow.agents.execute.executor import Executor
 from restow.agents.execute.fences import DeviceEvent, Fences, WriteMarks
