@@ -29,7 +29,7 @@ from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.errors import PeerLostError
 from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading import nixl_transport
-from restow.agents.reading.transport import Flight, Known, Read
+from restow.agents.reading.lane import Flight, Known, Read
 from restow.broker.layout.rows import Int64s
 from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
@@ -155,9 +155,6 @@ class CheckedTransport:
     def release(self, flight: Flight) -> None:
         """Nothing is kept."""
 
-    def words(self, peer: str) -> str:
-        return ""
-
     def progress(self) -> None:
         """Nothing to be done."""
 
@@ -265,10 +262,10 @@ class AgentHouse:
         self.loop.run_until_complete(asyncio.wait_for(self.agent.hello(), 1000))
         if self.agent._tasks:
             raise Violation(f"work that does not end: {sorted(self.agent._tasks)}")
-        free = self.agent._executor.free_staging_bytes
-        if free != (STAGING_BYTES, STAGING_BYTES):
-            raise Violation(f"{free} bytes of staging are free, of {STAGING_BYTES}")
-        if kept := self.agent._executor._gathering._held:
+        figures = self.agent.figures
+        if used := figures.gather.used_bytes + figures.scatter.used_bytes:
+            raise Violation(f"{used} bytes of staging are still in use")
+        if kept := self.agent._executor.gathering._held:
             raise Violation(f"what was staged or hashed is kept: {sorted(kept)}")
         touched = self.memory.data != self.before
         for one in self.memory.regions:

@@ -300,8 +300,9 @@ class Hasher:
 
     def __init__(self, place: MemoryPlace, copier: Copier) -> None:
         """Hash memory at ``place``."""
+        self.copier = copier
+        """Runs the copies before hashing, and the hashing of much memory."""
         self._place = place
-        self._copier = copier
         self._gathered: torch.Tensor | None = None
         """Memory for a chunk; new memory would have to be zeroed each time."""
 
@@ -310,7 +311,7 @@ class Hasher:
         is_small = extents.size_bytes < LARGE_BYTES and len(extents.address) <= IN_PLACE_PIECES
         if self._place == HOST and is_small:
             return self._digest(extents)
-        return await self._copier.on_thread(lambda: self._digest(extents))
+        return await self.copier.on_thread(lambda: self._digest(extents))
 
     def _digest(self, extents: Extents) -> bytes:
         made = xxhash.xxh3_128()

@@ -26,7 +26,7 @@ from restow.agents.execute.orders import ExecuteOrder, Peer, Source
 from restow.agents.memory.cuda import finished
 from restow.agents.memory.errors import DigestMismatchError, DigestMissingError, OrderInvalidError
 from restow.agents.memory.regions import MemoryPlace, is_memory
-from restow.agents.reading.transport import Read
+from restow.agents.reading.lane import Read
 from restow.broker.errors import PagesError
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import (
