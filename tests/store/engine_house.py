@@ -11,8 +11,7 @@ from transformers import NemotronHForCausalLM
 from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers.engine import EngineOptions
 from restow.agents.engines.transformers.rank_processes import ForkServer
-from restow.agents.store.options import StoreOptions
-from restow.agents.store.store import Store
+from restow.agents.store.store import Store, StoreOptions
 from restow.broker.families import ConvLayout, EngineSettings
 from store.holding_engine import HoldingEngine, state, until
 
