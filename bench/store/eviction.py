@@ -31,14 +31,14 @@ from dataclasses import dataclass
 from random import Random
 
 from bench.report import Put, Row
-from restow.agents.store.books.kept import (
+from restow.agents.store.kept import (
     Kept,
     Recomputing,
     Worth,
     least_recently_used,
     recomputing_cost,
 )
-from restow.agents.store.books.room import PieceGroup, PieceKey, Room, Shape
+from restow.agents.store.room import PieceGroup, PieceKey, Room, Shape
 from restow.broker.client import HashForm, Prefix
 
 Segment = tuple[int, int]

@@ -25,8 +25,8 @@ from bench.rank_process import touched
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_spans
 from restow.agents.binding.reads import Descriptors, Reads, SpanReads
 from restow.agents.memory.regions import HOST
+from restow.agents.reading.lane import Known, Read
 from restow.agents.reading.nixl_transport import NixlTransport
-from restow.agents.reading.transport import Known, Read
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, compile_programs
 from restow.broker.planner.program import GATHER_IN_ORDER, READ_PAGES, READ_SPANS, Column

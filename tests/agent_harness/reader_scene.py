@@ -12,8 +12,8 @@ from agent_harness.waiting import until
 from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.errors import AgentError
 from restow.agents.memory.regions import HOST
+from restow.agents.reading.lane import Flight, Known, Read, Transport
 from restow.agents.reading.reader import Reader
-from restow.agents.reading.transport import Flight, Known, Read, Transport
 
 NOTHING = np.array([1], np.int64)
 QUARANTINE_S = 10.0
@@ -84,9 +84,6 @@ class FakeTransport:
 
     def progress(self) -> None:
         return
-
-    def words(self, peer: str) -> str:
-        return ""
 
 
 class Scene:

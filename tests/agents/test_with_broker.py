@@ -85,8 +85,9 @@ async def test_a_request_ends_with_every_byte_in_place(
             assert (await asyncio.wait_for(released, WAIT_S)).done
             for rank, own in memory.items():
                 assert (own.data == own.expected(fields, case.tokens)).all(), f"rank {rank}"
-        readers = [agent._reader for agent in agents]
-        assert {bool(one.words(peer)) for one in readers for peer in one._known} == {host_reads}
+        reads = [agent.figures.reads["process_vm_readv"].reads for agent in agents]
+        if strategy is Strategy.SLICES or not host_reads:  # others may read single pieces
+            assert any(reads) == host_reads
 
 
 async def test_agents_write_when_their_own_engine_has_written() -> None:
@@ -215,4 +216,6 @@ async def test_costs_are_measured_before_they_are_first_needed(
         assert known.costs is not None
         assert known.costs != CostModel()
         assert known.costs.seconds_per_launch > 0
-        assert {agent._executor.free_staging_bytes for agent in agents} == {(8 << 20, 8 << 20)}
+        for agent in agents:
+            assert not agent.figures.gather.used_bytes
+            assert not agent.figures.scatter.used_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.store.eviction import COSTS, SHAPES, TRACES, Trace, simulate, working_set_bytes
-from restow.agents.store.books.kept import least_recently_used, recomputing_cost
+from restow.agents.store.kept import least_recently_used, recomputing_cost
 
 
 @pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)

@@ -12,7 +12,7 @@ import pytest
 from chaos.scene import Scene, prompt, scene
 from chaos.test_t17_by_content import ENDS_S, ONE, asks, holders
 from chaos_harness.lives import STORE
-from restow.agents.store.disk.files import NAME as JOURNAL
+from restow.agents.store.run_files import NAME as JOURNAL
 from restow.broker.client import AsyncAdminClient
 from stamped.requests import Prompt
 

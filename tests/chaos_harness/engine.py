@@ -89,8 +89,9 @@ def serve_rank(driver: Connection, fences: Connection, life: Life, rank: int) ->
         while True:
             fence = fences.recv()
             if fence is None:
-                free = agent._agent._executor.free_staging_bytes  # type: ignore[union-attr]
-                driver.send(("staging", tuple(free)))
+                pools = agent.figures.gather, agent.figures.scatter
+                free = tuple(pool.size_bytes - pool.used_bytes for pool in pools)
+                driver.send(("staging", free))
             else:
                 handoff_id, tokens = fence
                 agent.fence(handoff_id, None, tokens)

@@ -136,7 +136,7 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "restow store --engine prefill-0": (
             NotRun(GOES_ON + "; tests/cli/test_store_command.py starts one")
         ),
-        "from restow.agents.store.options import StoreOptions": (
+        "from restow.agents.store.store import Store, StoreOptions": (
             NotRun("needs an engine's tokens; tests/store/test_store_engines.py does the same")
         ),
     },

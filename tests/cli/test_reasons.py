@@ -43,8 +43,8 @@ MODULES = (
     "restow.broker.registry.kubernetes",
     "restow.agents.memory.errors",
     "restow.agents.engines.common.adapter_errors",
-    "restow.agents.store.books.room",
-    "restow.agents.store.disk.files",
+    "restow.agents.store.room",
+    "restow.agents.store.run_files",
 )
 """All typed errors that an engine's process may meet."""
 

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from agent_harness.waiting import WAIT_S
+from restow.agents import copying
 from restow.agents.binding.copies import Copies, Grid
-from restow.agents.copying import copier
-from restow.agents.copying.copier import Copier
-from restow.agents.copying.piece_copies import zero_destinations
+from restow.agents.copying import Copier, zero_destinations
 from restow.agents.memory import cuda as device
 from restow.agents.memory.errors import CopyFailedError
 from restow.broker.layout import DType
@@ -40,7 +39,7 @@ class Held:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     stand_in = Held()
-    monkeypatch.setattr(copier, "run_projections", stand_in)
+    monkeypatch.setattr(copying, "run_projections", stand_in)
     return stand_in
 
 

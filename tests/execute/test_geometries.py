@@ -24,10 +24,10 @@ from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.operands import DST, SRC, by_place, in_order, in_spans, paged
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_bytes, staged_spans
 from restow.agents.binding.reads import Descriptors, Reads, SpanReads
-from restow.agents.copying.piece_copies import run_copies, zero_destinations
+from restow.agents.copying import run_copies, zero_destinations
 from restow.agents.memory.regions import HOST
+from restow.agents.reading.lane import Known, Read
 from restow.agents.reading.nixl_transport import NixlTransport
-from restow.agents.reading.transport import Known, Read
 from restow.broker.errors import TpSizeError
 from restow.broker.families import (
     AttentionSpec,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from agent_harness.handover import programs, stage
-from agent_harness.pair import STAGING_BYTES, Pair, pair
+from agent_harness.pair import Pair, pair
+from restow.agents import copying
 from restow.agents.binding.extents import Extents
-from restow.agents.copying import piece_copies, projecting
 from restow.agents.execute import executor
 from restow.agents.execute.executor import Executor
 from restow.agents.link.async_agent import AsyncAgent
@@ -26,7 +26,6 @@ FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
 BROKEN = RuntimeError("CUDA error: an illegal memory access was encountered")
 NO_MEMORY = MemoryError("Unable to allocate 2.00 MiB for an array")
 UNTHREADED = RuntimeError("can't start new thread")
-FREE = (STAGING_BYTES, STAGING_BYTES)
 
 
 def failing(error: BaseException) -> Callable[..., Any]:
@@ -36,18 +35,19 @@ def failing(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
-def free(made: Pair) -> set[tuple[int, int]]:
-    """What of each agent's staging is free."""
-    return {agent._executor.free_staging_bytes for agent in made.agents.values()}
+def staged_bytes(made: Pair) -> int:
+    """Return the bytes of staging that are in use, over all agents."""
+    figures = [agent.figures for agent in made.agents.values()]
+    return sum(found.gather.used_bytes + found.scatter.used_bytes for found in figures)
 
 
 @pytest.mark.parametrize(
     ("name", "strategy", "place", "part", "error", "reason"),
     [
-        ("wide", Strategy.PACK, piece_copies, "copy_pieces", FULL, "COPY_FAILED"),
-        ("wide", Strategy.PACK, piece_copies, "copy_pieces", NO_MEMORY, "INTERNAL"),
-        ("wide", Strategy.SLICES, piece_copies, "copy_pieces", BROKEN, "COPY_FAILED"),
-        ("recompute", Strategy.RECOMPUTE, projecting, "project_windows", FULL, "COPY_FAILED"),
+        ("wide", Strategy.PACK, copying, "copy_pieces", FULL, "COPY_FAILED"),
+        ("wide", Strategy.PACK, copying, "copy_pieces", NO_MEMORY, "INTERNAL"),
+        ("wide", Strategy.SLICES, copying, "copy_pieces", BROKEN, "COPY_FAILED"),
+        ("recompute", Strategy.RECOMPUTE, copying, "project_windows", FULL, "COPY_FAILED"),
         ("wide", Strategy.PACK, Extents, "chunks", NO_MEMORY, "INTERNAL"),
         ("wide", Strategy.SLICES, NixlTransport, "post", UNTHREADED, "INTERNAL"),
         ("wide", Strategy.WHOLE, executor, "joined_reads", ValueError("shapes differ"), "INTERNAL"),
@@ -73,7 +73,7 @@ async def test_an_order_to_read_is_settled_whatever_fails(
         assert str(error) in settled.detail
         if part != "copy_pieces":  # by which snapshots are cleared, too
             made.check_cleared(1)
-        assert made.agents["D", 1]._executor.free_staging_bytes == FREE
+        assert not made.agents["D", 1].figures.scatter.used_bytes
         assert (await made.execute(program, 2, staged)).reason == ""
         made.check_whole(1)
 
@@ -81,7 +81,7 @@ async def test_an_order_to_read_is_settled_whatever_fails(
 @pytest.mark.parametrize(
     ("place", "part", "error", "reason"),
     [
-        (piece_copies, "copy_pieces", FULL, "COPY_FAILED"),
+        (copying, "copy_pieces", FULL, "COPY_FAILED"),
         (Extents, "chunks", NO_MEMORY, "INTERNAL"),
     ],
     ids=["GATHER", "digest"],
@@ -95,7 +95,7 @@ async def test_an_order_to_gather_is_answered_whatever_fails(
             patch.setattr(place, part, failing(error))
             staged = await stage(made.fake, made.case, program, 1, hashed=True)
         assert {(one.dst_rank, one.reason) for one in staged.values()} == {(1, reason)}
-        assert free(made) == {FREE}
+        assert not staged_bytes(made)
         staged = await stage(made.fake, made.case, program, 1, hashed=True)
         assert (await made.execute(program, 1, staged)).reason == ""
         made.check_whole(1)
@@ -117,7 +117,7 @@ async def test_a_measurement_is_answered_whatever_fails(monkeypatch: pytest.Monk
         )
         named = pb.Probe(**{f.name: v for f, v in measure.ListFields()}, name_transport=True)
         holder.send(pb.AgentOrder(unprobe=pb.Unprobe(number=7)))
-        monkeypatch.setattr(piece_copies, "copy_pieces", failing(FULL))
+        monkeypatch.setattr(copying, "copy_pieces", failing(FULL))
         monkeypatch.setattr("subprocess.run", failing(UNTHREADED))
         monkeypatch.setattr("subprocess.Popen", failing(UNTHREADED))
         for stream, order, reason in (
@@ -127,7 +127,7 @@ async def test_a_measurement_is_answered_whatever_fails(monkeypatch: pytest.Monk
         ):
             stream.send(pb.AgentOrder(probe=order))
             assert (await stream.next()).reason == reason
-        assert free(made) == {FREE}
+        assert not staged_bytes(made)
 
 
 async def test_a_full_device_does_not_keep_snapshots_of_a_failed_order(

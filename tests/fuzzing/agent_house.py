@@ -14,21 +14,22 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from agent_harness.handover import KINDS, part
 from agent_harness.world import Case, RankMemory, make_case
 from fuzzing.door import Violation
+from restow.agents import copying
 from restow.agents.binding.copies import Copies
 from restow.agents.binding.extents import Extents
-from restow.agents.copying import piece_copies, projecting
-from restow.agents.copying.copier import DIGEST_BYTES, Hasher
+from restow.agents.copying import DIGEST_BYTES, Hasher
 from restow.agents.execute.orders import region_to_proto
 from restow.agents.link.async_agent import AsyncAgent
 from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.errors import PeerLostError
 from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading import nixl_transport
-from restow.agents.reading.transport import Flight, Known, Read
+from restow.agents.reading.lane import Flight, Known, Read
 from restow.broker.layout.rows import Int64s
 from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
@@ -154,9 +155,6 @@ class CheckedTransport:
     def release(self, flight: Flight) -> None:
         """Nothing is kept."""
 
-    def words(self, peer: str) -> str:
-        return ""
-
     def progress(self) -> None:
         """Nothing to be done."""
 
@@ -197,15 +195,19 @@ class AgentHouse:
     @contextlib.contextmanager
     def lives(self) -> Iterator[AgentHouse]:
         """Until the end of the ``with``, with all that it does looked at."""
-        run, project = piece_copies.run_copies, projecting.run_projections
+        run, project = copying.run_copies, copying.run_projections
+        zero = copying.zero_destinations
 
         def run_checked(copies: Copies, device: Any) -> None:
             self.fence.check_copies(copies, reads=True)
             run(copies, device)
 
-        def fill_checked(copies: Copies, device: Any) -> None:
+        def zero_checked(copies: Copies, zeroes: torch.Tensor) -> None:
             self.fence.check_copies(copies, reads=False)
-            run(copies, device)
+            ranges = self.fence.ranges
+            self.fence.ranges = [*ranges, (zeroes.data_ptr(), zeroes.data_ptr() + zeroes.numel())]
+            zero(copies, zeroes)
+            self.fence.ranges = ranges
 
         def project_checked(rows: Int64s, device: Any) -> None:
             ranges = self.fence.ranges
@@ -222,9 +224,9 @@ class AgentHouse:
 
         with (
             patch.object(Hasher, "_digest", digest_checked),
-            patch("restow.agents.copying.copier.run_copies", run_checked),
-            patch("restow.agents.copying.piece_copies.run_copies", fill_checked),
-            patch("restow.agents.copying.copier.run_projections", project_checked),
+            patch("restow.agents.copying.run_copies", run_checked),
+            patch("restow.agents.execute.staged_reads.zero_destinations", zero_checked),
+            patch("restow.agents.copying.run_projections", project_checked),
         ):
             try:
                 yield self
@@ -260,10 +262,10 @@ class AgentHouse:
         self.loop.run_until_complete(asyncio.wait_for(self.agent.hello(), 1000))
         if self.agent._tasks:
             raise Violation(f"work that does not end: {sorted(self.agent._tasks)}")
-        free = self.agent._executor.free_staging_bytes
-        if free != (STAGING_BYTES, STAGING_BYTES):
-            raise Violation(f"{free} bytes of staging are free, of {STAGING_BYTES}")
-        if kept := self.agent._executor._gathering._held:
+        figures = self.agent.figures
+        if used := figures.gather.used_bytes + figures.scatter.used_bytes:
+            raise Violation(f"{used} bytes of staging are still in use")
+        if kept := self.agent._executor.gathering._held:
             raise Violation(f"what was staged or hashed is kept: {sorted(kept)}")
         touched = self.memory.data != self.before
         for one in self.memory.regions:

@@ -21,9 +21,9 @@ from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.errors import AgentError
 from restow.agents.memory.regions import HOST
 from restow.agents.probing.peer_trial import PeerTrial
+from restow.agents.reading.lane import Read, Transport
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.reading.reader import Reader
-from restow.agents.reading.transport import Read, Transport
 
 SIZE_BYTES = 1 << 20
 READ_BYTES = 4096

@@ -19,7 +19,7 @@ from restow.agents.execute.gathering import GatheredRun
 from restow.agents.execute.orders import ExecuteOrder, Peer, Source
 from restow.agents.execute.staged_reads import KeptReads, StagedReads, arrived_extents, joined_reads
 from restow.agents.memory.regions import HOST
-from restow.agents.reading.transport import Read
+from restow.agents.reading.lane import Read
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.broker.rpc import wire_program
 

@@ -23,7 +23,7 @@ MODULES = [
     "restow.broker.families.build",
     "restow.agents.binding.pages",
     "restow.agents.binding.operands",
-    "restow.agents.reading.ucx_tls",
+    "restow.agents.reading.ucx",
 ]
 SPANS = st.tuples(st.integers(0, 12), st.integers(1, 12)).map(lambda p: Span(p[0], p[0] + p[1]))
 

@@ -9,7 +9,7 @@ import pytest
 
 from restow.agents.binding.copies import Copies, Grid
 from restow.agents.binding.pages import MAX_PAGES, Blocks, Tokens
-from restow.agents.copying.piece_copies import run_copies
+from restow.agents.copying import run_copies
 from restow.agents.execute.orders import peer_from_proto, probe_from_proto
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.memory.errors import CopyFailedError, OrderInvalidError, ProgramInvalidError
@@ -147,7 +147,7 @@ def test_what_torch_refuses_to_copy_is_an_error_of_its_own(
     def refuse(table: object, device: object) -> None:
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr("restow.agents.copying.piece_copies.copy_pieces", refuse)
+    monkeypatch.setattr("restow.agents.copying.copy_pieces", refuse)
     base, rows = 4096, np.arange(4, dtype=np.int64)
     count, step, dtype = (np.array(value, np.int64) for value in (2, 2, int(DType.BFLOAT16)))
     grid = Grid(base + 4 * rows, base + 32768 + 4 * rows, count, step, step, dtype, dtype)

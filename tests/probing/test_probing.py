@@ -16,8 +16,8 @@ from restow.agents.binding.copies import Copies
 from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace
 from restow.agents.probing.costs import LEAST_BYTES, ROWS, measure_copying, measure_reading
+from restow.agents.reading.lane import Read
 from restow.agents.reading.reader import Reader
-from restow.agents.reading.transport import Read
 from restow.broker.planner import ReadCosts
 from restow.kernels.host_copies import memmove_rows
 

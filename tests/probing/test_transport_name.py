@@ -17,8 +17,7 @@ from restow.agents.link.async_agent import AsyncAgent
 from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.errors import ReadFailedError
 from restow.agents.memory.regions import HOST
-from restow.agents.probing.transport_name import find_transport
-from restow.agents.probing.transport_probe import OneRead
+from restow.agents.probing.transport_name import OneRead, find_transport
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.broker.client import AsyncAdminClient, EngineSession
 from restow.broker.client.connection.errors import BrokerCallError
@@ -54,7 +53,7 @@ async def test_it_is_the_one_that_ucx_was_left(
         assert found.transport.startswith(device)
         words = {
             "tcp": "software emulation",
-            "cma,tcp": "zero-copy, pieces by process_vm_readv",
+            "cma,tcp": "zero-copy",
         }
         assert found.method == words[transports]
         with pytest.raises(BrokerCallError, match="no engine Q") as error:

@@ -26,9 +26,9 @@ from restow.agents.memory.errors import (
 from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace, address_of
 from restow.agents.reading import same_host
 from restow.agents.reading.host_memory import HostMark, HostMemory, HostRanges
+from restow.agents.reading.lane import Known, Read
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.same_host import HostPeer, SameHost
-from restow.agents.reading.transport import Known, Read
 
 NAME = "P.0-abc"
 SIZE_BYTES = 4 << 20
@@ -329,7 +329,6 @@ async def _reader(scene: Scene, own: HostRanges | None) -> tuple[Reader, FakeTra
 
 async def test_a_reader_leaves_single_runs_and_devices_to_nixl(scene: Scene) -> None:
     reader, transport = await _reader(scene, scene.own)
-    assert reader.words(NAME)
     where = scene.some(300)
     await reader.read([Read(NAME, scene.pieces(*where), HOST, HOST)], FAR_S)
     assert (scene.data == scene.expected(*where)).all()
@@ -345,7 +344,6 @@ async def test_a_reader_leaves_single_runs_and_devices_to_nixl(scene: Scene) -> 
 
 async def test_a_reader_without_ranges_of_its_own_reads_by_nixl(scene: Scene) -> None:
     reader, transport = await _reader(scene, None)
-    assert not reader.words(NAME)
     await reader.read([Read(NAME, scene.pieces(*scene.some(9)), HOST, HOST)], FAR_S)
     assert len(transport.posted) == 1
     assert scene.untouched()
@@ -355,7 +353,6 @@ async def test_a_reader_without_ranges_of_its_own_reads_by_nixl(scene: Scene) ->
 async def test_a_peer_that_can_not_be_reached_is_read_by_nixl(scene: Scene) -> None:
     scene.memory = replace(scene.memory, pid=2**31 - 1)
     reader, transport = await _reader(scene, scene.own)
-    assert not reader.words(NAME)
     await reader.read([Read(NAME, scene.pieces(*scene.some(9)), HOST, HOST)], FAR_S)
     assert len(transport.posted) == 1
     reader.close()

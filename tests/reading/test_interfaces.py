@@ -17,8 +17,7 @@ from restow.agents import Agent, DaemonAgent, SharedMemory, SharedRegion
 from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.errors import TransportFailedError
-from restow.agents.reading.interfaces import Interfaces, InterfaceWatch
-from restow.agents.reading.ucx_tls import allows_tcp
+from restow.agents.reading.ucx import Interfaces, InterfaceWatch, allows_tcp
 from restow.broker.client import AsyncAdminClient, EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout

@@ -18,7 +18,7 @@ from restow.agents.memory.errors import (
     ReadNotBegunError,
 )
 from restow.agents.memory.regions import HOST
-from restow.agents.reading.transport import Flight, Read
+from restow.agents.reading.lane import Flight, Read
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from restow.agents.memory.errors import (
     ReadNotBegunError,
 )
 from restow.agents.memory.regions import HOST
+from restow.agents.reading.lane import Read
 from restow.agents.reading.reader import LARGE_BYTES
-from restow.agents.reading.transport import Read
 
 LONG_S = 1000.0
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ import pytest
 from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.errors import ReadFailedError
 from restow.agents.memory.regions import HOST
+from restow.agents.reading import same_host
 from restow.agents.reading.host_memory import HostMark, HostRanges
+from restow.agents.reading.lane import Known, Read
 from restow.agents.reading.same_host import THREAD_BYTES, HostPeer, SameHost
-from restow.agents.reading.transport import Known, Read
 
 NAME = "P.0-abc"
 SIZE_BYTES = 3 * THREAD_BYTES
@@ -43,12 +46,6 @@ class Scene:
 
         monkeypatch.setattr(HostPeer, "read", noted)
 
-    def taught(self) -> list[tuple[float, float]]:
-        """What shared reads teach from now on."""
-        seen: list[tuple[float, float]] = []
-        self.transport._spreading.saw = lambda *read: seen.append(read)  # type: ignore[method-assign]
-        return seen
-
     def read(self, pieces: int = 8, size_bytes: int = SIZE_BYTES, alone: bool = False) -> Read:
         length = np.full(pieces, size_bytes // pieces, np.int64)
         at = np.arange(pieces) * length
@@ -71,42 +68,52 @@ def _go_on() -> None:
 def test_a_long_read_is_shared_out_and_all_arrives(pieces: int, scene: Scene) -> None:
     read = scene.read(pieces)
     assert scene.transport.takes(read), "a run as well"
-    seen = scene.taught()
     assert scene.transport.post(read, _go_on).done
     size_bytes = read.descriptors.size_bytes
     assert (scene.data[:size_bytes] == scene.known[:size_bytes]).all()
     assert len(scene.parts) == 2
     assert sum(part.size_bytes for part in scene.parts) == size_bytes
     assert threading.get_ident() not in scene.threads
-    ((ran_s, elapsed_s),) = seen
-    assert ran_s > 0
-    assert elapsed_s > 0
 
 
 @pytest.mark.parametrize("how", ["short", "alone"])
-def test_a_short_read_and_one_that_is_measured_are_read_by_one_thread_and_teach_nothing(
+def test_a_short_read_and_one_that_is_measured_are_read_by_one_thread(
     how: str, scene: Scene
 ) -> None:
     short, alone = scene.read(size_bytes=2 * THREAD_BYTES - 8), scene.read(alone=True)
-    seen = scene.taught()
     scene.transport.post({"short": short, "alone": alone}[how], _go_on)
     assert scene.threads == {threading.get_ident()}
-    assert not seen
     assert not scene.transport.takes(scene.read(1, alone=True)), "a run is left to NIXL"
 
 
-def test_threads_that_gain_nothing_are_not_used_for_the_next_read(scene: Scene) -> None:
-    for _ in range(2):
-        scene.transport._spreading.saw(0.01, 0.01)
+@pytest.mark.parametrize(
+    ("ran_s", "elapsed_s", "shared"),
+    [(0.018, 0.010, 4), (0.010, 0.010, 1), (0.0001, 0.001, 4)],
+    ids=["gained", "gained nothing", "short"],
+)
+def test_one_thread_does_the_next_reads_if_several_gained_nothing(
+    ran_s: float, elapsed_s: float, shared: int, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(0.0, elapsed_s)
+    monkeypatch.setattr(same_host, "_timed", lambda *_: ran_s / 2)
+    monkeypatch.setattr(same_host, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    for _ in range(4):
+        scene.transport.post(scene.read(), _go_on)
+    assert next(clock) == pytest.approx(2 * shared * elapsed_s)
+
+
+def test_reads_are_shared_again_after_a_pause(scene: Scene) -> None:
+    scene.transport._pause_reads = 1
     scene.transport.post(scene.read(), _go_on)
     assert scene.threads == {threading.get_ident()}
+    scene.transport.post(scene.read(), _go_on)
+    assert len(scene.parts) == 3
 
 
 def test_a_share_that_fails_is_raised_when_the_other_has_ended(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed, ended = threading.Event(), threading.Event()
-    seen = scene.taught()
 
     def one_fails(peer: HostPeer, descriptors: Descriptors, check: Callable[[], None]) -> None:
         if descriptors.src_address[0] == scene.known.ctypes.data:
@@ -119,4 +126,3 @@ def test_a_share_that_fails_is_raised_when_the_other_has_ended(
     with pytest.raises(ReadFailedError):
         scene.transport.post(scene.read(), _go_on)
     assert ended.is_set()
-    assert not seen

@@ -13,8 +13,8 @@ from agent_harness.processes import READY, TCP, child
 from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.errors import AgentError, PeerLostError, ReadFailedError
 from restow.agents.memory.regions import HOST
+from restow.agents.reading.lane import Flight, Known, Read
 from restow.agents.reading.nixl_transport import NixlTransport
-from restow.agents.reading.transport import Flight, Known, Read
 
 SIZE_BYTES = 1 << 20
 PIECE_BYTES = 1000  # not a power of two, so that pieces begin anywhere

@@ -15,7 +15,7 @@ from typing import Any
 
 from restow.agents.memory.errors import PeerLostError, ReadFailedError
 from restow.agents.memory.regions import MemoryPlace
-from restow.agents.reading.transport import Known, Read
+from restow.agents.reading.lane import Known, Read
 from simulation_harness.network import Network
 from simulation_harness.virtual_loop import CURRENT, Process
 
@@ -127,9 +127,6 @@ class SimulatedTransport:
 
     def release(self, flight: Flight) -> None:
         """Stops nothing."""
-
-    def words(self, peer: str) -> str:
-        return ""
 
     def progress(self) -> None:
         """Connections make themselves."""

@@ -349,9 +349,9 @@ class History:
                 return f"{side} has not all of its pages back"
             for agent in engine.agents.values():
                 executor = agent._executor
-                if set(executor.free_staging_bytes) != {agent._settings.staging_bytes // 64 * 64}:
+                if any(pool.used_bytes for pool in executor.staging):
                     return f"{side} has not all of its staging back"
-                if kept := executor._gathering._held:
+                if kept := executor.gathering._held:
                     return f"{side} keeps what it staged or hashed for {sorted(kept)}"
         for life in self.brokers.running:
             if life.hub is not None and (live := life.hub.directory.ledger.live):

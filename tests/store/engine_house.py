@@ -8,8 +8,7 @@ from pathlib import Path
 
 from transformers import NemotronHForCausalLM
 
-from restow.agents.store.options import StoreOptions
-from restow.agents.store.store import Store
+from restow.agents.store.store import Store, StoreOptions
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.demo.recall.task import make_prompts
 from restow.demo.transformers.engine import EngineOptions

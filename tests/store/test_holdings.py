@@ -10,12 +10,11 @@ from random import Random
 
 import pytest
 
-from restow.agents.store.books.kept import Pinned, Recomputing
-from restow.agents.store.books.room import PieceKey, Room, Shape, in_room
-from restow.agents.store.disk.files import RunLostError
-from restow.agents.store.disk.shelf import Shelf
-from restow.agents.store.holdings import Holdings
-from restow.agents.store.options import StoreMemory
+from restow.agents.store.holdings import Holdings, StoreMemory
+from restow.agents.store.kept import Pinned, Recomputing
+from restow.agents.store.room import PieceKey, Room, Shape, StateKey, in_room
+from restow.agents.store.run_files import RunLostError
+from restow.agents.store.shelf import Shelf
 from restow.broker.client import HashForm, Prefix, PrefixChain, chain_of
 from restow.broker.core.prefix.rules import longest, reached, rules_of
 from restow.broker.errors import ChainFormError
@@ -157,7 +156,7 @@ def test_what_is_told_is_what_is_there_and_what_is_found_is_held(
                 case 3 if pinned:
                     house.holdings.give_up(pinned.pop())
                 case 4 if len(house.shelf) > 3:
-                    house.shelf._drop(house.shelf._runs.oldest)
+                    house.shelf._drop(next(iter(house.shelf._runs.by_number)))
             missing = {*house.holdings._kept.lacks(house.told.keys)}
             assert missing <= {*house.shelf.pieces}, "told, and nowhere"
             assert {*house.shelf.pieces} <= house.told.keys, "on the disk, and not told"
@@ -188,7 +187,7 @@ def test_what_a_disk_lost_is_told_to_be_gone_unless_memory_has_it(tmp_path: Path
             house.write(there)
             house.holdings.give_up(there)
         everything = set(house.told.keys)
-        house.holdings._kept.forget(states[1])
+        house.holdings._kept._states.forget(StateKey.of(states[1]))
         for path in tmp_path.glob("*.run"):
             path.unlink()
         pinned = house.holdings.reserve(states[1])

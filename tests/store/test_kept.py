@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from restow.agents.store.books.kept import (
+from restow.agents.store.kept import (
     Kept,
     Pinned,
     Recomputing,
@@ -16,7 +16,7 @@ from restow.agents.store.books.kept import (
     least_recently_used,
     recomputing_cost,
 )
-from restow.agents.store.books.room import (
+from restow.agents.store.room import (
     PAGE_ALIGN_BYTES,
     PageMove,
     PieceGroup,
@@ -161,8 +161,7 @@ def test_no_page_is_ever_of_two(name: str, seed: int, worth: Worth) -> None:
     for pinned in (*store.read, *store.written):
         store.kept.give_up(pinned)
     assert store.kept.evictions > 0
-    for prefix in some:
-        store.kept.forget(prefix)
+    store.kept.forget_revision("")
     assert not store.told
     assert store.kept.room.free_bytes == store.kept.room.usable_bytes, "pages are lost"
 
@@ -338,6 +337,6 @@ def test_a_state_that_is_named_in_two_ways_leaves_no_pages_behind() -> None:
     for now_s, prefix in enumerate((right, wrong)):
         assert store.reserve(prefix, now_s)
         store.commit(store.written[0], now_s)
-    store.kept.forget(right)
+    store.kept.forget_revision("")
     assert not store.told
     assert store.kept.room.free_bytes == store.kept.room.usable_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from restow.agents.store.disk.files import DiskUnusableError, RunLostError
+from restow.agents.store.run_files import DiskUnusableError, RunLostError
 from restow.agents.store.store import Store
 from store.engine_house import MANY, MIB, PROMPTS, House, Tokens, kept
 from store.holding_engine import state, until

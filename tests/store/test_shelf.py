@@ -15,17 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from restow.agents.store.books.room import PieceKey, page_strides
-from restow.agents.store.disk import files as journal
-from restow.agents.store.disk import files as run_files
-from restow.agents.store.disk import shelf
-from restow.agents.store.disk.files import (
+from restow.agents.store import run_files, shelf
+from restow.agents.store.room import PieceKey, page_strides
+from restow.agents.store.run_files import (
     DiskInUseError,
     DiskOtherError,
     DiskUnusableError,
     RunLostError,
 )
-from restow.agents.store.disk.shelf import Page, Shelf
+from restow.agents.store.shelf import Page, Shelf
 from restow.broker.client import HashForm
 from restow.broker.families import (
     AttentionSpec,
@@ -130,7 +128,7 @@ def test_the_journal_does_not_grow_without_end(
         sizes = []
         for number in range(60):
             one.write(FORM, pages(number))
-            sizes.append((tmp_path / journal.NAME).stat().st_size)
+            sizes.append((tmp_path / run_files.NAME).stat().st_size)
     assert max(sizes) < 3 * sizes[2]
     with opened(tmp_path, limit) as one:
         read(one, [*pages(57), *pages(58), *pages(59)])
@@ -192,13 +190,13 @@ def test_a_truncated_journal_has_what_stood_before(tmp_path: Path) -> None:
         sizes = []
         for number in range(3):
             one.write(FORM, pages(number))
-            sizes.append((tmp_path / journal.NAME).stat().st_size)
-    whole = (tmp_path / journal.NAME).read_bytes()
+            sizes.append((tmp_path / run_files.NAME).stat().st_size)
+    whole = (tmp_path / run_files.NAME).read_bytes()
     for size in range(sizes[0], sizes[2] + 1, 7):
-        (tmp_path / journal.NAME).write_bytes(whole[:size])
-        found, _ = journal.read_journal(tmp_path, {"layout": digest(), "strides": STRIDES})
+        (tmp_path / run_files.NAME).write_bytes(whole[:size])
+        found, _ = run_files.read_journal(tmp_path, {"layout": digest(), "strides": STRIDES})
         assert len([one for one in found if "run" in one]) == sum(size >= one for one in sizes)
-    (tmp_path / journal.NAME).write_bytes(whole[: sizes[1] + 20])
+    (tmp_path / run_files.NAME).write_bytes(whole[: sizes[1] + 20])
     with opened(tmp_path) as one:
         assert len(one) == 2
         assert len(list(tmp_path.glob("*.run"))) == 2, "the file of the third one stays"
@@ -213,10 +211,10 @@ def digest() -> str:
 def test_a_journal_with_a_flipped_bit_has_what_stood_before(tmp_path: Path) -> None:
     with opened(tmp_path) as one:
         one.write(FORM, pages(1))
-        size = (tmp_path / journal.NAME).stat().st_size
+        size = (tmp_path / run_files.NAME).stat().st_size
         one.write(FORM, pages(2))
         one.write(FORM, pages(3))
-    flip(tmp_path / journal.NAME, size + 30)
+    flip(tmp_path / run_files.NAME, size + 30)
     with opened(tmp_path) as one:
         assert [held(one, pages(number)) for number in (1, 2, 3)] == [True, False, False]
 
@@ -225,7 +223,7 @@ def test_a_journal_with_a_flipped_bit_has_what_stood_before(tmp_path: Path) -> N
     "data", [b"", b"a text of somebody's\n", b"\n\n", bytes(range(256)) * 40], ids=len
 )
 def test_another_programs_folder_is_left_alone(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / journal.NAME).write_bytes(data)
+    (tmp_path / run_files.NAME).write_bytes(data)
     (tmp_path / f"{7:012d}.run").write_bytes(b"precious")
     with pytest.raises(DiskOtherError, match="does not begin as a store's journal"):
         opened(tmp_path)
@@ -242,7 +240,7 @@ def test_another_models_or_versions_states_are_refused(
     with Shelf(tmp_path, layout("v2"), STRIDES, LIMIT_BYTES) as one:
         read(one, pages(1))  # each state says its own revision
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "FORMAT", "restow store 4")
+        patch.setattr(run_files, "FORMAT", "restow store 4")
         with pytest.raises(DiskOtherError, match=r"format \('restow store 3' in place of"):
             opened(tmp_path)
     with opened(tmp_path) as one:
@@ -290,12 +288,12 @@ def test_any_error_of_a_write_loses_that_state_alone(
 ) -> None:
     with opened(tmp_path) as one:
         one.write(FORM, pages(1))
-        said = (tmp_path / journal.NAME).read_bytes()
+        said = (tmp_path / run_files.NAME).read_bytes()
         with monkeypatch.context() as patch:
             patch.setattr(os, call, lambda *_: fail(code))
             with pytest.raises(RunLostError, match=os.strerror(code)):
                 one.write(FORM, pages(2))
-        assert (tmp_path / journal.NAME).read_bytes() == said
+        assert (tmp_path / run_files.NAME).read_bytes() == said
         one.write(FORM, pages(3))
         assert one.lost == 1
     with opened(tmp_path) as one:
@@ -336,11 +334,11 @@ def test_a_journal_that_is_not_synced_says_nothing_more(
 
     with opened(tmp_path) as one:
         one.write(FORM, pages(1))
-        said = (tmp_path / journal.NAME).read_bytes()
+        said = (tmp_path / run_files.NAME).read_bytes()
         monkeypatch.setattr(os, "fdatasync", second_fails)
         with pytest.raises(RunLostError, match="Input/output error"):
             one.write(FORM, pages(2))
-        assert (tmp_path / journal.NAME).read_bytes() == said
+        assert (tmp_path / run_files.NAME).read_bytes() == said
         assert len(list(tmp_path.glob("*.run"))) == 1
 
 

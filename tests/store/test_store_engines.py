@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from restow.agents.store.asking import MOST_AT_ONCE
-from restow.agents.store.disk.files import NAME as JOURNAL
-from restow.agents.store.options import StoreOptions
-from restow.agents.store.store import Store
+from restow.agents.store.handoffs import MOST_AT_ONCE
+from restow.agents.store.run_files import NAME as JOURNAL
+from restow.agents.store.store import Store, StoreOptions
 from restow.broker.client import AdminClient
 from restow.broker.errors import WeightsUnknownError
 from restow.broker.layout.json_form import layout_to_json
@@ -61,9 +60,9 @@ def test_the_second_turn_moves_only_what_is_new(house: House) -> None:
     second = (*first, *PROMPTS[1])
     with house.store("a store") as store:
         kept(house, "a store", [first])
-        before = store.figures.used_bytes
+        before = store.figures.memory_used_bytes
         kept(house, "a store", [second])
-        assert store.figures.used_bytes < 2 * before + before
+        assert store.figures.memory_used_bytes < 2 * before + before
         d = house.engine(4, SD, 8)
         assert [d.take(tokens, state(tokens)) for tokens in (second, first)] == ["", ""]
 

@@ -12,9 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.fakes import model_layout
 from cli.broker_process import broker_process
-from restow.agents.store.metrics import COUNTERS, GAUGES, showing_store
-from restow.agents.store.options import StoreFigures, StoreOptions
-from restow.agents.store.store import Store
+from restow.agents.store.cli import COUNTERS, GAUGES, showing_store
+from restow.agents.store.store import Store, StoreFigures, StoreOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| `(restow_store_\w+)` \| (\w+) \|", re.MULTILINE)

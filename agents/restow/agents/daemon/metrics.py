@@ -21,7 +21,7 @@ from restow.broker.versions import own_version
 
 
 class FiguresCollector(Collector):
-    """Show figures as they are when they are asked for."""
+    """Collects the figures of agents when they are asked for."""
 
     def __init__(self, figures: Callable[[], AgentFigures]) -> None:
         """``figures`` is called on the loop of the agents."""
@@ -31,56 +31,36 @@ class FiguresCollector(Collector):
         """Yield all families."""
         figures = self._figures()
         yield InfoMetricFamily("restow_agent", "The agent.", {"version": own_version()})
-        yield _gauge("ranks", "Ranks of engines that are served.", figures.ranks)
-        yield _gauge("ranks_connected", "Ranks that the broker knows.", figures.connected)
-        yield from _staging(figures)
-        yield _gauge("lanes", "Lanes that reads are on.", figures.lanes)
+        for name, words, value in (
+            ("ranks", "Ranks of engines that are served.", figures.ranks),
+            ("ranks_connected", "Ranks that the broker knows.", figures.connected),
+            ("lanes", "Lanes that reads are on.", figures.lanes),
+        ):
+            yield GaugeMetricFamily(f"restow_agent_{name}", words, value)
         yield CounterMetricFamily(
             "restow_agent_lanes_given_up",
             "Lanes that were given up because reads on them did not end.",
             figures.lanes_given_up,
         )
-        yield from _reads(figures)
-
-
-def _staging(figures: AgentFigures) -> Iterator[Metric]:
-    pools = {"gather": figures.gather, "scatter": figures.scatter}
-    for name, words, values in (
-        ("staging_bytes", "Size of the staging pools.", [one.size_bytes for one in pools.values()]),
-        ("staging_used_bytes", "Of these, in use.", [one.used_bytes for one in pools.values()]),
-        (
-            "staging_waiting",
-            "Orders that wait for room in a pool.",
-            [one.waiting for one in pools.values()],
-        ),
-    ):
-        family = GaugeMetricFamily(f"restow_agent_{name}", words, labels=["pool"])
-        for pool, value in zip(pools, values, strict=True):
-            family.add_metric([pool], value)
-        yield family
-
-
-def _reads(figures: AgentFigures) -> Iterator[Metric]:
-    reads = CounterMetricFamily(
-        "restow_agent_reads", "Reads that ended well.", labels=["transport"]
-    )
-    read_bytes = CounterMetricFamily(
-        "restow_agent_read_bytes", "Bytes of reads that ended well.", labels=["transport"]
-    )
-    errors = CounterMetricFamily(
-        "restow_agent_read_errors",
-        "Reads that failed, and connections for them.",
-        labels=["transport"],
-    )
-    for kind, counts in figures.reads.items():
-        reads.add_metric([kind], counts.reads)
-        read_bytes.add_metric([kind], counts.read_bytes)
-        errors.add_metric([kind], counts.errors)
-    yield from (reads, read_bytes, errors)
-
-
-def _gauge(name: str, words: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"restow_agent_{name}", words, value)
+        pools = {"gather": figures.gather, "scatter": figures.scatter}
+        for name, words, field in (
+            ("staging_bytes", "Size of the staging pools.", "size_bytes"),
+            ("staging_used_bytes", "Staging in use.", "used_bytes"),
+            ("staging_waiting", "Orders that wait for room in a pool.", "waiting"),
+        ):
+            gauge = GaugeMetricFamily(f"restow_agent_{name}", words, labels=["pool"])
+            for pool, found in pools.items():
+                gauge.add_metric([pool], getattr(found, field))
+            yield gauge
+        for name, words, field in (
+            ("reads", "Reads that succeeded.", "reads"),
+            ("read_bytes", "Bytes of reads that succeeded.", "read_bytes"),
+            ("read_errors", "Reads that failed, and connections for them.", "errors"),
+        ):
+            counter = CounterMetricFamily(f"restow_agent_{name}", words, labels=["transport"])
+            for kind, counts in figures.reads.items():
+                counter.add_metric([kind], getattr(counts, field))
+            yield counter
 
 
 @contextlib.asynccontextmanager

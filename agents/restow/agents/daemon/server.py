@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
 
+from restow.agents.copying import completed
 from restow.agents.link.async_agent import AsyncAgent
 from restow.agents.link.settings import AgentFigures, AgentSettings, past, together
 from restow.agents.memory.errors import AgentClosedError, AgentError
@@ -163,7 +163,9 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
                 await over
             finally:
                 try:
-                    await _uninterrupted(agent.close())
+                    # gRPC cancels the call of a client that leaves while its rank is being closed.
+                    # The memory is unmapped next, so closing must not be interrupted.
+                    await completed(asyncio.create_task(agent.close()))
                 finally:
                     self._agents.discard(agent)
                     self._past = together([self._past, past(agent.figures)])
@@ -217,24 +219,6 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
             f"choose another path with --socket",
             socket=self._path,
         )
-
-
-async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Await all of ``work``; raise a cancellation in the meantime afterwards.
-
-    gRPC cancels the call of a client that leaves while its rank is being closed, and the memory is
-    unmapped next, so closing must not be interrupted.
-    """
-    task = asyncio.create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled from task.exception()
-    task.result()
 
 
 async def _batches(queue: asyncio.Queue[str | None]) -> AsyncIterator[list[str]]:

@@ -9,9 +9,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
-from restow.agents.copying.copier import Copier, Hasher
+from restow.agents.copying import Copier, Hasher
 from restow.agents.execute.fences import WriteMarks
 from restow.agents.execute.gathering import Gathering
 from restow.agents.execute.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder
@@ -30,34 +29,25 @@ from restow.agents.memory.errors import (
     ProgramInvalidError,
     ReadNotBegunError,
 )
-from restow.agents.memory.regions import MemoryPlace, RegionMemory, common_place, region_table
+from restow.agents.memory.regions import RegionMemory, common_place, region_table
 from restow.agents.memory.staging import PoolFigures, Staging, StagingPool
 from restow.agents.probing.costs import check_room, measure_copying, measure_reading
-from restow.agents.probing.transport_name import TransportName, find_transport
-from restow.agents.probing.transport_probe import OneRead
-from restow.agents.reading.lane import late
+from restow.agents.probing.transport_name import OneRead, TransportName, find_transport
+from restow.agents.reading.lane import Read, late
 from restow.agents.reading.reader import Reader
-from restow.agents.reading.transport import Read
 from restow.broker.errors import RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
 from restow.broker.planner.program import PROJECT_SPANS, Program
 
+PROBE_S = 2.0
+"""Time limit of the reads of a measurement."""
+EXAMINED_BYTES = 1 << 20
 BEGIN_WITHIN = 0.8
 """Part of a grant within which staging must become free and the engine's own writes must end.
 
 A read that begins later would end too late and fail the handoff. A read that has not begun is
 granted again instead.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class ReadReport:
-    """The result of `Executor.execute`."""
-
-    bytes_read: int
-    elapsed_s: float
-    compared: bool = False
-    """Whether the bytes read were compared with the digests of their sources, and agree."""
 
 
 class Executor:
@@ -90,10 +80,10 @@ class Executor:
         self._constant = tuple(region.private for region in regions)
         self._copier = copier
         self._hasher = Hasher(place, copier)
-        self._gathering = Gathering(rank, self._memory, place, gather_staging, copier)
+        self.gathering = Gathering(rank, self._memory, place, gather_staging, self._hasher)
+        """Runs that readers read from this rank."""
         self._scatter_staging = scatter_staging
         self._scatter_pool = StagingPool(scatter_staging.size_bytes)
-        self._measuring = Measuring(place, scatter_staging, self._scatter_pool, reader, clock)
         self._clearing = Clearing(self._memory, place)
         self._reader = reader
         self._writes = writes
@@ -103,15 +93,9 @@ class Executor:
         self._reads = KeptReads(self._memory, place)
 
     @property
-    def free_staging_bytes(self) -> tuple[int, int]:
-        """Bytes free for gathering, and for scattering."""
-        gather, scatter = self.staging
-        return gather.size_bytes - gather.used_bytes, scatter.size_bytes - scatter.used_bytes
-
-    @property
     def staging(self) -> tuple[PoolFigures, PoolFigures]:
         """Use of the staging pools, for gathering and for scattering."""
-        return self._gathering.figures, self._scatter_pool.figures
+        return self.gathering.figures, self._scatter_pool.figures
 
     def load(self, program: Program) -> None:
         """Take a program; orders that name an invalid program are refused."""
@@ -142,7 +126,7 @@ class Executor:
         """Drop all programs, peers and staged runs; nothing may be executing."""
         for name in list(self._peers):
             self.forget_peer(name)
-        self._gathering.reset()
+        self.gathering.reset()
         self._programs.clear()
         self._reads.clear()
 
@@ -155,34 +139,45 @@ class Executor:
         programs = [self._program(part.program_id) for part in order.parts]
         for program in programs:
             program.check_source(self._rank, self._strides, self._constant)
-        return await self._gathering.stage(order, programs)
-
-    def unstage(self, handoff: int) -> None:
-        """Release a handoff's staged runs. May be called again."""
-        self._gathering.unstage(handoff)
-
-    async def hold(self, order: ProbeOrder) -> tuple[int, int, CopyCosts]:
-        """Hold memory for a reader that measures. Raises `StagingExhaustedError`."""
-        return await self._gathering.hold(order.number, order.size_bytes)
-
-    def let_go(self, probe: int) -> None:
-        """Release the memory of a probe. May be called again."""
-        self._gathering.let_go(probe)
+        return await self.gathering.stage(order, programs)
 
     async def measure(self, order: ProbeOrder) -> tuple[CopyCosts, ReadCosts]:
         """Measure what copying costs here, and what reading from the peer costs.
 
-        Raises `OrderInvalidError`, `StagingExhaustedError`, and what `Reader.read` raises.
+        Measures in the staging memory that reads arrive in. Raises `OrderInvalidError`,
+        `StagingExhaustedError`, and what `Reader.read` raises.
         """
-        return await self._measuring.measure(order, self._peer(order.agent_name))
+        peer, staging = self._peer(order.agent_name), self._scatter_staging
+        size_bytes = min(order.size_bytes, staging.size_bytes // 2)
+        check_room(size_bytes)
+        run = await self._scatter_pool.acquire(size_bytes)
+        try:
+            address = staging.address + run.offset_bytes
+            copying = await measure_copying(address, size_bytes, self._place)
+            return copying, await measure_reading(
+                self._reader,
+                peer.agent_name,
+                order.address,
+                address,
+                size_bytes,
+                (peer.place, self._place),
+                self._clock() + PROBE_S,
+            )
+        finally:
+            self._scatter_pool.release(run)
 
     async def name_transport(self, order: ProbeOrder) -> TransportName:
         """Return the peer's transport. Raises `OrderInvalidError` and `ReadFailedError`."""
-        return await self._measuring.name_transport(order, self._peer(order.agent_name))
+        peer = self._peer(order.agent_name)
+        size_bytes = min(order.size_bytes, EXAMINED_BYTES)
+        ends = peer.place, self._place
+        read = OneRead(peer.agent_name, order.address, size_bytes, *ends, PROBE_S)
+        return await asyncio.to_thread(find_transport, read, peer.metadata)
 
-    async def execute(self, order: ExecuteOrder) -> ReadReport:
-        """Fill own pages from the sources; if the order fails, zero the snapshots it would fill.
+    async def execute(self, order: ExecuteOrder) -> int:
+        """Fill own pages from the sources, and return the bytes read.
 
+        If the order fails, zero the snapshots that it would fill.
         No byte lands in own pages after this has returned or raised, unless the task is cancelled.
         Raises `OrderInvalidError`, `ProgramInvalidError`, `OrderTooLargeError`, `PagesError`,
         `StagingExhaustedError`, `ReadNotBegunError`, `ReadDeadlineError`, `PeerLostError`,
@@ -197,13 +192,12 @@ class Executor:
         await self._writes.reach(order.write_mark, begin_until_s - began_s)
         try:
             bytes_read = await self._fill(program, order, begin_until_s, deadline_s)
-            ended_s = self._clock()
-            if ended_s > deadline_s:
+            if self._clock() > deadline_s:
                 raise late()
         except Exception as error:
             self._clear_failed(program.program, order, error)
             raise
-        return ReadReport(bytes_read, ended_s - began_s, order.hashed)
+        return bytes_read
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -307,58 +301,3 @@ class Executor:
                 agent=agent_name,
             )
         return peer
-
-
-PROBE_S = 2.0
-"""Time limit of the reads of a measurement."""
-EXAMINED_BYTES = 1 << 20
-
-
-class Measuring:
-    """Measures in the staging memory that reads arrive in. Belongs to one event loop."""
-
-    def __init__(
-        self,
-        place: MemoryPlace,
-        staging: Staging,
-        pool: StagingPool,
-        reader: Reader,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Measure in runs of ``pool``, which hands out ``staging`` at ``place``."""
-        self._place = place
-        self._staging, self._pool = staging, pool
-        self._reader = reader
-        self._clock = clock
-
-    async def measure(self, order: ProbeOrder, peer: Peer) -> tuple[CopyCosts, ReadCosts]:
-        """Measure what copying costs here, and what reading from the peer costs.
-
-        Raises `StagingExhaustedError`, and what `Reader.read` raises.
-        """
-        size_bytes = min(order.size_bytes, self._staging.size_bytes // 2)
-        check_room(size_bytes)
-        run = await self._pool.acquire(size_bytes)
-        try:
-            address = self._staging.address + run.offset_bytes
-            copying = await measure_copying(address, size_bytes, self._place)
-            return copying, await measure_reading(
-                self._reader,
-                peer.agent_name,
-                order.address,
-                address,
-                size_bytes,
-                (peer.place, self._place),
-                self._clock() + PROBE_S,
-            )
-        finally:
-            self._pool.release(run)
-
-    async def name_transport(self, order: ProbeOrder, peer: Peer) -> TransportName:
-        """Return the transport that reads the peer. Raises `ReadFailedError`."""
-        size_bytes = min(order.size_bytes, EXAMINED_BYTES)
-        ends = peer.place, self._place
-        read = OneRead(peer.agent_name, order.address, size_bytes, *ends, PROBE_S)
-        found = await asyncio.to_thread(find_transport, read, peer.metadata)
-        words = self._reader.words(peer.agent_name)
-        return found._replace(method=f"{found.method}, {words}") if words else found

@@ -9,7 +9,7 @@ from restow.agents.binding.copies import Copies, bind_copies
 from restow.agents.binding.extents import one_extent, source_extents
 from restow.agents.binding.operands import DST, SRC, BoundOperand, by_place, in_order, paged
 from restow.agents.binding.pages import RegionTable, Tokens, staged_bytes
-from restow.agents.copying.copier import Copier, Hasher
+from restow.agents.copying import Hasher
 from restow.agents.execute.orders import StagedRun, StageOrder
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.memory.regions import MemoryPlace
@@ -89,15 +89,15 @@ class Gathering:
         memory: RegionTable,
         place: MemoryPlace,
         staging: Staging,
-        copier: Copier,
+        hasher: Hasher,
     ) -> None:
-        """Gather from ``memory`` into ``staging``, both at ``place``."""
+        """Gather from ``memory`` into ``staging``, both at ``place``; hash with ``hasher``."""
         self._rank = rank
         self._memory = memory
         self._place = place
         self._staging = staging
-        self._copier = copier
-        self._hasher = Hasher(place, copier)
+        self._hasher = hasher
+        self._copier = hasher.copier
         self._pool = StagingPool(staging.size_bytes)
         self._runs: dict[int, list[Run]] = {}
         """Runs by handoff number; a probe's runs by its negated number."""

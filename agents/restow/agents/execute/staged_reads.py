@@ -14,15 +14,19 @@ from restow.agents.binding.extents import Extents, direct_extents, one_extent, s
 from restow.agents.binding.operands import DST, in_order, in_spans, paged
 from restow.agents.binding.pages import RegionTable, staged_spans
 from restow.agents.binding.reads import Descriptors, Reads, SpanReads
-from restow.agents.copying.copier import DIGEST_BYTES, Hasher
-from restow.agents.copying.piece_copies import zero_destinations
-from restow.agents.copying.projecting import bind_projections, window_rows
+from restow.agents.copying import (
+    DIGEST_BYTES,
+    Hasher,
+    bind_projections,
+    window_rows,
+    zero_destinations,
+)
 from restow.agents.execute.gathering import GatheredRun
 from restow.agents.execute.orders import ExecuteOrder, Peer, Source
 from restow.agents.memory.cuda import finished
 from restow.agents.memory.errors import DigestMismatchError, DigestMissingError, OrderInvalidError
 from restow.agents.memory.regions import MemoryPlace, is_memory
-from restow.agents.reading.transport import Read
+from restow.agents.reading.lane import Read
 from restow.broker.errors import PagesError
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import (

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 
-from restow.agents.copying.copier import Copier
-from restow.agents.copying.piece_copies import prepare
+from restow.agents.copying import Copier, prepare
 from restow.agents.execute import orders
 from restow.agents.execute.executor import Executor
 from restow.agents.execute.fences import DeviceEvent, Fences, WriteMarks
@@ -26,12 +25,11 @@ from restow.agents.memory.regions import (
 from restow.agents.memory.staging import Staging
 from restow.agents.probing.peer_trial import PeerTrial
 from restow.agents.reading.host_memory import HostMark, HostRanges, host_name
-from restow.agents.reading.interfaces import InterfaceWatch
-from restow.agents.reading.lane import Ticker
+from restow.agents.reading.lane import Ticker, Transport
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.same_host import SameHost
-from restow.agents.reading.transport import Transport
+from restow.agents.reading.ucx import InterfaceWatch
 from restow.broker.client.connection.channel import OWN_PROCESS, Credentials, broker_address
 from restow.broker.errors import RestowError
 from restow.broker.layout.values import ModelIdentity

@@ -168,8 +168,9 @@ class OrderDesk:
         began_s = time.monotonic()
         with self._edge(partial(self._refuse, message.handoff, [settled])):
             self._tasks.check_load()
-            report = await self._executor.execute(orders.execute_from_proto(message))
-            settled.bytes, settled.compared = report.bytes_read, report.compared
+            order = orders.execute_from_proto(message)
+            settled.bytes = await self._executor.execute(order)
+            settled.compared = order.hashed
         settled.elapsed_us = int((time.monotonic() - began_s) * 1e6)
         self._send(pb.AgentMessage(settled=settled))
 
@@ -187,7 +188,8 @@ class OrderDesk:
                 probed.reading.CopyFrom(pb.ReadCosts(**asdict(reading)))
                 probed.copying.CopyFrom(pb.CopyCosts(**asdict(copying)))
             else:
-                probed.address, probed.bytes, copying = await self._executor.hold(order)
+                held = self._executor.gathering.hold(order.number, order.size_bytes)
+                probed.address, probed.bytes, copying = await held
                 probed.copying.CopyFrom(pb.CopyCosts(**asdict(copying)))
         probed.elapsed_us = int((time.monotonic() - began_s) * 1e6)
         self._send(pb.AgentMessage(probed=probed))
@@ -195,7 +197,7 @@ class OrderDesk:
     def _unprobe(self, number: int) -> None:
         # A measurement that reads ends by itself, because its memory must not be released earlier.
         self._tasks.cancel("hold", number=number)
-        self._executor.let_go(number)
+        self._executor.gathering.let_go(number)
 
     def _refuse(self, number: int, answers: Sequence[Answer], error: RestowError) -> None:
         event, log = "order failed", self._log.error
@@ -209,7 +211,7 @@ class OrderDesk:
 
     def _unstage(self, handoff: int) -> None:
         self._tasks.cancel("stage", number=handoff)
-        self._executor.unstage(handoff)
+        self._executor.gathering.unstage(handoff)
 
 
 def _typed(error: Exception) -> RestowError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from restow.agents.memory.staging import PoolFigures
 from restow.agents.reading.lane import CountsByKind, add_all, no_reads
-from restow.agents.reading.ucx_tls import allows_process_reads
+from restow.agents.reading.ucx import allows_process_reads
 
 
 def _read_threads() -> int:

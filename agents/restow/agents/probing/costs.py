@@ -3,8 +3,7 @@
 The result is the lower quartile of several repetitions: other load on the machine hardly affects
 it, and neither does luck, as it would affect the minimum. Repetitions alternate and use different
 parts of the memory, because states are not in any cache either. Only one thread reads: the gain of
-more threads depends on idle cores, and a measurement must not teach `Spreading` how many cores are
-idle.
+more threads depends on idle cores.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import numpy as np
 
 from restow.agents.binding.copies import Copies, Grid
 from restow.agents.binding.reads import Descriptors
-from restow.agents.copying.piece_copies import run_copies
+from restow.agents.copying import run_copies
 from restow.agents.memory.errors import StagingExhaustedError
 from restow.agents.memory.regions import HOST, MemoryPlace, address_of
+from restow.agents.reading.lane import Read
 from restow.agents.reading.reader import Reader
-from restow.agents.reading.transport import Read
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts, ReadCosts

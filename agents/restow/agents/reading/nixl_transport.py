@@ -20,9 +20,8 @@ from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.cuda import bind_thread
 from restow.agents.memory.errors import PeerLostError, ReadFailedError, TransportFailedError
 from restow.agents.memory.regions import MemoryKind, MemoryPlace
-from restow.agents.reading.lane import NIXL
-from restow.agents.reading.transport import Flight, Known, Read
-from restow.agents.reading.ucx_tls import ucx_settings
+from restow.agents.reading.lane import NIXL, Flight, Known, Read
+from restow.agents.reading.ucx import ucx_settings
 
 # Without this setting UCX reads GPU memory over TCP if a GPU has no NVLink (docs/benchmarks.md);
 # later NIXL releases set it too (NIXL's pull request 2208). Without a GPU, UCX would print a
@@ -202,10 +201,6 @@ class NixlTransport:
             self._agent.deregister_memory(descriptors)
         self._registered.clear()
         self._agent = None
-
-    def words(self, peer: str) -> str:
-        """Return an empty string: which transport NIXL uses is asked of UCX."""
-        return ""
 
 
 def _rows(

@@ -29,8 +29,18 @@ from restow.agents.memory.errors import (
     ReadNotBegunError,
 )
 from restow.agents.reading.host_memory import HostMemory
-from restow.agents.reading.lane import NIXL, CountsByKind, Lane, add_all, late, no_reads
-from restow.agents.reading.transport import Flight, Known, Read, Transport
+from restow.agents.reading.lane import (
+    NIXL,
+    CountsByKind,
+    Flight,
+    Known,
+    Lane,
+    Read,
+    Transport,
+    add_all,
+    late,
+    no_reads,
+)
 from restow.broker.logs import get_logger
 
 SPIN_S = 0.002
@@ -91,11 +101,6 @@ class Reader:
         """Add a peer; its first read connects it."""
         self._drop_trial(peer)
         self._known[peer] = Known(metadata, host_memory)
-
-    def words(self, peer: str) -> str:
-        """Describe how a peer is read, beside NIXL's transport; may be empty."""
-        known = self._known.get(peer)
-        return self._lane.words(peer, known) if known is not None and self._lane else ""
 
     def forget_peer(self, peer: str) -> None:
         """Forget a peer that is gone: its reads fail, new ones are refused. May be called again."""

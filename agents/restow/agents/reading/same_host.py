@@ -1,7 +1,8 @@
 """Read host memory of other processes of this host, on several threads while cores are idle.
 
 Two threads copy nearly twice as fast as one on idle cores. If every core is busy already, because
-the ranks of an engine read at the same time, more threads only take turns and cost more.
+the ranks of an engine read at the same time, more threads only take turns and cost more. So after a
+read whose threads gained nothing, one thread does the next reads.
 """
 
 from __future__ import annotations
@@ -20,49 +21,14 @@ from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.errors import OrderInvalidError, PeerLostError, ReadFailedError
 from restow.agents.memory.regions import MemoryKind
 from restow.agents.reading.host_memory import HostMemory, HostRanges
-from restow.agents.reading.lane import PROCESS_VM_READV
-from restow.agents.reading.transport import Flight, Known, Read
+from restow.agents.reading.lane import PROCESS_VM_READV, Flight, Known, Read
 
 GAIN = 1.1
 """Threads that together ran for less than this times the read's duration gained nothing."""
-BUSY_READS = 2
-"""Reads in a row without gain before a pause; a single read may have met a passing load."""
 SHORT_S = 0.002
 """A read that took less than this tells nothing."""
-FIRST_PAUSE_READS = 2
-LAST_PAUSE_READS = 64
-
-
-class Spreading:
-    """Learns from every shared read; pauses sharing if several reads in a row gained nothing."""
-
-    def __init__(self) -> None:
-        """Begin with sharing allowed."""
-        self._pause_reads = FIRST_PAUSE_READS
-        self._left_reads = 0
-        self._busy_reads = 0
-        """Reads without gain since the last read that gained."""
-
-    def allows(self) -> bool:
-        """Return whether the next read may be shared; counts it if not."""
-        if self._left_reads:
-            self._left_reads -= 1
-            return False
-        return True
-
-    def saw(self, ran_s: float, elapsed_s: float) -> None:
-        """Note that a shared read took ``elapsed_s`` and its threads ran for ``ran_s`` in all."""
-        if elapsed_s < SHORT_S or self._left_reads:
-            return
-        if ran_s >= GAIN * elapsed_s:
-            self._busy_reads, self._pause_reads = 0, FIRST_PAUSE_READS
-            return
-        self._busy_reads += 1
-        if self._busy_reads >= BUSY_READS:
-            self._left_reads = self._pause_reads
-            self._pause_reads = min(2 * self._pause_reads, LAST_PAUSE_READS)
-
-
+PAUSE_READS = 8
+"""Reads by one thread after a read whose threads gained nothing."""
 CALL_PIECES = 1024
 """Most pieces that the kernel takes in one call (UIO_MAXIOV)."""
 CALL_BYTES = 64 << 20
@@ -181,7 +147,8 @@ class SameHost:
         self._own = own
         self._width = threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="restow-copy")
-        self._spreading = Spreading()
+        self._pause_reads = 0
+        """Reads to come that are not shared."""
         self._peers: dict[str, HostPeer | None] = {}
         """Peers by name; None for a peer that can't be read in this way."""
 
@@ -206,9 +173,10 @@ class SameHost:
         if peer is None:
             raise PeerLostError(f"agent {read.peer} shows no memory on this host", agent=read.peer)
         count = self._threads_for(read)
-        if count > 1 and self._spreading.allows():
+        if count > 1 and not self._pause_reads:
             self._read_in_parts(peer, read.descriptors.split(count), check)
         else:
+            self._pause_reads -= count > 1
             peer.read(read.descriptors, check)
         return Flight(read.peer, None, True)
 
@@ -225,7 +193,9 @@ class SameHost:
         running = [self._threads.submit(_timed, peer, part, check) for part in parts]
         wait(running)
         ran_s = sum(future.result() for future in running)
-        self._spreading.saw(ran_s, time.perf_counter() - began_s)
+        elapsed_s = time.perf_counter() - began_s
+        if elapsed_s >= SHORT_S and ran_s < GAIN * elapsed_s:
+            self._pause_reads = PAUSE_READS
 
     def poll(self, flight: Flight) -> bool:
         """Return True: `post` has read everything."""
@@ -244,10 +214,6 @@ class SameHost:
     def close(self) -> None:
         """Stop the threads; no read is in flight."""
         self._threads.shutdown()
-
-    def words(self, peer: str) -> str:
-        """Say that pieces are read by `process_vm_readv`, if the peer can be read so."""
-        return "pieces by process_vm_readv" if self._peers.get(peer) is not None else ""
 
 
 def _timed(peer: HostPeer, part: Descriptors, check: Callable[[], None]) -> float:

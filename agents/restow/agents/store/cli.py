@@ -1,19 +1,79 @@
-"""The command `restow store`."""
+"""The command `restow store`, and the metrics that it shows."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
 import signal
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 
-from restow.agents.store.metrics import showing_store
-from restow.agents.store.options import StoreOptions
-from restow.agents.store.store import Store
-from restow.broker.client import AdminClient, BrokerCallError, Credentials
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from restow.agents.daemon.metrics import showing
+from restow.agents.store.store import Store, StoreFigures, StoreOptions
+from restow.broker.client import AdminClient, BrokerCallError, Credentials, SessionClosedError
+from restow.broker.client.connection.loop_thread import LoopThread
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
+
+GAUGES = {
+    "states": "States in memory.",
+    "memory_bytes": "Memory for states.",
+    "memory_used_bytes": "Memory in use.",
+    "disk_runs": "Runs on the disk: states that brought new pieces.",
+    "disk_used_bytes": "Disk in use.",
+    "waiting": "States to request once fewer requests are open.",
+}
+COUNTERS = {
+    "evictions": "States evicted from memory.",
+    "disk_lost": "States that were not written, and runs that could not be read.",
+    "dropped": "States that were never requested, because too many waited.",
+    "asked": "Requests for states that engines reported as worth keeping.",
+    "kept": "Requests that brought their state.",
+    "offered": "Requests of others for states of the store.",
+    "given": "Requests of others that were served.",
+    "declined": "Requests of others for states that were gone or unreadable.",
+}
+"""Descriptions of the fields of `StoreFigures`."""
+
+
+class StoreCollector(Collector):
+    """Collects a store's figures when they are asked for."""
+
+    def __init__(self, figures: Callable[[], StoreFigures]) -> None:
+        """``figures`` may be called on any thread."""
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        figures = self._figures()
+        for name, words in GAUGES.items():
+            yield GaugeMetricFamily(f"restow_store_{name}", words, getattr(figures, name))
+        for name, words in COUNTERS.items():
+            yield CounterMetricFamily(f"restow_store_{name}", words, getattr(figures, name))
+
+
+@contextmanager
+def showing_store(listen: str, store: Store) -> Iterator[str]:
+    """Show metrics inside the ``with``, and yield the address; port 0 takes a free port.
+
+    Raises `ListenError` and `AddressInvalidError`.
+    """
+    thread = LoopThread(
+        "restow-store-metrics", lambda: SessionClosedError("metrics are shown no more")
+    )
+    stack = AsyncExitStack()
+    try:
+        collector = StoreCollector(lambda: store.figures)
+        shown = showing(listen, lambda: store.agent_figures, collector)
+        yield thread.run(stack.enter_async_context(shown))
+    finally:
+        thread.run(stack.aclose())
+        thread.close()
+
 
 LOOK_EVERY_S = 1.0
 """Interval of checking for an engine, or for a signal that did not end the wait."""

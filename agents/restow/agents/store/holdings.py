@@ -1,7 +1,9 @@
-"""The states of a store, in memory and on disk, and the thread that reads and writes the disk."""
+"""The states of a store: its memory, its disk, and the thread that reads and writes the disk."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import threading
 import time
 from collections import defaultdict, deque
@@ -10,14 +12,57 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from restow.agents.store.books.kept import Kept, Pinned, Recomputing, recomputing_cost
-from restow.agents.store.books.room import PieceKey, Room, Shape
-from restow.agents.store.disk.files import RunLostError
-from restow.agents.store.disk.shelf import Page, Shelf
-from restow.agents.store.options import StoreMemory
+from restow.agents.memory.regions import RegionMemory, address_of
+from restow.agents.store.kept import Kept, Pinned, Recomputing, recomputing_cost
+from restow.agents.store.room import PageMove, PieceKey, Room, Shape
+from restow.agents.store.run_files import RunLostError
+from restow.agents.store.shelf import Page, Shelf
 from restow.broker.client import HashForm, Prefix, SessionClosedError
 from restow.broker.errors import ChainFormError
 from restow.broker.logs import get_logger
+
+MADV_POPULATE_WRITE = 23
+"""Advice of Linux 5.14 and later, for which Python has no name."""
+
+
+class StoreMemory:
+    """Memory of one rank whose regions overlay each other."""
+
+    def __init__(self, room: Room) -> None:
+        """Allocate all bytes of ``room`` now, so that no handoff has to wait for them."""
+        self._room = room
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._mapping = mmap.mmap(-1, room.size_bytes, flags=flags)
+        for advice in (mmap.MADV_HUGEPAGE, MADV_POPULATE_WRITE):
+            with suppress(OSError):  # the kernel may not know this advice
+                self._mapping.madvise(advice)
+        self.address = address_of(self._mapping)
+        self._bytes = memoryview(self._mapping)
+
+    def regions(self, names: Sequence[str]) -> list[RegionMemory]:
+        """Return each group's region, which has the group's name."""
+        counts, strides = self._room.page_counts, self._room.strides
+        return [RegionMemory(name, self.address, counts[name], strides[name]) for name in names]
+
+    def page(self, group: str, page: int) -> memoryview:
+        """Return the bytes of one page, padding included."""
+        stride = self._room.strides[group]
+        return self._bytes[page * stride : (page + 1) * stride]
+
+    def move(self, moves: Sequence[PageMove]) -> None:
+        """Move pages, one after another."""
+        for move in moves:
+            stride = self._room.strides[move.group]
+            target, source = (self.address + page * stride for page in (move.target, move.source))
+            ctypes.memmove(target, source, stride)
+
+    def close(self) -> None:
+        """Release the memory once no page of it is in use."""
+        self._bytes.release()
+        try:
+            self._mapping.close()
+        except BufferError:
+            return  # the disk thread still uses a page, and the mapping ends with it
 
 
 class DiskThread:

@@ -6,23 +6,74 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Self
 
 from restow.agents.agent import Agent
 from restow.agents.link.settings import AgentFigures
-from restow.agents.store.asking import Asking
-from restow.agents.store.books.room import Room, Shape, in_room
-from restow.agents.store.disk.shelf import Shelf
-from restow.agents.store.giving import Giving
-from restow.agents.store.holdings import DiskThread, Holdings, run
-from restow.agents.store.options import StoreFigures, StoreMemory, StoreOptions
+from restow.agents.store.handoffs import Asking, Giving
+from restow.agents.store.holdings import DiskThread, Holdings, StoreMemory, run
+from restow.agents.store.kept import Recomputing
+from restow.agents.store.room import Room, Shape, in_room
+from restow.agents.store.shelf import Shelf
 from restow.broker.client import BlockingSession, Credentials, Offer, Prefix
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.layout.store_layout import store_layout
 from restow.broker.logs import get_logger
+
+ATTENTION_AT_10_000 = Recomputing(1.0, 1e-4)
+"""Costs of a model whose attention outweighs the rest of the model from 10,000 tokens on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """The options of a store.
+
+    ``block_tokens`` None means the smallest block of the layout from which the store is made.
+    ``disk`` is a folder, in which states take up to ``disk_bytes``. With None, evicted states are
+    gone.
+    """
+
+    engine_id: str
+    broker: str | None
+    memory_bytes: int
+    block_tokens: int | None = None
+    disk: Path | None = None
+    disk_bytes: int = 0
+    recomputing: Recomputing = ATTENTION_AT_10_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """A store's present content, and counts since its start."""
+
+    states: int
+    """States in memory."""
+    memory_used_bytes: int
+    memory_bytes: int
+    evictions: int
+    """States evicted from memory."""
+    disk_runs: int
+    disk_used_bytes: int
+    disk_lost: int
+    """States that were not written, and runs that could not be read."""
+    waiting: int
+    """States to request once fewer requests are open."""
+    dropped: int
+    """States that were never requested, because too many waited."""
+    asked: int
+    """Requests for states that engines reported as worth keeping."""
+    kept: int
+    """Requests that brought their state."""
+    offered: int
+    """Requests for states of the store."""
+    given: int
+    """Requests that were served."""
+    declined: int
+    """Requests for states that were gone or unreadable."""
 
 
 class Store:
@@ -105,7 +156,7 @@ class Store:
         holdings, asking, giving, shelf = self._holdings, self._asking, self._giving, self._shelf
         return StoreFigures(
             states=holdings.states,
-            used_bytes=holdings.used_bytes,
+            memory_used_bytes=holdings.used_bytes,
             memory_bytes=self._room.usable_bytes,
             evictions=holdings.evictions,
             disk_runs=len(shelf) if shelf is not None else 0,

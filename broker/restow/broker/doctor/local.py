@@ -156,7 +156,7 @@ def start_nixl() -> Finding:
     """Start an agent of NIXL's in another process, and see what that has loaded."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "restow.agents.reading.own_ucx"],
+            [sys.executable, "-m", "restow.agents.reading.ucx"],
             capture_output=True,
             text=True,
             timeout=START_S,

@@ -79,7 +79,7 @@ def store(
         raise typer.BadParameter("--disk and --disk-size go together")
     try:
         from restow.agents.store.cli import run_store
-        from restow.agents.store.options import StoreOptions
+        from restow.agents.store.store import StoreOptions
     except ModuleNotFoundError as error:
         raise ExtraMissingError(
             f"a store needs module {error.name}, which is not installed: "

@@ -211,11 +211,6 @@ class Shape:
         """Tokens of a block; 0 if there are only snapshots."""
         return max(group.block_tokens for group in self.groups)
 
-    @property
-    def recurrent(self) -> bool:
-        """Whether a state has a snapshot, and so is valid only at its position."""
-        return any(not group.block_tokens for group in self.groups)
-
     def check(self, prefix: Prefix) -> None:
         """Raise `ChainFormError` or `ChainInvalidError` for a prefix that names no state here."""
         quantum_tokens = prefix.form.quantum_tokens

@@ -16,8 +16,8 @@ from typing import Self, TypeVar
 
 import xxhash
 
-from restow.agents.store.books.room import PieceKey
-from restow.agents.store.disk.files import (
+from restow.agents.store.room import PieceKey
+from restow.agents.store.run_files import (
     DiskInUseError,
     DiskOtherError,
     DiskUnusableError,
@@ -77,7 +77,7 @@ class Shelf:
             records, whole = read_journal(folder, self._form)
             for record in records:
                 self._take(record)
-            if not self._runs:
+            if not self._runs.by_number:
                 self.hash_form = None
             self._remove_others()
             self._journal = self._with_room(self._new_journal)
@@ -94,7 +94,7 @@ class Shelf:
             raise
         if not whole:
             self._log.warning("the journal is damaged: runs after the damage are lost")
-        self._next = self._runs.latest + 1
+        self._next = max(self._runs.by_number, default=0) + 1
 
     def __enter__(self) -> Self:
         """Return the shelf."""
@@ -111,7 +111,7 @@ class Shelf:
 
     def __len__(self) -> int:
         """Return the number of runs."""
-        return len(self._runs)
+        return len(self._runs.by_number)
 
     @property
     def used_bytes(self) -> int:
@@ -144,7 +144,7 @@ class Shelf:
             )
         try:
             while self.used_bytes + size > self.limit_bytes:
-                self._drop(self._runs.oldest)
+                self._drop(next(iter(self._runs.by_number)))
             run, self._next = self._next, self._next + 1
             checksums = {key: xxhash.xxh3_64_intdigest(view) for key, view in new}
             record, views = run_record(run, checksums), [view for _, view in new]
@@ -173,8 +173,9 @@ class Shelf:
 
     def forget_revision(self, revision: str) -> None:
         """Drop the runs of states that these weights computed."""
-        for run in [number for number in self._runs if self._runs.revision(number) == revision]:
-            self._lose(run)
+        for number, run in list(self._runs.by_number.items()):
+            if run.pieces[0].revision == revision:
+                self._lose(number)
 
     def _read_run(self, run: int, pieces: Sequence[tuple[Written, Page]]) -> None:
         read_pages(self._path(run), [(found.offset_bytes, view) for found, (_, view) in pieces])
@@ -201,21 +202,21 @@ class Shelf:
             try:
                 return write()
             except OSError as error:
-                if error.errno not in FULL or not self._runs:
+                if error.errno not in FULL or not self._runs.by_number:
                     raise
-                self._drop(self._runs.oldest)
+                self._drop(next(iter(self._runs.by_number)))
         return write()
 
     def _write_down(self, record: Record) -> None:
         """Append to the journal, which is written anew if most of its records are obsolete."""
-        if self._journal.records > SPARE_RECORDS + 2 * len(self._runs):
+        if self._journal.records > SPARE_RECORDS + 2 * len(self._runs.by_number):
             before, self._journal = self._journal, self._new_journal()
             before.close()
         self._journal.append(record)
 
     def _new_journal(self) -> Journal:
         records = [form_record(self.hash_form)] if self.hash_form is not None else []
-        records += [run_record(run, self._runs.checksums(run)) for run in self._runs]
+        records += [run_record(run, self._runs.checksums(run)) for run in self._runs.by_number]
         return Journal(self.folder, self._form, records)
 
     def _take(self, record: Record) -> None:
@@ -229,7 +230,7 @@ class Shelf:
                 self._forget(self._runs.pieces[key].run)
         self._runs.add(run, checksums)
         try:
-            there = self._path(run).stat().st_size == self._runs.size_bytes(run)
+            there = self._path(run).stat().st_size == self._runs.by_number[run].size_bytes
         except FileNotFoundError:
             there = False
         if not there:
@@ -259,7 +260,7 @@ class Shelf:
     def _remove_others(self) -> None:
         """Remove files that were not written completely."""
         for path in self.folder.glob("*.run"):
-            if path.stem.isdecimal() and int(path.stem) not in self._runs:
+            if path.stem.isdecimal() and int(path.stem) not in self._runs.by_number:
                 path.unlink()
 
     def _path(self, run: int) -> Path:

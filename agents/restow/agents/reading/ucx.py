@@ -1,25 +1,69 @@
-"""The network interfaces that UCX found at its start, and whether all of them are gone.
+"""What UCX may use on this host, and whether the network interfaces that it found are gone.
 
 UCX's TCP binds to interfaces by name when a worker is made, and knows only the routes of interfaces
 that existed when the process first asked (UCX 1.23). If a container is disconnected from its
 network and connected again, it gets another interface. Then no read over the old worker ends any
 more, a peer that connects to it may crash the process, and a new worker finds no route. Only a new
 process helps, and UCX reports nothing, so a process that is read from checks by itself.
+
+Run as a program, this module starts NIXL and prints the paths of the UCX libraries that it loads.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import re
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from restow.agents.memory.errors import TransportFailedError
-from restow.agents.reading.ucx_tls import allows_tcp
+
+
+def ucx_settings(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the environment's settings that may keep UCX from starting, to append to its error.
+
+    >>> ucx_settings({"UCX_TLS": "tpc"})
+    "; check these environment variables: UCX_TLS='tpc'"
+    """
+    names = [name for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in environment]
+    said = ", ".join(f"{name}={environment[name]!r}" for name in names)
+    return said and f"; check these environment variables: {said}"
+
+
+def allows_tcp(tls: str | None) -> bool:
+    """Return whether UCX may use TCP.
+
+    >>> [allows_tcp(tls) for tls in (None, "all", "tcp,self", "^tcp", "^all", "sm")]
+    [True, True, True, False, False, False]
+    """
+    return _allows(tls, {"all", "tcp"})
+
+
+def allows_process_reads(tls: str | None) -> bool:
+    """Return whether UCX may read other processes' memory on the host, by `process_vm_readv`.
+
+    >>> [allows_process_reads(tls) for tls in (None, "all", "cma,self", "^tcp", "rc,sm")]
+    [True, True, True, True, True]
+    >>> [allows_process_reads(tls) for tls in ("tcp,self", "^cma", "^sm,tcp", "posix")]
+    [False, False, False, False]
+    """
+    return _allows(tls, {"all", "cma", "sm", "shm"})
+
+
+def _allows(tls: str | None, one_of: set[str]) -> bool:
+    """Evaluate a list of allowed names, or after ``^`` of excluded names; empty allows all."""
+    if not tls:
+        return True
+    names = {name.split(":")[0].strip() for name in tls.removeprefix("^").split(",")}
+    return names.isdisjoint(one_of) == tls.startswith("^")
+
 
 LOOK_S = 1.0
 SIOCGIFADDR = 0x8915
@@ -112,3 +156,30 @@ def _has_ipv6_address(name: str) -> bool:
     except OSError:
         return False
     return any(line.split()[-1] == name for line in lines)
+
+
+_UCP = re.compile(r"(/\S*/libucp[^/\s]*)$", re.MULTILINE)
+
+
+def loaded_ucx(maps: str) -> list[str]:
+    """Return the path of every libucp in a process's memory map.
+
+    >>> loaded_ucx('''7f1-7f2 r-xp 0000 00:1b 77   /a/nixl.libs/libucp-1c.so.0
+    ... 7f2-7f3 r--p 0000 00:1b 77   /a/nixl.libs/libucp-1c.so.0
+    ... 7f3-7f4 r--p 0000 00:1b 78   /usr/lib/libm.so.6''')
+    ['/a/nixl.libs/libucp-1c.so.0']
+    """
+    return sorted(set(_UCP.findall(maps)))
+
+
+def main() -> None:
+    """Print the list. Raises `TransportFailedError`."""
+    from restow.agents.reading.nixl_transport import NixlTransport
+
+    transport = NixlTransport("doctor")
+    sys.stdout.write("\n" + json.dumps(loaded_ucx(Path("/proc/self/maps").read_text())) + "\n")
+    transport.close()
+
+
+if __name__ == "__main__":
+    main()

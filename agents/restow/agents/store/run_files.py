@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from restow.agents.store.books.room import PieceKey
+from restow.agents.store.room import PieceKey
 from restow.broker.client import HashForm
 from restow.broker.errors import RestowError
 
@@ -121,54 +121,27 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Run:
+    """A run: the size of its file, and its pieces in the file's order."""
+
     size_bytes: int
     pieces: tuple[PieceKey, ...]
 
 
 class Runs:
-    """The runs on a disk by number, least recently used first."""
+    """The runs on a disk, and the pieces in them."""
 
     def __init__(self, strides: Mapping[str, int]) -> None:
         """Begin without runs. Pages of each group have ``strides`` bytes."""
         self.used_bytes = 0
         self.pieces: dict[PieceKey, Written] = {}
+        self.by_number: OrderedDict[int, Run] = OrderedDict()
+        """Runs by number, least recently used first."""
         self._strides = dict(strides)
-        self._runs: OrderedDict[int, _Run] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Return the number of runs."""
-        return len(self._runs)
-
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over the numbers of the runs."""
-        return iter(self._runs)
-
-    def __contains__(self, run: object) -> bool:
-        """Return whether a run exists."""
-        return run in self._runs
-
-    @property
-    def oldest(self) -> int:
-        """The run used least recently; there must be a run."""
-        return next(iter(self._runs))
-
-    @property
-    def latest(self) -> int:
-        """The highest number of a run; 0 without runs."""
-        return max(self._runs, default=0)
-
-    def size_bytes(self, run: int) -> int:
-        """Return the size of a run's file."""
-        return self._runs[run].size_bytes
-
-    def revision(self, run: int) -> str:
-        """Return the revision of the weights that computed a run."""
-        return self._runs[run].pieces[0].revision
 
     def checksums(self, run: int) -> dict[PieceKey, int]:
         """Return the pieces of a run in the file's order, each with its checksum."""
-        return {key: self.pieces[key].checksum for key in self._runs[run].pieces}
+        return {key: self.pieces[key].checksum for key in self.by_number[run].pieces}
 
     def add(self, run: int, checksums: Mapping[PieceKey, int]) -> None:
         """Add a run with these consecutive pieces."""
@@ -176,12 +149,12 @@ class Runs:
         for key, checksum in checksums.items():
             self.pieces[key] = Written(run, end, checksum)
             end += self._strides[key.group]
-        self._runs[run] = _Run(end, tuple(checksums))
+        self.by_number[run] = Run(end, tuple(checksums))
         self.used_bytes += end
 
     def forget(self, run: int) -> tuple[PieceKey, ...]:
         """Forget a run if it is known; return its pieces."""
-        gone = self._runs.pop(run, None)
+        gone = self.by_number.pop(run, None)
         if gone is None:
             return ()
         self.used_bytes -= gone.size_bytes
@@ -192,7 +165,7 @@ class Runs:
     def use(self, keys: Iterable[PieceKey]) -> None:
         """Mark the runs of these pieces as the most recently used."""
         for run in {found.run for key in keys if (found := self.pieces.get(key))}:
-            self._runs.move_to_end(run)
+            self.by_number.move_to_end(run)
 
 
 FORMAT = "restow store 3"
