@@ -80,7 +80,7 @@ async def test_a_rank_that_is_given_the_memory_of_another_is_refused() -> None:
     assert caught.value.reason == "REGIONS_OVERLAP"
     first = RANK.regions[0].name
     assert f"rank 0, region {first} overlap bytes" in caught.value.message
-    assert f"rank 1, region {first} too" in caught.value.message
+    assert f"of rank 1, region {first}" in caught.value.message
 
 
 async def test_a_rank_of_a_daemon_with_other_strides_is_refused(tmp_path: Path) -> None:

@@ -210,7 +210,6 @@ def test_handoffs_show_sides_state_and_reason(shown: Shown) -> None:
         "prefix_tokens",
         "offers",
         "offers_declined",
-        "broker",
     ]
     assert (good["strategies"], waits["strategies"]) == (["slices"], [])
     assert 0 < good["transfer_s"] < 60

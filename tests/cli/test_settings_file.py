@@ -64,8 +64,8 @@ def test_an_agent_of_a_file(tmp_path: Path) -> None:
     file = written(tmp_path, f'socket = "{tmp_path}"\nread_threads = 0\n')
     assert "read_threads" in refused("agent", "--config", file).replace("-", "_")
     file = written(tmp_path, f'socket = "{tmp_path}"\nread_threads = 1\nhost_reads = false\n')
-    assert "is no socket" in refused("agent", "--config", file)
-    assert "is no socket" in refused("agent", env={"RESTOW_SOCKET": str(tmp_path)})
+    assert "is not a socket" in refused("agent", "--config", file)
+    assert "is not a socket" in refused("agent", env={"RESTOW_SOCKET": str(tmp_path)})
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_file_that_is_not_there() -> None:
             ("agent", "--socket", "/nowhere/agent.sock"),
             "can't listen on socket /nowhere/agent.sock",
         ),
-        (("agent", "--socket", f"/tmp/{'x' * 120}"), "room for 107 bytes"),  # noqa: S108
+        (("agent", "--socket", f"/tmp/{'x' * 120}"), "at most 107 bytes"),  # noqa: S108
         (("agent", "--socket", "s", "--broker", "broker.example"), "write broker.example:7350"),
     ],
 )

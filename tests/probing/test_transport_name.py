@@ -56,7 +56,7 @@ async def test_it_is_the_one_that_ucx_was_left(
             "cma,tcp": "zero-copy",
         }
         assert found.method == words[transports]
-        with pytest.raises(BrokerCallError, match="no engine Q") as error:
+        with pytest.raises(BrokerCallError, match="engine Q is not registered") as error:
             await admin.probe_pair("P", "Q")
         assert error.value.reason == "ENGINE_UNKNOWN"
 

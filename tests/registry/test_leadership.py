@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from restow.broker.registry.leadership import Leadership, Want
@@ -92,18 +92,18 @@ def test_it_leaves_by_letting_go_and_does_not_lead_again() -> None:
     made = leading()
     made.leave()
     assert made.want(0.1) is Want.RELEASE
+    assert not made.may_act(0.1)  # another may lead before the answer comes
     made.released()
     assert (made.epoch, made.want(0.1)) == (0, Want.NOTHING)
     made.led(Leader(X, 4, mine=True))  # an answer to a call of before
     assert (made.epoch, made.want(0.1)) == (0, Want.RELEASE)
 
 
-STEPS = st.lists(
-    st.tuples(st.sampled_from(("keep", "look", "lead", "lost answer", "wait")), st.booleans()),
-    max_size=60,
-)
+WORDS = ("keep", "look", "lead", "lost answer", "wait", "leave", "release", "released")
+STEPS = st.lists(st.tuples(st.sampled_from(WORDS), st.booleans()), max_size=60)
 
 
+@settings(max_examples=3000)
 @given(STEPS, st.floats(0.9, 1.1))
 def test_two_never_act_at_once_whatever_answers_are_lost(
     steps: list[tuple[str, bool]], pace: float
@@ -135,6 +135,13 @@ def test_two_never_act_at_once_whatever_answers_are_lost(
                     highest = max(highest, one.named_epoch) + 1
                     leader = (at, highest)
                 one.led(Leader(*leader, mine=leader[0] == at))
+            case "leave":
+                one.leave()
+            case "release" | "released" if one.want(own_s) is Want.RELEASE:
+                if leader is not None and leader[0] == at:
+                    leader = None
+                if step == "released":  # otherwise the answer is lost
+                    one.released()
             case "wait":
                 now_s += 0.3
         acting = [name for name, it in brokers.items() if it.may_act(now_s * paces[name])]

@@ -246,7 +246,7 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "README.md lists the known types; a layout file can describe any other model.",
         ),
         "SETTINGS_INVALID": Advice(
-            "`kv_connector_extra_config` has an invalid value.",
+            "The option `kv_connector_extra_config` has an invalid value.",
             "The message names the key; docs/vllm.md lists them.",
         ),
         "ENGINE_UNSUPPORTED": Advice(

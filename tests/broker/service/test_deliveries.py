@@ -377,7 +377,7 @@ async def test_a_second_demand_beside_the_first_is_refused_and_not_done() -> Non
         both.p.publish("h", P_BLOCKS, POSITION)
         await fence_all(both, "h")
         assert (await one).done
-        with pytest.raises(Exception, match="asked for handoff h already"):
+        with pytest.raises(Exception, match="has already asked for handoff h"):
             await two
 
 

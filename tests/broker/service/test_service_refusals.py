@@ -170,7 +170,7 @@ async def test_states_that_would_be_rounded(allowed: bool) -> None:
             expected = ("DONE", "") if allowed else ("FAILED", "NARROWING_NOT_ALLOWED")
             assert (ended.state, ended.reason) == expected
             if not allowed:
-                assert "layers.0.ssm: P holds float32, D wants bfloat16" in ended.detail
+                assert "layers.0.ssm: P holds float32, but D wants bfloat16" in ended.detail
         await both.hand_over("next")
 
 
@@ -253,7 +253,7 @@ async def test_d_asks_twice() -> None:
             await agent.fence("h")
         assert (await one).done
         for blocks in (D_BLOCKS, {"attention": [21, 22, 23], "state": [24]}):
-            with pytest.raises(BrokerCallError, match="use a new one") as caught:
+            with pytest.raises(BrokerCallError, match="use a new id") as caught:
                 await both.d.request("h", blocks)
             assert caught.value.reason == "HANDOFF_CONFLICT"
 

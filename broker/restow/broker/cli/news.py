@@ -43,8 +43,9 @@ class News:
     def look(self) -> list[Event]:
         """Return what is new, the oldest first. Raises as the client."""
         looked_s = time.monotonic()
-        within_s = max(looked_s - self._looked_s + MARGIN_S, MARGIN_S)  # of 0 all would be listed
-        told = self._client.handoffs(limit=MAX_LISTED, ended_within_s=within_s)
+        within_s = looked_s - self._looked_s + MARGIN_S
+        asked_s = max(within_s, MARGIN_S)  # for 0 the broker would list all
+        told = self._client.handoffs(limit=MAX_LISTED, ended_within_s=asked_s)
         wall_s = time.time() - (time.monotonic() - looked_s)
         found = handoffs_json(told)
         ends = found["handoffs"][::-1]

@@ -113,12 +113,15 @@ class Leadership:
         self.epoch = leader.epoch if acts else 0
 
     def leave(self) -> None:
-        """Note that the broker is about to end: it does not lead again."""
+        """Stop acting, and never lead again, because the broker is about to end.
+
+        Another broker may lead as soon as the registry has heard, before this one gets an answer.
+        """
         self.leaving = True
+        self.epoch = 0
 
     def released(self) -> None:
-        """Note that the broker leads no longer, by its own wish."""
-        self.epoch = 0
+        """Note that the registry no longer names this broker as the leader."""
         if self._holds:
             self.fleet = Fleet(None, self.fleet.brokers, self.fleet.epoch)
 

@@ -130,8 +130,11 @@ class OneOfSeveral:
         self.leadership.named(epoch)
 
     def is_sure(self) -> bool:
-        """Return whether no other broker can lead at this moment; True where it does not lead."""
-        return not self.leadership.epoch or self.leadership.may_act(self._clock())
+        """Return whether no other broker can lead at this moment; True where it does not lead.
+
+        A leader that leaves is not sure until it has sent engines and agents on.
+        """
+        return not self.term or self.leadership.may_act(self._clock())
 
     async def sure(self) -> None:
         """Wait until it is."""
