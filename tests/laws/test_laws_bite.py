@@ -17,7 +17,7 @@ from restow.agents.binding import copies as alike_rows
 from restow.agents.binding import operands, reads
 from restow.agents.binding import pages as staging
 from restow.agents.binding.pages import Blocks, Tokens
-from restow.broker.errors import PagesError
+from restow.broker.errors import PagesError, PlanError
 from restow.broker.layout import Layout, Span
 from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
 from restow.broker.planner import compile as compiling
@@ -169,7 +169,10 @@ def test_the_wrong_group_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planner believes that rank r holds group r % G; the engine's memory says r // (T/G)."""
 
     def wrong(source: Layout, destination: Layout) -> Plan:
-        return make_plan(_groups_by_remainder(source), destination)
+        try:
+            return make_plan(_groups_by_remainder(source), destination)
+        except PlanError:  # with context parallelism ranks hold other groups than it believes
+            return make_plan(source, destination)
 
     monkeypatch.setattr(transfers, "make_plan", wrong)
     bites(cover(SLICES), family_cases(pipelines=False), tries=1500)

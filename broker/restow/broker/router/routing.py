@@ -155,7 +155,10 @@ class Router:
                 # Where no state came, D has done its part.
                 failed = p if p and bodies.handoff_failed(error.body) else error.engine
                 failed.rests_until_s = time.monotonic() + REST_S
-                self._log.warning("an engine failed", engine=failed.url, detail=error.message)
+                answer = bodies.error_of(error.body)
+                self._log.warning(
+                    "an engine failed", engine=failed.url, detail=error.message, answer=answer
+                )
 
     async def _attempt(
         self, request: web.Request, body: Body | None, p: RoutedEngine | None, d: RoutedEngine
