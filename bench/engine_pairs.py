@@ -14,7 +14,7 @@ import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -269,7 +269,6 @@ def _rank_process(
                 "staging_bytes": STAGING_BYTES,
                 "read_threads": engines.read_threads,
                 "host_reads": engines.host_reads,
-                "model": asdict(layout.model.identity),
             }
         )
     with open_log("ranks") as log:

@@ -20,7 +20,6 @@ import torch
 from restow.agents import Agent
 from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.regions import MemoryKind, RegionMemory
-from restow.broker.layout.values import ModelIdentity
 from restow.broker.logs import log_to_stderr
 
 
@@ -84,7 +83,6 @@ def main() -> None:
                         for name, page_count, stride_bytes in served["regions"]
                     ],
                     settings=_settings(**served),
-                    model=ModelIdentity(**served["model"]),
                 )
             )
         print("ready", flush=True)

@@ -97,11 +97,9 @@ async def _serve() -> None:
         session = await stack.enter_async_context(EngineSession(engine_id, LIFE, layout, broker))
         arguments = (broker, engine_id, LIFE, 0, regions)
         if settings["thread"]:
-            agent: Agent | AsyncAgent = stack.enter_context(
-                Agent(*arguments, model=layout.model.identity)
-            )
+            agent: Agent | AsyncAgent = stack.enter_context(Agent(*arguments))
         else:
-            agent = AsyncAgent(*arguments, model=layout.model.identity)
+            agent = AsyncAgent(*arguments)
             await agent.start()
             stack.push_async_callback(agent.close)
         blocks = _blocks(layout.ranks[0].regions, tokens)

@@ -11,7 +11,6 @@ import asyncio
 import gc
 import logging
 import sys
-from dataclasses import asdict
 
 import uvloop
 
@@ -39,7 +38,6 @@ class CrowdAgent:
             agent_name=f"{engine_id}.{rank}",
             nixl_metadata=bytes(METADATA_BYTES),
             host=engine_id,
-            model=broker_pb2.ModelName(**asdict(layout.model.identity)),
             program_form=wire_program.PROGRAM_FORM,
             regions=[
                 pb.RegionMemory(

@@ -82,7 +82,7 @@ def serve_rank(driver: Connection, fences: Connection, life: Life, rank: int) ->
         staging_bytes=life.staging_bytes, quarantine_s=life.quarantine_s, read_threads=1
     )
     given = (life.broker, life.side, life.name, rank, memory.regions[rank])
-    agent = Agent(*given, settings=settings, model=life.layout.model.identity)
+    agent = Agent(*given, settings=settings)
     agent.begin()
     driver.send(READY)
     with contextlib.suppress(EOFError):

@@ -224,5 +224,6 @@ def test_every_command_has_the_options_that_are_shown(page: str) -> None:
             command = GROUP.commands[name]
             if arguments and arguments[0] in getattr(command, "commands", {}):
                 command = command.commands[arguments[0]]
-            known = {opt for one in command.params for opt in (*one.opts, *one.secondary_opts)}
+            params = command.get_params(typer.Context(command))
+            known = {opt for one in params for opt in (*one.opts, *one.secondary_opts)}
             assert options <= known, f"{page}: restow {words}"

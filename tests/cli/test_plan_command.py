@@ -8,13 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from cli.conftest import CONFIG, Outcome
-from restow.broker.cli.settings.options import DigestModeName
-from restow.broker.core.common.pair import DigestMode
 from restow.broker.layout import digest
 from restow.broker.layout.json_form import layout_from_json
 from restow.broker.planner import Strategy, make_plan
@@ -68,10 +66,6 @@ def test_a_strategy_that_is_asked_for(pair: Pair, run: Run, strategy: str, launc
         cost = {"reads": rank["reads"], "launches": rank["launches"]}
         assert cost.items() <= rank["strategies"][strategy].items()
         assert rank["launches"] == launches
-
-
-def test_options_have_every_word_of_digests() -> None:
-    assert get_args(DigestModeName) == tuple(DigestMode)
 
 
 def test_the_table(pair: Pair, run: Run) -> None:

@@ -1,13 +1,18 @@
-"""The help of ``restow serve``: options in groups, each with the variable that says the same."""
+"""The settings of the broker in ``restow serve --help`` and docs/settings.md."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 from typer.testing import CliRunner
 
 from restow.broker.cli.main import app
 from restow.broker.server.base.settings import BrokerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def shown(columns: int) -> str:
@@ -33,3 +38,11 @@ def test_a_narrow_terminal_shows_all_of_it() -> None:
     narrow = shown(80)
     assert max(map(len, narrow.splitlines())) <= 80
     assert "…" not in narrow
+
+
+def test_the_page_is_that_of_the_settings() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "settings.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == (ROOT / "docs" / "settings.md").read_text(), (
+        "docs/settings.md is not what the settings say: python docs/settings.py > docs/settings.md"
+    )

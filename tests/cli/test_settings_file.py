@@ -18,7 +18,10 @@ from restow.broker.server.base.settings import BrokerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP: Any = typer.main.get_command(app)
-OPTIONS = {name: {one.name for one in GROUP.commands[name].params} - {"help"} for name in COMMANDS}
+PARAMS = {
+    name: GROUP.commands[name].get_params(typer.Context(GROUP.commands[name])) for name in COMMANDS
+}
+OPTIONS = {name: {one.name for one in params} - {"help"} for name, params in PARAMS.items()}
 KNOWN = {PREFIX + one.upper() for names in OPTIONS.values() for one in names} | OF_CLIENTS
 
 
@@ -146,7 +149,7 @@ def test_every_variable_of_this_repository_is_known() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_all_options_have_a_variable(command: str) -> None:
     """One that names it, or, of `restow serve`, a setting of its name."""
-    for one in GROUP.commands[command].params:
+    for one in PARAMS[command]:
         is_setting = command == "serve" and one.name in BrokerSettings.model_fields
         variable = PREFIX + str(one.name).upper()
         assert is_setting or one.name == "help" or one.envvar == variable, one.name

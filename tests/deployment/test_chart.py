@@ -39,6 +39,7 @@ CLIENTS = {"BROKER", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE"}
 MADE = {"listen", "http_listen", "tls_cert", "tls_key", "client_ca", "tokens", "advertise", "etcd"}
 MADE |= {"etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file"}
 MADE |= {"kubernetes_leases", "kubernetes_account", "expect_brokers"}
+MADE |= {"insecure", "log_format"}
 """Settings that the chart makes of other values."""
 OPERATORS = ("ServiceMonitor", "PrometheusRule")
 """Kinds of the Prometheus operator, of which Kubernetes' schemas know nothing."""

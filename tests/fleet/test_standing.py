@@ -81,6 +81,17 @@ async def test_a_leader_goes_above_an_epoch_that_an_engine_knows(
         assert x.hub.standing.term == 1
 
 
+async def test_a_broker_fails_when_its_part_in_the_fleet_does(
+    etcd: EtcdCluster, tmp_path: Path
+) -> None:
+    async with one_broker(etcd, name_of(tmp_path)) as x:
+        await let_in(x)
+        fleet_of(x).leadership.tick = None  # as by an error in our own code
+        with pytest.raises(ExceptionGroup):
+            async with asyncio.timeout(5):
+                await x.failed()
+
+
 async def test_who_leads_no_longer_forgets_everything(etcd: EtcdCluster, tmp_path: Path) -> None:
     async with one_broker(etcd, name_of(tmp_path)) as x, one_broker(etcd, name_of(tmp_path)) as y:
         await let_in(x, y)

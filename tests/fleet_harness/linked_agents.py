@@ -14,7 +14,6 @@ from restow.broker.client import EngineSession
 from restow.broker.client.connection.channel import Credentials
 from restow.broker.layout import Layout
 from restow.v1 import agent_link_pb2 as link
-from restow.v1 import broker_pb2
 
 
 class LinkedAgent:
@@ -28,10 +27,6 @@ class LinkedAgent:
         credentials: Credentials | None = None,
     ) -> None:
         self._hello = FakeAgent(session, layout, rank, PAGES, "nowhere:1").hello
-        identity = layout.model.identity
-        self._hello.model.CopyFrom(
-            broker_pb2.ModelName(name=identity.name, revision=identity.revision)
-        )
         self.link = Link(session.address, self, credentials or Credentials())
         self.answers: Callable[[link.AgentOrder], list[link.AgentMessage]] = answer_at_once
         self._fences = Fences(self._say)

@@ -134,7 +134,6 @@ class Engine:
             rank,
             self._memory.regions[rank],
             AgentSettings(STAGING_BYTES, read_threads=1, try_metadata=False, host_reads=False),
-            model=self._memory.layout.model.identity,
         )
         agent.begin()
         self.agents[rank] = agent

@@ -10,7 +10,6 @@ from restow.agents.link.threaded_agent import ThreadedAgent
 from restow.agents.memory.regions import RegionMemory
 from restow.broker.client.connection.channel import Credentials
 from restow.broker.errors import RestowError
-from restow.broker.layout.values import ModelIdentity
 
 STAGING_BYTES = AgentSettings().staging_bytes
 
@@ -34,8 +33,6 @@ class Agent(ThreadedAgent[AsyncAgent]):
         settings: AgentSettings | None = None,
         credentials: Credentials | None = None,
         on_lost: Callable[[RestowError], object] = lambda _: None,
-        *,
-        model: ModelIdentity | None = None,
     ) -> None:
         """Prepare the agent; `start` or ``with`` connects it.
 
@@ -45,13 +42,11 @@ class Agent(ThreadedAgent[AsyncAgent]):
         ``settings`` None means the defaults of `AgentSettings`, with ``staging_bytes``.
         ``credentials`` None means those of the environment (RESTOW_TLS_CA and so on). ``on_lost``
         is called on the agent's own thread with the reason why the memory can no longer be read in
-        the life of this process. ``model`` is the layout's model (`Layout.model.identity`); with
-        several brokers the agent finds the broker that owns its pool by it. None means a single
-        broker.
+        the life of this process.
         """
         settings = settings or AgentSettings(staging_bytes=staging_bytes)
         given = (broker, engine_id, incarnation, rank, tuple(regions), settings, credentials)
-        super().__init__(rank, lambda: AsyncAgent(*given, on_lost, model=model))
+        super().__init__(rank, lambda: AsyncAgent(*given, on_lost))
 
     def begin(self) -> None:
         """Register the memory and connect, without waiting: the engine may register later.

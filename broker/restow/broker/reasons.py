@@ -10,14 +10,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from restow.broker.advice import OTHER_VERSION, Advice
-from restow.broker.fleet_reasons import FLEET_REASONS
-from restow.broker.refusals import REFUSALS
+from restow.broker.refusals import OTHER_VERSION, REFUSALS, Advice
 
 REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
     {
         **REFUSALS,
-        **FLEET_REASONS,
         # A side gave up, or was late.
         "CANCELLED": Advice(
             "A side cancelled the handoff, for example because its request was aborted.",

@@ -1,15 +1,23 @@
-"""Reasons why an engine, agent or call is refused, which end no handoff, with advice."""
+"""Reasons why an engine, agent, broker or call is refused, which end no handoff, with advice."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
-from restow.broker.advice import OTHER_VERSION, Advice
 
+class Advice(NamedTuple):
+    """What a reason means, and what to do about it."""
+
+    meaning: str
+    next_step: str
+
+
+OTHER_VERSION: Final = "Run one version of Restow on the broker and on all hosts."
 _READ_LAYOUT = "The message names the place; `restow layout check FILE` checks a file."
 _READ_TRUST = "Read the message, and docs/security.md."
+_ITSELF = "Nothing: the broker retries by itself."
 
 REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
     {
@@ -257,6 +265,89 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "A vLLM cache does not have the layout that the model's config implies.",
             f"{OTHER_VERSION} Take a version of vLLM that docs/vllm.md names.",
         ),
+        # Several brokers.
+        "NOT_LEADER": Advice(
+            "The broker is a standby; the message names the leader.",
+            "Nothing, if it passes: engines, agents and routers follow by themselves. Otherwise "
+            "check that they can reach the leader's address (`restow serve --advertise`), and run "
+            "`restow doctor`.",
+        ),
+        "NO_LEADER": Advice(
+            "No broker leads at the moment: the leader is gone and no standby has followed yet, "
+            "or the brokers cannot reach etcd.",
+            "Nothing, if it passes within a few seconds; otherwise `restow brokers` says why etcd "
+            "does not answer, and `restow doctor --etcd` checks etcd.",
+        ),
+        "EPOCH_OVER": Advice(
+            "A broker spoke in a past epoch, for example after it was paused. Engines and agents "
+            "left its stream and ignored the message.",
+            "Nothing: they ask the leader. If this recurs, find out what pauses brokers: memory, "
+            "a paused host, or a changed clock.",
+        ),
+        "ADDRESS_TAKEN": Advice(
+            "Another broker advertises the address of this one, or a former life of this broker "
+            "did until a moment ago.",
+            "Nothing, if it passes when that lease has ended; otherwise give each broker an "
+            "`--advertise` of its own.",
+        ),
+        "BROKER_LEASE_ENDED": Advice(
+            "The broker did not renew its lease in time: another broker may lead.",
+            "Nothing: it joins again by itself. If this recurs, find out what delays the broker "
+            "or etcd, or use a longer `--member-lease-s`.",
+        ),
+        # Etcd.
+        "ETCD_UNREACHABLE": Advice(
+            "No etcd answers the broker in time. The broker grants nothing while its lease may "
+            "have ended.",
+            "Check that most of etcd's members run, and that the broker reaches them: "
+            "`restow doctor --etcd` with the broker's options tries each.",
+        ),
+        "ETCD_NO_LEADER": Advice(
+            "Etcd answers, but has no leader: it agrees on nothing until its members elect one.",
+            "Nothing, if it passes within a few seconds; otherwise check that most of its members "
+            "run and reach each other.",
+        ),
+        "ETCD_REFUSED": Advice(
+            "Etcd does not know the broker's user or certificate, or does not let it read and "
+            "write the brokers' keys.",
+            "Give the broker `--etcd-user` and `--etcd-password-file`, or `--etcd-cert`, of a user "
+            "with a role that may read and write keys that begin with /restow/.",
+        ),
+        "ETCD_TOO_OLD": Advice(
+            "The server at the address is an etcd older than 3.4, or no etcd.",
+            "Use a later release; the message has the address.",
+        ),
+        "ETCD_SETTINGS_INVALID": Advice(
+            "Settings of etcd's addresses, TLS or password contradict each other, or a file of "
+            "theirs is unusable.",
+            "Correct what the message names.",
+        ),
+        "ETCD_FAILED": Advice(
+            "Etcd refused a call; the message has its own words.",
+            "Read the message: a full quota (`etcdctl alarm list`) is a common cause.",
+        ),
+        "ETCD_TOKEN_ENDED": Advice("The broker's token at etcd has expired.", _ITSELF),
+        "ETCD_LEASE_GONE": Advice("A lease at etcd has ended, with all its keys.", _ITSELF),
+        # Kubernetes Leases.
+        "KUBERNETES_UNREACHABLE": Advice(
+            "No API server answers the broker in time. The broker grants nothing while its lease "
+            "may have ended.",
+            "Nothing, if it passes within a few seconds; otherwise check that the pod can reach "
+            "the API server. A longer `--member-lease-s` bridges restarts of the API server.",
+        ),
+        "KUBERNETES_REFUSED": Advice(
+            "Kubernetes does not know the broker's service account, or does not permit the call.",
+            "Give the account a Role that may get, list, create, update and delete leases of "
+            "coordination.k8s.io in that namespace: the chart has such a Role.",
+        ),
+        "KUBERNETES_SETTINGS_INVALID": Advice(
+            "The given service account, namespace or names are unusable.",
+            "Correct what the message names.",
+        ),
+        "KUBERNETES_FAILED": Advice(
+            "Kubernetes refused a call; the message has its own words.", "Read the message."
+        ),
+        "KUBERNETES_CONFLICT": Advice("A Lease has changed since the broker read it.", _ITSELF),
     }
 )
 """Advice by reason."""

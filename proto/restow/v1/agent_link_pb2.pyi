@@ -131,7 +131,6 @@ class Hello(google.protobuf.message.Message):
     HOST_MEMORY_FIELD_NUMBER: builtins.int
     PROGRAM_FORM_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
-    MODEL_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
@@ -171,10 +170,6 @@ class Hello(google.protobuf.message.Message):
     def regions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RegionMemory]:
         """Memory of every region of the rank's layout, in the layout's order."""
 
-    @property
-    def model(self) -> restow.v1.broker_pb2.ModelName:
-        """The model of its engine's layout. Not set: it does not say."""
-
     def __init__(
         self,
         *,
@@ -188,11 +183,10 @@ class Hello(google.protobuf.message.Message):
         host_memory: builtins.bytes = ...,
         program_form: builtins.int = ...,
         version: builtins.str = ...,
-        model: restow.v1.broker_pb2.ModelName | None = ...,
         epoch: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["engine", b"engine", "model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "epoch", b"epoch", "host", b"host", "host_memory", b"host_memory", "model", b"model", "nixl_metadata", b"nixl_metadata", "program_form", b"program_form", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["engine", b"engine"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "epoch", b"epoch", "host", b"host", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "program_form", b"program_form", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes", "version", b"version"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from restow.v1 import broker_pb2 as restow_dot_v1_dot_broker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16restow/v1/daemon.proto\x12\trestow.v1\x1a\x16restow/v1/broker.proto\"9\n\x0e\x43udaAllocation\x12\x12\n\nipc_handle\x18\x01 \x01(\x0c\x12\x13\n\x0b\x64\x65vice_uuid\x18\x02 \x01(\x0c\"\xb2\x01\n\x0cSharedRegion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rshared_memory\x18\x02 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x12\n\npage_count\x18\x04 \x01(\x03\x12\x19\n\x11page_stride_bytes\x18\x05 \x01(\x03\x12\'\n\x04\x63uda\x18\x06 \x01(\x0b\x32\x19.restow.v1.CudaAllocation\x12\x0f\n\x07private\x18\x07 \x01(\x08\"\x8b\x01\n\x06\x41ttach\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12(\n\x07regions\x18\x03 \x03(\x0b\x32\x17.restow.v1.SharedRegion\x12#\n\x05model\x18\x04 \x01(\x0b\x32\x14.restow.v1.ModelName\"+\n\x05\x46\x65nce\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x05\" \n\nWritesDone\x12\x12\n\nwrite_mark\x18\x01 \x01(\x03\"\x8d\x01\n\rDaemonMessage\x12#\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x11.restow.v1.AttachH\x00\x12!\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x10.restow.v1.FenceH\x00\x12,\n\x0bwrites_done\x18\x03 \x01(\x0b\x32\x15.restow.v1.WritesDoneH\x00\x42\x06\n\x04\x62ody\":\n\x0cServeRequest\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.restow.v1.DaemonMessage\"\x1e\n\x08\x41ttached\x12\x12\n\nagent_name\x18\x01 \x01(\t\"H\n\rServeResponse\x12%\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x13.restow.v1.Attached\x12\x10\n\x08unfenced\x18\x02 \x03(\t2M\n\x0b\x41gentDaemon\x12>\n\x05Serve\x12\x17.restow.v1.ServeRequest\x1a\x18.restow.v1.ServeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16restow/v1/daemon.proto\x12\trestow.v1\x1a\x16restow/v1/broker.proto\"9\n\x0e\x43udaAllocation\x12\x12\n\nipc_handle\x18\x01 \x01(\x0c\x12\x13\n\x0b\x64\x65vice_uuid\x18\x02 \x01(\x0c\"\xb2\x01\n\x0cSharedRegion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rshared_memory\x18\x02 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x12\n\npage_count\x18\x04 \x01(\x03\x12\x19\n\x11page_stride_bytes\x18\x05 \x01(\x03\x12\'\n\x04\x63uda\x18\x06 \x01(\x0b\x32\x19.restow.v1.CudaAllocation\x12\x0f\n\x07private\x18\x07 \x01(\x08\"l\n\x06\x41ttach\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12(\n\x07regions\x18\x03 \x03(\x0b\x32\x17.restow.v1.SharedRegionJ\x04\x08\x04\x10\x05\"+\n\x05\x46\x65nce\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x05\" \n\nWritesDone\x12\x12\n\nwrite_mark\x18\x01 \x01(\x03\"\x8d\x01\n\rDaemonMessage\x12#\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x11.restow.v1.AttachH\x00\x12!\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x10.restow.v1.FenceH\x00\x12,\n\x0bwrites_done\x18\x03 \x01(\x0b\x32\x15.restow.v1.WritesDoneH\x00\x42\x06\n\x04\x62ody\":\n\x0cServeRequest\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.restow.v1.DaemonMessage\"\x1e\n\x08\x41ttached\x12\x12\n\nagent_name\x18\x01 \x01(\t\"H\n\rServeResponse\x12%\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x13.restow.v1.Attached\x12\x10\n\x08unfenced\x18\x02 \x03(\t2M\n\x0b\x41gentDaemon\x12>\n\x05Serve\x12\x17.restow.v1.ServeRequest\x1a\x18.restow.v1.ServeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,20 +36,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CUDAALLOCATION']._serialized_end=118
   _globals['_SHAREDREGION']._serialized_start=121
   _globals['_SHAREDREGION']._serialized_end=299
-  _globals['_ATTACH']._serialized_start=302
-  _globals['_ATTACH']._serialized_end=441
-  _globals['_FENCE']._serialized_start=443
-  _globals['_FENCE']._serialized_end=486
-  _globals['_WRITESDONE']._serialized_start=488
-  _globals['_WRITESDONE']._serialized_end=520
-  _globals['_DAEMONMESSAGE']._serialized_start=523
-  _globals['_DAEMONMESSAGE']._serialized_end=664
-  _globals['_SERVEREQUEST']._serialized_start=666
-  _globals['_SERVEREQUEST']._serialized_end=724
-  _globals['_ATTACHED']._serialized_start=726
-  _globals['_ATTACHED']._serialized_end=756
-  _globals['_SERVERESPONSE']._serialized_start=758
-  _globals['_SERVERESPONSE']._serialized_end=830
-  _globals['_AGENTDAEMON']._serialized_start=832
-  _globals['_AGENTDAEMON']._serialized_end=909
+  _globals['_ATTACH']._serialized_start=301
+  _globals['_ATTACH']._serialized_end=409
+  _globals['_FENCE']._serialized_start=411
+  _globals['_FENCE']._serialized_end=454
+  _globals['_WRITESDONE']._serialized_start=456
+  _globals['_WRITESDONE']._serialized_end=488
+  _globals['_DAEMONMESSAGE']._serialized_start=491
+  _globals['_DAEMONMESSAGE']._serialized_end=632
+  _globals['_SERVEREQUEST']._serialized_start=634
+  _globals['_SERVEREQUEST']._serialized_end=692
+  _globals['_ATTACHED']._serialized_start=694
+  _globals['_ATTACHED']._serialized_end=724
+  _globals['_SERVERESPONSE']._serialized_start=726
+  _globals['_SERVERESPONSE']._serialized_end=798
+  _globals['_AGENTDAEMON']._serialized_start=800
+  _globals['_AGENTDAEMON']._serialized_end=877
 # @@protoc_insertion_point(module_scope)

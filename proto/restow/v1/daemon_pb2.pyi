@@ -103,7 +103,6 @@ class Attach(google.protobuf.message.Message):
     ENGINE_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
     REGIONS_FIELD_NUMBER: builtins.int
-    MODEL_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     @property
@@ -114,20 +113,15 @@ class Attach(google.protobuf.message.Message):
     def regions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SharedRegion]:
         """All regions of the rank's layout, in its order."""
 
-    @property
-    def model(self) -> restow.v1.broker_pb2.ModelName:
-        """The layout's model, as in Hello. Not set: there is one broker."""
-
     def __init__(
         self,
         *,
         engine: restow.v1.broker_pb2.EngineRef | None = ...,
         rank: builtins.int = ...,
         regions: collections.abc.Iterable[Global___SharedRegion] | None = ...,
-        model: restow.v1.broker_pb2.ModelName | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["engine", b"engine", "model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["engine", b"engine", "model", b"model", "rank", b"rank", "regions", b"regions"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["engine", b"engine"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["engine", b"engine", "rank", b"rank", "regions", b"regions"]) -> None: ...
 
 Global___Attach: typing_extensions.TypeAlias = Attach
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import grpc
@@ -16,7 +15,6 @@ from restow.agents.memory.shared_memory import SharedRegion, region_to_proto
 from restow.broker.client.connection.channel import Credentials
 from restow.broker.client.connection.errors import BrokerUnreachableError
 from restow.broker.client.connection.kept_stream import KeptStream
-from restow.broker.layout.values import ModelIdentity
 from restow.v1 import broker_pb2, daemon_pb2_grpc
 from restow.v1 import daemon_pb2 as pb
 
@@ -94,23 +92,18 @@ class DaemonAgent(ThreadedAgent[DaemonLink]):
         incarnation: str,
         rank: int,
         regions: Sequence[SharedRegion | CudaRegion],
-        *,
-        model: ModelIdentity | None = None,
     ) -> None:
         """Prepare; `start` or ``with`` attaches.
 
         ``socket`` is the path on which `restow agent` listens. ``engine_id`` and ``incarnation``
         are those of the engine's session. ``rank`` and ``regions`` are those of the rank in its
-        layout, with regions in the layout's order. ``model`` is the layout's model
-        (`Layout.model.identity`); with several brokers the agent finds the broker that owns its
-        pool by it. None means a single broker.
+        layout, with regions in the layout's order.
         """
         self._socket = Path(socket)
         attach = pb.Attach(
             engine=broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation),
             rank=rank,
             regions=[region_to_proto(region) for region in regions],
-            model=None if model is None else broker_pb2.ModelName(**asdict(model)),
         )
         super().__init__(rank, lambda: DaemonLink(self._socket, attach))
 

@@ -19,7 +19,6 @@ from restow.agents.memory.shared_memory import OpenedRegions, remove_left
 from restow.broker.client.connection.channel import OWN_PROCESS, Credentials
 from restow.broker.errors import ListenError, RequestError, RestowError
 from restow.broker.logs import get_logger
-from restow.broker.rpc import wire
 from restow.broker.rpc.sizes import MAX_TO_BROKER_BYTES, SERVER_PINGS
 from restow.broker.rpc.status import ErrorInterceptor, ParsingInterceptor
 from restow.v1 import daemon_pb2 as pb
@@ -149,7 +148,6 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
                 self._credentials,
                 self._on_lost,
                 unfenced.put_nowait,
-                model=wire.identity_of(attach.model) if attach.HasField("model") else None,
             )
             self._agents.add(agent)
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 
 from restow.agents.copying import Copier, prepare
 from restow.agents.execute import orders
@@ -32,7 +31,6 @@ from restow.agents.reading.same_host import SameHost
 from restow.agents.reading.ucx import InterfaceWatch
 from restow.broker.client.connection.channel import OWN_PROCESS, Credentials, broker_address
 from restow.broker.errors import RestowError
-from restow.broker.layout.values import ModelIdentity
 from restow.broker.logs import get_logger
 from restow.broker.rpc import wire_program
 from restow.broker.versions import own_version
@@ -132,8 +130,6 @@ class AsyncAgent:
         credentials: Credentials | None = None,
         on_lost: Callable[[RestowError], object] = lambda _: None,
         on_unfenced: Callable[[str], object] = lambda _: None,
-        *,
-        model: ModelIdentity | None = None,
     ) -> None:
         """Start NIXL, register the memory and compile the kernels; `start` or `begin` connects.
 
@@ -143,9 +139,7 @@ class AsyncAgent:
         ``settings`` None means the defaults of `AgentSettings`; ``credentials`` None means those of
         the environment. ``on_lost`` is called on the event loop with the reason why the memory can
         no longer be read in the life of this process. ``on_unfenced`` is called with each handoff
-        whose fence is no longer needed. ``model`` is the layout's model (`Layout.model.identity`);
-        with several brokers the agent finds the broker that owns its pool by it. None means a
-        single broker.
+        whose fence is no longer needed.
 
         Raises `AddressInvalidError`, `RegionInvalidError` if regions lie at several places,
         `TransportFailedError`, `CudaUnavailableError`, `CopyFailedError` if the device has no room,
@@ -156,7 +150,6 @@ class AsyncAgent:
         link = Link(broker_address(broker), self, credentials)
         self._settings = settings or AgentSettings()
         self._engine = broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation)
-        self._model = None if model is None else broker_pb2.ModelName(**asdict(model))
         self._rank = rank
         self._regions = tuple(regions)
         self._spaces = address_spaces(self._regions)
@@ -299,7 +292,6 @@ class AsyncAgent:
             host_memory=self._memory.shown(),
             program_form=wire_program.PROGRAM_FORM,
             version=own_version(),
-            model=self._model,
         )
 
     def welcomed(self, broker_epoch: str) -> None:

@@ -221,7 +221,6 @@ class Store:
             *(options.broker, *given, 0, memory.regions(names)),
             credentials=self._credentials,
             on_lost=self._on_lost,
-            model=self.layout.model.identity,
         )
         return session, agent
 

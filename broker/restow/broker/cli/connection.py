@@ -111,7 +111,7 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
         options = get_type_hints(kind, include_extras=True)
         groups[own.name] = kind, list(options)
         parameters += [
-            own.replace(name=name, default=_unset(option), annotation=option)
+            own.replace(name=name, default=_default_of(kind, name, option), annotation=option)
             for name, option in options.items()
         ]
 
@@ -129,5 +129,6 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _unset(option: Any) -> bool | None:
-    return False if get_args(option)[0] is bool else None
+def _default_of(group: object, name: str, option: Any) -> Any:
+    """Return the default of a group's field; without one a flag is off, and others are None."""
+    return getattr(group, name, False if get_args(option)[0] is bool else None)

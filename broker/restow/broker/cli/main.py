@@ -29,7 +29,7 @@ from restow.broker.cli.commands.plan import plan
 from restow.broker.cli.commands.reasons import reasons
 from restow.broker.cli.commands.running.agent import agent
 from restow.broker.cli.commands.running.router import router
-from restow.broker.cli.commands.running.serve import serve
+from restow.broker.cli.commands.running.serve import ServeCommand, serve
 from restow.broker.cli.commands.running.store import store
 from restow.broker.cli.commands.token import token
 from restow.broker.cli.commands.top import top
@@ -42,7 +42,7 @@ app = typer.Typer(
 )
 app.add_typer(layout_app, name="layout")
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(plan, serve, agent, store, router),
+    *(plan, agent, store, router),
     *(
         status,
         brokers,
@@ -62,6 +62,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 )
 STATUSES = {"BROKER_UNREACHABLE": 3, "ADDRESS_INVALID": 2, "SETTING_UNKNOWN": 2}
 """Exit statuses by reason, but for 1."""
+app.command(cls=ServeCommand)(serve)
 for command in COMMANDS:
     app.command()(command)
 get = typer.Typer(no_args_is_help=True, help="List what a broker holds: `restow get handoffs`.")

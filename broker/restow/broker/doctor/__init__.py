@@ -1,1 +1,1 @@
-"""What `restow doctor` looks at: the host, the packages, the certificates, the broker."""
+"""The checks of `restow doctor`: host, packages, certificates, registry and brokers."""

@@ -1,4 +1,4 @@
-"""The broker and what is connected to it, as an operator may ask it."""
+"""Checks of the broker and of its engines and agents, by an operator's calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOW = "tcp"
 
 
 def look_at_broker(client: AdminClient) -> Iterator[Finding]:
-    """Whether it is sound, and its engines whole. Raises `RestowError` if it does not answer."""
+    """Check the broker and its engines. Raises `RestowError` if the broker does not answer."""
     status = client.status()
     yield _status("broker", status)
     yield _judge_content(status)
@@ -35,7 +35,7 @@ def look_at_broker(client: AdminClient) -> Iterator[Finding]:
 
 
 def look_at_pairs(client: AdminClient, pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Over what D's agent reads from P's, of each pair; takes seconds each."""
+    """Check how D's agent reads from P's agent. Each pair takes seconds."""
     for source, destination in pairs:
         try:
             yield judge_pair(source, destination, client.probe_pair(source, destination))
@@ -44,7 +44,7 @@ def look_at_pairs(client: AdminClient, pairs: Sequence[Pair]) -> Iterator[Findin
 
 
 def all_pairs(engines: Sequence[pb.EngineInfo]) -> list[Pair]:
-    """Every two engines of one model that have agents, in both directions."""
+    """Return all pairs of engines that serve one model and have agents, in both directions."""
     ready = [one for one in engines if one.agents]
     return [
         (p.engine_id, d.engine_id)
@@ -55,14 +55,14 @@ def all_pairs(engines: Sequence[pb.EngineInfo]) -> list[Pair]:
 
 
 def model_of(engine: pb.EngineInfo) -> ModelIdentity:
-    """What it serves."""
+    """Return the model that an engine serves."""
     return ModelIdentity(engine.model, engine.revision, engine.adapter, engine.quantisation)
 
 
 def judge_versions(
     broker: str, engines: Sequence[pb.EngineInfo], agents: Sequence[pb.AgentInfo]
 ) -> Iterator[Finding]:
-    """Whether those who say what they run all run what the broker does."""
+    """Check that engines and agents run the version of the broker."""
     told = [(f"engine {one.engine_id}", one.version) for one in engines]
     told += [(f"agent {one.engine_id}.{one.rank}", one.version) for one in agents]
     others = [f"{who} {version}" for who, version in told if version not in ("", broker)]
@@ -77,7 +77,7 @@ def judge_versions(
 
 
 def judge_engine(engine: pb.EngineInfo) -> Finding:
-    """Whether all of its parts are there."""
+    """Check that the session and all agents of an engine are connected."""
     of = "" if engine.tenant in ("", "default") else f"{engine.tenant}/"
     subject = f"engine {of}{engine.engine_id}"
     if engine.agents < engine.ranks:
@@ -109,7 +109,7 @@ def judge_engine(engine: pb.EngineInfo) -> Finding:
 
 
 def judge_pair(source: str, destination: str, found: pb.ProbePairResponse) -> Finding:
-    """How it reads."""
+    """Judge the probe of a pair."""
     subject = f"pair {source}:{destination}"
     if found.reason:
         return bad(

@@ -1,4 +1,4 @@
-"""The etcd that says which of several brokers leads: each member, and what brokers do there."""
+"""Checks of the etcd that says which broker leads: its members, leases and keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENT = Patience(call_s=5.0, try_s=2.0)
 
 
 async def look_at_etcd(access: EtcdAccess, fleet: str) -> AsyncIterator[Finding]:
-    """Whether each member answers and is led, and whether brokers may have leases and keys."""
+    """Check that each member answers and has a leader, and that brokers may write there."""
     led = False
     for endpoint in access.endpoints:
         try:
@@ -41,7 +41,7 @@ async def look_at_etcd(access: EtcdAccess, fleet: str) -> AsyncIterator[Finding]
 
 
 def judge_member(status: MemberStatus) -> Finding:
-    """Return whether it is led, and writes."""
+    """Check that a member has a leader and can write."""
     subject, words = f"etcd {status.endpoint}", f"release {status.version}"
     if not status.has_leader:
         return bad(
@@ -59,7 +59,7 @@ def judge_member(status: MemberStatus) -> Finding:
 
 
 def judge_lease(granted_s: float, took_s: float) -> Finding:
-    """How long a lease is granted as for which `LEASE_S` were asked."""
+    """Compare a lease that etcd granted with the `LEASE_S` that were asked for."""
     words = f"{LEASE_S} s are granted as {granted_s:g} s, with a key in {took_s * 1000:.0f} ms"
     if granted_s > LEASE_S:
         return warn(
@@ -71,7 +71,7 @@ def judge_lease(granted_s: float, took_s: float) -> Finding:
 
 
 async def _lease_and_key(client: EtcdClient, prefix: str) -> Finding:
-    """Do what a broker does: a lease, a key of its own under it, and the end of both."""
+    """Do what a broker does: take a lease, write a key under it, and end both."""
     began_s = time.monotonic()
     lease = await client.grant(LEASE_S)
     key = f"{prefix}{secrets.token_hex(8)}".encode()

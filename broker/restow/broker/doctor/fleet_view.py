@@ -1,4 +1,4 @@
-"""Several brokers, as each tells of itself and of the others."""
+"""Checks of several brokers, by what each says of itself and of the others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from restow.v1 import admin_pb2 as pb
 def look_at_brokers(
     asked: AdminClient, client_of: Callable[[str], AdminClient]
 ) -> Iterator[Finding]:
-    """Yield whether each broker is reached where it says, whether one leads, and enough stand by.
+    """Check that every broker is reachable, that one leads, and that none is missing.
 
-    Nothing is said of the only broker. ``client_of`` makes a client of the broker at an address.
-    Raises `RestowError` if nobody answers.
+    Yields nothing if there is only one broker. ``client_of`` makes a client of the broker at an
+    address. Raises `RestowError` if the broker that is asked does not answer.
     """
     told = asked.brokers()
     if not told.HasField("membership"):
@@ -37,7 +37,7 @@ def look_at_brokers(
 
 
 def judge_fleet(found: pb.Membership) -> Finding:
-    """Return whether a broker leads, and whether as many are there as should be."""
+    """Check that a broker leads, and that no broker is missing."""
     subject = f"fleet {found.fleet}"
     if not found.leader:
         return bad(
@@ -49,7 +49,7 @@ def judge_fleet(found: pb.Membership) -> Finding:
         return warn(
             subject,
             f"{found.brokers} of {found.expected} brokers are there",
-            "see why the others do not run, or do not reach the registry",
+            "find out why the other brokers do not run, or do not reach the registry",
         )
     if found.warnings:
         return warn(
@@ -62,7 +62,7 @@ def judge_fleet(found: pb.Membership) -> Finding:
 
 
 def judge_membership(found: pb.Membership, address: str, fleet: str) -> Finding:
-    """Return what a broker that was reached at ``address`` says of itself."""
+    """Check the answer of the broker that was reached at ``address``."""
     subject, trouble = f"broker {address}", f" ({found.trouble})" if found.trouble else ""
     if found.address != address or found.fleet != fleet:
         other = found.address or "the only broker of its kind"

@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""Findings, and checks of this host: its limits, packages and certificates."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from restow.broker.versions import own_version
 
 
 class Verdict(StrEnum):
-    """How it is."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"
-    """It works, and could be better or soon won't."""
+    """It works, but could be better, or will soon fail."""
     BAD = "bad"
     """It does not work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, how it is, and what to do."""
+    """What was checked, the result, and what to do."""
 
     subject: str
     verdict: Verdict
@@ -53,17 +53,17 @@ class Finding:
 
 
 def ok(subject: str, words: str) -> Finding:
-    """Nothing to do."""
+    """Return a finding that needs no action."""
     return Finding(subject, Verdict.OK, words)
 
 
 def warn(subject: str, words: str, next_step: str) -> Finding:
-    """It works, but."""
+    """Return a finding that needs attention."""
     return Finding(subject, Verdict.WARN, words, next_step)
 
 
 def bad(subject: str, words: str, next_step: str) -> Finding:
-    """It does not work."""
+    """Return the finding that something does not work."""
     return Finding(subject, Verdict.BAD, words, next_step)
 
 
@@ -75,7 +75,7 @@ SMALL_SHARED_MEMORY_BYTES = 1 << 30
 
 
 def look_at_host() -> Iterator[Finding]:
-    """All of it."""
+    """Check the limits of this host, and the way to the broker."""
     yield files(resource.getrlimit(resource.RLIMIT_NOFILE))
     yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     yield shared_memory(_free_bytes(SHARED_MEMORY))
@@ -84,7 +84,7 @@ def look_at_host() -> Iterator[Finding]:
 
 
 def files(limits: tuple[int, int]) -> Finding:
-    """Soft and hard limit of open files."""
+    """Check the soft and the hard limit of open files."""
     soft, hard = limits
     words = f"{_limit(soft)} may be open"
     if soft != resource.RLIM_INFINITY and soft < MANY_FILES:
@@ -94,7 +94,7 @@ def files(limits: tuple[int, int]) -> Finding:
 
 
 def locked_memory(soft: int) -> Finding:
-    """Bytes that may be locked."""
+    """Check how many bytes may be locked."""
     if soft == resource.RLIM_INFINITY:
         return ok("locked memory", "unlimited")
     return warn(
@@ -105,7 +105,7 @@ def locked_memory(soft: int) -> Finding:
 
 
 def shared_memory(free_bytes: int | None) -> Finding:
-    """Bytes free where processes of one engine share regions."""
+    """Check the free bytes where processes of an engine share memory."""
     if free_bytes is None:
         return bad("shared memory", f"there is no {SHARED_MEMORY}", "mount a tmpfs there")
     words = f"{size_text(free_bytes)} free in {SHARED_MEMORY}"
@@ -119,7 +119,7 @@ def shared_memory(free_bytes: int | None) -> Finding:
 
 
 def way_to_the_broker(note: str) -> Iterator[Finding]:
-    """Given what `way_note` says: nothing, where nobody would think otherwise."""
+    """Yield the note of `way_note`, if there is one."""
     if note:
         yield ok("way to the broker", note)
 
@@ -142,7 +142,7 @@ START_S = 60.0
 
 
 def look_at_packages() -> Iterator[Finding]:
-    """Versions; and NIXL, where agents are installed."""
+    """Show versions, and start NIXL where agents are installed."""
     found = {name: _version(name) for name in (*ALWAYS, *OF_AGENTS)}
     found["restow"] = own_version()
     yield ok("packages", ", ".join(f"{name} {one}" for name, one in found.items() if one))
@@ -153,7 +153,7 @@ def look_at_packages() -> Iterator[Finding]:
 
 
 def start_nixl() -> Finding:
-    """Start an agent of NIXL's in another process, and see what that has loaded."""
+    """Start a NIXL agent in another process, and check which UCX it loads."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "restow.agents.reading.ucx"],
@@ -172,7 +172,7 @@ def start_nixl() -> Finding:
 
 
 def judge_ucx(libraries: list[str]) -> Finding:
-    """Given the paths of all libucp that the process has loaded."""
+    """Judge the paths of the UCX libraries that a process has loaded."""
     if not libraries:
         return bad("NIXL", "started without UCX", "install nixl from its wheel")
     if len(libraries) > 1:
@@ -221,7 +221,7 @@ class _Piece(ctypes.Structure):
 
 
 def look_at_process_reading() -> Finding:
-    """Try, and say why not."""
+    """Check whether processes of one user may read each other's memory."""
     failure = try_to_read()
     if failure is None:
         return _may(_text(Path("/proc/self/ns/pid")))
@@ -229,7 +229,7 @@ def look_at_process_reading() -> Finding:
 
 
 def try_to_read() -> int | None:
-    """Read the memory of another process of this user; the system's number of an error, or None."""
+    """Read another process's memory; return the system's error number, or None."""
     command = [sys.executable, "-Ic", OWNER]
     with subprocess.Popen(  # noqa: S603 - a program of ours
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -258,7 +258,7 @@ def try_to_read() -> int | None:
 
 
 def judge_failure(number: int, ptrace_scope: str, status: str) -> Finding:
-    """Given the error, and what the kernel says of this process."""
+    """Name the causes of an error number, from what the kernel says of this process."""
     words = f"may not be read ({os.strerror(number)})"
     if number == errno.ESRCH:
         return bad(SUBJECT, f"{words}: no process could be started", "see what limits this user")
@@ -288,7 +288,7 @@ def _may(namespace: str) -> Finding:
 
 
 def _text(path: Path) -> str:
-    """What a file or a link of the kernel's says; nothing where there is none."""
+    """Return the content of a file or link of the kernel; empty if it is not there."""
     with suppress(OSError):
         return os.readlink(path) if path.is_symlink() else path.read_text()
     return ""
@@ -297,11 +297,11 @@ def _text(path: Path) -> str:
 DAY_S = 86400.0
 SOON_S = 7 * DAY_S
 ANSWER_S = 5.0
-"""So long is waited for the broker to show its certificate."""
+"""How long to wait for the broker's certificate."""
 
 
 def look_at_trust(credentials: Credentials) -> Iterator[Finding]:
-    """Nothing, plaintext; else each file."""
+    """Check the files of TLS and tokens."""
     if credentials.tls_ca is None:
         yield warn(
             "trust",
@@ -328,9 +328,9 @@ def look_at_trust(credentials: Credentials) -> Iterator[Finding]:
 
 
 def look_at_shown(address: str, credentials: Credentials) -> Iterator[Finding]:
-    """Say how long the certificate is good that a broker shows; nothing if it shows none.
+    """Check how long the broker's certificate is valid; yield nothing if TLS fails.
 
-    Why it shows none is found by those who ask the broker something.
+    The calls to the broker say why TLS fails.
     """
     if credentials.tls_ca is None:
         return
@@ -351,7 +351,7 @@ def look_at_shown(address: str, credentials: Credentials) -> Iterator[Finding]:
 
 
 def judge_end(whose: str, ends_s: float, now_s: float) -> Finding:
-    """A certificate that is good until ``ends_s``."""
+    """Check a certificate that is valid until ``ends_s``."""
     subject = f"certificate {whose}"
     if ends_s <= now_s:
         return bad(subject, "is not valid now", "issue a new one: it is read again by itself")

@@ -28,12 +28,12 @@ MAX_EPOCH = 1 << 62
 
 
 class _Found(NamedTuple):
-    """All keys of a fleet at one revision of etcd."""
+    """All keys of a fleet, at one revision of etcd."""
 
     fleet: Fleet
     leader_lease: int
     epoch_revision: int
-    """The revision that last wrote the epoch; 0: none did."""
+    """The revision that last wrote the epoch. 0: the epoch was never written."""
 
 
 class EtcdRegistry:
@@ -82,12 +82,12 @@ class EtcdRegistry:
             )
 
     async def keep_alive(self) -> float:
-        """Have the lease begin anew, and return its length in seconds."""
+        """Renew the lease, and return its length in seconds."""
         with self._lease_errors():
             return float(await self._client.keep_alive(self._lease))
 
     async def look(self) -> Fleet:
-        """Read all keys of the fleet; put the broker's own key again if somebody deleted it."""
+        """Read all keys of the fleet; write the broker's own key again if somebody deleted it."""
         found = await self._read()
         if self._lease and self._address not in found.fleet.brokers:
             await self._put_broker()
@@ -105,7 +105,7 @@ class EtcdRegistry:
         raise EtcdError(f"other brokers change {self._leader_key.decode()} again and again")
 
     async def raise_epoch(self, epoch: int) -> Leader:
-        """Write the leader's key anew, with a higher epoch, as long as it is this broker's."""
+        """Write the leader's key again with a higher epoch, if the key is this broker's."""
         for _ in range(TRIES):
             found = await self._read()
             leader = found.fleet.leader
@@ -118,7 +118,7 @@ class EtcdRegistry:
         raise EtcdError(f"other brokers change {self._leader_key.decode()} again and again")
 
     async def _write(self, found: _Found, above: int, allowed: rpc_pb2.Compare) -> Leader | None:
-        """Write leader and epoch together; None: something has changed since they were read."""
+        """Write leader and epoch together. Return None if a key has changed since it was read."""
         epoch = max(found.fleet.epoch, above) + 1
         if epoch >= MAX_EPOCH:
             raise EtcdError(f"epoch {epoch} is too high: somebody wrote or named a wrong one")
@@ -134,11 +134,11 @@ class EtcdRegistry:
         return Leader(self._address, epoch, mine=True) if done.succeeded else None
 
     async def release(self) -> None:
-        """Delete the leader's key if it is this broker's."""
+        """Delete the leader's key if the key is this broker's."""
         await self._client.txn([self._is_ours(self._leader_key)], [_delete(self._leader_key)])
 
     async def leave(self) -> None:
-        """End the lease, with all keys under it. May be repeated."""
+        """End the lease and delete all keys under it. May be repeated."""
         lease, self._lease = self._lease, 0
         if lease:
             await self._client.revoke(lease)
@@ -147,7 +147,7 @@ class EtcdRegistry:
         return rpc_pb2.Compare(target=rpc_pb2.Compare.LEASE, key=key, lease=self._lease)
 
     async def _read(self) -> _Found:
-        """Read the fleet. Raises `EtcdError` for a key that no broker has written so."""
+        """Read the fleet. Raises `EtcdError` for a key that no broker writes like this."""
         begin = self._prefix.encode()
         found = await self._client.range(begin, _end_of(begin))
         leader, leader_lease, epoch, epoch_revision = None, 0, 0, 0
@@ -192,7 +192,7 @@ class EtcdRegistry:
 
 
 def _address(value: bytes) -> str:
-    """Return an address that a broker wrote; empty: it is none."""
+    """Return an address that a broker wrote, or an empty text for an invalid address."""
     try:
         return checked_target(value.decode())
     except (AddressInvalidError, UnicodeDecodeError):
@@ -217,7 +217,7 @@ def _not_ours(key: bytes) -> EtcdError:
 
 
 def _end_of(prefix: bytes) -> bytes:
-    """Return the first key behind all that begin with ``prefix``.
+    """Return the first key after all keys that begin with ``prefix``.
 
     >>> _end_of(b"/restow/")
     b'/restow0'

@@ -1,4 +1,4 @@
-"""How etcd is reached, and why it did not do what it was asked.
+"""How etcd is reached, and the errors of its calls.
 
 No message holds a password or a token.
 """
@@ -18,45 +18,45 @@ from restow.broker.trust.errors import refuse_writable
 
 
 class EtcdError(RestowError, status="UNAVAILABLE", reason="ETCD_FAILED"):
-    """Base of all errors of calls to etcd; by itself: etcd's own words, which name no other one."""
+    """A call to etcd failed. By itself, this class has etcd's own words; subclasses name causes."""
 
 
 class EtcdUnreachableError(EtcdError, reason="ETCD_UNREACHABLE"):
-    """No etcd answers, or none in time: what was asked may have been done, or be done yet."""
+    """No member of etcd answers in time. The call may still have taken or take effect."""
 
 
 class EtcdNoLeaderError(EtcdError, reason="ETCD_NO_LEADER"):
-    """An etcd answers and nobody leads it: it can't agree on anything until a leader is found."""
+    """An etcd without a leader: it agrees on nothing until its members elect one."""
 
 
 class EtcdRefusedError(EtcdError, status="PERMISSION_DENIED", reason="ETCD_REFUSED"):
-    """Who called is not known there, or may not do what was asked."""
+    """Etcd does not know the caller, or does not permit the call."""
 
 
 class TokenEndedError(EtcdError, reason="ETCD_TOKEN_ENDED"):
-    """A token that etcd knows no more: the next call brings another one."""
+    """A token that has expired. The next call gets a new one."""
 
 
 class EtcdTooOldError(EtcdError, status="FAILED_PRECONDITION", reason="ETCD_TOO_OLD"):
-    """Its release lacks what is needed."""
+    """A release of etcd without the calls that brokers need."""
 
 
 class LeaseGoneError(EtcdError, status="NOT_FOUND", reason="ETCD_LEASE_GONE"):
-    """A lease that has ended; its keys are deleted."""
+    """A lease that has ended; etcd has deleted its keys."""
 
 
 class EtcdSettingsError(RestowError, status="FAILED_PRECONDITION", reason="ETCD_SETTINGS_INVALID"):
-    """Settings of endpoints, TLS and passwords that do not go together."""
+    """Addresses, files and passwords that do not fit together."""
 
 
 _TOKEN_ENDED = ("invalid auth token", "revision of auth store is old")
 _LEADERLESS = ("no leader", "leader changed", "leader failure", "not leader")
 _UNKNOWN_USER = ("authentication failed", "user name is empty", "permission denied")
-"""A watch that is refused has no code of its own."""
+"""Words in the details of refusals whose code is not specific."""
 _PASSING = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
-    # What gRPC says of calls that broke on their way.
+    # Codes of calls whose connection broke.
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
@@ -64,12 +64,12 @@ _PASSING = (
 
 
 def _has(details: str, words: Sequence[str]) -> bool:
-    """Whether one of the words stands in what etcd says: it has no other name for most errors."""
+    """Return whether details have one of the words. Most errors have no other mark."""
     return any(word in details for word in words)
 
 
 def typed_error(code: grpc.StatusCode, details: str, endpoint: str) -> EtcdError:
-    """The error that a failed call stands for."""
+    """Return the typed error of a failed call."""
     if _has(details, _LEADERLESS):
         return EtcdNoLeaderError(
             f"etcd at {endpoint} has no leader ({details}): are most of its members there, and do "
@@ -103,22 +103,22 @@ def typed_error(code: grpc.StatusCode, details: str, endpoint: str) -> EtcdError
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """Names etcd's members and the files by which they know us.
+    """The addresses of etcd's members, and how to log in there.
 
-    Raises `AddressInvalidError`, and `EtcdSettingsError` for what does not go together.
+    Raises `AddressInvalidError`, and `EtcdSettingsError` for settings that do not fit together.
     """
 
     endpoints: tuple[str, ...]
-    """``HOST:PORT`` of each member that may be asked."""
+    """``HOST:PORT`` of each member."""
     ca: Path | None = None
-    """Authorities that etcd's certificates are checked against; given: TLS is spoken."""
+    """Authorities of etcd's certificates. None: plaintext."""
     cert: Path | None = None
-    """Our certificate; with ``key``, or neither."""
+    """Our certificate. Needs ``key``."""
     key: Path | None = None
     user: str = ""
-    """Empty: nobody in particular."""
+    """Empty: no login."""
     password_file: Path | None = None
-    """Its first line is the password; read again for each new token."""
+    """A file whose first line is the password. It is read again for each new token."""
 
     def __post_init__(self) -> None:
         """Raise `AddressInvalidError` or `EtcdSettingsError`."""
@@ -150,7 +150,7 @@ class EtcdAccess:
 
     @classmethod
     def parse(cls, endpoints: str, **files: str | Path | None) -> EtcdAccess:
-        """Return access of ``HOST:PORT,HOST:PORT`` and what the fields are named by.
+        """Return the access to ``HOST:PORT,HOST:PORT`` with the given fields.
 
         >>> EtcdAccess.parse("a:2379, b:2379").endpoints
         ('a:2379', 'b:2379')
@@ -161,11 +161,11 @@ class EtcdAccess:
         return cls(found, user=str(user or ""), **paths)
 
     def credentials(self) -> Credentials:
-        """What channels are opened with."""
+        """Return the credentials for channels to etcd."""
         return Credentials(self.ca, self.cert, self.key)
 
     def password(self) -> str:
-        """The password. Raises `EtcdSettingsError`."""
+        """Read the password. Raises `EtcdSettingsError`."""
         if self.password_file is None:
             return ""
         refuse_writable("password file", self.password_file, EtcdSettingsError)

@@ -1,7 +1,7 @@
-"""Calls to etcd: of its members one is asked until it fails, then the next one.
+"""Calls to etcd. They go to one member until it fails, then to the next.
 
-An answer may be lost, and its call made again. So a `txn` has to be such that its second turn shows
-what the first one did.
+An answer may be lost, and its call repeated. So write a `txn` such that its repetition returns what
+the first attempt did.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ABOUT_CERTIFICATE = ": does it accept a certificate of ours (--etcd-cert, --etc
 _NOT_SPOKEN = ": it speaks no TLS, which --etcd-ca asks for"
 _NOT_ASKED = ": it speaks TLS, and was asked in plaintext (--etcd-ca)"
 _OPTIONS = (
-    # No pings: etcd takes more than one in five seconds for abuse, and calls have their own limits.
+    # No pings: etcd refuses more than one in five seconds, and calls have their own timeouts.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -51,35 +51,35 @@ _OPTIONS = (
 
 
 class Endpoints:
-    """The members of an etcd; opened anew when certificates were renewed. On one loop."""
+    """Channels to the members of an etcd, opened anew when certificates change. On one loop."""
 
     def __init__(self, addresses: tuple[str, ...], credentials: Credentials) -> None:
-        """Prepare: the first call of `current` opens a channel."""
+        """Prepare; the first call of `channel` opens a channel."""
         self._addresses, self._credentials = addresses, credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stamp: Stamp = ()
         self._index = 0
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of members."""
         return len(self._addresses)
 
     def __iter__(self) -> Iterator[str]:
-        """All of them, as they were given."""
+        """Return the addresses of all members, in the given order."""
         return iter(self._addresses)
 
     @property
     def current(self) -> str:
-        """The address that is asked now."""
+        """The address of the member that is asked first."""
         return self._addresses[self._index]
 
     def give_up(self, address: str) -> None:
-        """Ask the next one, if ``address`` is asked still."""
+        """Ask the next member first, if ``address`` is the current one."""
         if address == self.current:
             self._index = (self._index + 1) % len(self._addresses)
 
     async def channel(self, address: str) -> grpc.aio.Channel:
-        """A channel there. Raises `KeyFileError` and `ForkedError`."""
+        """Return a channel to a member. Raises `KeyFileError` and `ForkedError`."""
         OWN_PROCESS.check()
         stamp = self._credentials.stamp()
         if stamp != self._stamp:
@@ -101,7 +101,7 @@ class Endpoints:
             await channel.close()
 
     async def about_tls(self, address: str) -> str:
-        """What is the matter if one side speaks TLS and the other does not; empty: nothing shows.
+        """Return what is wrong with TLS in words; empty: nothing was found.
 
         gRPC only says that the connection failed.
         """
@@ -133,38 +133,38 @@ class Endpoints:
 
 
 WITH_LEADER = ("hasleader", "true")
-"""Has a member that knows no leader say so at once, where it would wait for one."""
+"""Makes a member without a leader fail at once instead of waiting for a leader."""
 
 T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
 Call = Callable[[grpc.aio.Channel, Metadata, float], Awaitable[T]]
-"""Makes a call with this metadata, within so many seconds; may raise `grpc.aio.AioRpcError`."""
+"""Makes a call with metadata and a timeout in seconds; may raise `grpc.aio.AioRpcError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long is waited for etcd."""
+    """How long to wait for etcd."""
 
     call_s: float = 2.0
-    """For a call, on all members together."""
+    """For a call, over all members."""
     try_s: float = 0.5
     """For one member's answer."""
     pause_s: float = 0.05
-    """Before members are asked once more."""
+    """Pause before members are asked again."""
 
 
 class Asking:
-    """Makes calls. On one loop."""
+    """Makes calls to whichever member answers. On one loop."""
 
     def __init__(self, access: EtcdAccess, patience: Patience) -> None:
-        """Prepare: the first call connects."""
+        """Prepare; the first call connects."""
         self.endpoints = Endpoints(access.endpoints, access.credentials())
         self.patience = patience
         self._access = access
         self._token = ""
 
     async def any(self, call: Call[T]) -> T:
-        """Have one member answer. Raises an `EtcdError`, `KeyFileError` or `EtcdSettingsError`."""
+        """Call any member. Raises an `EtcdError`, `KeyFileError` or `EtcdSettingsError`."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self.patience.call_s
         told: EtcdError = EtcdUnreachableError("there was no time to ask etcd")
@@ -175,7 +175,7 @@ class Asking:
                     self.endpoints.current, call, min(self.patience.try_s, left_s)
                 )
             except (EtcdUnreachableError, EtcdNoLeaderError) as error:
-                # That somebody answered says more than that another one did not.
+                # An answer without a leader says more than no answer.
                 if asked == 0 or not isinstance(error, EtcdUnreachableError):
                     told = error
             asked += 1
@@ -184,7 +184,7 @@ class Asking:
         raise told
 
     async def one(self, endpoint: str, call: Call[T], timeout_s: float) -> T:
-        """Have this member answer. Raises like `any`."""
+        """Call this member. Raises like `any`."""
         channel = await self.endpoints.channel(endpoint)
         had_token = bool(self._token)
         try:
@@ -196,7 +196,7 @@ class Asking:
         return await self.one(endpoint, call, timeout_s)
 
     async def metadata(self, channel: grpc.aio.Channel, endpoint: str) -> Metadata:
-        """What a call is made with. Raises like `any`."""
+        """Return the metadata of a call, after a login if needed. Raises like `any`."""
         if self._access.user and not self._token:
             request = rpc_pb2.AuthenticateRequest(
                 name=self._access.user, password=self._access.password()
@@ -211,14 +211,14 @@ class Asking:
                     )
                 except grpc.aio.AioRpcError as error:
                     if "authentication is not enabled" in (error.details() or ""):
-                        return (WITH_LEADER,)  # it is about to be, perhaps
+                        return (WITH_LEADER,)
                     raise
             self._token = said.token
         return (WITH_LEADER, ("token", self._token)) if self._token else (WITH_LEADER,)
 
     @contextlib.contextmanager
     def failures(self, endpoint: str) -> Iterator[None]:
-        """Raise the typed error of a call that fails inside."""
+        """Raise the typed error of a call that fails inside the ``with``."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
@@ -232,7 +232,7 @@ class Asking:
             ) from None
 
     def failed(self, endpoint: str, code: grpc.StatusCode, details: str) -> EtcdError:
-        """The typed error; the next call asks another member if this one is of no use now."""
+        """Return the typed error. The next call asks another member if this one cannot answer."""
         error = typed_error(code, details, endpoint)
         if isinstance(error, TokenEndedError):
             self._token = ""
@@ -242,35 +242,35 @@ class Asking:
 
 
 OLDEST = (3, 4)
-"""Before it watches did not say how far they are."""
+"""Older releases have other calls, and nobody tests them."""
 PATIENCE = Patience()
 
 
 def patience_for(timing: Timing) -> Patience:
-    """Return how long calls may take: what is answered after the lease is of no use."""
+    """Return how long calls may take. Answers after the end of the lease are useless."""
     return Patience(call_s=timing.lease_s, try_s=timing.lease_s / 2)
 
 
 class MemberStatus(NamedTuple):
-    """What one member of etcd says of itself."""
+    """The status of one member of etcd."""
 
     endpoint: str
     version: str
     leads: bool
     has_leader: bool
     errors: tuple[str, ...] = ()
-    """What is wrong with it, as NOSPACE when its disk quota is used up: then it writes nothing."""
+    """Alarms, such as NOSPACE when its quota is used up: then it writes nothing."""
 
 
 class EtcdClient:
-    """Asks an etcd. On one loop; `close` it in the end.
+    """A client of etcd. On one loop; `close` it in the end.
 
-    All calls raise an `EtcdError`, and `KeyFileError` or `EtcdSettingsError` for files of
-    ours that can't be used.
+    All calls raise an `EtcdError`, and `KeyFileError` or `EtcdSettingsError` for files that
+    cannot be used.
     """
 
     def __init__(self, access: EtcdAccess, patience: Patience = PATIENCE) -> None:
-        """Prepare: the first call connects."""
+        """Prepare; the first call connects."""
         self._asking = Asking(access, patience)
 
     async def close(self) -> None:
@@ -278,7 +278,7 @@ class EtcdClient:
         await self._asking.endpoints.close()
 
     async def range(self, key: bytes, range_end: bytes = b"") -> rpc_pb2.RangeResponse:
-        """Read a key, or all of ``[key, range_end)``: what is newest, not what one member knows."""
+        """Read a key, or ``[key, range_end)``, as the majority of members has it."""
         request = rpc_pb2.RangeRequest(key=key, range_end=range_end)
         return await self._asking.any(
             lambda channel, how, s: rpc_pb2_grpc.KVStub(channel).Range(
@@ -313,9 +313,9 @@ class EtcdClient:
         )
 
     async def grant(self, ttl_s: int) -> rpc_pb2.LeaseGrantResponse:
-        """Make a lease, of ``ttl_s`` or of as long as etcd makes them at least.
+        """Make a lease of ``ttl_s``, or of etcd's minimum if that is longer.
 
-        If an answer is lost, one is left that nobody keeps alive: it ends by itself.
+        If the answer is lost, its lease ends by itself because nobody keeps it alive.
         """
         request = rpc_pb2.LeaseGrantRequest(TTL=ttl_s)
         return await self._asking.any(
@@ -325,7 +325,7 @@ class EtcdClient:
         )
 
     async def keep_alive(self, lease: int) -> int:
-        """Have a lease begin anew, and return its seconds. Raises `LeaseGoneError`, too."""
+        """Renew a lease, and return its length in seconds. Raises `LeaseGoneError`, too."""
         ttl_s = await self._asking.any(
             lambda channel, how, s: _keep_alive(rpc_pb2_grpc.LeaseStub(channel), lease, how, s)
         )
@@ -334,7 +334,7 @@ class EtcdClient:
         return ttl_s
 
     async def revoke(self, lease: int) -> None:
-        """End a lease and delete its keys; one that has ended is left alone."""
+        """End a lease and delete its keys. Ignores a lease that has ended."""
         request = rpc_pb2.LeaseRevokeRequest(ID=lease)
         with contextlib.suppress(LeaseGoneError):
             await self._asking.any(
@@ -344,9 +344,9 @@ class EtcdClient:
             )
 
     async def statuses(self) -> list[MemberStatus]:
-        """What each member that answers says of itself.
+        """Return the status of each member that answers.
 
-        Raises what the last one failed with if none answers, and `EtcdTooOldError`.
+        Raises the last member's error if no member answers, and `EtcdTooOldError`.
         """
         found, told = list[MemberStatus](), EtcdError("no member was asked")
         for endpoint in self._asking.endpoints:
@@ -361,7 +361,7 @@ class EtcdClient:
         return found
 
     async def warnings(self) -> tuple[str, ...]:
-        """Return what etcd's members say is wrong with them, as NOSPACE. Raises as `statuses`."""
+        """Return the alarms of etcd's members, such as NOSPACE. Raises like `statuses`."""
         found = await self.statuses()
         return tuple(f"{one.endpoint}: {words}" for one in found for words in one.errors)
 
@@ -385,7 +385,7 @@ class EtcdClient:
         return MemberStatus(endpoint, said.version, leads, said.leader != 0, tuple(said.errors))
 
     async def _explained(self, error: EtcdError) -> EtcdError:
-        """The error; of an etcd that was not reached, with what is the matter with TLS, if so."""
+        """Return the error, with a note on TLS if etcd was not reached because of TLS."""
         endpoint = error.subject.get("endpoint", "")
         if not isinstance(error, EtcdUnreachableError) or not endpoint:
             return error
@@ -396,10 +396,10 @@ class EtcdClient:
 async def _keep_alive(
     stub: rpc_pb2_grpc.LeaseAsyncStub, lease: int, how: Metadata, timeout_s: float
 ) -> int:
-    """Ask once, in a stream of its own: what answers is the answer to this and no earlier one."""
+    """Renew a lease on a new stream, so that its answer belongs to this call."""
     stream = stub.LeaseKeepAlive(metadata=how, timeout=timeout_s)
     answer: object = None
-    with contextlib.suppress(asyncio.InvalidStateError):  # it may end before it is written to
+    with contextlib.suppress(asyncio.InvalidStateError):  # the stream may have ended
         await stream.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
         await begun(stream)
         answer = await stream.read()
@@ -411,7 +411,7 @@ async def _keep_alive(
 
 
 def release_of(version: str) -> tuple[int, int]:
-    """The first two numbers of a release; of what is none (0, 0).
+    """Return the first two numbers of a release, or (0, 0) if the text is no release.
 
     >>> release_of("3.5.1"), release_of("4.0-rc"), release_of("?")
     ((3, 5), (4, 0), (0, 0))

@@ -47,7 +47,7 @@ ADDRESS, EPOCH = "restow/address", "restow/epoch"
 TRIES = 5
 """How often a change is tried when other brokers change the same Lease meanwhile."""
 UNHEARD_S = 1.0
-"""The longest time between two looks that counts as silence: the API may not have answered."""
+"""At most this much of the time between two looks counts as silence: the API may have been away."""
 
 
 class KubernetesError(RestowError, status="UNAVAILABLE", reason="KUBERNETES_FAILED"):
@@ -55,13 +55,13 @@ class KubernetesError(RestowError, status="UNAVAILABLE", reason="KUBERNETES_FAIL
 
 
 class KubernetesUnreachableError(KubernetesError, reason="KUBERNETES_UNREACHABLE"):
-    """No API server answers in time: what was asked may have been done, or be done yet."""
+    """No API server answers in time. The call may still have taken or take effect."""
 
 
 class KubernetesRefusedError(
     KubernetesError, status="PERMISSION_DENIED", reason="KUBERNETES_REFUSED"
 ):
-    """The service account is not known there, or may not do what was asked."""
+    """Kubernetes does not know the service account, or does not permit the call."""
 
 
 class KubernetesSettingsError(
@@ -71,7 +71,7 @@ class KubernetesSettingsError(
 
 
 class _ChangedError(KubernetesError, status="ABORTED", reason="KUBERNETES_CONFLICT"):
-    """A Lease exists already, is gone, or is not as it was."""
+    """A Lease exists already, is gone, or has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class _Lease:
     uid: str
     version: str
     holder: str
-    """The life of the broker that holds it; empty: nobody does."""
+    """The life of the broker that holds it. Empty: nobody holds it."""
     length_s: float
     address: str
     epoch: int
@@ -105,14 +105,14 @@ class _Lease:
 
 @dataclass(slots=True)
 class _Silence:
-    """For how long each Lease has not changed, by our own clock, while the API answered us."""
+    """How long each Lease has not changed, by our own clock, while the API answered."""
 
     looked_s: float = float("-inf")
     since: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """By uid: the version, and for how many seconds it has been seen."""
+    """The version by uid, and how many seconds it has not changed."""
 
     def look(self, leases: Iterable[_Lease], now_s: float) -> None:
-        """Take all Leases that are there."""
+        """Take the Leases that exist now."""
         passed_s, self.looked_s = min(now_s - self.looked_s, UNHEARD_S), now_s
         known, self.since = self.since, {}
         for one in leases:
@@ -121,7 +121,7 @@ class _Silence:
             self.since[one.uid] = (one.version, silent_s + passed_s if again else 0.0)
 
     def is_over(self, lease: _Lease) -> bool:
-        """Return whether a Lease has not changed for as long as it names."""
+        """Return whether a Lease has not changed for its own length."""
         version, silent_s = self.since.get(lease.uid, ("", 0.0))
         return version == lease.version and silent_s >= lease.length_s
 
@@ -131,9 +131,9 @@ class _Found:
     """All Leases of a fleet."""
 
     top: _Lease | None
-    """The one that says who leads."""
+    """The Lease that says who leads."""
     brokers: dict[str, _Lease]
-    """By the life that holds each."""
+    """Leases of brokers by the life that holds them."""
 
 
 class KubernetesRegistry:
@@ -197,14 +197,14 @@ class KubernetesRegistry:
         return self._length_s
 
     async def keep_alive(self) -> float:
-        """Write the own Lease anew, and return its length in seconds."""
+        """Renew the broker's own Lease, and return its length in seconds."""
         own = self._own
         if own is None:
             raise _ended()
         try:
             self._own = await self._replace(own, "broker", self._life, 0)
         except _ChangedError:
-            # It was deleted. Or an answer was lost, or somebody else has written to it.
+            # The Lease was deleted, an answer was lost, or somebody else has written to it.
             found = (await self._list()).brokers.get(self._life)
             self._own = found
             if found is None:
@@ -224,7 +224,7 @@ class KubernetesRegistry:
         return fleet
 
     async def lead(self, epoch: int) -> Leader:
-        """Take the top Lease if nobody holds it who lives."""
+        """Take the top Lease if no live broker holds it."""
         for _ in range(TRIES):
             found = await self._list()
             fleet = self._fleet_of(found)
@@ -263,7 +263,7 @@ class KubernetesRegistry:
         return KubernetesError(f"other brokers change Lease restow-{self._fleet} again and again")
 
     async def release(self) -> None:
-        """Let go of the top Lease if this broker holds it."""
+        """Give up the top Lease if this broker holds it."""
         top = (await self._list()).top
         if top is not None and top.holder == self._life:
             with contextlib.suppress(_ChangedError):
@@ -303,7 +303,7 @@ class KubernetesRegistry:
         return _Found(top, brokers)
 
     def _fleet_of(self, found: _Found) -> Fleet:
-        """Return who leads, and who is there: a Lease that is silent stands for nobody."""
+        """Return who leads and which brokers live. A silent Lease belongs to no live broker."""
         there = {
             life: one
             for life, one in found.brokers.items()
@@ -348,7 +348,7 @@ class KubernetesRegistry:
         return _Lease.of(await self._call("create a Lease", api.api_client, made))
 
     async def _replace(self, lease: _Lease, kind: str, holder: str, epoch: int) -> _Lease:
-        """Write a Lease if it is as it was read, else raise `_ChangedError`."""
+        """Write a Lease if it has not changed since it was read, else raise `_ChangedError`."""
         body = self._body(lease.name, kind, holder, epoch)
         body["metadata"] |= {"resourceVersion": lease.version, "uid": lease.uid}
         api = await self._api()
@@ -358,7 +358,7 @@ class KubernetesRegistry:
         return _Lease.of(await self._call("update a Lease", api.api_client, written))
 
     async def _delete(self, lease: _Lease) -> None:
-        """Delete a Lease if it is as it was read, else raise `_ChangedError`."""
+        """Delete a Lease if it has not changed since it was read, else raise `_ChangedError`."""
         only = {"uid": lease.uid, "resourceVersion": lease.version}
         api = await self._api()
         deleted = api.delete_namespaced_lease(
@@ -406,7 +406,7 @@ class KubernetesRegistry:
         except ApiException as error:
             raise _typed(error, asked) from None
         except (ClientError, OSError, ValueError) as error:
-            self._drop(client)  # files of the account may have been renewed
+            self._drop(client)  # the account's files may have been renewed
             why = str(error) or type(error).__name__
             raise KubernetesUnreachableError(f"Kubernetes' API does not answer ({why})") from None
         finally:
@@ -422,7 +422,7 @@ class KubernetesRegistry:
 
 
 def _address(said: str) -> str:
-    """Return an address that a broker wrote; empty: it is none."""
+    """Return an address that a broker wrote, or an empty text for an invalid address."""
     try:
         return checked_target(said)
     except AddressInvalidError:
@@ -434,7 +434,7 @@ def _ended() -> LeaseEndedError:
 
 
 def _typed(error: ApiException, asked: str) -> KubernetesError:
-    """Return the error that an answer of the API stands for."""
+    """Return the typed error of an answer of the API."""
     words = f"{error.status} {error.reason}"
     if error.status in (401, 403):
         return KubernetesRefusedError(

@@ -21,12 +21,12 @@ from restow.broker.registry.registry import Fleet, Leader, Timing
 
 
 class Want(Enum):
-    """What a broker asks of the registry next."""
+    """What a broker asks the registry for next."""
 
     NOTHING = "nothing"
     LEAD = "lead"
     RAISE = "raise"
-    """Its epoch, above one that somebody has named."""
+    """Raise its epoch above an epoch that somebody has named."""
     RELEASE = "release"
 
 
@@ -36,7 +36,7 @@ class Lease:
 
     length_s: float
     sent_s: float
-    """When the last keepalive that was answered had been sent: the lease began no earlier."""
+    """When the last answered keepalive was sent. The lease began no earlier."""
 
     @property
     def end_s(self) -> float:
@@ -54,21 +54,21 @@ class Leadership:
         self.epoch = 0
         """The epoch in which this broker leads; 0: it does not lead."""
         self.fleet = Fleet(None, frozenset())
-        """What the registry said last."""
+        """The last answer of the registry."""
         self._named = 0
         """The highest epoch that anybody has named."""
         self.leaving = False
         """Whether the broker is about to end."""
 
-    # -- what the broker asks before it acts ------------------------------------------------------
+    # -- questions before the broker acts ---------------------------------------------------------
 
     def may_act(self, now_s: float) -> bool:
-        """Return whether the broker leads, and certainly nobody else can."""
+        """Return whether the broker leads and no other broker can."""
         lease = self.lease
         return bool(self.epoch) and lease is not None and now_s < lease.end_s - self.timing.margin_s
 
     def still_s(self, now_s: float) -> float | None:
-        """Return how long the lease has been in doubt; None: it is not."""
+        """Return how long the lease has been in doubt. None: it is not in doubt."""
         if self.lease is None:
             return None
         doubt_s = now_s - (self.lease.end_s - self.timing.margin_s)
@@ -76,7 +76,7 @@ class Leadership:
 
     @property
     def leader(self) -> str:
-        """The address of the broker that leads, as far as is known; empty: nobody does."""
+        """The address of the leader, as far as this broker knows. Empty: nobody leads."""
         if self.epoch:
             return self.address
         leader = self.fleet.leader
@@ -85,7 +85,7 @@ class Leadership:
     # -- events -----------------------------------------------------------------------------------
 
     def kept(self, sent_s: float, length_s: float) -> None:
-        """Note that the lease began anew. Answers may come in another order than their requests."""
+        """Note that the lease was renewed. Answers may arrive in any order."""
         if self.lease is None or sent_s > self.lease.sent_s:
             self.lease = Lease(length_s, sent_s)
 
@@ -94,7 +94,7 @@ class Leadership:
         self.lease, self.epoch = None, 0
 
     def saw(self, fleet: Fleet) -> None:
-        """Take what the registry says. A leader that it does not name leads no longer."""
+        """Take an answer of the registry. This broker stops leading if it is not named there."""
         self.fleet = fleet
         self.named(fleet.epoch)
         leader = fleet.leader
@@ -126,7 +126,7 @@ class Leadership:
             self.fleet = Fleet(None, self.fleet.brokers, self.fleet.epoch)
 
     def tick(self, now_s: float) -> None:
-        """Lead no longer if the lease should have ended some time ago."""
+        """Stop leading if the lease should have ended some time ago."""
         if self.epoch and self.lease and now_s >= self.lease.end_s + self.timing.give_up_s:
             self.epoch = 0
 
@@ -138,7 +138,7 @@ class Leadership:
             return Want.RELEASE if self._holds else Want.NOTHING
         if self.epoch:
             return Want.RAISE if self._named > self.epoch else Want.NOTHING
-        # It holds what it does not lead by when the answer to its call was lost.
+        # It may hold the leadership without leading: when the answer to its call was lost.
         free = self.fleet.leader is None and self.address in self.fleet.brokers
         return Want.LEAD if free or self._holds else Want.NOTHING
 

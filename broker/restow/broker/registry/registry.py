@@ -18,7 +18,7 @@ class LeaseEndedError(RestowError, status="ABORTED", reason="BROKER_LEASE_ENDED"
 
 
 class AddressTakenError(RestowError, status="ALREADY_EXISTS", reason="ADDRESS_TAKEN"):
-    """Another broker has the address, or an earlier life of this broker whose lease goes on."""
+    """Another broker has the address, or a former life of this broker whose lease goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Leader:
     address: str
     epoch: int
     mine: bool = False
-    """Whether it is the broker that asks, in this life."""
+    """Whether the leader is the broker that asks, in its present life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,18 @@ class Fleet:
     brokers: frozenset[str]
     """Addresses of all brokers that are registered, with the leader."""
     epoch: int = 0
-    """The highest epoch that was ever written; 0: none was."""
+    """The highest epoch that was ever written. 0: no epoch was written."""
 
 
 class Registry(Protocol):
     """One broker's place in a registry.
 
-    Every call may be repeated. It raises a `RestowError` when it is not known what became of it,
-    and `LeaseEndedError` when the broker's lease has ended: then `join` begins a new one.
+    Every call may be repeated. It raises a `RestowError` when its outcome is not known, and
+    `LeaseEndedError` when the broker's lease has ended: then `join` begins a new one.
     """
 
     look_every_s: float
-    """How often the registry bears to be asked for the fleet."""
+    """How often to ask the registry for the fleet."""
 
     async def join(self, address: str, lease_s: float) -> float:
         """Register the broker under a new lease; return the lease's length in seconds.
@@ -61,27 +61,27 @@ class Registry(Protocol):
         ...
 
     async def keep_alive(self) -> float:
-        """Have the lease begin anew; return its length in seconds."""
+        """Renew the lease; return its length in seconds."""
         ...
 
     async def look(self) -> Fleet:
-        """Return who leads and who is there now. Put the own entry again if it is gone."""
+        """Return the leader and the brokers now. Write the own entry again if it is gone."""
         ...
 
     async def lead(self, epoch: int) -> Leader:
-        """Lead if nobody does, in an epoch above ``epoch`` and all before; return who leads."""
+        """Lead if nobody leads, in a new epoch above ``epoch``; return the leader."""
         ...
 
     async def raise_epoch(self, epoch: int) -> Leader:
-        """Go on leading in an epoch above ``epoch``; return who leads, which may be another one."""
+        """Go on leading in an epoch above ``epoch``; return the leader now."""
         ...
 
     async def release(self) -> None:
-        """Lead no longer; stay registered."""
+        """Stop leading, and stay registered."""
         ...
 
     async def leave(self) -> None:
-        """End the lease, and all that stands under it."""
+        """End the lease, and remove all entries under it."""
         ...
 
 
@@ -90,10 +90,10 @@ class Timing:
     """Times of leading, in seconds. Raises `RequestError` for what cannot be kept."""
 
     lease_s: float = 2.0
-    """How long a broker that says nothing is thought to live; the registry may make it longer."""
+    """Length of a lease; the registry may make it longer."""
     margin_s: float = 0.5
     """How long before the end of its lease a leader stops. This covers clocks that run at different
-    rates, and what is decided and not yet sent."""
+    rates, and orders that are decided and not yet sent."""
     keep_alive_every_s: float = 0.4
     give_up_s: float = 1.0
     """How long after the end of its lease a leader takes another broker for the leader, though

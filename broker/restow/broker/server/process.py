@@ -1,4 +1,4 @@
-"""What the broker's process may take of its host: files and memory."""
+"""Limits of the broker's process: open files and memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import resource
 from typing import Final
 
 KEPT_FILES: Final = 192
-"""What no connection of gRPC takes: files for probes, logs and the broker itself."""
+"""Files kept free for probes, logs and the broker itself."""
 M_ARENA_MAX: Final = -8
 ARENAS: Final = 2
 M_MMAP_THRESHOLD: Final = -3
@@ -16,10 +16,10 @@ LARGE_BYTES: Final = 1 << 20
 
 
 def set_up() -> None:
-    """Let this process open as many files as it may ask for, and give memory back.
+    """Raise the limit of open files, and make glibc return freed memory to the host.
 
-    Each of gRPC's threads would have an arena of glibc's, and keep there what a flood has freed;
-    what large messages took would be kept for the next ones.
+    Otherwise each of gRPC's threads would keep an arena with memory that a flood of calls has
+    freed, and large messages would leave their memory behind.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -30,7 +30,7 @@ def set_up() -> None:
 
 
 def room_for(connections: int) -> int:
-    """So many connections, or as many as the process's files leave room for."""
+    """Return the number of connections, or fewer if open files leave no room for it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return connections

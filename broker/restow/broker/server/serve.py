@@ -59,13 +59,13 @@ SERVER_OPTIONS = (
 )
 
 OPEN_CONNECTIONS = 1 << 20
-"""Where everybody is trusted: as many as there may be files."""
+"""Without TLS: as many connections as open files allow."""
 CALLS_FOR_CONNECTION = 8
-"""Of a tenant there may be so many times more calls than there may be connections of all."""
+"""Open calls of one tenant for each connection that the broker allows."""
 TLS_CONNECTIONS = 512
-"""Strangers may have 80 KiB kept for each."""
+"""With TLS: a stranger may make the broker keep 80 KiB for each connection."""
 MAX_METADATA_BYTES = 8 << 10
-"""Of a call, where it is not known who makes it."""
+"""Bytes of a call's metadata before its caller is identified."""
 
 STOP_GRACE_S = 2.0
 
@@ -77,15 +77,28 @@ class RunningBroker:
     hub: Hub
     address: str
     clock: asyncio.Task[None]
-    """Never ends by itself; if it does, nothing would ever expire: stop serving."""
+    """Never ends by itself. If it fails, nothing would ever expire."""
     checks: health.aio.HealthServicer
     http_address: str | None = None
-    """Where metrics and probes are shown."""
+    """Address of metrics and probes."""
     fleet: OneOfSeveral | None = None
-    """None: it is alone."""
+    """None: it is the only broker."""
+
+    async def failed(self) -> None:
+        """Wait until the broker cannot go on serving, and raise the error.
+
+        Either its clock has failed, or its work as one of several brokers: it would go on without
+        a lease. That work ends without an error when the broker leaves the fleet.
+        """
+        works = [self.clock]
+        if self.fleet is not None and self.fleet.running is not None:
+            works.append(self.fleet.running)
+        done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_EXCEPTION)
+        for work in done:
+            work.result()
 
     async def drain(self) -> None:
-        """Say that it stops, and have another broker lead; alone: wait for the reads under way."""
+        """Stop serving: let another broker lead, or as the only broker wait for open reads."""
         await self.checks.enter_graceful_shutdown()
         if self.fleet is None:
             await self.hub.drain()
@@ -94,15 +107,14 @@ class RunningBroker:
 
 
 def strangers_options(connections: int) -> tuple[tuple[str, int], ...]:
-    """What gRPC takes of callers before it is known who they are, where that is asked at all."""
+    """Return gRPC's limits for callers that are not identified yet; for brokers with TLS."""
     return (
-        # A message that the broker waits for has room beyond this. Probing of the bandwidth would
-        # widen it to hundreds of megabytes.
+        # Messages that the broker waits for may be larger. Bandwidth probing would raise this to
+        # hundreds of megabytes.
         ("grpc.http2.lookahead_bytes", 16 << 10),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_concurrent_streams", 100),
-        # Calls that gRPC has taken and the broker has not yet, of some kilobytes each: clients try
-        # again.
+        # Calls that gRPC has taken and the broker has not, some kilobytes each. Clients retry.
         ("grpc.server.max_pending_requests", max(64, connections // 8)),
         ("grpc.server.max_pending_requests_hard_limit", max(128, connections // 4)),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
@@ -110,7 +122,7 @@ def strangers_options(connections: int) -> tuple[tuple[str, int], ...]:
 
 
 def add_services(hub: Hub, server: grpc.aio.Server) -> None:
-    """Serve the hub's directory, by every service of the contract."""
+    """Add every service of the contract."""
     broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), server)
     agent_link_pb2_grpc.add_AgentLinkServicer_to_server(AgentLinkService(hub), server)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(hub), server)
@@ -123,10 +135,10 @@ def interceptors_of(
     tenant_max_calls: int = 0,
     refused: Callable[[RestowError], None] = lambda _: None,
 ) -> list[grpc.aio.ServerInterceptor]:
-    """What stands before every handler, the outermost first.
+    """Return the interceptors before every handler, the outermost first.
 
-    ``admitted`` hears of each call that is let in, ``refused`` why one is not or ends with an
-    error; of calls that nobody need say who makes, there may be any number.
+    ``admitted`` is told each call that is let in, ``refused`` the error of each call that is
+    refused or fails. ``tenant_max_calls`` holds only where callers are identified.
     """
     identify = None if trust is None else trust.identify
     gate: grpc.aio.ServerInterceptor = (
@@ -140,9 +152,9 @@ def interceptors_of(
 
 @contextlib.asynccontextmanager
 async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroker]:
-    """Serve inside the ``async with``; port 0 takes a free one, `RunningBroker.address` tells it.
+    """Serve inside the ``async with``. With port 0, `RunningBroker.address` has the chosen port.
 
-    Raises `ListenError`, and the `TrustError` of settings and files that prove nothing.
+    Raises `ListenError`, and a `TrustError` for settings and files that cannot identify callers.
     """
     log = get_logger("restow.broker")
     trust = trust_of(settings)
@@ -157,8 +169,8 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
     connections = process.room_for(
         settings.max_connections or (TLS_CONNECTIONS if trust else OPEN_CONNECTIONS)
     )
-    by_path = settings.listen.startswith("unix:")  # nobody looks for strangers there
-    # Where nobody is asked who he is, a whole fleet may be strangers for a moment.
+    by_path = settings.listen.startswith("unix:")  # a Unix socket has no strangers
+    # Without TLS a whole fleet may be strangers for a moment.
     strangers = Strangers(connections, connections // 4 if trust else connections * 3 // 4)
     server = grpc.aio.server(
         interceptors=interceptors_of(
@@ -205,7 +217,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
                 stack.enter_context(strangers.kept_few(port))
             shown = None
             if settings.http_listen is not None:
-                # Here, so that a broker that shows nothing starts sooner.
+                # Imported here, so that a broker without a page starts sooner.
                 from restow.broker.server.observe.web import serving
 
                 shown = await stack.enter_async_context(
@@ -247,9 +259,10 @@ def _tracing(
 async def serve_until_signalled(
     settings: BrokerSettings, ready: asyncio.Event | None = None
 ) -> None:
-    """Serve until SIGTERM or SIGINT; prints one line when ready.
+    """Serve until SIGTERM or SIGINT; print a line when ready.
 
-    Reads under way have ``settings.drain_s`` to end; a second signal waits for none.
+    Open reads have ``settings.drain_s`` to end; a second signal does not wait for them. Raises the
+    error of a broker that cannot go on.
     """
     signals: asyncio.Queue[None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -264,20 +277,19 @@ async def serve_until_signalled(
             print(f"restow broker shows http://{broker.http_address}/metrics", flush=True)
         if ready is not None:
             ready.set()
-        await _first_of(broker.clock, signals.get())
-        if not broker.clock.done():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(settings.drain_s):
-                    await _first_of(broker.clock, signals.get(), broker.drain())
-        if broker.clock.done():
-            broker.clock.result()
+        await _first_of(broker.failed(), signals.get())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settings.drain_s):
+                await _first_of(broker.failed(), signals.get(), broker.drain())
 
 
-async def _first_of(clock: asyncio.Task[None], *works: Coroutine[Any, Any, None]) -> None:
-    """Wait for the first to end."""
+async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
+    """Wait for the first to end, and raise its error."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
-        await asyncio.wait([clock, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
+    for task in done:
+        task.result()

@@ -158,8 +158,7 @@ class Engine:
                 stack.callback(memory.close)
                 self._memories.append(memory)
                 identity = RankIdentity(
-                    *(options.broker, options.engine_id, self._incarnation, rank.rank),
-                    self.layout.model.identity,
+                    options.broker, options.engine_id, self._incarnation, rank.rank
                 )
                 agent = serve_rank(identity, memory.regions, options.homes[index])
                 stack.callback(agent.close)

@@ -27,7 +27,6 @@ from typing import NoReturn, Self, TextIO
 from restow.agents.agent import Agent
 from restow.agents.memory.shared_memory import SharedMemory, SharedRegion
 from restow.broker.errors import RestowError
-from restow.broker.layout.values import ModelIdentity
 from restow.broker.logs import log_to_stderr
 
 WAKE = b"f"
@@ -46,7 +45,6 @@ class RankIdentity:
     engine_id: str
     incarnation: str
     rank: int
-    model: ModelIdentity
 
 
 class ForkServer:
@@ -163,7 +161,6 @@ def serve(engine: socket.socket) -> None:
             rank=told["rank"],
             regions=[region.memory(attached[region.shared_memory]) for region in regions],
             on_lost=lambda _: engine.shutdown(socket.SHUT_RDWR),
-            model=ModelIdentity(**told["model"]),
         )
         try:
             agent.start()

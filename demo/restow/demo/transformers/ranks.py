@@ -116,7 +116,4 @@ def serve_rank(
     """Serve a rank by a process of a fork server, or by the daemon behind a socket."""
     if isinstance(home, ForkServer):
         return WorkerAgent(home, identity, regions)
-    return DaemonAgent(
-        *(home, identity.engine_id, identity.incarnation, identity.rank, regions),
-        model=identity.model,
-    )
+    return DaemonAgent(home, identity.engine_id, identity.incarnation, identity.rank, regions)

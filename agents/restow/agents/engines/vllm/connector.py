@@ -51,7 +51,6 @@ from restow.agents.engines.vllm.worker.rank_layout import DraftLayers, LayerNumb
 from restow.agents.engines.vllm.worker.worker_side import WorkerSide, WorkerStep, watch_adapters
 from restow.broker.families import ConvLayout, EngineSettings, ModelSpec
 from restow.broker.layout import Layout, RankLayout
-from restow.broker.layout.values import ModelIdentity
 from restow.broker.logs import get_logger, log_as
 
 if TYPE_CHECKING:
@@ -202,7 +201,6 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             regions,
             laid,
             self._settings,
-            self._identity(model.name),
         )
         self._handshake = RankHandshake(regions.layout, model)
         if config.lora_config is not None:
@@ -266,23 +264,20 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
         Raises `SettingsError`, `BrokerUnreachableError`, and `BrokerCallError` with its reason.
         """
+        config, caches = self._vllm_config, self._kv_cache_config
         ranks = sorted(metadata.values(), key=lambda one: one.layout.rank)
         joined = joined_model([one.model for one in ranks])
-        identity = self._identity(joined.name)
+        identity = served_identity(config, joined.name, self._settings.model_revision)
         self._settings.check_weights(identity.revision)
         model = replace(joined, revision=identity.revision, quantisation=identity.quantisation)
         layout = Layout(model.model(), tuple(one.layout for one in ranks))
         if self._known is None:
             self._log.info("no family has this type: vLLM's specs are served", type=model.name)
-        config, caches = self._vllm_config, self._kv_cache_config
         groups = groups_of(group_windows(layout), caches, keeps_blocks(config))
         self._group_names = [group.name for group in groups]
         self._scheduler = start_scheduler_side(
             config, self._settings, layout, caches, groups, self._kv_cache_manager
         )
-
-    def _identity(self, name: str) -> ModelIdentity:
-        return served_identity(self._vllm_config, name, self._settings.model_revision)
 
     def on_new_request(self, request: Request) -> None:
         """Find the request's handoff; P's prompt is cut here."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import typer
 
+from restow.broker.cli.connection import connects
 from restow.broker.cli.output import FOUND, print_json
 from restow.broker.cli.settings.options import ConfigPath, JsonFile, JsonOption
 
@@ -17,140 +19,170 @@ KvDType = Literal[
 ]
 
 
-@app.command("from-config")
-def from_config(
-    config: ConfigPath,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
-    pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel size.")] = 1,
-    decode_context_parallel: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Ranks that share out the tokens of attention (vLLM's "
-            "decode_context_parallel_size).",
-        ),
-    ] = 1,
-    prefill_context_parallel: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="So many times as many ranks (vLLM prefill_context_parallel_size).",
-        ),
-    ] = 1,
-    kv_interleave: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Tokens in turn on each of the ranks that share them out (vLLM "
-            "cp_kv_cache_interleave_size).",
-        ),
-    ] = 1,
-    layers_per_stage: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,...",
-            help="Layers of each pipeline stage. Default: evenly, as vLLM cuts them.",
-        ),
-    ] = None,
-    conv_layout: Annotated[
-        Literal["SD", "DS"], typer.Option(help="Innermost axis of conv states: channels or taps.")
-    ] = "SD",
-    matrix_order: Annotated[
-        Literal["VK", "KV"],
-        typer.Option(help="Axes of a head's matrix in delta nets, KDA and linear attention."),
-    ] = "VK",
-    page_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Tokens in an attention page. Default: 16, or what an indexer's kernels take.",
-        ),
-    ] = None,
-    pages_per_block: Annotated[int, typer.Option(min=1, help="Pages that a block id names.")] = 1,
-    kv_order: Annotated[
-        Literal["HND", "NHD", "HDN"],
-        typer.Option(
-            help="Heads or tokens first in an attention page; HDN: keys with tokens innermost, as "
-            "vLLM's attention on the CPU."
-        ),
-    ] = "HND",
-    kv_packed: Annotated[
-        bool,
-        typer.Option(
-            "--kv-packed/--kv-apart",
-            help="Keys and values side by side, or in regions of their own.",
-        ),
-    ] = True,
-    cross_layer_blocks: Annotated[
-        bool,
-        typer.Option(
-            "--cross-layer-blocks", help="Blocks hold the pages of all layers, side by side."
-        ),
-    ] = False,
+@dataclass(frozen=True)
+class ModelOptions:
+    """A model, beside its config. Each field is an option."""
+
     dtype: Annotated[
         StateDType | None,
         typer.Option(
             help="Type that the engine computes in. Default: what vLLM's auto makes of the "
-            "model's, so bfloat16 for float32."
+            "model's type, for example bfloat16 for float32."
         ),
-    ] = None,
+    ] = None
     kv_dtype: Annotated[
         KvDType | None,
         typer.Option(help="Type of keys and values. Default: the checkpoint's, or the model's."),
-    ] = None,
+    ] = None
     kv_scales: Annotated[
         Literal["none", "static", "per-token-head", "per-block", "per-16"] | None,
         typer.Option(
-            help="Scales of float8 or int8 KV; per-block: of latents beside an indexer "
-            "(vLLM fp8_ds_mla); per-16: of float4_e2m1fn_x2 (vLLM nvfp4, but not on a B200). "
-            "Default: none, where there can be none."
+            help="Scales of float8 or int8 KV. per-block: latents beside an indexer (vLLM "
+            "fp8_ds_mla); per-16: float4_e2m1fn_x2 (vLLM nvfp4, but not on a B200). Default: none, "
+            "where the type needs no scales."
         ),
-    ] = None,
+    ] = None
     kv_scales_fingerprint: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Tells static scales apart: equal on P and D exactly when their scales are. "
+            help="Identifies static scales: equal on P and D exactly when their scales are. "
             "Default: the revision.",
         ),
-    ] = None,
+    ] = None
     conv_dtype: Annotated[
         StateDType | None, typer.Option(help="Type of conv states. Default: the model's.")
-    ] = None,
+    ] = None
     ssm_dtype: Annotated[
         StateDType | None, typer.Option(help="Type of SSM states. Default: the family's.")
-    ] = None,
-    speculative_tokens: Annotated[
-        int, typer.Option(min=0, help="Rows for speculative tokens behind the conv window.")
-    ] = 0,
+    ] = None
     draft_layers: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Draft layers (MTP) that the engine runs; the other side may have none. As many "
-            "as the config says, for vLLM.",
+            help="Draft layers (MTP) that the engine runs; the other side may have none. For vLLM: "
+            "as many as the config names.",
         ),
-    ] = 0,
+    ] = 0
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the model, equal on both sides. Default: its model_type."),
+    ] = None
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            help="Identifies the weights: equal on P and D exactly when their weights are. "
+            "Default: a fingerprint of the weights in the folder, if it has weights."
+        ),
+    ] = None
+    adapter: Annotated[str, typer.Option(help="The adapter of all requests of the engine.")] = ""
+    quantisation: Annotated[
+        str | None,
+        typer.Option(help="How the weights are quantised. Default: what the config says."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an engine arranges its pages: the fields of `EngineSettings`. Each is an option."""
+
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel size.")] = 1
+    dcp: Annotated[
+        int,
+        typer.Option(
+            "--decode-context-parallel",
+            min=1,
+            help="Ranks that share the tokens of attention (vLLM decode_context_parallel_size).",
+        ),
+    ] = 1
+    pcp: Annotated[
+        int,
+        typer.Option(
+            "--prefill-context-parallel",
+            min=1,
+            help="Multiplies the ranks (vLLM prefill_context_parallel_size).",
+        ),
+    ] = 1
+    interleave_tokens: Annotated[
+        int,
+        typer.Option(
+            "--kv-interleave",
+            min=1,
+            help="Consecutive tokens on each of the ranks that share tokens (vLLM "
+            "cp_kv_cache_interleave_size).",
+        ),
+    ] = 1
+    layers_per_stage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Layers of each pipeline stage. Default: evenly, as vLLM divides them.",
+        ),
+    ] = None
+    conv_layout: Annotated[
+        Literal["SD", "DS"], typer.Option(help="Innermost axis of conv states: channels or taps.")
+    ] = "SD"
+    matrix_order: Annotated[
+        Literal["VK", "KV"],
+        typer.Option(help="Axes of a head's matrix in delta nets, KDA and linear attention."),
+    ] = "VK"
+    page_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens in an attention page. Default: 16, or what an indexer's kernels need.",
+        ),
+    ] = None
+    pages_per_block: Annotated[
+        int, typer.Option(min=1, help="Pages that a block id stands for.")
+    ] = 1
+    kv_order: Annotated[
+        Literal["HND", "NHD", "HDN"],
+        typer.Option(
+            help="Heads or tokens first in an attention page. HDN: keys with tokens innermost, as "
+            "in vLLM's attention on the CPU."
+        ),
+    ] = "HND"
+    kv_packed: Annotated[
+        bool,
+        typer.Option(
+            "--kv-packed/--kv-apart", help="Keys and values in one region, or in two regions."
+        ),
+    ] = True
+    cross_layer_blocks: Annotated[
+        bool, typer.Option("--cross-layer-blocks", help="A block holds the pages of all layers.")
+    ] = False
+    conv_rows_extra: Annotated[
+        int,
+        typer.Option(
+            "--speculative-tokens",
+            min=0,
+            help="Rows for speculative tokens after the conv window.",
+        ),
+    ] = 0
     page_align_bytes: Annotated[
         int, typer.Option(min=1, help="Pages are padded to a multiple of this.")
-    ] = 1,
+    ] = 1
     mixer_inputs: Annotated[
         bool,
         typer.Option(
             "--mixer-inputs",
-            help="Keep what the mixers read, so that a D may rebuild conv states.",
+            help="Keep the inputs of the mixers, so that a D may recompute conv states.",
         ),
-    ] = False,
+    ] = False
     projections: Annotated[
         bool,
         typer.Option(
-            "--projections", help="Offer in-projection weights, to rebuild conv states with."
+            "--projections", help="Offer in-projection weights to recompute conv states with."
         ),
-    ] = False,
+    ] = False
     null_block: Annotated[
         int | None,
-        typer.Option(min=0, help="The id in lists where a request has no block. Default: none."),
-    ] = None,
+        typer.Option(
+            min=0, help="The block id that stands for no block of a request. Default: none."
+        ),
+    ] = None
     whole_blocks: Annotated[
         bool,
         typer.Option(
@@ -158,27 +190,18 @@ def from_config(
             help="The engine keeps full blocks for other prompts (prefix caching): the first block "
             "of a window is filled from its beginning.",
         ),
-    ] = False,
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name of the model, equal on both sides. Default: its model_type."),
-    ] = None,
-    revision: Annotated[
-        str | None,
-        typer.Option(
-            help="Tells weights apart: equal on P and D exactly when their weights are. Default: "
-            "a fingerprint of the weights in the folder, if it is given and has some."
-        ),
-    ] = None,
-    adapter: Annotated[
-        str, typer.Option(help="The adapter that all of the engine's requests go through.")
-    ] = "",
-    quantisation: Annotated[
-        str | None,
-        typer.Option(help="How the weights are quantised. Default: what the config says."),
-    ] = None,
+    ] = False
+
+
+@app.command("from-config")
+@connects
+def from_config(
+    config: ConfigPath,
+    *,
+    model: ModelOptions,
+    engine: EngineOptions,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Say nothing of what was read and assumed.")
+        bool, typer.Option("--quiet", "-q", help="Do not print what was read and assumed.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -188,8 +211,6 @@ def from_config(
     what was assumed. Keys that the config leaves out have the defaults of transformers, if that is
     installed (restow[engine]); without it a missing key is refused by its name.
     """
-    from dataclasses import replace
-
     from restow.broker.cli.files import read_model_config
     from restow.broker.cli.settings.config_options import (
         counts_of,
@@ -198,60 +219,37 @@ def from_config(
         weights_fingerprint,
     )
     from restow.broker.cli.views.plan_views import show_readings
-    from restow.broker.families import (
-        ConvLayout,
-        EngineSettings,
-        KvOrder,
-        MatrixOrder,
-        build_layout,
-    )
+    from restow.broker.families import EngineSettings, build_layout
     from restow.broker.families.hf import Readings, model_from_hf_config
     from restow.broker.layout import DType, check_layout
     from restow.broker.layout.json_form import layout_to_json
 
     readings = Readings()
-    known = weights_fingerprint(config, readings) if revision is None else revision
-    scales = scales_of(kv_scales, kv_scales_fingerprint, known)
+    known = weights_fingerprint(config, readings) if model.revision is None else model.revision
+    scales = scales_of(model.kv_scales, model.kv_scales_fingerprint, known)
     kv, conv, ssm, computed = (
-        None if t is None else DType.parse(t) for t in (kv_dtype, conv_dtype, ssm_dtype, dtype)
+        None if t is None else DType.parse(t)
+        for t in (model.kv_dtype, model.conv_dtype, model.ssm_dtype, model.dtype)
     )
     content, quant_config = read_model_config(config)
-    model = model_from_hf_config(
+    found = model_from_hf_config(
         *(content, kv, conv, ssm, scales),
         dtype=computed,
         quant_config=quant_config,
         readings=readings,
-        draft_layers=draft_layers,
+        draft_layers=model.draft_layers,
         revision=known,
     )
-    settings = EngineSettings(
-        tp=tp,
-        page_tokens=page_tokens or default_page_tokens(model, readings),
-        pages_per_block=pages_per_block,
-        conv_layout=ConvLayout(conv_layout),
-        kv_order=KvOrder(kv_order),
-        conv_rows_extra=speculative_tokens,
-        page_align_bytes=page_align_bytes,
-        pp=pp,
-        layers_per_stage=counts_of(layers_per_stage),
-        kv_packed=kv_packed,
-        mixer_inputs=mixer_inputs,
-        projections=projections,
-        null_block=null_block,
-        cross_layer_blocks=cross_layer_blocks,
-        matrix_order=MatrixOrder(matrix_order),
-        pcp=prefill_context_parallel,
-        dcp=decode_context_parallel,
-        interleave_tokens=kv_interleave,
-        whole_blocks=whole_blocks,
+    given: dict[str, Any] = {
+        **vars(engine),
+        "page_tokens": engine.page_tokens or default_page_tokens(found, readings),
+        "layers_per_stage": counts_of(engine.layers_per_stage),
+    }
+    quantisation = found.quantisation if model.quantisation is None else model.quantisation
+    found = replace(
+        found, name=model.name or found.name, adapter=model.adapter, quantisation=quantisation
     )
-    model = replace(
-        model,
-        name=name or model.name,
-        adapter=adapter,
-        quantisation=model.quantisation if quantisation is None else quantisation,
-    )
-    layout = build_layout(model, settings)
+    layout = build_layout(found, EngineSettings(**given))
     check_layout(layout)
     if not quiet:
         show_readings(readings, as_json)

@@ -25,7 +25,7 @@ def reasons(
     *,
     output: Output,
 ) -> None:
-    """What each reason of a failure or refusal means, and what to do next. Asks no broker."""
+    """Show what a reason of a failure or refusal means, and what to do. Asks no broker."""
     from restow.broker.reasons import REASONS
 
     wanted = None if reason is None else reason.upper()

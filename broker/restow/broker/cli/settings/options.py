@@ -13,7 +13,6 @@ ConfigPath = Annotated[
     typer.Argument(exists=True, help="A model's config.json, or the folder of its checkpoint."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
-DigestModeName = Literal["off", "sampled", "all"]
 CostsOption = Annotated[
     Path | None,
     typer.Option(

@@ -43,11 +43,11 @@ def _take(context: typer.Context, path: Path | None) -> Path | None:
     if context.resilient_parsing:
         return path
     commands = getattr(context.find_root().command, "commands", {})
-    options = {name: _names(commands[name]) for name in COMMANDS if name in commands}
-    known = {PREFIX + one.upper() for names in options.values() for one in names} | OF_CLIENTS
+    options = [_names(commands[name], context) for name in COMMANDS if name in commands]
+    known = {PREFIX + one.upper() for names in options for one in names} | OF_CLIENTS
     refuse_unknown(os.environ, known)
     if path is not None:
-        values = read_settings(path, _names(context.command) - {"config"})
+        values = read_settings(path, _names(context.command, context) - {"config"})
         context.default_map = {
             name: value
             for name, value in values.items()
@@ -97,8 +97,8 @@ def read_settings(path: Path, known: set[str]) -> Mapping[str, Any]:
     return values
 
 
-def _names(command: Any) -> set[str]:
-    return {str(one.name) for one in command.params if one.name != "help"}
+def _names(command: Any, context: typer.Context) -> set[str]:
+    return {str(one.name) for one in command.get_params(context) if one.name != "help"}
 
 
 def _unknown(name: str, known: Iterable[str], where: str) -> SettingUnknownError:

@@ -75,6 +75,8 @@ class OneOfSeveral:
         self._news = asyncio.Event()
         self._joined = False
         self._left = asyncio.Event()
+        self.running: asyncio.Task[None] | None = None
+        """`run`, while the broker takes part."""
         self._log = get_logger("restow.brokers")
 
     # -- what services ask ------------------------------------------------------------------------
@@ -325,7 +327,7 @@ async def in_fleet(
             warnings=warnings,
         )
         hub.standing = one
-        running = asyncio.create_task(one.run())
+        one.running = running = asyncio.create_task(one.run())
         try:
             yield one
         finally:

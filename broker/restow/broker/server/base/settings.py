@@ -1,12 +1,19 @@
-"""Settings of ``restow serve``, from arguments, the environment (RESTOW_...) and defaults."""
+"""Every setting of the broker, with its default and what it does.
+
+The options of ``restow serve``, the variables (``RESTOW_LEASE_S``), the keys of a TOML file
+(``lease_s``) and docs/settings.md follow from these classes. Each group of settings is a class.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from restow.broker.addresses import DEFAULT_PORT, checked_http, checked_listener, checked_target
@@ -16,87 +23,246 @@ from restow.broker.planner import CostModel, Strategy
 from restow.broker.registry.etcd_access import EtcdAccess
 from restow.broker.registry.registry import Timing
 
+PREFIX = "RESTOW_"
+LIMITS = Limits()
+
 Seconds = Annotated[float, Field(gt=0, le=600)]
 Count = Annotated[int, Field(ge=1)]
-LIMITS = Limits()
-TIMING = Timing()
 
 
-class BrokerSettings(BaseSettings):
-    """The operator's settings. Raises pydantic's `ValidationError`, and `AddressInvalidError`."""
+def or_unset(default: object) -> BeforeValidator:
+    """Take an empty variable for one that is not set."""
+    return BeforeValidator(lambda value: default if value == "" else value)
 
-    model_config = SettingsConfigDict(env_prefix="RESTOW_")
 
-    listen: Annotated[str, AfterValidator(checked_listener)] = f"127.0.0.1:{DEFAULT_PORT}"
-    http_listen: Annotated[str, AfterValidator(checked_http)] | None = None
-    """Address for metrics and probes."""
-    status_page: bool = False
-    """Whether to serve a status page there, which names engines and handoffs."""
-    http_hosts: str = ""
-    """Host names that the status page accepts beside addresses, separated by commas."""
-    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://.+$")] | None = None
-    """The OpenTelemetry collector that receives traces."""
-    trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of handoffs to trace, among those whose request has no trace."""
-    etcd: str | None = None
-    """Addresses of etcd, ``HOST:PORT,...``, for one of several brokers. None: the only broker."""
-    advertise: Annotated[str, AfterValidator(checked_target)] | None = None
-    """Address at which engines and agents reach this broker, if it is one of several."""
-    fleet: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")] = "default"
-    """Name of the group of brokers; another group may use the same etcd."""
-    etcd_ca: Path | None = None
-    etcd_cert: Path | None = None
-    etcd_key: Path | None = None
-    etcd_user: str = ""
-    etcd_password_file: Path | None = None
-    kubernetes_leases: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")] | None = (
-        None
+def setting(default: Any, words: str, form: str | None = None) -> Any:
+    """Describe a field. ``form`` stands for its value, where its type does not say enough."""
+    return Field(default, description=words, json_schema_extra={"form": form})
+
+
+class ListeningSettings(BaseModel):
+    """Where it is reached."""
+
+    listen: Annotated[str, AfterValidator(checked_listener)] = setting(
+        f"127.0.0.1:{DEFAULT_PORT}", "Listen on this address.", "HOST:PORT"
     )
-    """Namespace whose Lease objects replace etcd. None uses none."""
-    kubernetes_account: Path | None = None
-    """Folder of the service account for the Leases. None: the pod's own."""
-    member_lease_s: Seconds = TIMING.lease_s
-    """How long a broker that says nothing is thought to live, before another one leads."""
-    expect_brokers: Annotated[int, Field(ge=0)] = 0
-    """How many brokers there should be; with fewer an alert is raised. 0: nobody says."""
-    strategy: Strategy = Strategy.AUTO
-    allow_narrowing: bool = False
-    costs: dict[str, float] = {}
-    """Costs to use instead of measuring. Costs that are not named have their defaults."""
-    digests: DigestMode = DigestMode.OFF
-    digest_every: Count = Digests().every
-    lease_s: Seconds = LIMITS.lease_s
-    timeout_s: Seconds = LIMITS.timeout_s
-    grant_s: Seconds = LIMITS.grant_s
-    settle_grace_s: Seconds = LIMITS.settle_grace_s
-    offer_s: Seconds = LIMITS.offer_s
-    early_bytes: Annotated[int, Field(ge=0)] = LIMITS.early_bytes
-    require_content: bool = LIMITS.require_content
-    engine_idle_s: Seconds = LIMITS.engine_idle_s
-    """Time for which an engine that is gone is remembered."""
-    drain_s: Annotated[float, Field(ge=0, le=600)] = 10.0
-    """Time for which reads under way may delay the end of the process."""
-    max_live: Count = LIMITS.max_live
-    max_ended: Count = LIMITS.max_ended
-    max_queue: Count = 100_000
-    max_connections: Annotated[int, Field(ge=16)] | None = None
-    """Limit of connections; None means 512 with TLS, else as many as open files allow.
+    http_listen: Annotated[str, AfterValidator(checked_http)] | None = setting(
+        None,
+        "Serve Prometheus metrics and probes (/metrics, /healthz, /readyz) on this address, to "
+        "everybody who asks. Default: nowhere.",
+        "HOST:PORT",
+    )
+    status_page: bool = setting(
+        False,
+        "With --http-listen: also serve a page for people (/). It names engines and handoffs of "
+        "all tenants to everybody who asks. Default: no page.",
+    )
+    http_hosts: str = setting(
+        "",
+        "With --status-page: accept these host names from browsers. Default: the host name of "
+        "--http-listen. Addresses and localhost are always accepted.",
+        "NAME,...",
+    )
 
-    With TLS each stranger's connection may take 80 KiB.
-    """
-    max_bytes: Count = LIMITS.max_bytes
-    tenant_max_live: Count | None = None
-    tenant_max_ended: Count | None = None
-    tenant_max_engines: Count | None = None
-    tenant_max_bytes: Count | None = None
-    max_holdings_bytes: Count = LIMITS.max_holdings_bytes
-    tenant_max_holdings_bytes: Count | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    client_ca: Path | None = None
-    """Certificate authorities of clients."""
-    tokens: Path | None = None
-    """File with the list of tokens (`trust.tokens`)."""
+
+class TellingSettings(BaseModel):
+    """What it tells."""
+
+    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://.+$")] | None = setting(
+        None,
+        "Send a trace of each handoff to this OpenTelemetry collector (OTLP over gRPC, "
+        "http://HOST:4317). Default: no traces.",
+        "URL",
+    )
+    trace_ratio: Annotated[float, Field(ge=0, le=1)] = setting(
+        1.0, "Trace this share (0 to 1) of the handoffs whose request has no trace of its own."
+    )
+    log_format: Annotated[Literal["console", "json"], or_unset("console")] = setting(
+        "console", "Form of the log on stderr."
+    )
+
+
+class FleetSettings(BaseModel):
+    """One of several brokers."""
+
+    etcd: str | None = setting(
+        None,
+        "Be one of several brokers; this etcd says which broker leads. Default: the only broker.",
+        "HOST:PORT,...",
+    )
+    advertise: Annotated[str, AfterValidator(checked_target)] | None = setting(
+        None,
+        "Of several brokers: the address at which engines and agents reach this broker. "
+        "Default: --listen.",
+        "HOST:PORT",
+    )
+    fleet: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")] = setting(
+        "default",
+        "Of several brokers: the name of their fleet. Other fleets may use the same registry.",
+        "NAME",
+    )
+    member_lease_s: Seconds = setting(
+        Timing().lease_s,
+        "Of several brokers: let another broker lead when the leader has been silent for this "
+        "long.",
+    )
+    expect_brokers: Annotated[int, Field(ge=0)] = setting(
+        0,
+        "Of several brokers: how many there should be. Metrics, `restow brokers` and `restow "
+        "doctor` report missing brokers. Default: not known.",
+    )
+    kubernetes_leases: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")] | None = (
+        setting(
+            None,
+            "Be one of several brokers by Lease objects of the Kubernetes that runs this pod, "
+            "instead of by --etcd. Default: the only broker.",
+            "NAMESPACE",
+        )
+    )
+    kubernetes_account: Path | None = setting(
+        None,
+        "With --kubernetes-leases: the token and ca.crt of a service account. Default: the "
+        "pod's own.",
+        "FOLDER",
+    )
+    etcd_ca: Path | None = setting(
+        None, "Use TLS to etcd, and check its certificate against this authority.", "FILE"
+    )
+    etcd_cert: Path | None = setting(None, "Present this certificate to etcd.", "FILE")
+    etcd_key: Path | None = setting(None, "Private key of --etcd-cert.", "FILE")
+    etcd_user: str = setting("", "Log in to etcd as this user. Default: no login.", "NAME")
+    etcd_password_file: Path | None = setting(None, "Password of --etcd-user.", "FILE")
+
+
+class TransferSettings(BaseModel):
+    """How states travel."""
+
+    strategy: Strategy = setting(Strategy.AUTO, "How states travel.")
+    allow_narrowing: bool = setting(
+        False,
+        "Round states to D's type where it is narrower than P's, for example float32 to "
+        "bfloat16. Default: refuse these pairs.",
+    )
+    costs: dict[str, float] = setting(
+        {},
+        "Choose how states travel by these costs: a JSON object like `costs` in `restow costs "
+        "--json`. Default: costs that are measured.",
+        "FILE",
+    )
+    digests: DigestMode = setting(
+        DigestMode.OFF,
+        "Have P hash the state and D compare what it has read: of no handoff, of a sample, or of "
+        "all handoffs.",
+    )
+    digest_every: Count = setting(
+        Digests().every, "With --digests sampled: check one of this many handoffs."
+    )
+    early_bytes: Annotated[int, Field(ge=0)] = setting(
+        LIMITS.early_bytes,
+        "Read leading tokens while P still computes, as soon as they make up this many bytes.",
+    )
+    require_content: bool = setting(
+        LIMITS.require_content,
+        "Refuse publications and demands that do not name the state's content, so that each D "
+        "gets the state of its own prompt. Default: unnamed content is not compared.",
+    )
+
+
+class TimeSettings(BaseModel):
+    """How long."""
+
+    lease_s: Seconds = setting(LIMITS.lease_s, "Lease of publications that name no lease.")
+    timeout_s: Seconds = setting(LIMITS.timeout_s, "Timeout of demands that name no timeout.")
+    grant_s: Seconds = setting(LIMITS.grant_s, "Longest time that a read may take.")
+    settle_grace_s: Seconds = setting(
+        LIMITS.settle_grace_s,
+        "Wait this long for reports after a grant; longer than agents keep a failed read in "
+        "quarantine.",
+    )
+    offer_s: Seconds = setting(
+        LIMITS.offer_s, "Wait this long for an engine's answer to an offer before asking the next."
+    )
+    engine_idle_s: Seconds = setting(
+        LIMITS.engine_idle_s,
+        "Forget an engine after this time without a session, agents and open handoffs.",
+    )
+    drain_s: Annotated[float, Field(ge=0, le=600)] = setting(
+        10.0, "After SIGTERM wait at most this long for open reads."
+    )
+
+
+class BoundSettings(BaseModel):
+    """How much."""
+
+    max_live: Count = setting(LIMITS.max_live, "Open handoffs at a time.")
+    max_ended: Count = setting(LIMITS.max_ended, "Ended handoffs to remember.")
+    max_queue: Count = setting(100_000, "Messages that may wait for one stream.")
+    max_connections: Annotated[int, Field(ge=16)] | None = setting(
+        None,
+        "Connections at a time. Each engine and each agent has one, and strangers may take 80 KiB "
+        "with each. Default: 512 with TLS, else as many as open files allow.",
+    )
+    max_bytes: Count = setting(
+        LIMITS.max_bytes, "Bytes of ids, metadata, layouts, plans and waiting messages together."
+    )
+    tenant_max_live: Count | None = setting(
+        None, "Open handoffs of one tenant at a time. Default: --max-live."
+    )
+    tenant_max_ended: Count | None = setting(
+        None, "Ended handoffs to remember of one tenant. Default: --max-ended."
+    )
+    tenant_max_engines: Count | None = setting(
+        None, "Engines of one tenant. Default: as many as all tenants may have together."
+    )
+    tenant_max_bytes: Count | None = setting(
+        None, "Bytes kept for one tenant, counted as for --max-bytes. Default: --max-bytes."
+    )
+    max_holdings_bytes: Count = setting(
+        LIMITS.max_holdings_bytes,
+        "Bytes of what engines announce that they hold of prefixes, about 90 for each hash.",
+    )
+    tenant_max_holdings_bytes: Count | None = setting(
+        None,
+        "Bytes of announced prefixes of one tenant; the oldest are forgotten. Default: "
+        "--max-holdings-bytes.",
+    )
+
+
+class CallerSettings(BaseModel):
+    """Who may call."""
+
+    tls_cert: Path | None = setting(
+        None, "Use TLS, and present this certificate. Needs --client-ca or --tokens.", "FILE"
+    )
+    tls_key: Path | None = setting(None, "Private key of --tls-cert.", "FILE")
+    client_ca: Path | None = setting(
+        None,
+        "Identify clients by certificates of this authority. Excludes --tokens.",
+        "FILE",
+    )
+    tokens: Path | None = setting(
+        None, "Identify clients by the tokens that this file lists (`restow token`).", "FILE"
+    )
+    insecure: Annotated[bool, or_unset(False)] = setting(
+        False,
+        "Use plaintext on an address that other machines can reach, and to an etcd on another "
+        "machine. Default: refuse both.",
+    )
+
+
+class BrokerSettings(
+    ListeningSettings,
+    TellingSettings,
+    FleetSettings,
+    TransferSettings,
+    TimeSettings,
+    BoundSettings,
+    CallerSettings,
+    BaseSettings,
+):
+    """All settings. Raises pydantic's `ValidationError`, and `AddressInvalidError`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX)
 
     def cost_model(self) -> CostModel | None:
         """Return the given costs, or None. Raises `CostsInvalidError`."""
@@ -127,3 +293,53 @@ class BrokerSettings(BaseSettings):
         limits = Limits(**{name: getattr(self, name) for name in named})
         alone = self.etcd is None and self.kubernetes_leases is None
         return limits if alone else limits.among_others()
+
+
+@dataclass(frozen=True, slots=True)
+class SettingHelp:
+    """What help and documentation show of a setting."""
+
+    name: str
+    group: str
+    type: Any
+    """The type of its value, without constraints."""
+    form: str | None
+    """The word for its value. None: the type says enough."""
+    words: str
+    """What it does, and its default."""
+
+    @property
+    def option(self) -> str:
+        """The option of ``restow serve``."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        """The variable in the environment."""
+        return f"{PREFIX}{self.name.upper()}"
+
+
+def all_settings() -> Iterator[SettingHelp]:
+    """Return the settings in the order of their groups."""
+    for group in BrokerSettings.__bases__:
+        if not issubclass(group, BaseModel) or issubclass(group, BaseSettings):
+            continue
+        for name, field in group.model_fields.items():
+            default = field.default.value if isinstance(field.default, Enum) else field.default
+            shown = f"{default:g}" if isinstance(default, float) else default
+            words = field.description or ""
+            if default:
+                words += f" Default: {shown}."
+            extra = field.json_schema_extra
+            form = extra["form"] if isinstance(extra, dict) else None
+            title = (group.__doc__ or "").rstrip(".")
+            yield SettingHelp(
+                name, title, _bare(field.annotation), None if form is None else str(form), words
+            )
+
+
+def _bare(annotation: Any) -> Any:
+    """Return a type without None and without constraints."""
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not type(None))
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

@@ -15,7 +15,6 @@ from restow.agents.engines.common.handoff_ends import AgentTally
 from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, RankRegions
 from restow.agents.link.settings import AgentSettings
-from restow.broker.layout.values import ModelIdentity
 
 
 @dataclass(slots=True)
@@ -47,7 +46,6 @@ class WorkerSide:
         regions: RankRegions,
         caches: Sequence[LayerCache],
         settings: ConnectorSettings,
-        model: ModelIdentity,
     ) -> None:
         """Register the memory, and begin to connect.
 
@@ -66,7 +64,6 @@ class WorkerSide:
             regions.memory,
             settings=AgentSettings(staging_bytes=settings.staging_mb << 20),
             credentials=settings.credentials(),
-            model=model,
         )
         self._agent.begin()
 
