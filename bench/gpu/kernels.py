@@ -20,7 +20,7 @@ from bench.report import Put, Row, compared
 from restow.agents.binding.copies import Copies, bind_copies
 from restow.agents.binding.operands import DST, SRC, in_order, paged
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_bytes
-from restow.agents.copying import piece_table
+from restow.agents.copying.copier import piece_table
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Strategy, compile_programs, make_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from broker.fakes import broker, engine, model_layout
-from restow.broker.cli.news import Event, News
+from restow.broker.cli.common.news import Event, News
 from restow.broker.cli.views.tables import event_line
 from restow.broker.client import AdminClient
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from agent_harness.waiting import WAIT_S
-from restow.agents import copying
 from restow.agents.binding.copies import Copies, Grid
-from restow.agents.copying import Copier, zero_destinations
+from restow.agents.copying import copier as copying
+from restow.agents.copying.copier import Copier, zero_destinations
 from restow.agents.memory import cuda as device
 from restow.agents.memory.errors import CopyFailedError
 from restow.broker.layout import DType

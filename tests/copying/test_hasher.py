@@ -9,7 +9,7 @@ import pytest
 
 from agent_harness.waiting import until
 from restow.agents.binding.extents import Extents, one_extent
-from restow.agents.copying import Copier, Hasher
+from restow.agents.copying.copier import Copier, Hasher
 from restow.agents.memory.regions import HOST
 
 

@@ -14,7 +14,7 @@ from agent_harness.pair import STAGING_BYTES, pair
 from agent_harness.world import POISON
 from laws.strategies import SENDING
 from restow.agents.binding.extents import Extents
-from restow.agents.copying import Hasher
+from restow.agents.copying.copier import Hasher
 from restow.agents.link.settings import AgentSettings
 from restow.agents.reading import reader, same_host
 from restow.broker.planner import Strategy

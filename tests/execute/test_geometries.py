@@ -24,7 +24,7 @@ from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.operands import DST, SRC, by_place, in_order, in_spans, paged
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_bytes, staged_spans
 from restow.agents.binding.reads import Descriptors, Reads, SpanReads
-from restow.agents.copying import run_copies, zero_destinations
+from restow.agents.copying.copier import run_copies, zero_destinations
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.lane import Known, Read
 from restow.agents.reading.nixl_transport import NixlTransport

@@ -11,8 +11,8 @@ import torch
 
 from agent_harness.handover import programs, stage
 from agent_harness.pair import Pair, pair
-from restow.agents import copying
 from restow.agents.binding.extents import Extents
+from restow.agents.copying import copier as copying
 from restow.agents.execute import executor
 from restow.agents.execute.executor import Executor
 from restow.agents.link.async_agent import AsyncAgent

@@ -9,7 +9,7 @@ from pathlib import Path
 from etcd_harness.cluster import EtcdCluster
 from fleet.scene import pair
 from fleet_harness.brokers import running_fleet
-from restow.broker.cli.news import Event, News
+from restow.broker.cli.common.news import Event, News
 from restow.broker.client import AdminClient
 from restow.broker.errors import RestowError
 

@@ -19,10 +19,10 @@ import torch
 from agent_harness.handover import KINDS, part
 from agent_harness.world import Case, RankMemory, make_case
 from fuzzing.door import Violation
-from restow.agents import copying
 from restow.agents.binding.copies import Copies
 from restow.agents.binding.extents import Extents
-from restow.agents.copying import DIGEST_BYTES, Hasher
+from restow.agents.copying import copier as copying
+from restow.agents.copying.copier import DIGEST_BYTES, Hasher
 from restow.agents.execute.orders import region_to_proto
 from restow.agents.link.async_agent import AsyncAgent
 from restow.agents.link.settings import AgentSettings

@@ -15,7 +15,7 @@ from agent_harness.world import make_case
 from broker.fakes import model_layout
 from fuzzing.mutation import mutated_json, spoiled
 from fuzzing.rounds import tried
-from restow.broker.cli.files import read_layout
+from restow.broker.cli.common.files import read_layout
 from restow.broker.errors import LayoutError, RestowError
 from restow.broker.layout import Layout, check_layout, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json

@@ -21,11 +21,11 @@ from laws.rebuilding import rebuilding_cases
 from laws.rounds import tried
 from laws.strategies import CASTING, STRATEGIES, Case, any_cases, cast_cases
 from laws.test_laws_bite import bites, change_function
-from restow.agents import copying as hashing
 from restow.agents.binding import extents
 from restow.agents.binding.copies import AlikeRows
 from restow.agents.binding.extents import Extents
-from restow.agents.copying import Copier
+from restow.agents.copying import copier as hashing
+from restow.agents.copying.copier import Copier
 from restow.agents.execute import staged_reads
 from restow.agents.execute import staged_reads as comparing
 from restow.agents.memory.regions import HOST

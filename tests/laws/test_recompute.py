@@ -15,7 +15,7 @@ from laws.rebuilding import check_recompute, rebuilding_cases
 from laws.rounds import tried
 from laws.strategies import Case
 from laws.test_laws_bite import bites, change_function
-from restow.agents import copying
+from restow.agents.copying import copier as copying
 from restow.broker.planner import compile as compiling
 from restow.broker.planner import recompute
 from restow.broker.planner import recompute as products

@@ -9,11 +9,11 @@ import numpy as np
 
 from laws.executor import bytes_read_by
 from laws.world import Engine
-from restow.agents import copying
 from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.operands import DST, SRC, by_place, in_order, in_spans, paged
 from restow.agents.binding.pages import Tokens, staged_bytes, staged_spans
 from restow.agents.binding.reads import Descriptors, Reads, SpanReads
+from restow.agents.copying import copier as copying
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.program import (

@@ -9,7 +9,7 @@ import pytest
 
 from restow.agents.binding.copies import Copies, Grid
 from restow.agents.binding.pages import MAX_PAGES, Blocks, Tokens
-from restow.agents.copying import run_copies
+from restow.agents.copying.copier import run_copies
 from restow.agents.execute.orders import peer_from_proto, probe_from_proto
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.memory.errors import CopyFailedError, OrderInvalidError, ProgramInvalidError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from restow.agents.copying import completed
+from restow.agents.copying.copier import completed
 from restow.agents.link.async_agent import AsyncAgent
 from restow.agents.link.settings import AgentFigures, AgentSettings, past, together
 from restow.agents.memory.errors import AgentClosedError, AgentError

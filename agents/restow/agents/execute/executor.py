@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from restow.agents.copying import Copier, Hasher
+from restow.agents.copying.copier import Copier, Hasher
 from restow.agents.execute.fences import WriteMarks
 from restow.agents.execute.gathering import Gathering
 from restow.agents.execute.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder

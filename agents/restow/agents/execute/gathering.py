@@ -9,7 +9,7 @@ from restow.agents.binding.copies import Copies, bind_copies
 from restow.agents.binding.extents import one_extent, source_extents
 from restow.agents.binding.operands import DST, SRC, BoundOperand, by_place, in_order, paged
 from restow.agents.binding.pages import RegionTable, Tokens, staged_bytes
-from restow.agents.copying import Hasher
+from restow.agents.copying.copier import Hasher
 from restow.agents.execute.orders import StagedRun, StageOrder
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.memory.regions import MemoryPlace

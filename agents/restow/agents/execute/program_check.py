@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from restow.agents.binding.pages import Tokens
-from restow.agents.copying import cast_known
+from restow.agents.copying.copier import cast_known
 from restow.agents.memory.errors import OrderTooLargeError, ProgramInvalidError
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Bools, Int64s

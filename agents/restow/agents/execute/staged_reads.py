@@ -14,7 +14,7 @@ from restow.agents.binding.extents import Extents, direct_extents, one_extent, s
 from restow.agents.binding.operands import DST, in_order, in_spans, paged
 from restow.agents.binding.pages import RegionTable, staged_spans
 from restow.agents.binding.reads import Descriptors, Reads, SpanReads
-from restow.agents.copying import (
+from restow.agents.copying.copier import (
     DIGEST_BYTES,
     Hasher,
     bind_projections,

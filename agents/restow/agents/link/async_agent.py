@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from restow.agents.copying import Copier, prepare
+from restow.agents.copying.copier import Copier, prepare
 from restow.agents.execute import orders
 from restow.agents.execute.executor import Executor
 from restow.agents.execute.fences import DeviceEvent, Fences, WriteMarks

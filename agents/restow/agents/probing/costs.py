@@ -19,7 +19,7 @@ import numpy as np
 
 from restow.agents.binding.copies import Copies, Grid
 from restow.agents.binding.reads import Descriptors
-from restow.agents.copying import run_copies
+from restow.agents.copying.copier import run_copies
 from restow.agents.memory.errors import StagingExhaustedError
 from restow.agents.memory.regions import HOST, MemoryPlace, address_of
 from restow.agents.reading.lane import Read

@@ -8,8 +8,10 @@ few milliseconds while it is read from.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from restow.agents.memory.cuda import bind_thread
 from restow.agents.memory.errors import PeerLostError, ReadFailedError, TransportFailedError
 from restow.agents.memory.regions import MemoryKind, MemoryPlace
 from restow.agents.reading.lane import NIXL, Flight, Known, Read
-from restow.agents.reading.ucx import ucx_settings
+from restow.agents.reading.ucx import loaded_ucx, ucx_settings
 
 # Without this setting UCX reads GPU memory over TCP if a GPU has no NVLink (docs/benchmarks.md);
 # later NIXL releases set it too (NIXL's pull request 2208). Without a GPU, UCX would print a
@@ -212,3 +214,17 @@ def _rows(
     rows[:, 1] = descriptors.length_bytes
     rows[:, 2] = place.device_id
     return rows
+
+
+def main() -> None:
+    """Start NIXL, and print the paths of the UCX libraries that it loads.
+
+    Raises `TransportFailedError`.
+    """
+    transport = NixlTransport("doctor")
+    sys.stdout.write("\n" + json.dumps(loaded_ucx(Path("/proc/self/maps").read_text())) + "\n")
+    transport.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -5,19 +5,15 @@ that existed when the process first asked (UCX 1.23). If a container is disconne
 network and connected again, it gets another interface. Then no read over the old worker ends any
 more, a peer that connects to it may crash the process, and a new worker finds no route. Only a new
 process helps, and UCX reports nothing, so a process that is read from checks by itself.
-
-Run as a program, this module starts NIXL and prints the paths of the UCX libraries that it loads.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -170,16 +166,3 @@ def loaded_ucx(maps: str) -> list[str]:
     ['/a/nixl.libs/libucp-1c.so.0']
     """
     return sorted(set(_UCP.findall(maps)))
-
-
-def main() -> None:
-    """Print the list. Raises `TransportFailedError`."""
-    from restow.agents.reading.nixl_transport import NixlTransport
-
-    transport = NixlTransport("doctor")
-    sys.stdout.write("\n" + json.dumps(loaded_ucx(Path("/proc/self/maps").read_text())) + "\n")
-    transport.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -33,7 +33,7 @@ from restow.broker.cli.commands.running.serve import ServeCommand, serve
 from restow.broker.cli.commands.running.store import store
 from restow.broker.cli.commands.token import token
 from restow.broker.cli.commands.top import top
-from restow.broker.cli.output import asked_form, colors_unwanted, print_error
+from restow.broker.cli.common.output import asked_form, colors_unwanted, print_error
 from restow.broker.errors import RequestError, RestowError
 
 app = typer.Typer(

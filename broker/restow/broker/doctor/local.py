@@ -156,7 +156,7 @@ def start_nixl() -> Finding:
     """Start a NIXL agent in another process, and check which UCX it loads."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "restow.agents.reading.ucx"],
+            [sys.executable, "-m", "restow.agents.reading.nixl_transport"],
             capture_output=True,
             text=True,
             timeout=START_S,

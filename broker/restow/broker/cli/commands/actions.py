@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from restow.broker.cli.commands.inspection import HandoffArgument
-from restow.broker.cli.connection import Connection, TenantConnection, connects
-from restow.broker.cli.output import FOUND, Output, print_json
+from restow.broker.cli.common.connection import Connection, TenantConnection, connects
+from restow.broker.cli.common.output import FOUND, Output, print_json
 from restow.broker.cli.settings.options import JsonOption
 from restow.broker.printable import shown
 
@@ -42,7 +42,7 @@ def release(
     output: Output,
 ) -> None:
     """Give a handoff up: D is told that it has no state, and P gets its pages back."""
-    from restow.broker.cli.handoff_ids import find_handoff
+    from restow.broker.cli.common.handoff_ids import find_handoff
     from restow.broker.cli.views.tables import show_handoff
     from restow.broker.display.documents import ENDS, handoff_json
 

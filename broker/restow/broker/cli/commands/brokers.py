@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from restow.broker.cli.connection import Connection, connects
-from restow.broker.cli.output import Output
+from restow.broker.cli.common.connection import Connection, connects
+from restow.broker.cli.common.output import Output
 
 
 @connects

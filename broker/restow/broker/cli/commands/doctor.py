@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from restow.broker.cli.completion import complete_pair
-from restow.broker.cli.connection import TenantConnection, connects
-from restow.broker.cli.output import FOUND, Output, print_document
+from restow.broker.cli.common.completion import complete_pair
+from restow.broker.cli.common.connection import TenantConnection, connects
+from restow.broker.cli.common.output import FOUND, Output, print_document
 from restow.broker.cli.settings.etcd_options import EtcdOptions
 from restow.broker.printable import shown
 
@@ -101,7 +101,7 @@ def doctor(
     from itertools import chain
 
     from restow.broker.addresses import checked_targets
-    from restow.broker.cli.handoff_ids import say_hidden
+    from restow.broker.cli.common.handoff_ids import say_hidden
     from restow.broker.client.connection.channel import broker_address
     from restow.broker.doctor.local import (
         Verdict,

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.connection import TenantConnection, connects
-from restow.broker.cli.output import Output, print_document
-from restow.broker.cli.watching import looks
+from restow.broker.cli.common.connection import TenantConnection, connects
+from restow.broker.cli.common.output import Output, print_document
+from restow.broker.cli.common.watching import looks
 
 FOLLOW_S = 1.0
 
@@ -29,8 +29,8 @@ def events(
     output: Output,
 ) -> None:
     """Print what happened, the oldest first: an event a line, or a JSON object with -o json."""
-    from restow.broker.cli.handoff_ids import say_hidden
-    from restow.broker.cli.news import News
+    from restow.broker.cli.common.handoff_ids import say_hidden
+    from restow.broker.cli.common.news import News
     from restow.broker.cli.views.tables import event_line
 
     if output.form == "name":

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from restow.broker.cli.completion import complete_engine
-from restow.broker.cli.connection import TenantConnection, connects
-from restow.broker.cli.output import Output
+from restow.broker.cli.common.completion import complete_engine
+from restow.broker.cli.common.connection import TenantConnection, connects
+from restow.broker.cli.common.output import Output
 from restow.broker.cli.settings.options import JsonFile
 from restow.broker.errors import ChainInvalidError
 
@@ -49,7 +49,7 @@ def find(
     PROMPT holds a list of token ids, which are hashed as `chain_of` does, or an object with an
     engine's own hashes: {"algorithm": ..., "quantum_tokens": ..., "hashes": [HEX, ...]}.
     """
-    from restow.broker.cli.files import read_json
+    from restow.broker.cli.common.files import read_json
     from restow.broker.cli.views.tables import show_found
     from restow.broker.layout.values import ModelIdentity
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from restow.broker.cli.completion import complete_engine, complete_handoff
-from restow.broker.cli.connection import Connection, TenantConnection, connects
-from restow.broker.cli.output import Output
+from restow.broker.cli.common.completion import complete_engine, complete_handoff
+from restow.broker.cli.common.connection import Connection, TenantConnection, connects
+from restow.broker.cli.common.output import Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -70,7 +70,7 @@ def tenants(*, connection: Connection, output: Output) -> None:
 @connects
 def engines(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
     """Show the registered engines: are all their agents connected, is a session open?"""
-    from restow.broker.cli.handoff_ids import say_hidden
+    from restow.broker.cli.common.handoff_ids import say_hidden
     from restow.broker.cli.views import tables
     from restow.broker.display import documents
 
@@ -85,7 +85,7 @@ def engines(engine: EngineArgument = "", *, connection: TenantConnection, output
 @connects
 def agents(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
     """Show the connected agents and the memory that they registered."""
-    from restow.broker.cli.handoff_ids import say_hidden
+    from restow.broker.cli.common.handoff_ids import say_hidden
     from restow.broker.cli.views import tables
     from restow.broker.display import documents
 
@@ -100,7 +100,7 @@ def agents(engine: EngineArgument = "", *, connection: TenantConnection, output:
 @connects
 def holdings(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
     """Show the prefixes that engines say they hold, by group, and their memory at the broker."""
-    from restow.broker.cli.handoff_ids import say_hidden
+    from restow.broker.cli.common.handoff_ids import say_hidden
     from restow.broker.cli.views.tables import show_holdings
     from restow.broker.display.documents import holdings_json
 
@@ -140,7 +140,7 @@ def handoffs(
     output: Output,
 ) -> None:
     """Show handoffs: those under way first, then the newest ends."""
-    from restow.broker.cli.handoff_ids import say_hidden
+    from restow.broker.cli.common.handoff_ids import say_hidden
     from restow.broker.cli.views import tables
     from restow.broker.display import documents
 
@@ -159,7 +159,7 @@ def leases(
     output: Output,
 ) -> None:
     """Show the leases on P's pages, what each waits for, and how long it has left."""
-    from restow.broker.cli.handoff_ids import say_hidden
+    from restow.broker.cli.common.handoff_ids import say_hidden
     from restow.broker.cli.views import tables
     from restow.broker.display import documents
 
@@ -173,7 +173,7 @@ def leases(
 @connects
 def handoff(handoff_id: HandoffArgument, *, connection: TenantConnection, output: Output) -> None:
     """Show one handoff and everything that happened to it."""
-    from restow.broker.cli.handoff_ids import find_handoff
+    from restow.broker.cli.common.handoff_ids import find_handoff
     from restow.broker.cli.views import tables
     from restow.broker.display import documents
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from restow.broker.cli.connection import connects
-from restow.broker.cli.output import FOUND, print_json
+from restow.broker.cli.common.connection import connects
+from restow.broker.cli.common.output import FOUND, print_json
 from restow.broker.cli.settings.options import ConfigPath, JsonFile, JsonOption
 
 app = typer.Typer(help="Make, check and compare layouts.", no_args_is_help=True)
@@ -211,7 +211,7 @@ def from_config(
     what was assumed. Keys that the config leaves out have the defaults of transformers, if that is
     installed (restow[engine]); without it a missing key is refused by its name.
     """
-    from restow.broker.cli.files import read_model_config
+    from restow.broker.cli.common.files import read_model_config
     from restow.broker.cli.settings.config_options import (
         counts_of,
         default_page_tokens,
@@ -261,7 +261,7 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
     """Prove that a layout is whole: every element held, no byte claimed twice."""
     from dataclasses import asdict
 
-    from restow.broker.cli.files import read_layout
+    from restow.broker.cli.common.files import read_layout
     from restow.broker.cli.views.plan_views import show_layout
     from restow.broker.layout import digest
     from restow.broker.layout.difference import scaled_fields, shared_tokens, summarize
@@ -293,7 +293,7 @@ def diff(left: JsonFile, right: JsonFile, as_json: JsonOption = False) -> None:
     """Say in what two layouts differ. Exits with 0 if in nothing, with 4 if in something."""
     from dataclasses import asdict
 
-    from restow.broker.cli.files import read_layout
+    from restow.broker.cli.common.files import read_layout
     from restow.broker.cli.views.plan_views import show_differences
     from restow.broker.layout.difference import differences
 

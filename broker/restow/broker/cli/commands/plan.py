@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.output import print_json
+from restow.broker.cli.common.output import print_json
 from restow.broker.cli.settings.options import CostsOption, JsonFile, JsonOption
 from restow.broker.strategy import Strategy
 
@@ -32,7 +32,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show what each rank of DESTINATION reads from which rank of SOURCE."""
-    from restow.broker.cli.files import read_layout, read_object, write_text
+    from restow.broker.cli.common.files import read_layout, read_object, write_text
     from restow.broker.cli.views.plan_views import plan_json, show_costs_used, show_plan
     from restow.broker.draw.explain import explain as explain_plan
     from restow.broker.draw.picture import make_picture

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.completion import complete_reason
-from restow.broker.cli.connection import connects
-from restow.broker.cli.output import Output
+from restow.broker.cli.common.completion import complete_reason
+from restow.broker.cli.common.connection import connects
+from restow.broker.cli.common.output import Output
 
 
 @connects

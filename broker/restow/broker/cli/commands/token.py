@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.output import print_json
+from restow.broker.cli.common.output import print_json
 from restow.broker.cli.settings.options import JsonOption
 from restow.broker.trust.identity import Role
 
@@ -39,7 +39,7 @@ def token(
 
     That file is a JSON list of such entries, and holds no secret.
     """
-    from restow.broker.cli.files import write_secret
+    from restow.broker.cli.common.files import write_secret
     from restow.broker.trust.identity import IdentityInvalidError
     from restow.broker.trust.tokens import new_token
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from restow.broker.cli.connection import TenantConnection, connects
-from restow.broker.cli.watching import looks
+from restow.broker.cli.common.connection import TenantConnection, connects
+from restow.broker.cli.common.watching import looks
 from restow.broker.printable import shown_values
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
 
     With ``all_tenants``, names of engines have their tenants before them.
     """
-    from restow.broker.cli.handoff_ids import hidden
+    from restow.broker.cli.common.handoff_ids import hidden
     from restow.broker.cli.views.fleet_views import membership_json
     from restow.broker.cli.views.top_view import Look
     from restow.broker.display import documents

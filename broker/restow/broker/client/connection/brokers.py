@@ -31,7 +31,7 @@ class Backoff:
         self._works_since_s = math.inf
 
     def began(self) -> None:
-        """What is tried has begun to work."""
+        """Note that the attempts succeed from now on."""
         self._works_since_s = self._clock()
 
     def wait_s(self) -> float:
@@ -62,7 +62,7 @@ class Epochs:
         return self._highest
 
     def opened(self, fleet: str) -> None:
-        """A stream to a broker of ``fleet`` begins: epochs of two fleets are not compared."""
+        """Note that a stream to a broker of ``fleet`` begins: epochs of fleets are not compared."""
         if fleet != self._fleet:
             self._fleet, self._highest = fleet, 0
 
@@ -114,7 +114,7 @@ class Brokers:
         return ((UNREACHED_KEY, self._unreached),) if self._unreached else ()
 
     def works(self) -> None:
-        """The current one has let us in."""
+        """Note that the current broker has opened the stream."""
         self._hops = self._failed = self.rounds = 0
         self._unreached = ""
 

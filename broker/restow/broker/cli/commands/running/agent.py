@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.connection import Connection, connects
+from restow.broker.cli.common.connection import Connection, connects
 from restow.broker.cli.settings.options import LogFormatOption
 from restow.broker.cli.settings.settings_file import ConfigOption
 from restow.broker.errors import ExtraMissingError

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from restow.broker.addresses import host_and_port
-from restow.broker.cli.connection import Connection, connects
+from restow.broker.cli.common.connection import Connection, connects
 from restow.broker.cli.settings.options import LogFormatOption
 from restow.broker.errors import ExtraMissingError
 

@@ -85,7 +85,7 @@ def run(options: dict[str, Any]) -> None:
     import uvloop
     from pydantic import ValidationError
 
-    from restow.broker.cli.files import read_object
+    from restow.broker.cli.common.files import read_object
     from restow.broker.planner import CostModel
     from restow.broker.server.base.settings import BrokerSettings
     from restow.broker.server.serve import serve_until_signalled

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.connection import Connection, connects
+from restow.broker.cli.common.connection import Connection, connects
 from restow.broker.cli.settings.options import LogFormatOption
 from restow.broker.cli.settings.sizes import parse_size
 from restow.broker.errors import ExtraMissingError
@@ -87,7 +87,7 @@ def store(
             module=error.name,
         ) from None
 
-    from restow.broker.cli.files import read_layout
+    from restow.broker.cli.common.files import read_layout
     from restow.broker.stderr import logging_to_stderr
 
     options = StoreOptions(engine_id, connection.broker, memory, block_tokens, disk, disk_size or 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from restow.broker.cli.completion import complete_tenant
+from restow.broker.cli.common.completion import complete_tenant
 
 if TYPE_CHECKING:
     from restow.broker.client.admin import AdminClient

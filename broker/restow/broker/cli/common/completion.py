@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from restow.broker.client.admin import AdminClient
 
+
 PATIENCE_S = 1.0
 OFFERED = 100
 FILES = ("tls_ca", "tls_cert", "tls_key", "token_file")

@@ -10,9 +10,10 @@ import typer
 from restow.broker.errors import HandoffAmbiguousError, HandoffUnknownError, RestowError
 
 if TYPE_CHECKING:
-    from restow.broker.cli.connection import TenantConnection
-    from restow.broker.cli.output import Output
+    from restow.broker.cli.common.connection import TenantConnection
+    from restow.broker.cli.common.output import Output
     from restow.broker.client.admin import AdminClient
+
 
 NAMED = 5
 """Ids that an error names."""

@@ -1,0 +1,1 @@
+"""Copies, products and hashes, made by kernels."""

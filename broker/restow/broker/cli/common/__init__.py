@@ -1,0 +1,1 @@
+"""What all commands use: connections, output, files, and ids that a user may shorten."""
