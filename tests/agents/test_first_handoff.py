@@ -55,7 +55,7 @@ async def test_the_first_handoff_waits_for_nothing_that_was_found_out_before(
         (known,) = directory.probing.known.values()
         assert known.costs is not None
         # Without the costs, and with them; nothing from D to P.
-        assert len(directory.granting.pairs) == 2
+        assert len(directory.plans.known) == 2
         process.tell("h")
         released = source.publish("h", case.src_ids, case.tokens)
         ended = await asyncio.wait_for(destination.request("h", case.dst_ids), WAIT_S)
@@ -65,4 +65,4 @@ async def test_the_first_handoff_waits_for_nothing_that_was_found_out_before(
             assert (own.data == own.expected(fields, case.tokens)).all(), f"rank {rank}"
         events = {event for _, event, _ in directory.ledger.find("default", "h").timeline}
         assert not events & {*PLAN, *COSTS}
-        assert len(directory.granting.pairs) == 2
+        assert len(directory.plans.known) == 2

@@ -187,20 +187,20 @@ def test_a_plan_takes_the_place_of_older_ones_and_fails_what_waits_if_there_is_n
     world.fence_all(p)
     world.request(d)
     number = world.find("h").number
-    first = set(world.directory.granting.pairs)
+    first = set(world.directory.plans.known)
     # By this plan ranks read: another one, as large, has no room beside it.
     e = world.engine("e", ranks=2)
     world.publish(p, "other")
     world.fence_all(p, "other")
     world.request(e, "other")
     assert [(one.state, one.reason) for one in e.told] == [("FAILED", "QUOTA_EXCEEDED")]
-    assert set(world.directory.granting.pairs) == first
+    assert set(world.directory.plans.known) == first
     world.settle(d, number)
     world.publish(p, "third")
     world.fence_all(p, "third")
     world.request(e, "third")
     assert world.find("third").granted
-    assert not first & set(world.directory.granting.pairs)
+    assert not first & set(world.directory.plans.known)
 
 
 def test_tenants_share_no_plan() -> None:
@@ -209,7 +209,7 @@ def test_tenants_share_no_plan() -> None:
         p, d = world.engine("p", tenant=tenant), world.engine("d", tenant=tenant)
         world.publish(p)
         world.request(d)
-    assert {key.tenant for key in world.directory.granting.pairs} == {"a", "b"}
+    assert {key.tenant for key in world.directory.plans.known} == {"a", "b"}
 
 
 def test_a_story_does_not_grow_with_what_a_side_repeats() -> None:

@@ -167,7 +167,7 @@ def test_a_refusal_is_said_to_nobody_and_kept_by_nobody() -> None:
     p, d = world.engine("p", 1, sides="P"), world.engine("d", 2, sides="D")
     settle_down(world)
     assert len(plans(world)) == 1
-    assert not world.directory.granting.pairs
+    assert not world.directory.plans.known
     assert not p.told + d.told
     ask(world, p, d)
     assert d.told[0].reason == "PLAN_INVALID"
@@ -209,7 +209,7 @@ def test_a_tenant_that_has_little_room_keeps_it_for_its_handoffs() -> None:
     account.limit_bytes = 2 * (account.size_bytes + PAIR_BYTES) - 1
     settle_down(world)
     assert len(plans(world)) == 1
-    assert not world.directory.granting.pairs
+    assert not world.directory.plans.known
     account.limit_bytes = None
     ask(world, p, d)
     assert world.find().granted

@@ -298,7 +298,7 @@ def test_plans_are_bounded() -> None:
         for rank in range(ranks):
             world.settle(d, world.find(name).number, rank)
         assert ends(d) == [("DONE", "")]
-    assert len(world.directory.granting.pairs) == 2
+    assert len(world.directory.plans.known) == 2
 
 
 def test_who_cancels_what_has_ended_is_told_once() -> None:

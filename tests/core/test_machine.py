@@ -392,7 +392,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert not ledger.live
         assert not ledger.by_number
         assert not len(ledger.quarantine), "all agents are back, and a D was not told"
-        assert not world.directory.granting.planning
+        assert not world.directory.plans.planning
         for side in world.sides.values():
             assert not side.record.handoffs
         # Every handoff that both sides were told of ended in one state.

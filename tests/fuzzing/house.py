@@ -179,7 +179,7 @@ class House:
                 task.result()
         for engine in (self.p, self.d):
             engine.check()
-        for pair, outcome in directory.granting.pairs.items():
+        for pair, outcome in directory.plans.known.items():
             if isinstance(outcome, PairRefused) and "planner failed" in outcome.error.message:
                 raise Violation(f"{pair}: {outcome.error.message}")
         names, probing = directory.connections.names, directory.probing
@@ -260,7 +260,7 @@ class House:
             ("sessions", hub.engines.keys() - good),
             ("agents' streams", {key for key in hub.agents if key.engine not in good}),
             ("calls that wait", set(hub.waiting._waiting)),
-            ("plans under way", set(directory.granting.planning)),
+            ("plans under way", set(directory.plans.planning)),
             ("calls", {task for task in self._calls if not task.done()}),
         ):
             if left:

@@ -18,6 +18,7 @@ from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.core.granting import Granting
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.membership import Membership
+from restow.broker.core.plans import Plans
 from restow.broker.core.probing import Probing
 
 LOOKED_AT = 64
@@ -47,12 +48,17 @@ class Ahead:
     """Queued pairs. Tenants take turns."""
 
     def __init__(
-        self, ledger: Ledger, members: Membership, granting: Granting, probing: Probing
+        self,
+        ledger: Ledger,
+        members: Membership,
+        granting: Granting,
+        plans: Plans,
+        probing: Probing,
     ) -> None:
         """Begin without pairs."""
         self._ledger = ledger
         self._members = members
-        self._granting = granting
+        self._granting, self._plans = granting, plans
         self._probing = probing
         self._queues: OrderedDict[str, OrderedDict[PairKey, _Expected]] = OrderedDict()
         """By tenant, then by plan and hosts; pairs with the same key are prepared once."""
@@ -72,9 +78,9 @@ class Ahead:
             if more == self._ledger.limits.pairs_ahead or len(queue) >= MAX_QUEUED:
                 break
             hosts = self._probing.hosts(pair.source, pair.destination)
-            key = self._granting.key_of(pair.source, pair.destination)._replace(hosts=hosts)
+            key = self._plans.key_of(pair.source, pair.destination)._replace(hosts=hosts)
             known = queue.get(key)
-            if (known is None or not known.there) and key not in self._granting.pairs:
+            if (known is None or not known.there) and key not in self._plans.known:
                 queue[key] = pair
                 more += 1
         if not queue:
@@ -104,8 +110,8 @@ class Ahead:
             return []
         key, pair = current
         source, destination = pair.source, pair.destination
-        wanted = self._granting.key_of(source, destination)
-        plan = self._granting.pairs.get(wanted)
+        wanted = self._plans.key_of(source, destination)
+        plan = self._plans.known.get(wanted)
         if plan is None:
             return self._plan(key, pair, wanted)
         # Measuring grants the right to read, so measure only if a handoff would also grant it.
@@ -122,7 +128,7 @@ class Ahead:
         return actions or []
 
     def _plan(self, key: PairKey, pair: _Expected, wanted: PairKey) -> list[Action]:
-        planning = self._granting.planning
+        planning = self._plans.planning
         if wanted in planning:
             self._current = key, pair
         elif planning:
@@ -130,7 +136,7 @@ class Ahead:
         elif wanted not in pair.planned:
             self._current = key, pair
             pair.planned.add(wanted)
-            return self._granting.plan(wanted, pair.source, pair.destination, ahead=True)
+            return self._plans.make(wanted, pair.source, pair.destination, ahead=True)
         return []
 
     def _is_busy(self, engine: EngineRecord) -> bool:

@@ -90,7 +90,7 @@ def _check_tables(directory: Directory) -> Iterator[str]:
         ("live handoffs", len(ledger.by_number), limits.max_live),
         ("ended handoffs", len(ledger.ended), limits.max_ended),
         ("engines", len(directory.members.engines), limits.max_engines),
-        ("plans", len(directory.granting.pairs), limits.max_pairs),
+        ("plans", len(directory.plans.known), limits.max_pairs),
     ):
         if size > bound:
             yield f"{size} {what}, more than {bound}"
@@ -177,7 +177,7 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
             continue
         hosts = directory.probing.costs(source, destination)
         key = PairKey(handoff.tenant, source.layout_digest, destination.layout_digest, hosts)
-        pair = directory.granting.pairs.get(key)
+        pair = directory.plans.known.get(key)
         if pair is not None and not isinstance(pair, PairPlan):
             yield f"handoff {name} is live, but nothing can be planned for it"
         if handoff.state is State.READY and source.complete and destination.complete:
@@ -190,7 +190,7 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
                 continue
             if pair is not None and not directory.granting.draining:
                 yield f"handoff {name} could be granted, but is not"
-            elif pair is None and handoff.number not in directory.granting.planning.get(key, ()):
+            elif pair is None and handoff.number not in directory.plans.planning.get(key, ()):
                 yield f"handoff {name} waits for a plan that nobody makes"
 
 
@@ -239,7 +239,7 @@ def _check_tenants(directory: Directory) -> Iterator[str]:
         remembered.setdefault(tenant, []).append(handoff_id)
     live = Counter(handoff.tenant for handoff in ledger.by_number.values())
     present = Counter(engine.key.tenant for engine in engines)
-    keeping = {key.tenant for key in directory.granting.pairs}.union(ledger.tenants.keeping)
+    keeping = {key.tenant for key in directory.plans.known}.union(ledger.tenants.keeping)
     for tenant in keeping:
         account = ledger.tenants.account(tenant)
         if account.kept_bytes != (kept_bytes := _kept_bytes(directory, tenant)):
@@ -261,7 +261,7 @@ def _kept_bytes(directory: Directory, tenant: str) -> int:
     ledger, engines = directory.ledger, directory.members.engines.values()
     own = [engine for engine in engines if engine.key.tenant == tenant]
     agents = [agent for engine in own for agent in (*engine.agents.values(), *engine.away.values())]
-    pairs = directory.granting.pairs.items()
+    pairs = directory.plans.known.items()
     return sum(
         (
             sum(

@@ -25,6 +25,7 @@ from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.ledger.table import check_handoff_id
 from restow.broker.core.membership import Membership
 from restow.broker.core.offering import Offering
+from restow.broker.core.plans import Plans
 from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.core.probing import Examining, Probing
 from restow.broker.core.reports import Reports
@@ -56,9 +57,10 @@ class Directory:
         numbering = Numbering(first_us)
         self.probing = Probing(self.limits, measures, numbering)
         self.examining = Examining(self.limits, numbering)
-        self.granting = Granting(self.ledger, self.probing, digests or Digests())
+        self.plans = Plans(self.ledger, self.probing)
+        self.granting = Granting(self.ledger, self.plans, self.probing, digests or Digests())
         self.offering = Offering(self.ledger, self.members, self.prefixes)
-        self.ahead = Ahead(self.ledger, self.members, self.granting, self.probing)
+        self.ahead = Ahead(self.ledger, self.members, self.granting, self.plans, self.probing)
         self.reports = Reports(self.ledger, self.granting, self.probing, self.examining)
 
     @property

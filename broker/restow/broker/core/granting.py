@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 
-from restow.broker.core.common.actions import Action, MakePlan
+from restow.broker.core.common.actions import Action
 from restow.broker.core.common.events import Failure
 from restow.broker.core.common.keys import EngineKey, PairKey, State
-from restow.broker.core.common.pair import Digests, PairOutcome, PairPlan, PairRefused, pair_bytes
-from restow.broker.core.engines.account import Account
+from restow.broker.core.common.pair import Digests, PairOutcome, PairPlan, PairRefused
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.grant import Misfit, early_tokens, misfit, open_grant, read_bytes
 from restow.broker.core.handoffs.handoff import Handoff
@@ -17,24 +15,23 @@ from restow.broker.core.handoffs.progress import waits_for
 from restow.broker.core.handoffs.timeline import COSTS, PLAN
 from restow.broker.core.ledger.known_ends import KnownEnds
 from restow.broker.core.ledger.ledger import Ledger
+from restow.broker.core.plans import Plans
 from restow.broker.core.probing import Probing
 from restow.broker.errors import RestowError
 from restow.broker.layout.values import ModelIdentity
 
 
 class Granting:
-    """Handoffs on their way to a grant, and the known plans."""
+    """Handoffs on their way to a grant."""
 
-    def __init__(self, ledger: Ledger, probing: Probing, digests: Digests) -> None:
-        """Begin without plans."""
-        self.pairs: OrderedDict[PairKey, PairOutcome] = OrderedDict()
-        self.planning: dict[PairKey, set[int]] = {}
-        """Plans being made, and the handoffs that wait for each."""
+    def __init__(self, ledger: Ledger, plans: Plans, probing: Probing, digests: Digests) -> None:
+        """Begin without handoffs."""
         self.draining = False
         """Whether nothing is granted any more; the next broker will serve what waits."""
         self.known_ends = KnownEnds(ledger)
         self._ledger = ledger
         self._limits = ledger.limits
+        self._plans = plans
         self._probing = probing
         self._digests = digests
 
@@ -65,14 +62,9 @@ class Granting:
 
     def plan_made(self, pair: PairKey, outcome: PairOutcome, now_s: float) -> list[Action]:
         """Store a plan and continue its handoffs; they fail if the tenant has no room for it."""
-        waiting = self.planning.pop(pair, set())
-        account = self._ledger.tenants.account(pair.tenant)
-        if not waiting:
-            self._keep_ahead(pair, outcome, account)
-            return []
+        waiting = self._plans.planning.pop(pair, set())
         try:
-            self._make_room(pair.tenant, account, pair_bytes(outcome))
-            account.keep(pair_bytes(outcome))
+            self._plans.made(pair, outcome, waiting)
         except RestowError as error:
             failure = Failure(State.FAILED, error.reason, error.message)
             handoffs = [self._ledger.by_number.get(number) for number in sorted(waiting)]
@@ -82,27 +74,10 @@ class Granting:
                 if handoff is not None and handoff.pair is None and handoff.destination
                 for action in self._ledger.stop(handoff, failure, now_s)
             ]
-        self.pairs[pair] = outcome
-        if len(self.pairs) > self._limits.max_pairs:
-            own = [key for key in self.pairs if key.tenant == pair.tenant]
-            self._forget(own[0] if len(own) > 1 else next(iter(self.pairs)))
         for number in waiting if isinstance(outcome, PairPlan) else ():
             if (handoff := self._ledger.by_number.get(number)) is not None:
                 handoff.timeline.note_waited(now_s, PLAN)
         return self.go_on(waiting, now_s)
-
-    def _keep_ahead(self, pair: PairKey, outcome: PairOutcome, account: Account) -> None:
-        """Store a plan that no handoff waits for, if there is ample room; no refusals."""
-        size_bytes = pair_bytes(outcome)
-        if isinstance(outcome, PairRefused) or not account.has_ample(size_bytes):
-            return
-        if len(self.pairs) >= self._limits.max_pairs:
-            oldest = next((key for key in self.pairs if key.tenant == pair.tenant), None)
-            if oldest is None:
-                return
-            self._forget(oldest)
-        account.keep(size_bytes)
-        self.pairs[pair] = outcome
 
     def measured(self, waiting: Iterable[int], now_s: float) -> list[Action]:
         """Continue handoffs that waited for costs, whether measured or failed."""
@@ -112,25 +87,6 @@ class Granting:
                 failure = self._probing.failure(handoff.source, handoff.destination)
                 handoff.timeline.note_waited(now_s, COSTS, failure)
         return self.go_on(waiting, now_s)
-
-    def _make_room(self, tenant: str, account: Account, size_bytes: int) -> None:
-        """Forget the tenant's oldest plans that no read uses, until ``size_bytes`` fit."""
-        live = self._ledger.by_number.values()
-        used: set[int] | None = None
-        for key in [known_key for known_key in self.pairs if known_key.tenant == tenant]:
-            try:
-                return account.check(size_bytes)
-            except RestowError:
-                used = used or {
-                    id(handoff.pair.programs) for handoff in live if handoff.pair is not None
-                }
-            known = self.pairs[key]
-            if isinstance(known, PairRefused) or not used & known.keys:
-                self._forget(key)
-        return account.check(size_bytes)
-
-    def _forget(self, key: PairKey) -> None:
-        self._ledger.tenants.account(key.tenant).let_go(pair_bytes(self.pairs.pop(key)))
 
     def tick(self, now_s: float) -> list[Action]:
         """Grant again after revoked grants, and grant handoffs whose turn it is."""
@@ -182,19 +138,6 @@ class Granting:
                     actions += self.advance(delivery, now_s)
         return actions
 
-    def key_of(self, source: EngineRecord, destination: EngineRecord) -> PairKey:
-        """Return the key of two engines' plan; the key changes when costs become known."""
-        hosts = self._probing.costs(source, destination)
-        return PairKey(source.key.tenant, source.layout_digest, destination.layout_digest, hosts)
-
-    def plan(
-        self, key: PairKey, source: EngineRecord, destination: EngineRecord, ahead: bool = False
-    ) -> list[Action]:
-        """Request the plan of two engines; ``ahead`` says that no handoff needs it yet."""
-        self.planning[key] = set()
-        costs = None if key.hosts is None else self._probing.known[key.hosts].costs
-        return [MakePlan(key, source.layout, destination.layout, costs, ahead)]
-
     def _try_grant(
         self, handoff: Handoff, source: EngineRecord, destination: EngineRecord, now_s: float
     ) -> list[Action]:
@@ -205,14 +148,16 @@ class Granting:
         complete = source.complete and destination.complete
         if complete:
             handoff.lease.agents_came()
-        key = self.key_of(source, destination)
-        pair = self.pairs.get(key)
+        key = self._plans.key_of(source, destination)
+        pair = self._plans.known.get(key)
         if pair is None:
             handoff.timeline.note_wait(now_s, PLAN)
-            actions = [] if key in self.planning else self.plan(key, source, destination)
-            self.planning[key].add(handoff.number)
+            actions = (
+                [] if key in self._plans.planning else self._plans.make(key, source, destination)
+            )
+            self._plans.planning[key].add(handoff.number)
             return actions
-        self.pairs.move_to_end(key)
+        self._plans.known.move_to_end(key)
         if isinstance(pair, PairRefused):
             failure = Failure(State.FAILED, pair.error.reason, pair.error.message)
             return self._ledger.stop(handoff, failure, now_s)

@@ -62,7 +62,9 @@ class DirectoryCollector(Collector):
             "Agents whose stream broke, and that may come back.",
             sum(len(one.away) for one in engines),
         )
-        yield _gauge("plans", "Plans kept, one for each pair of layouts.", len(granting.pairs))
+        yield _gauge(
+            "plans", "Plans kept, one for each pair of layouts.", len(directory.plans.known)
+        )
         yield _gauge(
             "draining",
             "1 while the broker waits for the reads under way before it ends.",

@@ -62,7 +62,7 @@ def broker_status(hub: Hub, tenant: str | None) -> pb.GetStatusResponse:
         status.engines = len(engines)
         status.handoffs_live = len(ledger.by_number)
         status.handoffs_quarantined = len(ledger.quarantine)
-        status.plans = len(directory.granting.pairs)
+        status.plans = len(directory.plans.known)
         ended, bytes_read = ledger.statistics.by_state, ledger.bytes_read
         checks = ledger.checks
     else:

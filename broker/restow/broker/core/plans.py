@@ -1,0 +1,88 @@
+"""The plans of pairs of engines: which are known, which are being made, and their memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from restow.broker.core.common.actions import Action, MakePlan
+from restow.broker.core.common.keys import PairKey
+from restow.broker.core.common.pair import PairOutcome, PairRefused, pair_bytes
+from restow.broker.core.engines.account import Account
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.ledger.ledger import Ledger
+from restow.broker.core.probing import Probing
+from restow.broker.errors import RestowError
+
+
+class Plans:
+    """The known plans, those used last at the end, and the handoffs that wait for others."""
+
+    def __init__(self, ledger: Ledger, probing: Probing) -> None:
+        """Begin without plans."""
+        self.known: OrderedDict[PairKey, PairOutcome] = OrderedDict()
+        self.planning: dict[PairKey, set[int]] = {}
+        """Plans being made, and the numbers of the handoffs that wait for each."""
+        self._ledger = ledger
+        self._max_pairs = ledger.limits.max_pairs
+        self._probing = probing
+
+    def key_of(self, source: EngineRecord, destination: EngineRecord) -> PairKey:
+        """Return the key of two engines' plan; the key changes when costs become known."""
+        hosts = self._probing.costs(source, destination)
+        return PairKey(source.key.tenant, source.layout_digest, destination.layout_digest, hosts)
+
+    def make(
+        self, key: PairKey, source: EngineRecord, destination: EngineRecord, ahead: bool = False
+    ) -> list[Action]:
+        """Request the plan of two engines; ``ahead`` says that no handoff needs it yet."""
+        self.planning[key] = set()
+        costs = None if key.hosts is None else self._probing.known[key.hosts].costs
+        return [MakePlan(key, source.layout, destination.layout, costs, ahead)]
+
+    def made(self, key: PairKey, outcome: PairOutcome, waiting: set[int]) -> None:
+        """Store a plan that handoffs wait for, or that was made ahead.
+
+        Raises what `Account.check` raises if handoffs wait and the tenant has no room for it. A
+        plan that was made ahead is stored only if there is ample room.
+        """
+        account = self._ledger.tenants.account(key.tenant)
+        if not waiting:
+            self._keep_ahead(key, outcome, account)
+            return
+        self._make_room(key.tenant, account, pair_bytes(outcome))
+        account.keep(pair_bytes(outcome))
+        self.known[key] = outcome
+        if len(self.known) > self._max_pairs:
+            own = [known for known in self.known if known.tenant == key.tenant]
+            self._forget(own[0] if len(own) > 1 else next(iter(self.known)))
+
+    def _keep_ahead(self, key: PairKey, outcome: PairOutcome, account: Account) -> None:
+        size_bytes = pair_bytes(outcome)
+        if isinstance(outcome, PairRefused) or not account.has_ample(size_bytes):
+            return
+        if len(self.known) >= self._max_pairs:
+            oldest = next((known for known in self.known if known.tenant == key.tenant), None)
+            if oldest is None:
+                return
+            self._forget(oldest)
+        account.keep(size_bytes)
+        self.known[key] = outcome
+
+    def _make_room(self, tenant: str, account: Account, size_bytes: int) -> None:
+        """Forget the tenant's oldest plans that no read uses, until ``size_bytes`` fit."""
+        live = self._ledger.by_number.values()
+        used: set[int] | None = None
+        for key in [known_key for known_key in self.known if known_key.tenant == tenant]:
+            try:
+                return account.check(size_bytes)
+            except RestowError:
+                used = used or {
+                    id(handoff.pair.programs) for handoff in live if handoff.pair is not None
+                }
+            known = self.known[key]
+            if isinstance(known, PairRefused) or not used & known.keys:
+                self._forget(key)
+        return account.check(size_bytes)
+
+    def _forget(self, key: PairKey) -> None:
+        self._ledger.tenants.account(key.tenant).let_go(pair_bytes(self.known.pop(key)))
