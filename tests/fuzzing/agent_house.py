@@ -224,9 +224,9 @@ class AgentHouse:
 
         with (
             patch.object(Hasher, "_digest", digest_checked),
-            patch("restow.agents.copying.run_copies", run_checked),
+            patch("restow.agents.copying.copier.run_copies", run_checked),
             patch("restow.agents.execute.staged_reads.zero_destinations", zero_checked),
-            patch("restow.agents.copying.run_projections", project_checked),
+            patch("restow.agents.copying.copier.run_projections", project_checked),
         ):
             try:
                 yield self

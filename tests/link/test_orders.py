@@ -147,7 +147,7 @@ def test_what_torch_refuses_to_copy_is_an_error_of_its_own(
     def refuse(table: object, device: object) -> None:
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr("restow.agents.copying.copy_pieces", refuse)
+    monkeypatch.setattr("restow.agents.copying.copier.copy_pieces", refuse)
     base, rows = 4096, np.arange(4, dtype=np.int64)
     count, step, dtype = (np.array(value, np.int64) for value in (2, 2, int(DType.BFLOAT16)))
     grid = Grid(base + 4 * rows, base + 32768 + 4 * rows, count, step, step, dtype, dtype)

@@ -293,7 +293,7 @@ async def test_a_session_that_is_not_let_in_again_goes_on_asking(
             refused: list[str] = []
 
             def warning(words: str, **more: Any) -> None:
-                refused.append(more["reason"])
+                refused.append(more.get("reason", words))
                 warned.set()
 
             monkeypatch.setattr(p._stream._log, "warning", warning, raising=False)
