@@ -234,7 +234,7 @@ class RankMemory:
             np.ndarray(sizes, kind, image.data, start, strides)[...] = 0
 
     def expected(self, fields: Mapping[str, Field], tokens: int) -> Bytes:
-        """What all of the memory must be after the handoff."""
+        """Return what the whole memory must hold after the handoff."""
         image = np.full_like(self.data, POISON)
         self._write_weights(image)
         self.write(fields, tokens, image)

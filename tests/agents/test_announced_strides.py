@@ -26,7 +26,7 @@ LAST = RANK.regions[-1]
 
 
 def relaid(region: RegionMemory, stride_bytes: int) -> RegionMemory:
-    """The same bytes, cut into pages of another stride."""
+    """Return a region of the same bytes, cut into pages of another stride."""
     pages = region.length_bytes // stride_bytes
     return replace(region, page_count=pages, page_stride_bytes=stride_bytes)
 

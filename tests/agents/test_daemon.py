@@ -97,7 +97,7 @@ async def test_a_killed_engine_is_let_go(tmp_path: Path, shared: SharedRank) -> 
 
 
 def serve_own_memory(pipe: Connection, socket: str) -> None:
-    """An engine that makes its memory itself, and says its name; with a socket it attaches."""
+    """Make an engine's memory, attach it if ``socket`` is given, and send the memory's name."""
     pipe.send(READY)
     rank = SharedRank()
     if socket:

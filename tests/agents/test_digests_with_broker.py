@@ -96,7 +96,7 @@ async def engines(
 
 
 async def told(address: str, handoff_id: str) -> tuple[dict[str, str], tuple[int, int]]:
-    """The timeline of a handoff, and how many were compared and differed."""
+    """Return a handoff's timeline, and how many handoffs were compared and how many differed."""
 
     def ask() -> tuple[dict[str, str], tuple[int, int]]:
         with AdminClient(address, WAIT_S) as client:

@@ -51,7 +51,7 @@ async def ask(
 
 @contextlib.asynccontextmanager
 async def guarded(authority: Authority, **more: Any) -> AsyncIterator[RunningBroker]:
-    """A broker that knows clients by this authority's certificates."""
+    """Run a broker that knows its clients by certificates of this authority."""
     own = authority.issue(server=True)
     more |= {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": authority.path}
     async with broker(**more) as running:

@@ -46,7 +46,7 @@ async def shoot(running: RunningBroker, browser: Browser, count: int) -> None:
 
 
 def draw(browser: Browser, svg: str, file: Path) -> None:
-    """A terminal's picture without the fonts that it would fetch from elsewhere."""
+    """Draw a terminal's picture without the fonts that it would fetch from elsewhere."""
     svg = re.sub(r"@font-face\s*{[^}]*}", "", svg).replace("Fira Code", "DejaVu Sans Mono")
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     if box is None:

@@ -44,7 +44,7 @@ pytestmark = needs_helm
 
 
 def advertised(objects: dict[str, Object]) -> list[str]:
-    """What each pod says of itself."""
+    """Return the address that each pod advertises."""
     said = environment(objects)["RESTOW_ADVERTISE"]
     return [said.replace("$(POD_NAME)", pod) for pod in PODS]
 

@@ -45,7 +45,7 @@ async def shown() -> AsyncIterator[RunningBroker]:
 
 
 async def seen(running: RunningBroker, profile: Path, view: str = "") -> str:
-    """The page after its script has asked the broker at least once."""
+    """Return the page after its script has asked the broker at least once."""
     assert CHROMIUM is not None
     browser = Browser(CHROMIUM, profile)
     page = await asyncio.to_thread(browser.dom, f"http://{running.http_address}/{view}")

@@ -258,7 +258,7 @@ class AgentHouse:
         self.loop.run_until_complete(finish())
 
     def end_well(self) -> None:
-        """A new stream finds nothing of the old one, and what is no page of a handoff untouched."""
+        """Check that a new stream finds nothing of the old one, and only pages were written."""
         self.loop.run_until_complete(asyncio.wait_for(self.agent.hello(), 1000))
         if self.agent._tasks:
             raise Violation(f"work that does not end: {sorted(self.agent._tasks)}")
@@ -277,7 +277,7 @@ class AgentHouse:
 
 
 def peers(of: Case) -> list[pb.AgentOrder]:
-    """The agents of P, introduced."""
+    """Return the orders that introduce the agents of P."""
     found = []
     for one in of.source.ranks:
         memory = RankMemory(one, of.src_ids)
@@ -303,7 +303,7 @@ def execute(
     lengths: dict[int, int],
     hashed: bool = False,
 ) -> pb.AgentOrder:
-    """The order to read; ``lengths`` are those of staged runs, by source rank."""
+    """Return the order to read; ``lengths`` are those of staged runs, by source rank."""
     return pb.AgentOrder(
         execute=pb.Execute(
             handoff=HANDOFF,
@@ -329,7 +329,7 @@ def execute(
 
 
 def stage(of: Case, program: Program, rank: int, hashed: bool = False) -> pb.AgentOrder:
-    """The order to gather, and to hash."""
+    """Return the order to gather, and to hash if ``hashed``."""
     return pb.AgentOrder(
         stage=pb.Stage(
             handoff=HANDOFF,
@@ -342,5 +342,5 @@ def stage(of: Case, program: Program, rank: int, hashed: bool = False) -> pb.Age
 
 
 def load(program: Program, rank: int | None = None) -> pb.AgentOrder:
-    """The program, or the part that a source gathers."""
+    """Return the order that brings the program, or the part of it that source ``rank`` gathers."""
     return pb.AgentOrder(program=wire_program.program_to_proto(program, rank))

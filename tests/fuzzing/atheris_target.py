@@ -29,7 +29,7 @@ END = 255
 
 
 def frames(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """What an input says, one after the other."""
+    """Yield the frames of an input in their order: the byte that chooses the call, the request."""
     at = 0
     for _ in range(MAX_FRAMES):
         if at + 3 > len(data):
@@ -40,7 +40,7 @@ def frames(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def frame(path: str, tenant: int, words: bytes) -> bytes:
-    """The inverse."""
+    """Return the bytes of a frame, as `frames` reads them."""
     return len(words).to_bytes(2, "little") + bytes([2 * PATHS.index(path) + tenant]) + words
 
 
@@ -69,7 +69,7 @@ def say(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """What a good party would say."""
+    """Yield inputs that a good party would send."""
     for tenant, name in enumerate(TENANTS):
         ref, layout = REFS[0], LAYOUT_MESSAGES[1]
         register = pb.RegisterEngineRequest(engine=ref, layout=layout)

@@ -83,7 +83,7 @@ class _Context:
 
 
 def read_refusal(code: grpc.StatusCode, details: str, trailing: Any) -> Answer:
-    """The refusal that a client would read. Raises `Violation` unless it carries a reason."""
+    """Return the refusal that a client would read. Raises `Violation` if it has no reason."""
     size = len(quote(details)) + sum(len(key) + len(value) for key, value in trailing)
     if size > MAX_METADATA_BYTES:
         raise Violation(f"a refusal of {size} bytes, which gRPC may drop: {details[:80]!r}")

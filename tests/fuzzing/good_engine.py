@@ -29,7 +29,7 @@ HELD_PREFIX = pb.Prefix(
 def hello(
     layout: Layout, ref: pb.EngineRef, rank: int, host: str = "", tenant: str = ""
 ) -> link.Hello:
-    """A Hello that is taken. Its name tells whose it is, whoever hears it."""
+    """Return a Hello that the broker takes. Its agent name tells whose it is, whoever hears it."""
     return link.Hello(
         engine=ref,
         rank=rank,
@@ -218,14 +218,14 @@ class GoodEngine:
 
 
 async def hand_over(source: GoodEngine, destination: GoodEngine, name: str) -> None:
-    """A handoff that nothing hinders."""
+    """Run a handoff that nothing hinders, and check that it ends well."""
     source.publish(name)
     destination.request(name)
     await _ended_well(source, destination, name)
 
 
 async def ask_by_content(source: GoodEngine, destination: GoodEngine, name: str) -> None:
-    """The same of a state that the one holds, and the other asks for by its content."""
+    """Hand over a state that the source holds and the destination asks for by its content."""
     source.hold()
     await asyncio.sleep(0.001)
     destination.request_held(name)

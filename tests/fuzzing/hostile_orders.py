@@ -31,7 +31,7 @@ _NUMBERS = st.one_of(st.sampled_from(INT64S), st.integers(-1, 100))
 
 
 def mutated_program(draw: Draw, program: Program) -> pb.AgentOrder:
-    """A program with some numbers changed, as an order."""
+    """Return the order that brings a program with some numbers changed."""
     steps = tuple(Step(step.form, step.rows.copy()) for step in program.steps)
     for _ in range(draw(_SEVERAL)):
         table = draw(st.sampled_from(steps)).rows

@@ -139,7 +139,7 @@ class House:
         return answer
 
     def _let_examine(self, request: bytes, tenant: str) -> None:
-        """An operator of their tenant may have good agents read from any other engine's."""
+        """Note from whom good engines may read because an operator of their tenant asks for it."""
         asked = admin_pb2.ProbePairRequest()
         with contextlib.suppress(DecodeError):
             asked.ParseFromString(request)
@@ -238,7 +238,7 @@ class House:
         self.loop.close()
 
     def end_well(self) -> None:
-        """What was begun ends well, and of the others, whose streams were cut, nothing is left."""
+        """Check that what was begun ends well, and nothing is left of parties that were cut off."""
         self.check()
         self.d.go_on()
         self.wait(0.01)

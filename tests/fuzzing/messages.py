@@ -52,7 +52,7 @@ class Known:
     at_times: frozenset[str] = frozenset()
 
     def of_field(self, one: FieldDescriptor) -> Sequence[Any] | None:
-        """What may stand in a field."""
+        """Return the values that may stand in a field; None: no value is known."""
         found = self.values.get(one.full_name)
         return self.values.get(one.name) if found is None else found
 
@@ -61,7 +61,7 @@ NOTHING = Known()
 
 
 def message_type(descriptor: Descriptor) -> type[Message]:
-    """The class of a type."""
+    """Return the Python class of a message type."""
     return GetMessageClass(descriptor)
 
 
@@ -76,7 +76,7 @@ def messages(
 def draw_message(
     draw: Draw, descriptor: Descriptor, known: Known, odd: int, depth: int = 0
 ) -> Message:
-    """A message, field by field."""
+    """Draw a message, field by field."""
     whole = known.messages.get(descriptor.full_name)
     if whole and draw(EIGHTS) >= odd:
         return draw(st.sampled_from(whole))

@@ -52,7 +52,7 @@ def spots(message: Message) -> Iterator[Spot]:
 
 @st.composite
 def mutated(draw: st.DrawFn, message: M, known: Known = NOTHING) -> M:
-    """A copy of a message with a few changes."""
+    """Draw a copy of a message with a few changes."""
     changed = type(message)()
     changed.CopyFrom(message)
     for _ in range(draw(_COUNTS)):
@@ -124,7 +124,7 @@ _ODD_JSON = st.one_of(
 
 @st.composite
 def mutated_json(draw: st.DrawFn, data: Any) -> Any:
-    """A copy of a JSON value with a few changes."""
+    """Draw a copy of a JSON value with a few changes."""
     changed = copy.deepcopy(data)
     for _ in range(draw(_COUNTS)):
         places = list(_places(changed))

@@ -136,7 +136,7 @@ def silence() -> Iterator[None]:
 
 @cache
 def staged_lengths(name: str, strategy: Strategy) -> dict[int, int]:
-    """What P's agents gather for rank 0 of D."""
+    """Return how many bytes each agent of P gathers for rank 0 of D."""
     of, program = case(name), program_of(name, strategy, 0)
     found = {}
     for rank in program.staging_ranks:

@@ -56,7 +56,7 @@ def silence() -> Iterator[None]:
 
 
 def details(draw: Draw) -> tuple[str, tuple[tuple[str, bytes], ...]]:
-    """The words of a status, and what it carries."""
+    """Draw the words of a status, and the details that it carries."""
     info = error_details_pb2.ErrorInfo(
         reason=draw(WORDS), domain=draw(WORDS), metadata=draw(st.dictionaries(WORDS, WORDS))
     )

@@ -32,7 +32,7 @@ def engines_of(case: Case, arena: Arena) -> list[Engine]:
 
 
 def check_cover(case: Case, strategy: Strategy) -> Traffic:
-    """The destination holds its slices and nothing else; the source is as it was."""
+    """Check that the destination holds its slices and nothing else, and the source is unchanged."""
     arena = Arena()
     source, destination = engines_of(case, arena)
     traffic = transfer(source, destination, case.tokens, strategy)
@@ -130,7 +130,7 @@ def _pages_of(src: Region, dst: Region, first: int, stop: int) -> int:
 
 
 def needed_bytes(layout: Layout, tokens: Tokens) -> dict[int, int]:
-    """What each rank lacks."""
+    """Return how many bytes each rank lacks."""
     begins = first_tokens(layout, tokens)
     return {
         rank.rank: sum(
@@ -222,7 +222,7 @@ def check_determinism(case: Case, strategy: Strategy) -> None:
 
 
 def _nudged(layout: Layout) -> Layout:
-    """The layout with one number changed."""
+    """Return the layout with one number changed."""
     rank = next(rank for rank in layout.ranks if rank.shards)
     shard = replace(rank.shards[0], offset_bytes=rank.shards[0].offset_bytes + 1)
     other = replace(rank, shards=(shard, *rank.shards[1:]))

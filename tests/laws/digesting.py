@@ -100,7 +100,7 @@ def _memory(engine: Engine, rank: int) -> RegionTable:
 
 
 def content(arena: Arena, extents: Extents) -> bytes:
-    """The bytes in order."""
+    """Return the bytes of the extents in order."""
     return arena.data[places(arena, extents.address, extents.length_bytes)].tobytes()
 
 

@@ -157,7 +157,7 @@ def rows_of(copies: Copies) -> list[list[int]]:
 
 
 def bytes_read_by(copies: Copies) -> int:
-    """What the copies read."""
+    """Return how many bytes the copies read."""
     return sum(row[2] * DType(row[5]).itemsize_bytes for row in rows_of(copies))
 
 

@@ -340,7 +340,7 @@ _DRAFTED = st.sampled_from(["avlq4", "m"])
 
 @st.composite
 def _keeping_blocks(draw: st.DrawFn, settings: EngineSettings, block_tokens: int) -> EngineSettings:
-    """The same settings with blocks that divide such of ``block_tokens``, and are kept whole."""
+    """Draw the same settings with whole blocks whose size divides ``block_tokens``."""
     size = draw(st.sampled_from([n for n in range(1, block_tokens + 1) if block_tokens % n == 0]))
     pages = draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
     return replace(settings, page_tokens=size // pages, pages_per_block=pages, whole_blocks=True)
@@ -377,7 +377,7 @@ def _shared_out(
 
 @st.composite
 def _recast(draw: st.DrawFn, layer: LayerSpec) -> LayerSpec:
-    """The same layer in types of its own; a quantised one keeps its type, for nothing casts it."""
+    """Draw types of its own for a layer; a quantised layer keeps its type, for nothing casts it."""
     if isinstance(layer, AttentionSpec) and layer.scales.kind is not ScaleKind.NONE:
         return layer
     types = [field.name for field in fields(layer) if field.name.endswith("dtype")]

@@ -26,7 +26,7 @@ RED = (AssertionError, PagesError, IndexError)
 
 
 def believed(change: Callable[[Region], Region]) -> Callable[[Layout, Layout], object]:
-    """A planner that takes P's regions for others than they are."""
+    """Return a planner that takes P's regions for what ``change`` makes of them."""
 
     def planner(source: Layout, destination: Layout) -> object:
         ranks = (replace(rank, regions=tuple(map(change, rank.regions))) for rank in source.ranks)

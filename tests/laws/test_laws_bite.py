@@ -74,7 +74,7 @@ def bites(
 
 
 def changed_plan(change: Callable[[Move], Move | None]) -> Callable[[Layout, Layout], Plan]:
-    """A planner whose every move goes through ``change``; None drops it."""
+    """Return a planner whose every move goes through ``change``; None drops the move."""
 
     def planner(source: Layout, destination: Layout) -> Plan:
         right = make_plan(source, destination)

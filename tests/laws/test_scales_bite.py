@@ -60,7 +60,7 @@ def test_an_indexers_scales_behind_the_elements_of_their_token(
 
 
 def _indexers_in_rows(layout: Layout) -> Layout:
-    """The same sizes in other places, which no check of a layout can tell."""
+    """Return a layout of the same sizes in other places, which no check of a layout can tell."""
 
     def in_rows(shard: Shard, page_tokens: dict[str, int | None]) -> Shard:
         if "index_k" not in shard.field:

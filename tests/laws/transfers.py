@@ -73,7 +73,7 @@ def transfer(
 
 
 def served(plan: Plan, strategy: Strategy) -> Strategy:
-    """The strategy, or ``pack`` where interleave would refuse for want of a snapshot."""
+    """Return the strategy, or ``pack`` where interleave would refuse for want of a snapshot."""
     if strategy is Strategy.INTERLEAVE and all(move.per_token for move in plan.moves):
         return Strategy.PACK
     return strategy

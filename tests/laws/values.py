@@ -54,21 +54,21 @@ class GlobalState:
         raise KeyError(name)
 
     def read(self, name: str) -> Floats:
-        """What a mixer read last, ``[tap, hidden]``; zero before the prompt."""
+        """Return what a mixer read last, ``[tap, hidden]``; zero before the prompt."""
         field = next(field for field in self.model.inputs if field.name == name)
         values = _integers(name, field.shape)
         values[: max(field.shape[0] - self.tokens, 0)] = 0
         return values
 
     def weights(self, name: str) -> Floats:
-        """The weights of a window, ``[*shape without tap, hidden]``."""
+        """Return the weights of a window, ``[*shape without tap, hidden]``."""
         field = next(field for field in self.model.fields if field.name == name)
         source = self._source(name)
         hidden = next(one.shape[1] for one in self.model.inputs if one.name == source)
         return _integers(name, (*field.shape[:-1], hidden))
 
     def _source(self, name: str) -> str:
-        """The input that a window is made of, if the model says so."""
+        """Return the name of the input that a window is made of; empty if the model has none."""
         layer, _, rest = name.partition(".conv.")
         source = f"{layer}.mixer_input"
         return source if rest and any(f.name == source for f in self.model.inputs) else ""

@@ -74,7 +74,7 @@ class Engine:
         return Blocks({group: np.array(ids, np.int64) for group, ids in self._ids.items() if group})
 
     def regions(self, rank: RankLayout) -> RegionTable:
-        """The rank's memory, as its agent would announce it."""
+        """Return the rank's memory, as its agent would announce it."""
         addresses = [self.arena.address(self.offsets[rank.rank, r.name]) for r in rank.regions]
         return RegionTable(
             np.array(addresses, np.int64),
@@ -157,7 +157,7 @@ class Engine:
     def _view(
         self, memory: Bytes, rank: RankLayout, region: Region, shard: Shard, page: int
     ) -> npt.NDArray[np.unsignedinteger]:
-        """A shard in a page, ``[*box, token]``."""
+        """Return a shard in a page, ``[*box, token]``."""
         start = self.offsets[rank.rank, region.name] + page * region.page_stride_bytes
         return np.ndarray(
             (*(span.size for span in shard.box), region.page_tokens or 1),
@@ -196,7 +196,7 @@ class Engine:
 
 
 def held_tokens(region: Region, start: int, stop: int) -> list[int]:
-    """The tokens of ``[start, stop)`` that a rank keeps in a region."""
+    """Return the tokens of ``[start, stop)`` that a rank keeps in a region."""
     run, parts = region.interleave_tokens, region.context_parts
     return [token for token in range(start, stop) if token // run % parts == region.context_part]
 
@@ -207,7 +207,7 @@ def _block_reach(region: Region) -> int:
 
 
 def group_windows(layout: Layout) -> dict[str, int]:
-    """The window of every group that has one."""
+    """Return the window of every group that has one."""
     fields = {field.name: field.window_tokens for field in layout.model.fields}
     found: dict[str, set[int]] = defaultdict(set)
     for rank in layout.ranks:

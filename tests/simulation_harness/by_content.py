@@ -34,7 +34,7 @@ def by_content(hubs: Iterable[Hub], engines: Iterable[Engine]) -> Counter[str]:
 
 
 def words_of(found: Counter[str], broken: int) -> str:
-    """The counts, for people."""
+    """Return the counts as text for people."""
     return (
         f"by content: {found['demands']} demands, {found['never found']} of them for what nobody "
         f"said to hold; {found['made']} offers, {found['published']} published, "

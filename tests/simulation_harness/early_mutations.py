@@ -70,7 +70,7 @@ def lease_of_the_first_chunk(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def used_though_taken_back(history: History) -> Iterator[None]:
-    """What is being read when P takes it back counts as read."""
+    """Let D use what it is still reading when P takes the pages back."""
 
     def nothing(self: Ledger, whole: Handoff, now_s: float) -> list[Action]:
         return []

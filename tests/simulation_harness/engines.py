@@ -71,7 +71,6 @@ class Engine:
 
     def decode(self, prompt: Prompt, stamps_of: Callable[[str], set[int]]) -> None:
         """Ask for a prompt's state as D; ``stamps_of`` tells which are right."""
-
         self.requests.pending.add(prompt.name)
         work = self.requests.decode(prompt, self._checked(stamps_of))
         self.scheduler.spawn(self._guard(work))

@@ -109,7 +109,7 @@ class Report:
 
 @cache
 def layout(tp: int, conv: ConvLayout, page_tokens: int) -> Layout:
-    """A small hybrid."""
+    """Return the layout of a small hybrid model."""
     mamba = Mamba2Spec(
         layer=0,
         heads=2,
@@ -298,7 +298,7 @@ class History:
         return d.requests.said.get(f"{name}?")
 
     def computed(self, name: str, stamp: int) -> None:
-        """An engine has written a state that it keeps by its content."""
+        """Note that an engine has written a state that it keeps by its content."""
         self.held_stamps.setdefault(name, set()).add(stamp)
 
     async def _pass(self, seconds: float) -> None:
@@ -417,7 +417,7 @@ class History:
         return True
 
     def _replaced(self, engine: Engine) -> None:
-        """A word of a life that was killed came late, and it is started once more."""
+        """Restart an engine that a late message of its killed life has replaced."""
         if self.faults is not None and engine is self.lives[engine.side][-1]:
             self.loop.call_later(0.0, self.faults.end_engine, engine.side, context=Context())
 
@@ -439,7 +439,7 @@ class History:
         )
 
     def _for_several(self, prompt: Prompt) -> Prompt:
-        """The same for several D's, or not."""
+        """Return the prompt, perhaps changed so that several D's read it."""
         if self.rng.random() >= FOR_SEVERAL:
             return prompt
         readers = self.rng.choice((1, 2, 2, 3))
@@ -484,13 +484,13 @@ class History:
             engine.decode(prompt, self._stamps_of)
 
     def _abandon(self, handoff_id: str) -> None:
-        """A router tells the broker that nobody will ask, if there is one."""
+        """Tell the leader that nobody will ask for a handoff, as a router does."""
         self.brokers.tell_leader(
             lambda hub: hub.directory.abandon(DEFAULT_TENANT, handoff_id, hub.now_s())
         )
 
     def forget(self, side: str) -> None:
-        """An operator has an engine forgotten that is not there."""
+        """Have an operator make the leader forget an engine that is not there."""
 
         def forget(hub: Hub) -> list[Action]:
             members = hub.directory.members
@@ -502,7 +502,7 @@ class History:
         self.brokers.tell_leader(forget)
 
     def check_drained(self, engine: Engine) -> None:
-        """An engine that has drained may go: nothing of it is left at the broker that it is at."""
+        """Check that an engine that has drained may go: its broker has nothing of it left."""
         life = (
             None
             if engine.session is None

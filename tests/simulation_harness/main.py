@@ -55,7 +55,7 @@ def play(
 
 
 def _hush() -> None:
-    """What is left of killed processes is swept up, and can't clean up behind itself."""
+    """Silence what Python says of killed processes, which can't clean up after themselves."""
     sys.unraisablehook = lambda _: None
     warnings.simplefilter("ignore", RuntimeWarning)
 
@@ -81,7 +81,7 @@ def histories(
     digests: Digests | None = None,
     prepare: Prepare | None = None,
 ) -> Iterator[list[Report]]:
-    """Reports as they come, from as many processes as there are processors."""
+    """Yield reports as they come, from as many processes as there are processors."""
     size = 25
     tasks = [
         (range(seed, min(seed + size, first + count)), mutation, faults, digests, prepare)

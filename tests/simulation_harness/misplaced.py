@@ -37,7 +37,7 @@ def _ordered_otherwise(change: Callable[[Order], Order]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _planned_otherwise(change: Callable[[Plan], list[Move]]) -> Iterator[None]:
-    """The broker makes other moves of its plans."""
+    """Let the broker make other moves of its plans."""
 
     def make(source: Layout, destination: Layout, **how: bool) -> Plan:
         plan = make_plan(source, destination, **how)
@@ -63,7 +63,7 @@ def pages_in_another_order(history: History) -> contextlib.AbstractContextManage
 
 
 def a_token_too_many(history: History) -> contextlib.AbstractContextManager[None]:
-    """The one behind the position comes too, where P and D have a place for it."""
+    """Hand over the token behind the position too, where P and D have a place for it."""
 
     def longer(order: Order) -> Order:
         tokens = order.tokens

@@ -119,12 +119,12 @@ class Network:
         return self._cut.get(frozenset((host, other)), 0)
 
     def lost(self, process: Process) -> None:
-        """A process was killed: its system closes its connections."""
+        """Close the connections of a process that was killed, as its system does."""
         for call in self._calls:
             call.lost(process)
 
     def pause(self, process: Process) -> None:
-        """A process stands still: who calls it learns that by keepalive."""
+        """Pause a process, of which its callers learn by keepalive."""
         process.pause()
         for call in self._calls:
             call.was_paused(process)
@@ -135,7 +135,7 @@ class Network:
         return self.loop.time() * (1.0 if process is None else process.pace)
 
     def break_one(self) -> None:
-        """A connection breaks, for both sides."""
+        """Break a connection for both sides."""
         calls = [call for call in self._calls if call.is_open]
         if calls:
             call = self.rng.choice(calls)
@@ -154,7 +154,7 @@ class Network:
     def open_channel(
         self, address: str, credentials: Credentials, several: bool = False
     ) -> Channel:
-        """What `restow.broker.client.connection.channel.open_channel` is replaced by."""
+        """Open a channel, in place of `restow.broker.client.connection.channel.open_channel`."""
         process = CURRENT.get()
         if process is None:
             raise RuntimeError("a channel outside of a process")
@@ -192,7 +192,7 @@ class Wire:
         self._receiver.soon(self._put, item)
 
     def flush(self) -> None:
-        """The hosts are connected again."""
+        """Send on what was held back, if the hosts are connected again."""
         while self._held and not self._network.is_cut(self._sender.host, self._receiver.host):
             self._network.count()
             self._receiver.soon(self._put, self._held.popleft())
@@ -377,7 +377,7 @@ class _Call:
         self._down.send(_unavailable("connection reset"))
 
     def lost(self, process: Process) -> None:
-        """A side was killed: the other hears of it, or keeps silent until keepalive does."""
+        """Tell the other side that a process was killed; behind a cut keepalive tells it."""
         if self._listener is None:
             return
         cut = self._network.is_cut(self._client.host, self._server.host)
@@ -479,4 +479,4 @@ class Channel:
         self._look_s = FIRST_RECONNECT_S
 
     async def close(self, grace: float | None = None) -> None:
-        """Calls are cancelled by those who made them."""
+        """Do nothing: calls are cancelled by those who made them."""

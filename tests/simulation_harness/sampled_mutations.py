@@ -26,7 +26,7 @@ def of_any_content(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def told_once(history: History) -> Iterator[None]:
-    """A D whose stream broke is not told again."""
+    """Do not tell the token to a D again whose stream broke."""
     add = Handoff.add_demand_message
 
     def keep(self: Handoff, engine: EngineRecord, number: int) -> None:

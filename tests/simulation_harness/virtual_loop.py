@@ -175,7 +175,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.Handle:
-        """The same: there are no other threads. Generators are closed by it."""
+        """Do the same as `call_soon`: there are no other threads. Generators are closed by it."""
         return self.call_soon(callback, *args, context=context)
 
     def run_in_executor(

@@ -24,7 +24,7 @@ SILENT_S = 3.0
 
 
 def prefix_of(prompt: Prompt) -> Prefix:
-    """A prompt's whole state, by its content."""
+    """Return a prompt's whole state, by its content."""
     position_tokens = prompt.position_tokens
     hashes = tuple(
         _hash(prompt, at) for at in range(QUANTUM_TOKENS, position_tokens + 1, QUANTUM_TOKENS)
@@ -60,7 +60,7 @@ class KeptStates:
         fence: Callable[[str], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """``requests`` has the pages; ``spawn`` has the scheduler do something."""
+        """Take pages from ``requests``; ``spawn`` has the scheduler do something."""
         self._session, self._requests, self._rng = session, requests, rng
         self._fence, self._spawn = fence, spawn
         self._kept: dict[Prefix, Kept] = {}
@@ -130,7 +130,7 @@ class KeptStates:
             session.hold(FORM, group, hashes)
 
     def _told(self, prefix: Prefix, ids: Ids) -> dict[str, list[bytes]]:
-        """The hashes that stand for the blocks and the snapshot of a state."""
+        """Return the hashes that stand for the blocks and the snapshot of a state."""
         last = prefix.end_hash or prefix.hashes[-1]
         told = {}
         for group, tokens in self._requests.pages.memory.page_tokens.items():
@@ -159,7 +159,7 @@ class KeptStates:
             await self.evict(kept.prompt)
 
     def lose(self) -> None:
-        """A rank has lost its memory: forget all states at once, and tell so."""
+        """Forget all states at once and tell so, after a rank has lost its memory."""
         for kept in list(self._kept.values()):
             self._spawn(self.evict(kept.prompt))
 

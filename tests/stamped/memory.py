@@ -24,7 +24,7 @@ SHOWN = 5
 
 
 def memory_bytes(layout: Layout, page_counts: Mapping[str, int]) -> int:
-    """What `HostMemory` needs."""
+    """Return how many bytes `HostMemory` needs."""
     return sum(
         page_counts[region.group] * region.page_stride_bytes
         for rank in layout.ranks
@@ -121,7 +121,7 @@ class HostMemory:
                 part.pages[page] = part.keys.words[index] ^ np.uint16(stamp)
 
     def found(self, ids: Ids, position_tokens: int) -> set[int]:
-        """The stamps of all that belongs to a state at this position; one if it is whole."""
+        """Return the stamps of all that belongs to a state at this position; one if it is whole."""
         return {
             stamp
             for group, pages in ids.items()
@@ -131,13 +131,13 @@ class HostMemory:
         }
 
     def whole(self, group: str, page: int, before: Written) -> set[int]:
-        """The stamps of all of a page, which one writing gave it."""
+        """Return the stamps of all words of a page, which were written at once."""
         return {stamp for part in self._parts[group] for stamp in part.stamps(page, before.index)}
 
     def beside(
         self, group: str, page: int, before: Written, index: int, position_tokens: int
     ) -> set[int]:
-        """The stamps of what no state needs that has the page at this index of its list."""
+        """Return the stamps of a page's words that no state needs at this index of its list."""
         return {
             stamp
             for part in self._parts[group]

@@ -51,7 +51,7 @@ class Pages:
             self._lent[key] = self._expected.pop(key)
 
     def take_back(self, ids: Ids, position_tokens: int) -> set[int]:
-        """The stamps of what others wrote to lent pages: a state at this position.
+        """Return the stamps of what others wrote to lent pages: a state at this position.
 
         Raises `Violation` if they wrote beside it.
         """
@@ -86,7 +86,7 @@ class Pages:
         return stamp
 
     def give(self, ids: Ids) -> None:
-        """These are free, and used for something else at once."""
+        """Give pages back: they are free, and used for something else at once."""
         self.check(ids)
         self.write(ids)
         for group, pages in ids.items():

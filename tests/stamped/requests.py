@@ -312,7 +312,7 @@ class Requests:
 
 
 def _check_refused(prompt: Prompt, twice: Delivery) -> None:
-    """A demand into pages of another one has ended before that: it was refused, or not heard of."""
+    """Check that the broker did not accept a demand into pages of another demand."""
     if not twice.cancelled() and twice.exception() is None:
         ended = twice.result()
         if ended.reason == "NOT_PUBLISHED":

@@ -42,7 +42,7 @@ MODEL = model_layout().model.identity
 
 
 def hold(session: Any, attention: int = 10, snapshots: Iterable[int] = (4, 10)) -> None:
-    """An engine holds the first blocks of the prompt, and snapshots after so many."""
+    """Tell that an engine holds the prompt's first blocks, and snapshots after some of them."""
     session.hold(FORM, "attention", PROMPT.hashes[:attention])
     session.hold(FORM, "state", [PROMPT.hashes[after - 1] for after in snapshots])
 
@@ -419,7 +419,7 @@ async def grpc_stub(running: RunningBroker) -> AsyncIterator[Any]:
 
 @contextlib.asynccontextmanager
 async def raw_session(running: RunningBroker, name: str) -> AsyncIterator[tuple[Any, Any]]:
-    """A session that says whatever it is told to: how to write, and the events."""
+    """Open a session whose messages the test writes; yield how to write, and the events."""
     layout = model_layout()
     async with grpc_stub(running) as stub:
         message = EngineSession(name, "1", layout, running.address)._stream.message

@@ -26,7 +26,7 @@ class Day:
         self._caplog = caplog
 
     def __getitem__(self, event: str) -> list[dict[str, Any]]:
-        """The values of all lines of an event."""
+        """Return the values of all log lines of an event."""
         records = [one for one in self._caplog.records if one.name == "restow.broker"]
         return [values for name, values in (vars(one)[TOLD] for one in records) if name == event]
 

@@ -60,7 +60,7 @@ async def served(path: Path, *options: str) -> AsyncIterator[Served]:
 
 
 async def reading(both: Pair, name: str) -> asyncio.Future[HandoffEnded]:
-    """A handoff that is being read; its end as D hears it."""
+    """Begin a handoff, wait until D reads it, and return the future of its end at D."""
     both.d_agents[0].answers = lambda order: (
         silent(order) if order.WhichOneof("body") == "execute" else answer_at_once(order)
     )

@@ -53,7 +53,7 @@ class Busy(Alone):
 
 @asynccontextmanager
 async def two() -> AsyncIterator[tuple[RunningBroker, RunningBroker, str]]:
-    """A standby, the broker that it names, and an address where nobody listens."""
+    """Run a standby and its leader; yield both, and a dead address with the standby's."""
     async with broker() as standby, broker() as leader:
         standby.hub.standing = Standby(leader.address)
         yield standby, leader, f"127.0.0.1:{free_port()},{standby.address}"

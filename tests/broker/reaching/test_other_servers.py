@@ -38,7 +38,7 @@ class Stranger:
 
 @contextlib.asynccontextmanager
 async def without_a_route(address: str) -> AsyncIterator[Stranger]:
-    """A gateway that answers every call with 404."""
+    """Run a gateway that answers every call with 404."""
     found = Stranger()
     open_: set[asyncio.StreamWriter] = set()
 
@@ -90,7 +90,7 @@ class _Asked(grpc.aio.ServerInterceptor):
 async def of_something_else(
     address: str, refuse: Callable[[Any], Awaitable[None]] | None = None
 ) -> AsyncIterator[Stranger]:
-    """A gRPC server with other services."""
+    """Run a gRPC server of other services."""
     found = Stranger()
     server = grpc.aio.server(interceptors=[_Asked(found, refuse)])
     server.add_insecure_port(address)
@@ -111,7 +111,7 @@ async def _refuse(context: Any) -> None:
 
 
 def of_another_kind(address: str) -> contextlib.AbstractAsyncContextManager[Stranger]:
-    """A gRPC server that refuses with a reason that is none of ours."""
+    """Run a gRPC server that refuses every call with a reason that Restow does not have."""
     return of_something_else(address, _refuse)
 
 
@@ -138,7 +138,7 @@ class _Nonsense(grpc.GenericRpcHandler):
 
 @contextlib.asynccontextmanager
 async def of_nonsense(address: str) -> AsyncIterator[Stranger]:
-    """A gRPC server that answers all calls, and means none."""
+    """Run a gRPC server that answers every call with bytes that are no message of it."""
     found = Stranger()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers([_Nonsense(found)])

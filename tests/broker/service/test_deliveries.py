@@ -51,7 +51,7 @@ class Notes:
         return self.open.publish(pb.EngineMessage(publish=publication), hold_ms=7000)
 
     def late(self, connected: bool = False) -> list[tuple[str, int]]:
-        """What is cancelled by now because the broker has not ended it in time."""
+        """Return what is cancelled by now because the broker has not ended it in time."""
         del self.sent[:]
         self.open.give_up_late(connected)
         return self.cancelled()
@@ -62,7 +62,7 @@ class Notes:
         return [(one.handoff_id, one.demand) for one in found]
 
     def renewed(self) -> list[int]:
-        """The leases of what is renewed by now, in ms."""
+        """Return the leases in ms of the handoffs that are renewed by now."""
         del self.sent[:]
         self.open.renew()
         return [one.renew.lease_ms for one in self.sent]

@@ -227,7 +227,7 @@ async def test_a_message_over_the_limit() -> None:
 
 
 async def registered(both: Pair, name: str) -> pb.EngineRef:
-    """An engine whose sessions are the test's own: a client's would come back."""
+    """Register an engine whose sessions the test opens: a client's would come back."""
     ref = pb.EngineRef(engine_id=name, incarnation="1")
     layout = wire.layout_to_proto(model_layout(1))
     stub = broker_pb2_grpc.BrokerStub(both.channel)
@@ -360,7 +360,7 @@ async def test_d_hears_of_the_end_before_p(number: int, monkeypatch: pytest.Monk
 
 
 async def call_until_ended(call: Any) -> AsyncIterator[pb.SessionResponse]:
-    """What a session is told, up to the first end of a handoff."""
+    """Yield what a session is told, up to the first end of a handoff."""
     async for answer in call:
         yield answer
         if any(event.HasField("ended") for event in answer.events):

@@ -32,7 +32,7 @@ UNFINISHED_HELLO = b"\x16\x03\x01\x40\x00\x01\x00\x3c\x00"
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """This process may have all files open that it may ask for."""
+    """Let this process open as many files as its hard limit allows."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     yield

@@ -81,7 +81,7 @@ def expired_authority(authority: Authority, files: dict[str, Path]) -> dict[str,
 
 
 def writable(name: str) -> Damage:
-    """A file that every user may write."""
+    """Return a damage that replaces a file with a copy that every user may write."""
 
     def damage(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
         copy = files["tls_key"].with_name("writable")

@@ -46,7 +46,7 @@ class Life:
         return self.process.alive and self.hub is not None
 
     def may_act(self) -> int:
-        """The epoch in which it believes that it may act now; 0: in none."""
+        """Return the epoch in which the broker believes that it may act now; 0: in none."""
         fleet = self.fleet
         if fleet is None or not self.process.alive or self.process.paused:
             return 0
@@ -115,7 +115,7 @@ class Brokers:
         return found[-1] if found else None
 
     def at(self, address: str) -> Life | None:
-        """The last life there."""
+        """Return the last life of the broker at an address."""
         return next((one for one in reversed(self.lives) if one.address == address), None)
 
     def missing(self) -> list[str]:

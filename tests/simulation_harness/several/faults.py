@@ -41,7 +41,7 @@ class FleetFaults:
         )
 
     def kill_leader(self) -> None:
-        """It may come back at once, or long after another one leads."""
+        """Kill the leader; it may come back at once, or long after another one leads."""
         if (life := self._leader()) is not None:
             self._brokers.kill(life)
             back_s = self._rng.choice((0.3, 8.0)) * self._rng.random()
@@ -55,7 +55,7 @@ class FleetFaults:
             self._loop.call_later(pause_s, life.process.resume)
 
     def cut_from_etcd(self) -> None:
-        """It reaches all others."""
+        """Cut the leader off from etcd alone."""
         if (life := self._leader()) is not None:
             host = life.process.host
             self._network.cut(host, HOST)
@@ -81,7 +81,7 @@ class FleetFaults:
             self._loop.call_later(NOTICED_S + 1.0, self.kill_leader)
 
     def stop_etcd(self) -> None:
-        """It has no leader for a while."""
+        """Leave etcd without a leader for a while."""
         if (etcd := self._brokers.etcd) is not None:
             self._history.hinder()
             etcd.lose_leader()
@@ -97,7 +97,7 @@ class FleetFaults:
             self._loop.call_later(5.0 * self._rng.random(), setattr, etcd, "slowness", 1.0)
 
     def restore_etcd(self) -> None:
-        """It is down for longer than leases, and has what it had a while ago, or nothing, then."""
+        """Restore etcd as it was a while ago, or empty, after a time longer than leases."""
         if (etcd := self._brokers.etcd) is not None:
             self._history.hinder()
             etcd.back_up(empty=self._rng.random() < 0.5)
