@@ -28,7 +28,7 @@ def numbers(name: str, box: Box) -> Floats:
 
 
 def window(field: Field, read: Field) -> Floats:
-    """All of a window, ``[*channels, tap]``."""
+    """Return all of a window, ``[*channels, tap]``."""
     channels = tuple(Span(0, size) for size in field.shape[:-1])
     taps, hidden = (Span(0, size) for size in read.shape)
     weights = numbers(field.name, (*channels, hidden))

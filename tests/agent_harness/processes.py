@@ -47,7 +47,7 @@ class Child:
         await asyncio.to_thread(self._process.join)
 
     async def terminate(self) -> int | None:
-        """SIGTERM; the exit status."""
+        """Send SIGTERM; return the exit status."""
         self._send(signal.SIGTERM)
         await asyncio.to_thread(self._process.join, READY_S)
         return self._process.exitcode

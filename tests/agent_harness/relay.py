@@ -12,7 +12,7 @@ class Relay:
     """Carries bytes to a target; knows how many connections there were, the longest idle one."""
 
     def __init__(self, target: str) -> None:
-        """``target``: host and port."""
+        """Relay to ``target``, a host and port."""
         self.address = ""
         self.connections = 0
         self.longest_idle_s = 0.0
@@ -21,7 +21,7 @@ class Relay:
         self._is_cut = False
 
     def reset(self) -> None:
-        """Every connection is cut off without a word."""
+        """Cut every connection off without a word."""
         for line in self._lines:
             line.abort()
         self._lines.clear()
@@ -42,7 +42,7 @@ class Relay:
         self.reset()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Carry one connection."""
         host, port = self._target.rsplit(":", 1)
         try:
             there_reader, there_writer = await asyncio.open_connection(host, int(port))

@@ -53,7 +53,7 @@ async def test_an_agent_with_other_strides_is_refused(times: float) -> None:
 
 
 async def test_a_rank_that_is_given_the_memory_of_another_is_refused() -> None:
-    """Each maps the same shared memory at addresses of its own, as processes do."""
+    # Each rank maps the same shared memory at an address of its own, as processes do.
     ranks = CASE.destination.ranks[:2]
     size_bytes = RankMemory(ranks[0], CASE.dst_ids).size_bytes
     with (

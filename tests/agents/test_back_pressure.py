@@ -54,7 +54,7 @@ def arriving_bytes(case: Case, program: Program) -> int:
 
 
 def ids_of(case: Case, number: int) -> dict[str, tuple[int, ...]]:
-    """D's blocks of one of the handoffs."""
+    """Return D's blocks of one of the handoffs."""
     return {
         group: tuple(1 + number * len(ids) + index for index in range(len(ids)))
         for group, ids in case.dst_ids.items()

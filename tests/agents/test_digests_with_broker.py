@@ -45,7 +45,7 @@ class Engines:
             memory.write(self.fields, self.case.tokens)
 
     async def hand_over(self, handoff_id: str) -> tuple[Any, Any]:
-        """How it ended for D, and for P."""
+        """Run a handoff; return how it ended for D, and for P."""
         for memory in self.here.values():
             memory.poison()
         released = self.p.publish(handoff_id, self.case.src_ids, self.case.tokens)

@@ -78,7 +78,7 @@ class FakeAgent:
     def __init__(
         self, session: EngineSession, layout: Layout, rank: int, pages: int, address: str = ""
     ) -> None:
-        """``address``: of the broker, if the session reaches it by another."""
+        """Be the agent of a rank; ``address``: the broker's, if the session has another one."""
         self.hello = link.Hello(
             engine=session.ref,
             rank=rank,
@@ -249,7 +249,7 @@ async def pair(
     credentials: Credentials | None = None,
     names: tuple[str, str] = ("p", "d"),
 ) -> AsyncIterator[Pair]:
-    """P and D, with all their agents."""
+    """Run P and D, with all their agents."""
     async with (
         engine(address, names[0], p_tp, host=hosts[0], credentials=credentials) as source,
         engine(address, names[1], d_tp, host=hosts[1], credentials=credentials) as destination,
@@ -283,7 +283,7 @@ class Pair:
 
 
 async def heard(running: RunningBroker, handoff_id: str) -> None:
-    """Wait until the broker has P's publication: what others say meanwhile may overtake it."""
+    """Wait until the broker has P's publication: messages of others may overtake it."""
     live = running.hub.directory.ledger.by_number
     await until(
         lambda: any(

@@ -49,7 +49,7 @@ def house(folder: Path) -> tuple[dict[str, Any], Credentials]:
 
 @contextlib.contextmanager
 def served(folder: Path, soft: int = 0, hard: int = 0, *, tls: bool = True) -> Iterator[Served]:
-    """``soft`` and ``hard``: how many files its process may have open."""
+    """Run a broker; ``soft`` and ``hard``: how many files its process may have open."""
     settings, known = house(folder) if tls else ({}, Credentials())
     command = [sys.executable, "-m", "restow.broker.cli.main", "serve"]
     command += ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]

@@ -111,7 +111,7 @@ def container(objects: dict[str, Object]) -> Object:
 
 
 def options(objects: dict[str, Object]) -> dict[str, str]:
-    """Options of `restow serve` with a value, as settings."""
+    """Return the options of `restow serve` with a value, as settings."""
     found = (one.removeprefix("--").partition("=") for one in container(objects)["args"])
     return {name.replace("-", "_"): value for name, sep, value in found if sep}
 

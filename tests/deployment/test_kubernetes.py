@@ -38,7 +38,7 @@ def of_kind(kind: str, *files: str) -> dict[str, Object]:
 
 
 def engines(*files: str) -> list[tuple[Object, Object]]:
-    """Each container of vLLM, with its StatefulSet."""
+    """Return each container of vLLM, with its StatefulSet."""
     return [
         (one, container)
         for one in of_kind("StatefulSet", *files).values()
@@ -164,7 +164,7 @@ def test_engines_that_read_each_other_share_user_and_process_ids() -> None:
 
 @needs_helm
 def test_a_broker_lets_the_pods_in(tmp_path: Path) -> None:
-    """By the files of the Secret and the variables that all pods have."""
+    # The pods use the files of the Secret and the variables that all pods have.
     folders = {"restow-engine": tmp_path}
     with served(tmp_path) as broker:
         assert broker.known.tls_ca is not None

@@ -62,7 +62,7 @@ class Fence:
         """What was about to happen elsewhere."""
 
     def holds(self, begin: Int64s, size: Int64s, what: str) -> None:
-        """All of these ranges lie inside. Raises `Violation`."""
+        """Check that all of these ranges lie inside. Raises `Violation`."""
         begin, size = np.broadcast_arrays(np.asarray(begin), np.asarray(size))
         inside = np.zeros(begin.shape, bool)
         for start, stop in self.ranges:
@@ -136,10 +136,10 @@ class CheckedTransport:
         return True
 
     def forget(self, peer: str) -> None:
-        """Nothing is kept."""
+        """Do nothing: no peer is kept."""
 
     def post(self, read: Read, check: Callable[[], None]) -> Flight:
-        """Nothing is moved."""
+        """Check a read's ranges without moving bytes; the read has ended at once."""
         descriptors = read.descriptors
         nixl_transport._rows(descriptors.src_address, descriptors, read.src)
         nixl_transport._rows(descriptors.dst_address, descriptors, read.dst)
@@ -153,13 +153,13 @@ class CheckedTransport:
         return True
 
     def release(self, flight: Flight) -> None:
-        """Nothing is kept."""
+        """Do nothing: no read is kept."""
 
     def progress(self) -> None:
-        """Nothing to be done."""
+        """Do nothing: there is nothing to move on."""
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is open."""
 
 
 class AgentHouse:
@@ -194,7 +194,7 @@ class AgentHouse:
 
     @contextlib.contextmanager
     def lives(self) -> Iterator[AgentHouse]:
-        """Until the end of the ``with``, with all that it does looked at."""
+        """Run the agent until the end of the ``with``, and check all that it does."""
         run, project = copying.run_copies, copying.run_projections
         zero = copying.zero_destinations
 

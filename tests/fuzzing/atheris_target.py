@@ -45,7 +45,7 @@ def frame(path: str, tenant: int, words: bytes) -> bytes:
 
 
 def say(data: bytes) -> None:
-    """One input. Raises what must not happen."""
+    """Send one input to the broker. Raises what must not happen."""
     with House().lives() as house:
         Party(house, Counter())
         open_streams: dict[tuple[str, str], Stream] = {}
@@ -106,7 +106,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def main() -> None:
-    """Arguments are libFuzzer's; the first folder is where what was found interesting is kept."""
+    """Run libFuzzer with its arguments; the first folder keeps the inputs that it finds useful."""
     folders = [Path(word) for word in sys.argv[1:] if not word.startswith("-")]
     if folders and folders[0].is_dir():
         for number, seed in enumerate(seeds()):

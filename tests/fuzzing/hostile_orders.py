@@ -51,11 +51,11 @@ def mutated_program(draw: Draw, program: Program) -> pb.AgentOrder:
 
 
 def perhaps_mutated(draw: Draw, order: pb.AgentOrder) -> pb.AgentOrder:
-    """One of four is changed."""
+    """Return the order, changed in one of four cases."""
     return order if draw(st.integers(0, 3)) else draw(mutated(order))
 
 
 def any_order(draw: Draw, known: Known) -> pb.AgentOrder:
-    """Any order at all."""
+    """Draw any order at all."""
     made = draw_message(draw, pb.AgentOrder.DESCRIPTOR, known, draw(ODDNESS))
     return pb.AgentOrder.FromString(made.SerializeToString())

@@ -34,7 +34,7 @@ LAYOUT_MESSAGES: dict[int, Any] = {tp: wire.layout_to_proto(one) for tp, one in 
 
 
 def hellos(refs: Sequence[pb.EngineRef], tenant: str) -> list[link.Hello]:
-    """Hellos that are taken, from agents of these engines."""
+    """Return Hellos from agents of these engines that the broker takes."""
     return [
         grown(hello(LAYOUTS[RANKS[ref.engine_id]], ref, rank, host, tenant), size)
         for ref in refs

@@ -60,7 +60,7 @@ class HostileParty(RuleBasedStateMachine):
 
     @rule(data=st.data(), tenant=tenants, lease_ms=st.sampled_from([2000, 30_000]))
     def hand_over(self, data: st.DataObject, tenant: str, lease_ms: int) -> None:
-        """Publish, fence and ask as two good engines would, but for what is changed."""
+        """Publish, fence and ask as two good engines would, with a few things changed."""
         self.handed_over += 1
         name = f"h{self.handed_over}"
         source, destination = data.draw(st.permutations([REFS[0], REFS[2]]))
@@ -77,7 +77,7 @@ class HostileParty(RuleBasedStateMachine):
 
     @rule(data=st.data(), tenant=tenants, timeout_ms=st.sampled_from([2000, 30_000]))
     def ask_by_content(self, data: st.DataObject, tenant: str, timeout_ms: int) -> None:
-        """Hold a state, ask for it and have it kept, but for what is changed."""
+        """Hold a state, ask for it and have it kept, with a few things changed."""
         self.handed_over += 1
         source, destination = data.draw(st.permutations([REFS[0], REFS[2]]))
         for ref, right in (
@@ -93,7 +93,7 @@ class HostileParty(RuleBasedStateMachine):
     @precondition(lambda self: self.party.offers)
     @rule(data=st.data(), right=st.sampled_from([given, given, declined]))
     def answer_offer(self, data: st.DataObject, right: Any) -> None:
-        """Give what is offered or decline it, rightly or not; perhaps as another engine."""
+        """Give the offered state or decline, rightly or not; perhaps as another engine."""
         stream, offer = data.draw(st.sampled_from(self.party.offers))
         message = right(offer)
         if data.draw(now_and_then) == 0:
@@ -173,7 +173,7 @@ class HostileParty(RuleBasedStateMachine):
     @precondition(lambda self: self.party.streams)
     @rule(data=st.data())
     def say(self, data: st.DataObject) -> None:
-        """Anything more on a stream."""
+        """Send any further message on a stream."""
         self._say_anything(data, data.draw(st.sampled_from(self.party.streams)))
 
     def _say_anything(self, data: st.DataObject, stream: Stream, first: bool = False) -> None:

@@ -33,7 +33,7 @@ class Draw(Protocol):
     """What draws from strategies: of a composite one, or in the midst of a test."""
 
     def __call__(self, strategy: st.SearchStrategy[T], /) -> T:
-        """One value."""
+        """Draw one value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def message_type(descriptor: Descriptor) -> type[Message]:
 def messages(
     draw: st.DrawFn, descriptor: Descriptor, known: Known = NOTHING, odd: int | None = None
 ) -> Message:
-    """Any message of a type; ``odd`` of eight fields are odd, None: as drawn."""
+    """Draw any message of a type; ``odd`` of eight fields are odd, None: a drawn number."""
     return draw_message(draw, descriptor, known, draw(ODDNESS) if odd is None else odd)
 
 
@@ -94,7 +94,7 @@ def draw_message(
 def _member(
     draw: Draw, members: Sequence[FieldDescriptor], known: Known, odd: int
 ) -> FieldDescriptor | None:
-    """Which member of a oneof is set; perhaps none."""
+    """Draw which member of a oneof is set; perhaps none."""
     if odd and draw(EIGHTS) == 0:
         return None
     usual = [one for one in members if one.full_name not in known.seldom]

@@ -63,11 +63,11 @@ class Party:
         ]
 
     def introduce(self, stream: Stream, one: link.Hello, *more: link.AgentMessage) -> None:
-        """Say Hello, and perhaps more."""
+        """Send a Hello, and perhaps more."""
         stream.say(link.ConnectRequest(messages=[link.AgentMessage(hello=one), *more]))
 
     def look(self) -> None:
-        """Drop the streams that are over. Raises what no handler may raise."""
+        """Drop the streams that have ended. Raises what no handler may raise."""
         for stream in list(self.streams):
             if stream.over:
                 self.streams.remove(stream)
@@ -78,7 +78,7 @@ class Party:
                     self.seen[f"{name} ended {stream.answer.reason or 'OK'}"] += 1
 
     def leave(self) -> None:
-        """Cut everything."""
+        """Cut all streams."""
         for stream in self.streams:
             stream.cut()
 
@@ -132,7 +132,7 @@ def demand(name: str, timeout_ms: int) -> pb.EngineMessage:
 
 
 def holdings() -> pb.EngineMessage:
-    """All that an engine holds: the state of the first prefix, in both groups."""
+    """Return the message that the engine holds the first prefix's state, in both groups."""
     held = [
         pb.HeldRun(group="attention", hashes=HASHES[:96]),
         pb.HeldRun(group="state", hashes=HASHES[64:96]),

@@ -24,7 +24,7 @@ BODIES = sorted(one.name for one in pb.AgentOrder.DESCRIPTOR.fields)
 
 
 def answered(house: AgentHouse, orders: list[pb.AgentOrder], outcomes: Counter[str]) -> None:
-    """Every order that wants an answer has one."""
+    """Check that every order that wants an answer has one."""
     heard = {
         (str(one.WhichOneof("body")), getattr(one, str(one.WhichOneof("body"))).ListFields()[0][1])
         for one in house.answers

@@ -140,7 +140,7 @@ class HostileCall:
         """Return at once."""
 
     def cancel(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: the call keeps nothing."""
 
     async def __aiter__(self) -> AsyncIterator[pb.SessionResponse]:
         for response in self.responses:

@@ -59,7 +59,7 @@ def test_parts_taken_for_others(
 def test_tokens_that_lie_where_they_would_without_runs(
     monkeypatch: pytest.MonkeyPatch, strategy: Strategy
 ) -> None:
-    """Every n-th token is a rank's, whatever goes there in turn."""
+    # The mutation gives a rank every n-th token, whatever the length of the runs.
     monkeypatch.setattr(TokenClass, "before", lambda held, token: token // held.parts)
     bites(cover(strategy), any_cases(), by=RED)
 

@@ -38,7 +38,7 @@ CHAINS = 4
 
 
 def chain_hashes(number: int, count: int = LENGTH) -> list[bytes]:
-    """Chain ``number``: some begin alike, and part at a place of their own."""
+    """Return the hashes of chain ``number``; some chains begin alike, and part at some place."""
     parts = [0, 3, 9, 17][number]
     return [
         hashlib.sha256(f"{0 if i < parts or not number else number}:{i}".encode()).digest()[:8]
@@ -74,7 +74,7 @@ def _has(one: GroupRule, ends: set[int], length: int) -> bool:
 
 
 def _reaches(one: GroupRule, ends: set[int], quanta: int) -> bool:
-    """Whether all is held that a state behind so many quanta needs before them."""
+    """Return whether all blocks before ``quanta`` are held that a state there needs."""
     if one.block_quanta == SNAPSHOT:
         return True
     first = quanta - one.window_quanta if one.window_quanta else 0
@@ -235,7 +235,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def finds_what_the_book_says(self) -> None:
-        """Of every chain, salt, model and tenant: the same engines, the same tokens."""
+        """Check that the same engines with the same tokens are found as in the book."""
         for tenant in ("a", "b"):
             for model in {told.model for told in self.book.values()}:
                 for salt in ("", "s"):
@@ -274,7 +274,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def counts_what_is_there(self) -> None:
-        """Sizes and counts are those of what is held; nobody's holdings are left behind."""
+        """Check sizes and counts, and that no holdings are left of an engine that is gone."""
         total_bytes = 0
         for holders in self.prefixes.holders.values():
             index = holders.index
@@ -286,7 +286,7 @@ class Histories(RuleBasedStateMachine):
         assert total_bytes == self.prefixes.size_bytes
 
     def _check_count(self, holders: Holders) -> None:
-        """Where the book and the broker know the same, no hash is kept that nobody holds."""
+        """Check that each hash has a holder, where the book and the broker know the same."""
         tenant = next(iter(holders.tellers), EngineKey("", "")).tenant
         known = [one for number, one in self.book.items() if ENGINES[number].key.tenant == tenant]
         if not tenant or holders.gone or not all(one.heard for one in known):
@@ -340,7 +340,7 @@ def test_what_a_layouts_groups_must_hold() -> None:
 
 
 def test_a_group_of_a_draft_alone_is_not_needed() -> None:
-    """What D has of a draft may begin cold: a holder without it holds the prefix all the same."""
+    # D's draft may begin cold, so a holder without the draft holds the prefix all the same.
     attention = AttentionSpec(0, 2, 8, DType.BFLOAT16)
     drafts = (replace(attention, layer=1, window_tokens=8),)
     model = ModelSpec("m", (attention,), draft_layers=drafts, draft="mtp")

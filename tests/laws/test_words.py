@@ -46,7 +46,7 @@ GIVEN: dict[str, dict[str, Any]] = {"Right": {"engine": "x"}, "Scales": {"finger
 
 
 def worded() -> Iterator[type]:
-    """Every public frozen dataclass of Restow that holds an enum."""
+    """Yield every public frozen dataclass of Restow that holds an enum."""
     for found in pkgutil.walk_packages(restow.__path__, "restow."):
         if "_pb2" in found.name:
             continue

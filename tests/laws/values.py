@@ -34,7 +34,7 @@ class GlobalState:
     """What has no value, and is zero."""
 
     def tensor(self, name: str, dtype: DType) -> Patterns:
-        """Bit patterns ``[token, *shape]`` of a field; a snapshot has one token."""
+        """Return the bit patterns ``[token, *shape]`` of a field; a snapshot has one token."""
         for field in self.cold:
             if field.name == name:
                 shape = self._entries(field), *field.shape
@@ -78,7 +78,7 @@ class GlobalState:
 
 
 def _integers(name: str, shape: tuple[int, ...]) -> Floats:
-    """Small integers: products and their sums are exact in every float type."""
+    """Return small integers: products and their sums are exact in every float type."""
     rng = np.random.default_rng(list(name.encode()))
     values: Floats = rng.integers(-3, 4, shape).astype(np.float32)
     return values
@@ -93,7 +93,10 @@ def _scrambled(ids: npt.NDArray[np.uint64], dtype: DType) -> Patterns:
 
 
 def _numbers(ids: npt.NDArray[np.uint64], dtype: DType) -> Patterns:
-    """Numbers with seven bits behind the point and small exponents: exact in each float type."""
+    """Return numbers with seven bits behind the point and small exponents.
+
+    They are exact in each float type.
+    """
     mixed = (ids * np.uint64(2654435761)).astype(np.int64) % (2 * 128 * 21)
     sign, rest = np.divmod(mixed, 128 * 21)
     exponent, fraction = np.divmod(rest, 128)
@@ -102,7 +105,7 @@ def _numbers(ids: npt.NDArray[np.uint64], dtype: DType) -> Patterns:
 
 
 def to_bits(values: npt.NDArray[np.float32], dtype: DType) -> Patterns:
-    """Numbers as bit patterns of a float type, rounded to nearest even."""
+    """Return numbers as bit patterns of a float type, rounded to nearest even."""
     if dtype is DType.FLOAT32:
         return values.view(np.uint32)
     if dtype is DType.FLOAT16:
@@ -112,7 +115,7 @@ def to_bits(values: npt.NDArray[np.float32], dtype: DType) -> Patterns:
 
 
 def to_floats(bits: Patterns, dtype: DType) -> npt.NDArray[np.float32]:
-    """Bit patterns of a float type as numbers."""
+    """Return bit patterns of a float type as numbers."""
     if dtype is DType.FLOAT32:
         return bits.view(np.float32)
     if dtype is DType.FLOAT16:

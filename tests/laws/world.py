@@ -50,7 +50,7 @@ class Engine:
         """Whether it is P: what D's pages have room for is nothing that arrives."""
 
     def _choose_ids(self, region: Region, tokens: int, rng: random.Random) -> None:
-        """Scattered ids, in no order; block 0 is the null block and is nobody's."""
+        """Choose scattered ids in no order; block 0 is the null block and never chosen."""
         per_block = _block_reach(region)
         needed = -(-tokens // per_block) if per_block else 1
         self._block_count[region.group] = needed + 3
@@ -85,9 +85,9 @@ class Engine:
     def write(self, memory: Bytes, state: GlobalState, tokens: Tokens) -> None:
         """Write every rank's slices of ``state`` into ``memory``, an image of the arena.
 
-        Of a field with a window nothing lies before it: those pages are null blocks. P has what its
-        block of the window's first token begins with, and so has an engine that keeps whole blocks.
-        Scratch memory is zero.
+        Nothing lies before a field's window: those pages are null blocks. P has all of the block in
+        which the window begins, and so has an engine that keeps whole blocks. Scratch memory
+        is zero.
         """
         tensors: dict[tuple[str, DType], Patterns] = {}
         windows = {field.name: field.window_tokens for field in self.layout.model.fields}
@@ -147,7 +147,7 @@ class Engine:
                 self._view(memory, rank, region, shard, page)[...] = bits[..., None]
 
     def _page_of(self, region: Region, page_tokens: int, token: int) -> tuple[int, int]:
-        """As vLLM's block tables have it: the block, then the place in the rank's part of it."""
+        """Return the page of a token, and its place there, as vLLM's block tables have them."""
         block, in_block = divmod(token, _block_reach(region))
         turn, in_turn = divmod(in_block, region.interleave_tokens)
         in_block = turn // region.context_parts * region.interleave_tokens + in_turn
@@ -168,7 +168,7 @@ class Engine:
         )
 
     def check(self, state: GlobalState, tokens: Tokens, written: bool) -> None:
-        """Every byte is what ``state`` says or still poison; each was written once or never."""
+        """Check that every byte is what ``state`` says or still poison, written once or never."""
         image = np.full(self.arena.used, POISON, np.uint8)
         self.furnish(image, state)
         self.write(image, state, tokens)
@@ -202,7 +202,7 @@ def held_tokens(region: Region, start: int, stop: int) -> list[int]:
 
 
 def _block_reach(region: Region) -> int:
-    """How many tokens of the prompt a block reaches over; 0: it holds a snapshot."""
+    """Return how many tokens of the prompt a block reaches over; 0: it holds a snapshot."""
     return (region.page_tokens or 0) * region.pages_per_block * region.context_parts
 
 

@@ -11,7 +11,7 @@ from simulation_harness.engines import Engine
 
 
 def by_content(hubs: Iterable[Hub], engines: Iterable[Engine]) -> Counter[str]:
-    """Count them over all lives of a broker and of engines."""
+    """Count what became of demands by content, over all lives of a broker and of engines."""
     found = Counter[str]()
     for hub in hubs:
         directory = hub.directory

@@ -84,7 +84,7 @@ class SimulatedTransport:
         self._ranges.append(range(address, address + length_bytes))
 
     def holds(self, address: int, length_bytes: int) -> bool:
-        """Whether one registration holds all of these bytes."""
+        """Return whether one registration holds all of these bytes."""
         return any(address in one and address + length_bytes <= one.stop for one in self._ranges)
 
     def metadata(self) -> bytes:

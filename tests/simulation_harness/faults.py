@@ -48,7 +48,7 @@ class Faults:
         """Of which each is one."""
 
     def plan(self, within_s: float) -> None:
-        """Decide."""
+        """Decide which faults happen, and when."""
         self._network.on_delivery = self._count
         for _ in range(self._rng.randint(0, 4)):
             fault = self._rng.choice(self.kinds)
@@ -58,7 +58,7 @@ class Faults:
                 self._loop.call_later(self._rng.uniform(0.0, within_s), self._do, fault)
 
     def heal(self) -> None:
-        """No more of them, and no trace of those that were."""
+        """End all faults and undo those that happened."""
         self._triggers.clear()
         self._network.loses = lambda call, batch: False
         self._network.heal_all()
@@ -128,7 +128,7 @@ class Faults:
         self.end_engine(self._rng.choice(SIDES))
 
     def end_engine(self, side: str, again: bool = False) -> None:
-        """All of its processes are killed; it starts again soon, as another life or the same."""
+        """Kill all processes of an engine; it starts again soon, as another life or the same."""
         engine = self._history.lives[side][-1]
         if engine.scheduler.alive:
             for process in engine.processes:
@@ -136,7 +136,7 @@ class Faults:
             self._loop.call_later(self._short_s(), self._history.start_engine, side, again)
 
     def restart_unseen(self) -> None:
-        """P starts again while the broker can't see it."""
+        """Start P again while the broker can't see it."""
         self._cut_hosts("b", "p")
         self.end_engine("P")
         self._loop.call_later(self._rng.uniform(1.0, 10.0), self._heal_hosts, "b", "p")
@@ -157,7 +157,7 @@ class Faults:
             self._loop.call_later(self._short_s(), engine.replace_worker, number)
 
     def _kill_worker(self) -> None:
-        """Its engine follows."""
+        """Kill a rank's process; its engine ends soon after."""
         side = self._rng.choice(SIDES)
         engine = self._history.lives[side][-1]
         worker = self._rng.choice(engine.workers)
@@ -221,7 +221,7 @@ class Faults:
         self._loop.call_later(self._rng.uniform(0.1, 25.0), self._heal_hosts, *hosts)
 
     def _cut_hosts(self, host: str, other: str) -> None:
-        """``b`` stands for all brokers."""
+        """Cut two hosts off from each other; ``b`` stands for all brokers."""
         for one in self._history.brokers.hosts if host == "b" else (host,):
             self._network.cut(one, other)
 

@@ -89,7 +89,7 @@ def no_quarantine(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_deadline_at_d(history: History) -> Iterator[None]:
-    """D's agents read for as long as it takes."""
+    """Let D's agents read for as long as a read takes."""
     translate = orders.execute_from_proto
     # Where it matters: what stood still goes on in the end.
     if history.faults is not None:
@@ -104,21 +104,21 @@ def no_deadline_at_d(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_content(history: History) -> Iterator[None]:
-    """Nobody compares what P computed with what D asks for."""
+    """Do not compare what P computed with what D asks for."""
     with patch.object(Demand, "check_content", lambda *words: None):
         yield
 
 
 @contextlib.contextmanager
 def ids_used_again(history: History) -> Iterator[None]:
-    """Whoever asks for a handoff that has ended is told how it ended."""
+    """Tell an engine that asks for a handoff that has ended how it ended."""
     with patch.object(Handoff, "check_asked_before", lambda *words: None):
         yield
 
 
 @contextlib.contextmanager
 def pages_free_at_once(history: History) -> Iterator[None]:
-    """D's pages are its own again as soon as it gives its demand up."""
+    """Give D its pages back as soon as it gives its demand up."""
     cancel = Delivery.cancel
 
     def hasty(self: Delivery, msg: object = None) -> bool:
@@ -155,7 +155,7 @@ def ends_of_any_attempt(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def two_states_at_once(history: History) -> Iterator[None]:
-    """P says a second state under an id that it has published whole, and fences it."""
+    """Let P publish a second state under an id that it has published whole, and fence it."""
     # Where it matters: chance alone brings this about once in some thousand histories.
     often = patch("simulation_harness.history.COMPUTED_AT_ONCE", 1.0)
     with often, patch.object(OpenHandoffs, "_is_another", lambda *words: False):
@@ -191,7 +191,7 @@ def leaving_at_once(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def wire_that_spoils(history: History) -> Iterator[None]:
-    """Of what is read a byte may be another than was sent, until all heals."""
+    """Spoil some bytes of what is read, until all faults heal."""
     history.fabric.spoiled = 0.02
     history.unhindered.looks = False
     yield
@@ -199,14 +199,14 @@ def wire_that_spoils(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pages_free_after_one_reader(history: History) -> Iterator[None]:
-    """P has its pages back when the first of several readers has the state."""
+    """Give P its pages back when the first of several readers has the state."""
     with patch.object(Deliveries, "served", property(lambda self: self.done > 0)):
         yield
 
 
 @contextlib.contextmanager
 def too_late_a_reader(history: History) -> Iterator[None]:
-    """Who asks when all readers have the state is told how the publication ended: DONE."""
+    """Tell a D that asks when all readers have the state how the publication ended: DONE."""
 
     def told(self: Readers, handoff: Handoff, engine: EngineRecord, now_s: float) -> Handoff:
         return handoff
@@ -217,7 +217,7 @@ def too_late_a_reader(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def more_readers_than_places(history: History) -> Iterator[None]:
-    """Every D that asks is let read at once, however many readers P has named."""
+    """Let every D that asks read at once, however many readers P has named."""
     # Where it matters: more D's ask than P has named, and one of them reads for long.
     if history.faults is not None:
         history.faults.kinds = (history.faults.stall,)
@@ -257,7 +257,7 @@ def evicted_while_given(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_revision_compared(history: History) -> Iterator[None]:
-    """D is given the state of whichever weights P had."""
+    """Give D the state of whichever weights P had."""
     with (
         patch("simulation_harness.history.REPLACED_OF", 1),
         patch("simulation_harness.history.audit", lambda _: []),
@@ -286,7 +286,7 @@ def demands_of_weights_that_are_gone(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pages_named_twice(history: History) -> Iterator[None]:
-    """Nobody looks whether another open demand of an engine names the same pages."""
+    """Let several open demands of an engine name the same pages."""
 
     def none_is_open(self: PagesInUse, handoff: Handoff, *words: object) -> None:
         handoff.writing = 0
@@ -300,7 +300,7 @@ def pages_named_twice(history: History) -> Iterator[None]:
 
 
 def _only(history: History, *faults: str) -> None:
-    """Have nothing else go wrong: chance alone brings it about too seldom."""
+    """Let nothing else go wrong, as chance alone brings this fault about too seldom."""
     if history.faults is not None:
         history.faults.kinds = tuple(getattr(history.faults, name) for name in faults)
 

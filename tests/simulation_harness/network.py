@@ -61,7 +61,7 @@ class Listener:
     handlers: dict[str, Any] = field(default_factory=dict)
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """As generated code calls it."""
+        """Do nothing: generated code also calls `add_registered_method_handlers`."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         for name, handler in handlers.items():
@@ -97,25 +97,25 @@ class Network:
     # -- what goes wrong --------------------------------------------------------------------------
 
     def cut(self, host: str, other: str) -> None:
-        """Nothing passes between two hosts."""
+        """Cut two hosts off from each other."""
         self._cuts += 1
         self._cut[frozenset((host, other))] = self._cuts
         for call in self._calls:
             call.was_cut()
 
     def heal(self, host: str, other: str) -> None:
-        """All passes again."""
+        """Connect two hosts again."""
         self._cut.pop(frozenset((host, other)), None)
         for call in self._calls:
             call.was_healed()
 
     def heal_all(self) -> None:
-        """Nothing is cut any more."""
+        """Connect all hosts again."""
         for hosts in list(self._cut):
             self.heal(*hosts)
 
     def is_cut(self, host: str, other: str) -> int:
-        """Which cut parts two hosts; 0: none."""
+        """Return the number of the cut between two hosts; 0: there is none."""
         return self._cut.get(frozenset((host, other)), 0)
 
     def lost(self, process: Process) -> None:
@@ -130,7 +130,7 @@ class Network:
             call.was_paused(process)
 
     def own_time(self, _: int = 0) -> float:
-        """By the clock of the process that asks."""
+        """Return the time by the clock of the process that asks."""
         process = CURRENT.get()
         return self.loop.time() * (1.0 if process is None else process.pace)
 
@@ -143,7 +143,7 @@ class Network:
             call.end_server(self.delay_s())
 
     def delay_s(self) -> float:
-        """How long a message takes."""
+        """Draw how long a message takes."""
         draw = self.rng.random()
         if draw < 0.96:
             return self.rng.uniform(0.0001, 0.003)
@@ -164,7 +164,7 @@ class Network:
         self._calls.append(call)
 
     def count(self) -> None:
-        """Something happened."""
+        """Count a delivery, and tell that it happened."""
         self.delivered += 1
         self.loop.call_soon(self.on_delivery, self.delivered, context=_NOBODY.copy())
 
@@ -275,7 +275,7 @@ class _Call:
     # -- the client's side ------------------------------------------------------------------------
 
     async def wait_for_connection(self) -> None:
-        """Return at once: who reads hears of what fails."""
+        """Return at once: a caller that reads hears of what fails."""
 
     async def write(self, message: Any) -> None:
         if self._outcome is not None:
@@ -389,7 +389,7 @@ class _Call:
             self.end_client(_unavailable("connection reset"), delay_s)
 
     def _noticed_s(self, alone_s: float) -> float:
-        """When the client knows that nothing comes back; ``alone_s`` from the only broker."""
+        """Return when the client notices a dead wire; ``alone_s`` with a single broker."""
         return NOTICED_S if self._several else alone_s
 
     def was_cut(self) -> None:
@@ -462,7 +462,7 @@ class Channel:
         return lambda metadata=(): _Call(self, method, *coders, metadata)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """How it stands now. Where nothing comes back it goes on trying."""
+        """Return the channel's state; while nothing comes back, it is connecting."""
         listener = self.network.listeners.get(self.address)
         if listener is None or not listener.process.alive:
             return grpc.ChannelConnectivity.TRANSIENT_FAILURE
@@ -472,7 +472,7 @@ class Channel:
         return grpc.ChannelConnectivity.READY
 
     async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
-        """Try again and again, as a channel does."""
+        """Try again and again to connect, as a channel does."""
         while self.get_state() is last:
             await asyncio.sleep(self._look_s)
             self._look_s = min(2 * self._look_s, LAST_RECONNECT_S)

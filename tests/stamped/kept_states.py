@@ -93,7 +93,7 @@ class KeptStates:
         name: str,
         keeps: bool,
     ) -> None:
-        """Ask for a state by its content, as handoff ``name``; keep what came, if ``keeps``."""
+        """Ask for a state by its content, as handoff ``name``; keep the state, if ``keeps``."""
         came = await self._requests.receive(replace(prompt, name=name), prefix_of(prompt))
         if came is None:
             return
@@ -107,13 +107,13 @@ class KeptStates:
             self._requests.pages.give(came.ids)
 
     def _write(self, ids: Ids) -> int:
-        """Fill pages with a state of the present weights; its stamp."""
+        """Fill pages with a state of the present weights; return its stamp."""
         stamp = self._requests.pages.write(ids)
         self._requests.stamps.revisions[stamp] = self._requests.revision
         return stamp
 
     def forget(self) -> None:
-        """Keep nothing any more: the weights were replaced."""
+        """Forget all states, because the weights were replaced."""
         known, self._kept = self._kept, {}
         for kept in known.values():
             kept.evicted = True
@@ -154,7 +154,7 @@ class KeptStates:
                 session.evict(FORM, group, hashes)
 
     async def evict_all(self) -> None:
-        """Forget all of them."""
+        """Evict all states."""
         for kept in list(self._kept.values()):
             await self.evict(kept.prompt)
 
@@ -164,7 +164,7 @@ class KeptStates:
             self._spawn(self.evict(kept.prompt))
 
     def offered(self, offer: Offer) -> None:
-        """Answer an offer, or don't."""
+        """Answer an offer, or leave it unanswered."""
         self._spawn(self._answer(offer))
 
     async def _answer(self, offer: Offer) -> None:

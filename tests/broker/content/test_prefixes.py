@@ -52,7 +52,7 @@ def teller(running: RunningBroker, name: str, tenant: str = "default") -> Teller
 
 
 async def heard(running: RunningBroker, name: str, batches: int, tenant: str = "default") -> None:
-    """Wait until the broker has heard so many batches."""
+    """Wait until the broker has heard this number of batches."""
 
     def is_heard() -> bool:
         known = teller(running, name, tenant)
@@ -62,7 +62,7 @@ async def heard(running: RunningBroker, name: str, batches: int, tenant: str = "
 
 
 async def found(running: RunningBroker, chain: PrefixChain = PROMPT, **more: Any) -> dict[str, int]:
-    """Who holds how many tokens."""
+    """Return how many tokens each engine holds."""
     async with AsyncAdminClient(running.address) as client:
         (holders,) = await client.find([chain], model=MODEL, **more)
     return {one.engine_id: one.tokens for one in holders}

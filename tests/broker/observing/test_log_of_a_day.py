@@ -31,7 +31,7 @@ class Day:
         return [values for name, values in (vars(one)[TOLD] for one in records) if name == event]
 
     def sides(self, event: str) -> list[tuple[Any, ...]]:
-        """Of whom they are."""
+        """Return the tenant, the engine and the rank, if any, of each line of an event."""
         return [
             (one["tenant"], one["engine"], *([one["rank"]] if "rank" in one else []))
             for one in self[event]

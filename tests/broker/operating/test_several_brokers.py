@@ -60,7 +60,7 @@ async def two() -> AsyncIterator[tuple[RunningBroker, RunningBroker, str]]:
 
 
 async def ask(addresses: str, question: Callable[[AdminClient], T], **more: Any) -> T:
-    """As an operator does, beside the loop of the brokers."""
+    """Ask as an operator does, beside the loop of the brokers."""
 
     def look() -> T:
         with AdminClient(addresses, **more) as client:

@@ -102,7 +102,7 @@ async def of_something_else(
 
 
 async def _refuse(context: Any) -> None:
-    """Refuse as services elsewhere do, in the form that ours have too."""
+    """Refuse with an ErrorInfo as Restow does, but with the reason of another service."""
     info = error_details_pb2.ErrorInfo(reason="API_KEY_INVALID", domain="elsewhere.example")
     detail = any_pb2.Any()
     detail.Pack(info)
@@ -225,7 +225,7 @@ async def test_who_was_never_let_in_is_told_at_once_what_is_wrong(
 
 
 async def test_an_agent_that_begins_beside_its_engine_waits_for_the_broker() -> None:
-    """As in vLLM's workers, where nobody waits for the agent."""
+    # In vLLM's workers the agent begins so too: nobody waits for it.
     layout = model_layout(1)
     async with broker() as running:
         address = running.address

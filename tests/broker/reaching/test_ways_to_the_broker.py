@@ -164,7 +164,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 async def test_an_address_that_moves_under_its_name_is_found() -> None:
-    # Without a resolver of Restow's own gRPC would wait 30 s.
+    # By itself gRPC would look the name up again only after 30 s.
     loop = asyncio.get_running_loop()
     endpoint = await loop.create_datagram_endpoint(
         lambda: NameServer("127.0.0.1"), ("127.0.0.1", 0)

@@ -56,7 +56,7 @@ class Keys:
         return Fleet(leader, frozenset(self.brokers), self.epoch)
 
     def lead(self, address: str, lease: int, above: int, *, anew: bool = False) -> Leader | None:
-        """None: the lease has ended."""
+        """Lead unless another broker does, and return the leader; None: the lease has ended."""
         if lease not in self.leases:
             return None
         if self.leader is None or (anew and self.leader[2] == lease and self.leader[1] <= above):
@@ -83,7 +83,7 @@ class Etcd:
         return self.network.loop.time()
 
     def delay_s(self) -> float:
-        """Of a message, one way."""
+        """Draw how long a message takes one way."""
         return self.network.delay_s() * self.slowness
 
     def later(self, delay_s: float, work: Callable[..., object], *given: object) -> None:
@@ -91,7 +91,7 @@ class Etcd:
         self.network.loop.call_later(delay_s, work, *given, context=Context())
 
     def takes(self, host: str) -> bool:
-        """Whether a call of a host would be answered now."""
+        """Return whether a call of a host would be answered now."""
         return self.has_leader and not self.network.is_cut(host, HOST)
 
     def keep(self, lease: int, length_s: float) -> None:
@@ -211,7 +211,7 @@ class ReachedEtcd:
         await self._ask(lambda: etcd.keys.revoke(lease))
 
     async def _ask(self, do: Callable[[], T]) -> T:
-        """Have a call done: once, twice or not, early or late, and answered or not."""
+        """Have a call done: once, twice or not at all, early or late, answered or not."""
         etcd, rng, host = self._etcd, self._etcd.rng, self._process.host
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 

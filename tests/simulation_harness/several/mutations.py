@@ -28,7 +28,7 @@ Rule = Callable[["History"], contextlib.AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def lower_epochs(history: History) -> Iterator[None]:
-    """Agents and sessions take what is said in an epoch that is over."""
+    """Let agents and sessions take what is said in an epoch that is over."""
     history.be_several()
     with patch.object(Epochs, "take", lambda *words: None):
         yield
@@ -59,7 +59,7 @@ def lower_epochs_led(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def numbers_restart(history: History) -> Iterator[None]:
-    """Handoffs are counted from one in every epoch."""
+    """Count handoffs from one in every epoch."""
     history.be_several()
     look = OneOfSeveral._look_at_it
 
@@ -135,7 +135,7 @@ def reports_outlive_streams(history: History) -> Iterator[None]:
 
 
 def both(one: Rule, beside: Rule) -> Rule:
-    """Two rules taken out together."""
+    """Return a rule that takes two rules out together."""
 
     @contextlib.contextmanager
     def neither(history: History) -> Iterator[None]:

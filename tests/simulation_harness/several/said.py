@@ -79,7 +79,7 @@ class Said:
 
 
 def acts(batch: Any) -> bool:
-    """Whether it grants, ends or frees anything."""
+    """Return whether a batch grants, ends or frees anything."""
     match batch:
         case agent_link_pb2.ConnectResponse():
             return any(order.WhichOneof("body") in (*GRANTS, *FREES) for order in batch.orders)
