@@ -37,12 +37,12 @@ class DeviceMemory:
         ]
 
     def up(self) -> None:
-        """Host to device, done on return."""
+        """Copy from host to device; the copy is done on return."""
         self.bytes.copy_(torch.from_numpy(self.host.data))
         torch.cuda.synchronize()
 
     def down(self) -> RankMemory:
-        """Device to host."""
+        """Copy from device to host."""
         torch.from_numpy(self.host.data).copy_(self.bytes)
         return self.host
 
@@ -50,7 +50,7 @@ class DeviceMemory:
 def serve_device_source(
     pipe: Connection, case_name: str, broker: str, socket: str | None = None
 ) -> None:
-    """All ranks of a case's source on the GPU; with a socket, through the daemon there."""
+    """Serve all ranks of a case's source on the GPU; with a socket, through the daemon there."""
     case = make_case(case_name)
     fields = {field.name: field for field in case.source.model.fields}
     memories = {rank.rank: DeviceMemory(rank, case.src_ids) for rank in case.source.ranks}

@@ -40,7 +40,7 @@ class AgentStream:
         return self._heard.empty()
 
     async def next(self) -> Any:
-        """The body of the next message."""
+        """Return the body of the next message."""
         message = await asyncio.wait_for(self._heard.get(), WAIT_S)
         return getattr(message, str(message.WhichOneof("body")))
 
@@ -85,7 +85,7 @@ class FakeBroker(agent_link_pb2_grpc.AgentLinkServicer):
             self._server = None
 
     async def agent(self, engine_id: str, rank: int) -> AgentStream:
-        """The rank's stream, once it is there."""
+        """Return the rank's stream as soon as its agent has opened it."""
         async with asyncio.timeout(WAIT_S):
             while (stream := self.streams.get((engine_id, rank))) is None:
                 self._changed.clear()

@@ -39,7 +39,7 @@ BLOCKS = {"state": [1]}
 
 
 def end_of(verb: Callable[[], object]) -> str:
-    """How a forked child ends that does it."""
+    """Return how a forked child ends that calls ``verb``."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -79,7 +79,7 @@ def on_a_loop(work: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], o
 
 
 async def ends(broker: str, socket: Path) -> dict[str, str]:
-    """Of all verbs."""
+    """Return how a forked child ends with each verb."""
     memory = np.zeros((4, 8), np.float32)
     regions = [RegionMemory("state", memory.ctypes.data, 4, memory.strides[0])]
     unused = BlockingSession("unused", "1", LAYOUT, broker)

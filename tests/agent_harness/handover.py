@@ -22,7 +22,7 @@ def programs(case: Case, strategy: Strategy) -> dict[int, Program]:
 
 
 def introduction(layout: Layout, stream: AgentStream) -> pb.AgentOrder:
-    """The agent as a peer for others."""
+    """Return the order that introduces the agent to others as a peer."""
     hello = stream.hello
     return pb.AgentOrder(
         peer=pb.Peer(
@@ -35,7 +35,7 @@ def introduction(layout: Layout, stream: AgentStream) -> pb.AgentOrder:
 
 
 def part(program: Program, src_rank: int, hashed: bool = False) -> pb.StagePart:
-    """What ``src_rank`` gathers for the program's rank."""
+    """Return the part that ``src_rank`` gathers for the program's rank."""
     named = program.hashed_id if hashed else program.gather_id
     return pb.StagePart(program_id=named(src_rank), dst_rank=program.dst_rank)
 

@@ -13,13 +13,13 @@ Floats = npt.NDArray[np.float32]
 
 
 def input_of(field: Field, fields: Mapping[str, Field]) -> Field | None:
-    """The input that a window is made of, if ``fields`` has it."""
+    """Return the input that a window is made of, or None if ``fields`` does not have it."""
     layer, _, rest = field.name.partition(".conv.")
     return fields.get(f"{layer}.mixer_input") if rest else None
 
 
 def numbers(name: str, box: Box) -> Floats:
-    """A part of a tensor."""
+    """Return the known numbers of a part of a tensor."""
     total = np.full([span.size for span in box], sum(name.encode()))
     for axis, span in enumerate(box):
         index = np.arange(span.start, span.stop) * (2 * axis + 3)
@@ -28,7 +28,7 @@ def numbers(name: str, box: Box) -> Floats:
 
 
 def window(field: Field, read: Field) -> Floats:
-    """All of a window, ``[*channels, tap]``."""
+    """Return all of a window, ``[*channels, tap]``."""
     channels = tuple(Span(0, size) for size in field.shape[:-1])
     taps, hidden = (Span(0, size) for size in read.shape)
     weights = numbers(field.name, (*channels, hidden))

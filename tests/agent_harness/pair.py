@@ -38,7 +38,7 @@ class Pair:
         return {field.name: field for field in (*model.fields, *model.inputs)}
 
     def read_from(self, program: Program, src_rank: int, staged: pb.Staged) -> Extents:
-        """Where P has what is read from a rank."""
+        """Return where P has what is read from a rank."""
         message = wire_program.program_to_proto(program, src_rank, hashed=True)
         return source_extents(
             wire_program.program_from_proto(message),
@@ -50,14 +50,14 @@ class Pair:
         )
 
     def check_whole(self, rank: int) -> None:
-        """Every byte is the state's or still poison."""
+        """Check that every byte is the state's or still poison."""
         memory = self.memory[rank]
         fields = {field.name: field for field in self.case.destination.model.fields}
         fields |= {field.name: field for field in self.case.destination.model.inputs}
         assert (memory.data == memory.expected(fields, self.case.tokens)).all()
 
     def check_cleared(self, rank: int) -> None:
-        """Of snapshots nothing is left."""
+        """Check that nothing is left of snapshots."""
         memory = self.memory[rank]
         fields = {field.name: field for field in self.case.destination.model.fields}
         mask = memory.cleared(fields, self.case.tokens)
@@ -65,7 +65,7 @@ class Pair:
         assert not memory.data[mask].any()
 
     def check_untouched(self, rank: int) -> None:
-        """Nothing was copied out of staging: all but the cleared snapshots is as it was."""
+        """Check that nothing but the cleared snapshots has changed."""
         memory = self.memory[rank]
         fields = {field.name: field for field in self.case.destination.model.fields}
         found, mask = memory.data.copy(), memory.cleared(fields, self.case.tokens)
@@ -75,7 +75,7 @@ class Pair:
     async def execute(
         self, program: Program, number: int, staged: dict[int, pb.Staged], hashed: bool = True
     ) -> pb.Settled:
-        """Have D read, and compare if ``hashed``, into poisoned memory."""
+        """Have D read into poisoned memory, and compare digests if ``hashed``."""
         self.memory[program.dst_rank].poison()
         stream = await send_execute(
             self.fake, self.case, program, number, staged=staged, hashed=hashed
@@ -88,7 +88,7 @@ class Pair:
 async def pair(
     name: str, ranks: tuple[int, ...] = (), settings: AgentSettings | None = None
 ) -> AsyncIterator[Pair]:
-    """All ranks of P, and these of D (none given: all)."""
+    """Run all ranks of P, and the given ranks of D (none given: all)."""
     async with FakeBroker() as fake, contextlib.AsyncExitStack() as stack:
         made = Pair(make_case(name), fake)
         settings = settings or AgentSettings(staging_bytes=STAGING_BYTES)

@@ -28,7 +28,7 @@ class Child:
         self._process, self._pipe = process, pipe
 
     def receive(self) -> Any:
-        """What it said next."""
+        """Return the next message from the process."""
         assert self._pipe.poll(READY_S), "the process says nothing"
         return self._pipe.recv()
 
@@ -47,7 +47,7 @@ class Child:
         await asyncio.to_thread(self._process.join)
 
     async def terminate(self) -> int | None:
-        """SIGTERM; the exit status."""
+        """Send SIGTERM; return the exit status."""
         self._send(signal.SIGTERM)
         await asyncio.to_thread(self._process.join, READY_S)
         return self._process.exitcode
@@ -61,7 +61,7 @@ class Child:
 async def child(
     main: Callable[..., None], *args: object, tls: str | None = None
 ) -> AsyncIterator[Child]:
-    """A process that runs ``main(pipe, *args)``; ``tls`` narrows UCX's transports."""
+    """Run ``main(pipe, *args)`` in a process; ``tls`` narrows UCX's transports."""
     ours, theirs = pipe()
     environment = {key: value for key, value in os.environ.items() if key != "UCX_TLS"}
     if tls is not None:

@@ -103,7 +103,7 @@ class Scene:
         return [self.lanes[-1]]
 
     async def begin(self, *peers: str, deadline_s: float = 101.0) -> asyncio.Task[None]:
-        """Reads in the air, one from each peer."""
+        """Start one read from each peer; return the reader's task once all reads are posted."""
         before = sum(len(lane.posted) for lane in self.lanes)
         descriptors = Descriptors(NOTHING, NOTHING, NOTHING)
         reads = [Read(peer, descriptors, HOST, HOST) for peer in peers]

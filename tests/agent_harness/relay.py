@@ -12,7 +12,7 @@ class Relay:
     """Carries bytes to a target; knows how many connections there were, the longest idle one."""
 
     def __init__(self, target: str) -> None:
-        """``target``: host and port."""
+        """Relay to ``target``, a host and port."""
         self.address = ""
         self.connections = 0
         self.longest_idle_s = 0.0
@@ -21,28 +21,28 @@ class Relay:
         self._is_cut = False
 
     def reset(self) -> None:
-        """Every connection is cut off without a word."""
+        """Cut every connection off without a word."""
         for line in self._lines:
             line.abort()
         self._lines.clear()
 
     def swallow(self) -> None:
-        """What is sent on connections that are open arrives nowhere; new ones are carried."""
+        """Drop what is sent on connections that are open now; new connections still work."""
         for line in self._lines:
             line.swallows = True
 
     def cut(self) -> None:
-        """What is sent arrives nowhere, on new connections either."""
+        """Drop everything that is sent, on new connections too."""
         self._is_cut = True
         self.swallow()
 
     def heal(self) -> None:
-        """New connections are carried again; those whose bytes are lost end."""
+        """Carry new connections again, and end the open ones, whose bytes were lost."""
         self._is_cut = False
         self.reset()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Carry one connection."""
         host, port = self._target.rsplit(":", 1)
         try:
             there_reader, there_writer = await asyncio.open_connection(host, int(port))
@@ -81,7 +81,7 @@ class _Line:
 
 @contextlib.asynccontextmanager
 async def relayed(target: str) -> AsyncIterator[Relay]:
-    """A relay to a target, on a port of its own."""
+    """Run a relay to ``target`` on a port of its own."""
     relay = Relay(target)
     async with await asyncio.start_server(relay.carry, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()

@@ -9,6 +9,6 @@ from restow.broker.planner.program import Form, Program, Step, joined_steps
 
 
 def with_rows(program: Program, form: Form, rows: Int64s) -> Program:
-    """The program with these rows of a form instead of its own."""
+    """Return the program with ``rows`` instead of its own rows of the form."""
     others = [step for step in program.steps if step.form != form]
     return replace(program, steps=joined_steps([*others, Step(form, rows)]))

@@ -44,12 +44,13 @@ class Case:
 
 
 def make_case(name: str) -> Case:
-    """``wide``: P2 to D4 with other pages and conv layout. ``cast``: and other SSM dtype.
+    """Return a case by its name.
 
-    ``big``: enough bytes to be caught in the middle. ``stages``: pipelines of different cuts, and
-    ranks of P that hold nothing, because the last layer has no state. ``shared``: the ranks of
-    both share tokens out, each in its own way. ``recompute``: P keeps mixer inputs, D has weights.
-    ``drafts``: both have a draft, of one name, but D has another than P.
+    ``wide``: P2 to D4 with other pages and conv layout. ``cast``: and other SSM dtype. ``big``:
+    enough bytes to be caught in the middle. ``stages``: pipelines of different cuts, and ranks of P
+    that hold nothing, because the last layer has no state. ``shared``: the ranks of both share
+    tokens out, each in its own way. ``recompute``: P keeps mixer inputs, D has weights. ``drafts``:
+    both have a draft, of one name, but D has another than P.
     """
     head_dim, layers = (64, 4) if name == "big" else (8, 2)
     spec = _model(head_dim, layers, DType.FLOAT32)
@@ -142,7 +143,7 @@ def _model(head_dim: int, layers: int, ssm: DType) -> ModelSpec:
 
 
 def _scattered(count: int) -> tuple[int, ...]:
-    """Ids from 1 on in no order, because block 0 is nobody's."""
+    """Return ids from 1 on in no order; block 0 is the null block."""
     return tuple(int(i) + 1 for i in np.random.default_rng(count).permutation(count))
 
 
@@ -152,7 +153,7 @@ class RankMemory:
     def __init__(
         self, layout: RankLayout, ids: Mapping[str, tuple[int, ...]], data: Bytes | None = None
     ) -> None:
-        """Over ``data`` if given: all regions, with their guards, one after the other."""
+        """Lay out all regions with their guards, one after the other, in ``data`` if given."""
         self.layout, self.ids = layout, ids
         self.offsets: dict[str, int] = {}
         self.page_counts: dict[str, int] = {}
@@ -168,7 +169,7 @@ class RankMemory:
         self.poison()
 
     def poison(self) -> None:
-        """Nothing has arrived yet."""
+        """Fill the memory with poison, as before anything arrives; weights are there."""
         self.data[:] = POISON
         self._write_weights(self.data)
 
@@ -234,14 +235,14 @@ class RankMemory:
             np.ndarray(sizes, kind, image.data, start, strides)[...] = 0
 
     def expected(self, fields: Mapping[str, Field], tokens: int) -> Bytes:
-        """What all of the memory must be after the handoff."""
+        """Return what the whole memory must hold after the handoff."""
         image = np.full_like(self.data, POISON)
         self._write_weights(image)
         self.write(fields, tokens, image)
         return image
 
     def cleared(self, fields: Mapping[str, Field], tokens: int) -> npt.NDArray[np.bool_]:
-        """Mask of the bytes of snapshots."""
+        """Return a mask of the bytes of snapshots."""
         snapshots = {n: f for n, f in fields.items() if f.kind is Kind.SNAPSHOT}
         mine = tuple(shard for shard in self.layout.shards if shard.field in snapshots)
         only = RankMemory(replace(self.layout, shards=mine, projections=()), self.ids)
@@ -267,7 +268,7 @@ class RankMemory:
 
 @functools.lru_cache(maxsize=128)
 def known(field: Field, dtype: DType, tokens: int) -> npt.NDArray[np.unsignedinteger]:
-    """Bit patterns of a field; the numbers are such that bfloat16 holds what float32 does."""
+    """Return the bit patterns of a field, with numbers that bfloat16 and float32 both hold."""
     values = _known(field, dtype, tokens)
     values.flags.writeable = False
     return values

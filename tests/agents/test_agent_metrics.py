@@ -64,7 +64,7 @@ async def until(address: str, expected: Found) -> Found:
 
 @contextlib.asynccontextmanager
 async def shown(tmp_path: Path, broker: str) -> AsyncIterator[tuple[Path, str]]:
-    """A daemon in this process: its socket, and where its metrics are."""
+    """Run a daemon in this process; yield its socket and the address of its metrics."""
     socket = tmp_path / "agent.sock"
     daemon = AgentDaemon(broker, socket)
     await daemon.start()

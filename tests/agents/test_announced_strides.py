@@ -26,7 +26,7 @@ LAST = RANK.regions[-1]
 
 
 def relaid(region: RegionMemory, stride_bytes: int) -> RegionMemory:
-    """The same bytes, cut into pages of another stride."""
+    """Return a region of the same bytes, cut into pages of another stride."""
     pages = region.length_bytes // stride_bytes
     return replace(region, page_count=pages, page_stride_bytes=stride_bytes)
 
@@ -53,7 +53,7 @@ async def test_an_agent_with_other_strides_is_refused(times: float) -> None:
 
 
 async def test_a_rank_that_is_given_the_memory_of_another_is_refused() -> None:
-    """Each maps the same shared memory at addresses of its own, as processes do."""
+    # Each rank maps the same shared memory at an address of its own, as processes do.
     ranks = CASE.destination.ranks[:2]
     size_bytes = RankMemory(ranks[0], CASE.dst_ids).size_bytes
     with (

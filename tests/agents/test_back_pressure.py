@@ -36,7 +36,7 @@ def aligned(length_bytes: int) -> int:
 
 
 def gathered_bytes(case: Case, strategy: Strategy) -> int:
-    """What one handoff stages at the busiest rank of P."""
+    """Return how many bytes one handoff stages at the busiest rank of P."""
     found: Counter[int] = Counter()
     for program in programs(case, strategy).values():
         for rank in program.staging_ranks:
@@ -46,7 +46,7 @@ def gathered_bytes(case: Case, strategy: Strategy) -> int:
 
 
 def arriving_bytes(case: Case, program: Program) -> int:
-    """What one handoff stages at a rank of D."""
+    """Return how many bytes one handoff stages at a rank of D."""
     sources = tuple(Source(rank, "", 0, 0) for rank in program.src_ranks)
     none = Blocks({})
     order = ExecuteOrder(0, "", none, none, Tokens(0, case.tokens), sources, 1.0)
@@ -54,7 +54,7 @@ def arriving_bytes(case: Case, program: Program) -> int:
 
 
 def ids_of(case: Case, number: int) -> dict[str, tuple[int, ...]]:
-    """D's blocks of one of the handoffs."""
+    """Return D's blocks of one of the handoffs."""
     return {
         group: tuple(1 + number * len(ids) + index for index in range(len(ids)))
         for group, ids in case.dst_ids.items()

@@ -97,7 +97,7 @@ async def test_a_killed_engine_is_let_go(tmp_path: Path, shared: SharedRank) -> 
 
 
 def serve_own_memory(pipe: Connection, socket: str) -> None:
-    """An engine that makes its memory itself, and says its name; with a socket it attaches."""
+    """Make an engine's memory, attach it if ``socket`` is given, and send the memory's name."""
     pipe.send(READY)
     rank = SharedRank()
     if socket:
@@ -216,7 +216,7 @@ async def test_a_socket_has_one_daemon_and_an_old_one_is_no_obstacle(tmp_path: P
 async def test_a_rank_is_let_go_whole_though_its_call_is_cancelled_meanwhile(
     tmp_path: Path, shared: SharedRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine that is killed while it is let go: its memory must not be unmapped before."""
+    # The engine is killed while the rank is let go: its memory must not be unmapped before.
     began, go_on = asyncio.Event(), asyncio.Event()
     order: list[str] = []
     calls: list[asyncio.Task[None]] = []

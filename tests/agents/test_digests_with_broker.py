@@ -45,7 +45,7 @@ class Engines:
             memory.write(self.fields, self.case.tokens)
 
     async def hand_over(self, handoff_id: str) -> tuple[Any, Any]:
-        """How it ended for D, and for P."""
+        """Run a handoff; return how it ended for D, and for P."""
         for memory in self.here.values():
             memory.poison()
         released = self.p.publish(handoff_id, self.case.src_ids, self.case.tokens)
@@ -96,7 +96,7 @@ async def engines(
 
 
 async def told(address: str, handoff_id: str) -> tuple[dict[str, str], tuple[int, int]]:
-    """The timeline of a handoff, and how many were compared and differed."""
+    """Return a handoff's timeline, and how many handoffs were compared and how many differed."""
 
     def ask() -> tuple[dict[str, str], tuple[int, int]]:
         with AdminClient(address, WAIT_S) as client:

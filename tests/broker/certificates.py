@@ -50,7 +50,7 @@ class Authority:
         begins: datetime.timedelta = -2 * DAY,
         use: x509.ObjectIdentifier | None = None,
     ) -> Pair:
-        """A certificate with these URIs; ``lasts`` may be negative: then it has expired."""
+        """Issue a certificate with these URIs; with a negative ``lasts`` it has already expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(x509.Name([]), key.public_key(), lasts, begins)
         if use is not None:
@@ -77,7 +77,7 @@ class Authority:
         return Pair(certificate, path)
 
     def client(self, *uris: str, authority: Path | None = None) -> Credentials:
-        """What a client with such a certificate shows; it trusts ``authority``, or this one."""
+        """Return credentials of a client with these URIs, who trusts ``authority`` or this one."""
         pair = self.issue(*uris)
         return Credentials(authority or self.path, pair.certificate, pair.key)
 

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 async def nothing_unhandled(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
-    """No task dies unheard, and gRPC reports no servicer that raised what it should not.
+    """Check that no task dies unheard, and that gRPC reports no unexpected error of a servicer.
 
     What Restow itself logs is said on purpose.
     """

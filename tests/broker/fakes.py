@@ -59,7 +59,7 @@ D_BLOCKS = UnusedBlocks()
 
 
 def model_layout(tp: int = 1, name: str = "m", ssm_dtype: DType = DType.FLOAT32) -> Layout:
-    """A hybrid model of one layer of each kind."""
+    """Return the layout of a hybrid model with one layer of each kind."""
     dtype = DType.BFLOAT16
     layers = (Mamba2Spec(0, 8, 16, 16, 2, 4, dtype, ssm_dtype), AttentionSpec(1, 2, 16, dtype))
     model = ModelSpec(name, layers, revision="v1")
@@ -78,7 +78,7 @@ class FakeAgent:
     def __init__(
         self, session: EngineSession, layout: Layout, rank: int, pages: int, address: str = ""
     ) -> None:
-        """``address``: of the broker, if the session reaches it by another."""
+        """Be the agent of a rank; ``address``: the broker's, if the session has another one."""
         self.hello = link.Hello(
             engine=session.ref,
             rank=rank,
@@ -125,7 +125,7 @@ class FakeAgent:
         await self.say(link.AgentMessage(fenced=link.Fenced(handoff_id=handoff_id)))
 
     async def order(self, kind: str) -> Any:
-        """The first order of a kind, waited for. Raises the end of the stream."""
+        """Return the first order of a kind as soon as it has come. Raises the end of the stream."""
         async with self._heard:
             await self._heard.wait_for(lambda: self.ended.is_set() or self.has(kind))
         if not self.has(kind) and self.end is not None:
@@ -165,7 +165,7 @@ class FakeAgent:
 
 
 def answer_at_once(order: link.AgentOrder) -> list[link.AgentMessage]:
-    """What an agent says whose reads and gathers take no time."""
+    """Return what an agent answers whose reads and gathers take no time."""
     body = order.WhichOneof("body")
     if body == "execute":
         settled = link.Settled(handoff=order.execute.handoff, bytes=100)
@@ -206,7 +206,7 @@ def answer_at_once(order: link.AgentOrder) -> list[link.AgentMessage]:
 
 
 def silent(order: link.AgentOrder) -> list[link.AgentMessage]:
-    """An agent that never answers."""
+    """Return no answer, for an agent that never answers."""
     return []
 
 
@@ -223,7 +223,7 @@ async def engine(
     credentials: Credentials | None = None,
     **more: Any,
 ) -> AsyncIterator[tuple[EngineSession, list[FakeAgent]]]:
-    """An engine's session, and its agents."""
+    """Run an engine's session and its agents."""
     layout = layout or model_layout(tp)
     life = secrets.token_hex(4)
     async with EngineSession(name, life, layout, address, credentials, **more) as session:
@@ -249,7 +249,7 @@ async def pair(
     credentials: Credentials | None = None,
     names: tuple[str, str] = ("p", "d"),
 ) -> AsyncIterator[Pair]:
-    """P and D, with all their agents."""
+    """Run P and D, with all their agents."""
     async with (
         engine(address, names[0], p_tp, host=hosts[0], credentials=credentials) as source,
         engine(address, names[1], d_tp, host=hosts[1], credentials=credentials) as destination,
@@ -273,7 +273,7 @@ class Pair:
         self.channel = channel
 
     async def hand_over(self, name: str) -> None:
-        """A good handoff; proves that nothing before it did harm."""
+        """Hand over a state, which proves that nothing before it did harm."""
         released = self.p.publish(name, P_BLOCKS, POSITION)
         for agent in self.p_agents:
             await agent.fence(name)
@@ -283,7 +283,7 @@ class Pair:
 
 
 async def heard(running: RunningBroker, handoff_id: str) -> None:
-    """Wait until the broker has P's publication: what others say meanwhile may overtake it."""
+    """Wait until the broker has P's publication: messages of others may overtake it."""
     live = running.hub.directory.ledger.by_number
     await until(
         lambda: any(
@@ -295,7 +295,10 @@ async def heard(running: RunningBroker, handoff_id: str) -> None:
 def called(
     owner: object, name: str, monkeypatch: pytest.MonkeyPatch, *, failed: bool = False
 ) -> asyncio.Queue[None]:
-    """A queue that gets an entry whenever a method has run; with ``failed`` also if it raised."""
+    """Return a queue that gets an entry after each run of a method.
+
+    With ``failed`` it also gets one after a run that raised.
+    """
     queue: asyncio.Queue[None] = asyncio.Queue()
     method = getattr(owner, name)
 

@@ -51,7 +51,7 @@ async def ask(
 
 @contextlib.asynccontextmanager
 async def guarded(authority: Authority, **more: Any) -> AsyncIterator[RunningBroker]:
-    """A broker that knows clients by this authority's certificates."""
+    """Run a broker that knows its clients by certificates of this authority."""
     own = authority.issue(server=True)
     more |= {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": authority.path}
     async with broker(**more) as running:
@@ -59,13 +59,13 @@ async def guarded(authority: Authority, **more: Any) -> AsyncIterator[RunningBro
 
 
 async def refusal(call: Awaitable[object]) -> tuple[str, str]:
-    """Status and reason of a call that fails."""
+    """Return the status and the reason of a call that fails."""
     error = await error_of(call)
     return error.status, error.reason
 
 
 async def error_of(call: Awaitable[object]) -> RestowError:
-    """How a call fails."""
+    """Return the error of a call that fails."""
     try:
         await call
     except grpc.aio.AioRpcError as error:
@@ -96,7 +96,7 @@ def credentials_of(own: Pair, authority: Authority) -> Credentials:
 
 
 def everything(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[object]]]:
-    """Every method but those of health, by name; they are about an engine ``e`` and a handoff."""
+    """Return calls of all methods but those of health, about an engine ``e`` and a handoff."""
     broker_stub = broker_pb2_grpc.BrokerStub(channel)
     admin = admin_pb2_grpc.AdminStub(channel)
     ref = pb.EngineRef(engine_id="e", incarnation="1")

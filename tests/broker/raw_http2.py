@@ -63,7 +63,10 @@ class RawConnection:
         return numbers
 
     def send_messages(self, streams: list[int], most_s: float = 5.0) -> int:
-        """Send 15 of 16 MiB of a message on each, as far as there is room. How many bytes went."""
+        """Send 15 of 16 MiB of a message on each stream, as far as there is room.
+
+        Return how many bytes were sent.
+        """
         left = dict.fromkeys(streams, MESSAGE_BYTES)
         begun: set[int] = set()
         sent, until_s = 0, time.monotonic() + most_s
@@ -85,7 +88,7 @@ class RawConnection:
         return sent
 
     def hear(self, wait_s: float) -> bool:
-        """Hear what comes; whether anything did."""
+        """Read what comes; return whether anything did."""
         heard = False
         self._socket.settimeout(wait_s)
         with contextlib.suppress(TimeoutError):

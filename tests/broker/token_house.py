@@ -28,13 +28,13 @@ class Served:
     known: Credentials
 
     def most_mib(self) -> float:
-        """The most memory that it has had."""
+        """Return the most memory that the process has had, in MiB."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def house(folder: Path) -> tuple[dict[str, Any], Credentials]:
-    """Settings of a broker, and credentials of an operator who is an engine and agents too."""
+    """Return a broker's settings, and credentials of an operator, engine and agent in one."""
     authority = Authority(folder)
     own = authority.issue(server=True)
     secret, entry = new_token([Role.OPERATOR, Role.ENGINE, Role.AGENT], "a", "*")
@@ -49,7 +49,7 @@ def house(folder: Path) -> tuple[dict[str, Any], Credentials]:
 
 @contextlib.contextmanager
 def served(folder: Path, soft: int = 0, hard: int = 0, *, tls: bool = True) -> Iterator[Served]:
-    """``soft`` and ``hard``: how many files its process may have open."""
+    """Run a broker; ``soft`` and ``hard``: how many files its process may have open."""
     settings, known = house(folder) if tls else ({}, Credentials())
     command = [sys.executable, "-m", "restow.broker.cli.main", "serve"]
     command += ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]

@@ -10,7 +10,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def found() -> str | None:
-    """The browser's path."""
+    """Return the browser's path, or None if none is installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
@@ -24,11 +24,11 @@ class Browser:
         ]
 
     def dom(self, url: str) -> str:
-        """The document as markup."""
+        """Return the page's document as markup."""
         return self._run("--dump-dom", url)
 
     def picture(self, url: str, file: Path, width: int, height: int, dark: bool = False) -> None:
-        """A PNG of it."""
+        """Write a PNG of the page to ``file``."""
         dim = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
         self._run(*dim, f"--screenshot={file}", f"--window-size={width},{height}", url)
 

@@ -87,7 +87,7 @@ def helm(*arguments: str | Path, values: Object) -> subprocess.CompletedProcess[
 
 
 def rendered(values: Object, chart: Path = CHART) -> dict[str, Object]:
-    """The objects, by kind; those after the first of a kind, by kind and name."""
+    """Render the chart; return its objects by kind, and further ones by kind and name."""
     done = helm("template", "here", chart, "--namespace", "serving", values=values)
     assert done.returncode == 0, done.stderr
     found: dict[str, Object] = {}
@@ -99,7 +99,7 @@ def rendered(values: Object, chart: Path = CHART) -> dict[str, Object]:
 
 
 def workload(objects: dict[str, Object]) -> Object:
-    """What the pods are of."""
+    """Return the Deployment or StatefulSet that the pods belong to."""
     [one] = [objects[kind] for kind in ("Deployment", "StatefulSet") if kind in objects]
     return one
 
@@ -111,18 +111,18 @@ def container(objects: dict[str, Object]) -> Object:
 
 
 def options(objects: dict[str, Object]) -> dict[str, str]:
-    """Options of `restow serve` with a value, as settings."""
+    """Return the options of `restow serve` with a value, as settings."""
     found = (one.removeprefix("--").partition("=") for one in container(objects)["args"])
     return {name.replace("-", "_"): value for name, sep, value in found if sep}
 
 
 def environment(objects: dict[str, Object]) -> dict[str, str]:
-    """What is said outright; `$(POD_NAME)` is left as it is."""
+    """Return the variables that have a literal value; `$(POD_NAME)` is left as it is."""
     return {one["name"]: one["value"] for one in container(objects)["env"] if "value" in one}
 
 
 def notes(values: Object, folder: Path) -> str:
-    """What Helm says after an installation, which it does not render without a cluster."""
+    """Return what Helm says after an installation, which it does not render without a cluster."""
     copied = folder / "chart"
     shutil.copytree(CHART, copied)
     said = (copied / "templates" / "NOTES.txt").read_text()

@@ -31,7 +31,7 @@ Side = list[tuple[EngineSession, list[FakeAgent]]]
 
 
 async def shoot(running: RunningBroker, browser: Browser, count: int) -> None:
-    """All pictures of what there is now."""
+    """Take all pictures of what there is now."""
     url = f"http://{running.http_address}/"
     height = 1500 if count > 1 else 900
     file = PICTURES / f"status-page-{count}.png"
@@ -46,7 +46,7 @@ async def shoot(running: RunningBroker, browser: Browser, count: int) -> None:
 
 
 def draw(browser: Browser, svg: str, file: Path) -> None:
-    """A terminal's picture without the fonts that it would fetch from elsewhere."""
+    """Draw a terminal's picture without the fonts that it would fetch from elsewhere."""
     svg = re.sub(r"@font-face\s*{[^}]*}", "", svg).replace("Fira Code", "DejaVu Sans Mono")
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     if box is None:
@@ -60,7 +60,7 @@ def draw(browser: Browser, svg: str, file: Path) -> None:
 
 
 async def begin(stack: AsyncExitStack, address: str, name: str, sizes: tuple[int, ...]) -> Side:
-    """Engines of these tensor parallelisms."""
+    """Start engines of these tensor parallelisms."""
     return [
         await stack.enter_async_context(engine(address, f"{name}-{n}", tp))
         for n, tp in enumerate(sizes)
@@ -68,7 +68,7 @@ async def begin(stack: AsyncExitStack, address: str, name: str, sizes: tuple[int
 
 
 async def fill(p: Side, d: Side) -> None:
-    """Many handoffs in every state."""
+    """Begin many handoffs in every state."""
     for _, agents in d:
         for agent in agents:
             agent.answers = silent
@@ -85,7 +85,7 @@ async def fill(p: Side, d: Side) -> None:
 
 
 async def main() -> None:
-    """Take them."""
+    """Take the pictures."""
     path = found()
     if path is None:
         raise SystemExit("no browser: tests/deployment/install_browser.sh installs one")

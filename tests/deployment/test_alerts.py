@@ -28,7 +28,7 @@ RULES: dict[str, dict[str, Any]] = {one["alert"]: one for one in GROUP["rules"]}
 
 
 def selected(expression: str) -> dict[str, set[str]]:
-    """Metrics that an expression selects, and the labels that it selects them by."""
+    """Return the metrics that an expression selects, and the labels that it selects them by."""
     found: dict[str, set[str]] = {}
 
     def visit(node: object) -> bool:
@@ -42,7 +42,7 @@ def selected(expression: str) -> dict[str, set[str]]:
 
 
 async def shown(tmp_path: Path) -> dict[str, set[str]]:
-    """Metrics of a broker after a handoff, with those of one with TLS, and their labels."""
+    """Return the metrics of a broker after a handoff and of a broker with TLS, with labels."""
 
     def ask(address: str | None) -> str:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
@@ -103,7 +103,7 @@ def test_who_is_woken_reads_what_it_is_and_what_to_do() -> None:
 
 @pytest.fixture(scope="module")
 def promtool() -> str:
-    """Prometheus' own judge of alerts. Skips, with the reason, where it can't be had."""
+    """Return Prometheus' own judge of alerts. Skips, with the reason, where it can't be had."""
     if (found := shutil.which("promtool")) is not None:
         return found
     bring = ROOT / "tests" / "debian_program.sh"

@@ -44,7 +44,7 @@ pytestmark = needs_helm
 
 
 def advertised(objects: dict[str, Object]) -> list[str]:
-    """What each pod says of itself."""
+    """Return the address that each pod advertises."""
     said = environment(objects)["RESTOW_ADVERTISE"]
     return [said.replace("$(POD_NAME)", pod) for pod in PODS]
 
@@ -91,7 +91,7 @@ def test_one_may_be_evicted_and_no_two_are_on_one_node() -> None:
 
 
 def test_one_broker_is_as_it_was() -> None:
-    """A Deployment, which nobody may evict, and which knows of no others."""
+    # One broker is a Deployment, which nobody may evict, and which knows of no others.
     objects = rendered(TRUSTED)
     assert "StatefulSet" not in objects
     assert workload(objects)["spec"]["replicas"] == 1
@@ -124,7 +124,7 @@ def test_leases_are_asked_for_by_an_account_that_may_do_nothing_else() -> None:
 
 
 def test_two_releases_are_two_fleets_unless_somebody_says_so() -> None:
-    """At one etcd they would hand each other's engines to and fro."""
+    # Two releases of one name in one etcd would hand each other's engines to and fro.
     assert environment(rendered(SEVERAL))["RESTOW_FLEET"] == "serving.here-restow"
     assert environment(rendered(GUARDED))["RESTOW_FLEET"] == "blue"
     long = rendered(SEVERAL | {"fullnameOverride": f"{'a' * 54}-{'b' * 8}"})
@@ -144,7 +144,7 @@ def test_files_for_etcd_are_mounted() -> None:
 
 
 def test_one_certificate_has_the_names_of_all(tmp_path: Path) -> None:
-    """Those that NOTES asks for: each pod's own is below a star."""
+    # The names are those that NOTES asks for: a wildcard covers each pod's own.
     told = notes(GUARDED, tmp_path)
     [line] = [one for one in told.splitlines() if one.startswith("Their certificate")]
     names = tuple(one.strip(",.") for one in line.split() if ".serving" in one)
@@ -189,7 +189,7 @@ async def test_a_pod_is_ready_once_it_leads_or_stands_by_by_leases(tmp_path: Pat
 
 @contextlib.asynccontextmanager
 async def pods(values: Object, more: dict[str, str], folder: Path) -> AsyncIterator[list[int]]:
-    """All are ready, and a state was handed over; yields where their probes are asked."""
+    """Run the pods until all are ready and a state was handed over; yield their HTTP ports."""
     ports = [(free_port(), free_port()) for _ in PODS]
     https = [http for _, http in ports]
     with contextlib.ExitStack() as stack:
@@ -211,7 +211,7 @@ async def pods(values: Object, more: dict[str, str], folder: Path) -> AsyncItera
 
 @contextlib.contextmanager
 def process(command: list[str], known: dict[str, str], log: Path) -> Iterator[Path]:
-    """Until SIGTERM; yields where it writes."""
+    """Run a process until SIGTERM; yield the file that it writes to."""
     others = {name: one for name, one in os.environ.items() if not name.startswith("RESTOW_")}
     with log.open("wb") as out:
         started = subprocess.Popen(command, env=others | known, stdout=out, stderr=out)

@@ -38,7 +38,7 @@ pytestmark = needs_helm
 
 
 def secrets(values: Object, folder: Path) -> None:
-    """What the Secrets hold, where the container has it, and an operator elsewhere too."""
+    """Write the files of the Secrets where the container has them, and those of an operator."""
     if values.get("insecure"):
         return
     settings, known = house(folder)
@@ -63,7 +63,7 @@ def secrets(values: Object, folder: Path) -> None:
 
 @contextlib.contextmanager
 def running(objects: dict[str, Object], folder: Path) -> Iterator[dict[str, str]]:
-    """The container's process, until SIGTERM; yields what `kubectl exec` has in its environment."""
+    """Run the container's process until SIGTERM; yield the environment of `kubectl exec`."""
     known = {name: one for name, one in os.environ.items() if not name.startswith("RESTOW_")}
     for name, value in environment(objects).items():
         # The pod has this name among its host aliases, and its files below /etc.

@@ -38,7 +38,7 @@ def of_kind(kind: str, *files: str) -> dict[str, Object]:
 
 
 def engines(*files: str) -> list[tuple[Object, Object]]:
-    """Each container of vLLM, with its StatefulSet."""
+    """Return each container of vLLM, with its StatefulSet."""
     return [
         (one, container)
         for one in of_kind("StatefulSet", *files).values()
@@ -164,7 +164,7 @@ def test_engines_that_read_each_other_share_user_and_process_ids() -> None:
 
 @needs_helm
 def test_a_broker_lets_the_pods_in(tmp_path: Path) -> None:
-    """By the files of the Secret and the variables that all pods have."""
+    # The pods use the files of the Secret and the variables that all pods have.
     folders = {"restow-engine": tmp_path}
     with served(tmp_path) as broker:
         assert broker.known.tls_ca is not None
@@ -193,7 +193,7 @@ def test_a_broker_lets_the_pods_in(tmp_path: Path) -> None:
 
 
 def address_by_the_chart() -> str:
-    """The broker's, as the page has it installed."""
+    """Return the broker's address, as the page installs it."""
     done = helm("template", "restow", CHART, "--namespace", "serving", values=TRUSTED)
     [service] = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "Service"]
     return f"{service['metadata']['name']}.serving:{service['spec']['ports'][0]['port']}"
@@ -223,7 +223,7 @@ def test_the_router_knows_every_engine_and_is_there_when_its_probes_say_so() -> 
 
 
 def answers(port: int, process: subprocess.Popen[str]) -> int:
-    """The status of /health, once somebody listens there."""
+    """Return the status of /health as soon as the router listens."""
     while process.poll() is None:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30)

@@ -14,7 +14,7 @@ ZENSICAL = Path(sys.executable).with_name("zensical")
 
 
 def listed(contents: object) -> set[str]:
-    """All pages of a table of contents."""
+    """Return all pages of a table of contents."""
     if isinstance(contents, str):
         return {contents}
     inner = contents.values() if isinstance(contents, dict) else contents

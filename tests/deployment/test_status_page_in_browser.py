@@ -45,7 +45,7 @@ async def shown() -> AsyncIterator[RunningBroker]:
 
 
 async def seen(running: RunningBroker, profile: Path, view: str = "") -> str:
-    """The page after its script has asked the broker at least once."""
+    """Return the page after its script has asked the broker at least once."""
     assert CHROMIUM is not None
     browser = Browser(CHROMIUM, profile)
     page = await asyncio.to_thread(browser.dom, f"http://{running.http_address}/{view}")
@@ -56,7 +56,7 @@ async def seen(running: RunningBroker, profile: Path, view: str = "") -> str:
 
 
 def figure(page: str, name: str) -> str:
-    """One of the figures above the picture."""
+    """Return one of the figures above the picture."""
     found_ = re.search(rf"<dt>{name}</dt><dd[^>]*>([^<]*)</dd>", page)
     assert found_ is not None, page[:3000]
     return found_[1]
@@ -109,7 +109,7 @@ async def test_what_engines_and_a_store_hold(shown: RunningBroker, tmp_path: Pat
 
 
 async def test_five_hundred(shown: RunningBroker, tmp_path: Path) -> None:
-    """Lines between all that hand over, as many as they are under way; the oldest are listed."""
+    # A line with the count joins each pair that hands over; the oldest 100 handoffs are listed.
     async with AsyncExitStack() as stack:
         sides = [
             [await stack.enter_async_context(engine(shown.address, f"{s}{i}", 2)) for i in range(2)]
@@ -220,7 +220,7 @@ async def test_a_dialog_that_is_closed_while_it_is_asked_for_stays_closed(
 async def test_another_tenant_is_asked_for_also_while_paused(
     shown: RunningBroker, tmp_path: Path, how: str
 ) -> None:
-    """Its name would stand above the figures of the one before."""
+    # Otherwise the tenant's name would stand above the figures of the one before.
     assert CHROMIUM is not None
     status = (StatusPage(shown.hub).look({}) or {}) | {"tenants": ["a", "b"]}
     chosen = {

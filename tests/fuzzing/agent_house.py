@@ -62,7 +62,7 @@ class Fence:
         """What was about to happen elsewhere."""
 
     def holds(self, begin: Int64s, size: Int64s, what: str) -> None:
-        """All of these ranges lie inside. Raises `Violation`."""
+        """Check that all of these ranges lie inside. Raises `Violation`."""
         begin, size = np.broadcast_arrays(np.asarray(begin), np.asarray(size))
         inside = np.zeros(begin.shape, bool)
         for start, stop in self.ranges:
@@ -136,10 +136,10 @@ class CheckedTransport:
         return True
 
     def forget(self, peer: str) -> None:
-        """Nothing is kept."""
+        """Do nothing: no peer is kept."""
 
     def post(self, read: Read, check: Callable[[], None]) -> Flight:
-        """Nothing is moved."""
+        """Check a read's ranges without moving bytes; the read has ended at once."""
         descriptors = read.descriptors
         nixl_transport._rows(descriptors.src_address, descriptors, read.src)
         nixl_transport._rows(descriptors.dst_address, descriptors, read.dst)
@@ -153,13 +153,13 @@ class CheckedTransport:
         return True
 
     def release(self, flight: Flight) -> None:
-        """Nothing is kept."""
+        """Do nothing: no read is kept."""
 
     def progress(self) -> None:
-        """Nothing to be done."""
+        """Do nothing: there is nothing to move on."""
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is open."""
 
 
 class AgentHouse:
@@ -194,7 +194,7 @@ class AgentHouse:
 
     @contextlib.contextmanager
     def lives(self) -> Iterator[AgentHouse]:
-        """Until the end of the ``with``, with all that it does looked at."""
+        """Run the agent until the end of the ``with``, and check all that it does."""
         run, project = copying.run_copies, copying.run_projections
         zero = copying.zero_destinations
 
@@ -258,7 +258,7 @@ class AgentHouse:
         self.loop.run_until_complete(finish())
 
     def end_well(self) -> None:
-        """A new stream finds nothing of the old one, and what is no page of a handoff untouched."""
+        """Check that a new stream finds nothing of the old one, and only pages were written."""
         self.loop.run_until_complete(asyncio.wait_for(self.agent.hello(), 1000))
         if self.agent._tasks:
             raise Violation(f"work that does not end: {sorted(self.agent._tasks)}")
@@ -277,7 +277,7 @@ class AgentHouse:
 
 
 def peers(of: Case) -> list[pb.AgentOrder]:
-    """The agents of P, introduced."""
+    """Return the orders that introduce the agents of P."""
     found = []
     for one in of.source.ranks:
         memory = RankMemory(one, of.src_ids)
@@ -303,7 +303,7 @@ def execute(
     lengths: dict[int, int],
     hashed: bool = False,
 ) -> pb.AgentOrder:
-    """The order to read; ``lengths`` are those of staged runs, by source rank."""
+    """Return the order to read; ``lengths`` are those of staged runs, by source rank."""
     return pb.AgentOrder(
         execute=pb.Execute(
             handoff=HANDOFF,
@@ -329,7 +329,7 @@ def execute(
 
 
 def stage(of: Case, program: Program, rank: int, hashed: bool = False) -> pb.AgentOrder:
-    """The order to gather, and to hash."""
+    """Return the order to gather, and to hash if ``hashed``."""
     return pb.AgentOrder(
         stage=pb.Stage(
             handoff=HANDOFF,
@@ -342,5 +342,5 @@ def stage(of: Case, program: Program, rank: int, hashed: bool = False) -> pb.Age
 
 
 def load(program: Program, rank: int | None = None) -> pb.AgentOrder:
-    """The program, or the part that a source gathers."""
+    """Return the order that brings the program, or the part of it that source ``rank`` gathers."""
     return pb.AgentOrder(program=wire_program.program_to_proto(program, rank))

@@ -29,7 +29,7 @@ END = 255
 
 
 def frames(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """What an input says, one after the other."""
+    """Yield the frames of an input in their order: the byte that chooses the call, the request."""
     at = 0
     for _ in range(MAX_FRAMES):
         if at + 3 > len(data):
@@ -40,12 +40,12 @@ def frames(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def frame(path: str, tenant: int, words: bytes) -> bytes:
-    """The inverse."""
+    """Return the bytes of a frame, as `frames` reads them."""
     return len(words).to_bytes(2, "little") + bytes([2 * PATHS.index(path) + tenant]) + words
 
 
 def say(data: bytes) -> None:
-    """One input. Raises what must not happen."""
+    """Send one input to the broker. Raises what must not happen."""
     with House().lives() as house:
         Party(house, Counter())
         open_streams: dict[tuple[str, str], Stream] = {}
@@ -69,7 +69,7 @@ def say(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """What a good party would say."""
+    """Yield inputs that a good party would send."""
     for tenant, name in enumerate(TENANTS):
         ref, layout = REFS[0], LAYOUT_MESSAGES[1]
         register = pb.RegisterEngineRequest(engine=ref, layout=layout)
@@ -106,7 +106,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def main() -> None:
-    """Arguments are libFuzzer's; the first folder is where what was found interesting is kept."""
+    """Run libFuzzer with its arguments; the first folder keeps the inputs that it finds useful."""
     folders = [Path(word) for word in sys.argv[1:] if not word.startswith("-")]
     if folders and folders[0].is_dir():
         for number, seed in enumerate(seeds()):

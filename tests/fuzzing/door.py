@@ -32,7 +32,7 @@ class Violation(AssertionError):
 
 
 def methods() -> dict[str, MethodDescriptor]:
-    """Every RPC that a broker serves, by path, as its contract has it."""
+    """Return every RPC that a broker serves, by path, from its contract."""
     pool = descriptor_pool.Default()
     services = [pool.FindServiceByName(name) for name in SERVICES]
     return {f"/{one.full_name}/{rpc.name}": rpc for one in services for rpc in one.methods}
@@ -83,7 +83,7 @@ class _Context:
 
 
 def read_refusal(code: grpc.StatusCode, details: str, trailing: Any) -> Answer:
-    """The refusal that a client would read. Raises `Violation` unless it carries a reason."""
+    """Return the refusal that a client would read. Raises `Violation` if it has no reason."""
     size = len(quote(details)) + sum(len(key) + len(value) for key, value in trailing)
     if size > MAX_METADATA_BYTES:
         raise Violation(f"a refusal of {size} bytes, which gRPC may drop: {details[:80]!r}")
@@ -118,10 +118,10 @@ class Door:
             raise Violation(f"served and contracted differ: {sorted(missing)}")
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """As generated code calls it."""
+        """Do nothing: generated code also calls `add_registered_method_handlers`."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """As generated code calls it."""
+        """Register handlers, as generated code does at a server."""
         for name, handler in handlers.items():
             self._handlers[f"/{service}/{name}"] = handler
 
@@ -136,7 +136,7 @@ class Door:
                 self._handlers[path] = await interceptor.intercept_service(found, _Details(path))  # type: ignore[arg-type]
 
     async def call(self, path: str, request: bytes, tenant: str) -> Answer:
-        """One unary call. Raises what no handler may raise."""
+        """Make one unary call. Raises what no handler may raise."""
         handler = self._handlers[path]
         try:
             response = await handler.unary_unary(request, _Context(tenant))
@@ -171,22 +171,22 @@ class Stream:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is served on it. Raises what no handler may raise."""
+        """Return whether the stream has ended. Raises what no handler may raise."""
         if self._task.done() and not self._task.cancelled():
             self._task.result()
         return self._task.done()
 
     def say(self, request: Message | bytes) -> None:
-        """Write a request."""
+        """Write a request to the stream."""
         data = request if isinstance(request, bytes) else request.SerializeToString()
         self._requests.put_nowait(data)
 
     def end(self) -> None:
-        """Say that nothing more is written."""
+        """Say that no more requests follow."""
         self._requests.put_nowait(None)
 
     def cut(self) -> None:
-        """Break it, as a dead client does."""
+        """Break the stream, as a dead client does."""
         self._task.cancel()
 
     async def _serve(self) -> None:

@@ -29,7 +29,7 @@ HELD_PREFIX = pb.Prefix(
 def hello(
     layout: Layout, ref: pb.EngineRef, rank: int, host: str = "", tenant: str = ""
 ) -> link.Hello:
-    """A Hello that is taken. Its name tells whose it is, whoever hears it."""
+    """Return a Hello that the broker takes. Its agent name tells whose it is, whoever hears it."""
     return link.Hello(
         engine=ref,
         rank=rank,
@@ -127,7 +127,7 @@ class GoodEngine:
         return self._demanded[name]
 
     def hold(self) -> None:
-        """Tell that it holds a state, anew."""
+        """Tell the broker anew that the engine holds a state."""
         held = [
             pb.HeldRun(group="attention", hashes=b"".join(HELD)),
             pb.HeldRun(group="state", hashes=HELD[2]),
@@ -136,7 +136,7 @@ class GoodEngine:
         self._say(pb.EngineMessage(holdings=told))
 
     def request_held(self, name: str) -> None:
-        """Ask for that state, whoever holds it."""
+        """Ask for the state that the other engine holds, whoever holds it."""
         demand = pb.Demand(
             handoff_id=name,
             blocks=self._new_lists(name),
@@ -147,14 +147,14 @@ class GoodEngine:
         self._say(pb.EngineMessage(request=demand))
 
     def go_on(self) -> None:
-        """Let the agents say what they have kept."""
+        """Let the agents give the answers that they held back."""
         self.waits = False
         kept, self._kept = self._kept, []
         for stream, messages in kept:
             stream.say(link.ConnectRequest(messages=messages))
 
     def check(self) -> None:
-        """All its streams are open."""
+        """Check that all streams of the engine are open."""
         for stream in (self._session, *self.agents):
             if stream is None or stream.over:
                 raise Violation(f"{self.ref.engine_id} lost a stream: {stream and stream.answer}")
@@ -191,9 +191,10 @@ class GoodEngine:
             self.go_on()
 
     def _check_order(self, order: Any) -> None:
-        """Nothing is told to a good agent that it has nothing to do with.
+        """Check that a good agent is told nothing that does not concern it.
 
-        Its own engine or an operator caused it, or an engine of its tenant that it may read from.
+        Its own engine or an operator caused the order, or an engine of its tenant that it may read
+        from.
         """
         body = order.WhichOneof("body")
         part = getattr(order, body)
@@ -218,14 +219,14 @@ class GoodEngine:
 
 
 async def hand_over(source: GoodEngine, destination: GoodEngine, name: str) -> None:
-    """A handoff that nothing hinders."""
+    """Run a handoff that nothing hinders, and check that it ends well."""
     source.publish(name)
     destination.request(name)
     await _ended_well(source, destination, name)
 
 
 async def ask_by_content(source: GoodEngine, destination: GoodEngine, name: str) -> None:
-    """The same of a state that the one holds, and the other asks for by its content."""
+    """Hand over a state that the source holds and the destination asks for by its content."""
     source.hold()
     await asyncio.sleep(0.001)
     destination.request_held(name)

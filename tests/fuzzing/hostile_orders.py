@@ -31,7 +31,7 @@ _NUMBERS = st.one_of(st.sampled_from(INT64S), st.integers(-1, 100))
 
 
 def mutated_program(draw: Draw, program: Program) -> pb.AgentOrder:
-    """A program with some numbers changed, as an order."""
+    """Return the order that brings a program with some numbers changed."""
     steps = tuple(Step(step.form, step.rows.copy()) for step in program.steps)
     for _ in range(draw(_SEVERAL)):
         table = draw(st.sampled_from(steps)).rows
@@ -51,11 +51,11 @@ def mutated_program(draw: Draw, program: Program) -> pb.AgentOrder:
 
 
 def perhaps_mutated(draw: Draw, order: pb.AgentOrder) -> pb.AgentOrder:
-    """One of four is changed."""
+    """Return the order, changed in one of four cases."""
     return order if draw(st.integers(0, 3)) else draw(mutated(order))
 
 
 def any_order(draw: Draw, known: Known) -> pb.AgentOrder:
-    """Any order at all."""
+    """Draw any order at all."""
     made = draw_message(draw, pb.AgentOrder.DESCRIPTOR, known, draw(ODDNESS))
     return pb.AgentOrder.FromString(made.SerializeToString())

@@ -34,7 +34,7 @@ LAYOUT_MESSAGES: dict[int, Any] = {tp: wire.layout_to_proto(one) for tp, one in 
 
 
 def hellos(refs: Sequence[pb.EngineRef], tenant: str) -> list[link.Hello]:
-    """Hellos that are taken, from agents of these engines."""
+    """Return Hellos from agents of these engines that the broker takes."""
     return [
         grown(hello(LAYOUTS[RANKS[ref.engine_id]], ref, rank, host, tenant), size)
         for ref in refs
@@ -50,7 +50,7 @@ def hellos(refs: Sequence[pb.EngineRef], tenant: str) -> list[link.Hello]:
 
 
 def grown(one: link.Hello, size_bytes: int) -> link.Hello:
-    """The same with as much memory as there may be, if a size is given."""
+    """Give a Hello as much memory as ``size_bytes`` allows, if that is not 0."""
     if size_bytes:
         strides = {region.name: region.page_stride_bytes for region in _REGIONS}
         for region in one.regions:
@@ -133,10 +133,11 @@ RELEASE = "/restow.v1.Admin/ReleaseHandoff"
 
 
 def known(house: House, tenant: str, path: str = "", first: bool = False) -> Known:
-    """What a party of a tenant knows now, and may say on a call; ``first``: at its beginning.
+    """Return what a party of a tenant knows now, and may say on a call.
 
-    In its own tenant it may name the good engines exactly. In theirs it does not take their place:
-    who may register is another guard's business.
+    ``first``: the call's first message is meant. In its own tenant the party may name the good
+    engines exactly. In theirs it does not take their place: who may register is another guard's
+    business.
     """
     directory = house.hub.directory
     probes = [probe.number for probe, _ in directory.probing._by_hosts.values()]

@@ -56,7 +56,7 @@ _plan_once = lru_cache(512)(planning.plan_pair)
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Fewer ticks, no chance, no words, and every plan made once."""
+    """Run with fewer ticks, without chance and logs, and make every plan once."""
     log = logging.getLogger("restow")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -111,7 +111,7 @@ class House:
             raise Violation("the good engines have nothing to do")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it, and all that follows from it at once."""
+        """Do some work, and all that follows from it at once."""
         found = self.loop.run_until_complete(work)
         self.wait(0.001)
         return found
@@ -121,7 +121,7 @@ class House:
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
     def call(self, path: str, request: bytes, tenant: str) -> Answer | None:
-        """One call; None if it is not answered at once. Who is refused has changed nothing."""
+        """Make one call; None: it is not answered at once. A refused call must change nothing."""
         self.wait(0.001)
         if path == PROBE_PAIR:
             self._let_examine(request, tenant)
@@ -139,7 +139,7 @@ class House:
         return answer
 
     def _let_examine(self, request: bytes, tenant: str) -> None:
-        """An operator of their tenant may have good agents read from any other engine's."""
+        """Note from whom good engines may read because an operator of their tenant asks for it."""
         asked = admin_pb2.ProbePairRequest()
         with contextlib.suppress(DecodeError):
             asked.ParseFromString(request)
@@ -149,7 +149,7 @@ class House:
                 engine.examined |= {agent.agent_name for agent in source.agents.values()}
 
     def state(self) -> object:
-        """All that a refused call must leave as it was."""
+        """Return all that a refused call must leave as it was."""
         directory = self.hub.directory
         return (
             [
@@ -166,7 +166,7 @@ class House:
         )
 
     def check(self) -> None:
-        """Find nothing wrong."""
+        """Check that nothing is wrong. Raises `Violation`."""
         directory, limits = self.hub.directory, self.hub.directory.limits
         if found := audit(directory):
             raise Violation(f"the audit finds {found}")
@@ -194,7 +194,7 @@ class House:
                 raise Violation(f"{size} {what}, more than {bound}")
 
     def show(self) -> None:
-        """Operators see everything at any time."""
+        """Check that operators can see everything at any time."""
         for path in self.door.methods:
             name = path.removeprefix("/restow.v1.Admin/")
             of_one = name in ("GetHandoff", "GetLayout")
@@ -205,11 +205,11 @@ class House:
                         raise Violation(f"{path}: {answer}")
 
     def hand_over(self) -> None:
-        """Another handoff of the good engines, from end to end, beside all that goes on."""
+        """Run another handoff of the good engines from end to end, beside all that goes on."""
         self._beside_all(hand_over)
 
     def ask_by_content(self) -> None:
-        """One that begins with no router, but with what the state is of."""
+        """Run a handoff by content of the good engines, beside all that goes on."""
         self._beside_all(ask_by_content)
 
     def _beside_all(self, begin: Callable[..., Coroutine[Any, Any, None]]) -> None:
@@ -222,14 +222,14 @@ class House:
 
     @contextlib.contextmanager
     def lives(self) -> Iterator[House]:
-        """Until the end of the ``with``."""
+        """Run the broker until the end of the ``with``."""
         try:
             yield self
         finally:
             self.close()
 
     def close(self) -> None:
-        """Stop, whatever goes on."""
+        """Stop the broker, whatever goes on."""
         self._clock.cancel()
         for task in self._calls:
             task.cancel()
@@ -238,7 +238,7 @@ class House:
         self.loop.close()
 
     def end_well(self) -> None:
-        """What was begun ends well, and of the others, whose streams were cut, nothing is left."""
+        """Check that what was begun ends well, and nothing is left of parties that were cut off."""
         self.check()
         self.d.go_on()
         self.wait(0.01)
@@ -269,7 +269,7 @@ class House:
 
 
 def _longest_word(hub: Hub) -> int:
-    """Of what hostile words the broker keeps."""
+    """Return the length of the longest hostile text that the broker keeps."""
     directory = hub.directory
     words = [one.failure for one in directory.probing.known.values()]
     words += [one.failure.detail for one in directory.ledger.ended.values() if one.failure]

@@ -60,7 +60,7 @@ class HostileParty(RuleBasedStateMachine):
 
     @rule(data=st.data(), tenant=tenants, lease_ms=st.sampled_from([2000, 30_000]))
     def hand_over(self, data: st.DataObject, tenant: str, lease_ms: int) -> None:
-        """Publish, fence and ask as two good engines would, but for what is changed."""
+        """Publish, fence and ask as two good engines would, with a few things changed."""
         self.handed_over += 1
         name = f"h{self.handed_over}"
         source, destination = data.draw(st.permutations([REFS[0], REFS[2]]))
@@ -77,7 +77,7 @@ class HostileParty(RuleBasedStateMachine):
 
     @rule(data=st.data(), tenant=tenants, timeout_ms=st.sampled_from([2000, 30_000]))
     def ask_by_content(self, data: st.DataObject, tenant: str, timeout_ms: int) -> None:
-        """Hold a state, ask for it and have it kept, but for what is changed."""
+        """Hold a state, ask for it and have it kept, with a few things changed."""
         self.handed_over += 1
         source, destination = data.draw(st.permutations([REFS[0], REFS[2]]))
         for ref, right in (
@@ -93,7 +93,7 @@ class HostileParty(RuleBasedStateMachine):
     @precondition(lambda self: self.party.offers)
     @rule(data=st.data(), right=st.sampled_from([given, given, declined]))
     def answer_offer(self, data: st.DataObject, right: Any) -> None:
-        """Give what is offered or decline it, rightly or not; perhaps as another engine."""
+        """Give the offered state or decline, rightly or not; perhaps as another engine."""
         stream, offer = data.draw(st.sampled_from(self.party.offers))
         message = right(offer)
         if data.draw(now_and_then) == 0:
@@ -112,7 +112,7 @@ class HostileParty(RuleBasedStateMachine):
     @precondition(lambda self: self.party.orders)
     @rule(data=st.data(), change=st.booleans())
     def answer(self, data: st.DataObject, change: bool) -> None:
-        """An agent answers an order, rightly or not; perhaps again, perhaps on another's stream."""
+        """Answer an agent's order, rightly or not; perhaps again, perhaps on another's stream."""
         stream, order = data.draw(st.sampled_from(self.party.orders))
         answers = answer_at_once(order)
         if change:
@@ -127,7 +127,7 @@ class HostileParty(RuleBasedStateMachine):
     @precondition(lambda self: self.party.orders)
     @rule(data=st.data())
     def report(self, data: st.DataObject) -> None:
-        """An agent reports of the right handoff or probe, but what it likes."""
+        """Report about the right handoff or probe as an agent, with any other values."""
         stream, order = data.draw(st.sampled_from(self.party.orders))
         (answer, *_) = answer_at_once(order)
         body = answer.WhichOneof("body")
@@ -139,14 +139,14 @@ class HostileParty(RuleBasedStateMachine):
 
     @rule(data=st.data(), tenant=tenants, ref=st.sampled_from([REFS[0], REFS[2]]))
     def introduce(self, data: st.DataObject, tenant: str, ref: pb.EngineRef) -> None:
-        """An agent that is nearly right."""
+        """Introduce an agent with a Hello that is nearly right."""
         one = data.draw(st.sampled_from(hellos([ref], tenant)))
         self.party.introduce(self.party.open(CONNECT, tenant, ref), data.draw(mutated(one)))
         self.house.wait(0.001)
 
     @rule(data=st.data(), tenant=tenants, tp=st.sampled_from([1, 2]))
     def register(self, data: st.DataObject, tenant: str, tp: int) -> None:
-        """A layout that is nearly right."""
+        """Register an engine with a layout that is nearly right."""
         request = pb.RegisterEngineRequest(
             engine=data.draw(st.sampled_from(REFS)),
             layout=data.draw(mutated(LAYOUT_MESSAGES[tp])),
@@ -166,14 +166,14 @@ class HostileParty(RuleBasedStateMachine):
 
     @rule(data=st.data(), path=st.sampled_from(STREAMING), tenant=tenants)
     def begin(self, data: st.DataObject, path: str, tenant: str) -> None:
-        """A stream that begins with anything."""
+        """Begin a stream with any message."""
         stream = self.party.open(path, tenant)
         self._say_anything(data, stream, first=True)
 
     @precondition(lambda self: self.party.streams)
     @rule(data=st.data())
     def say(self, data: st.DataObject) -> None:
-        """Anything more on a stream."""
+        """Send any further message on a stream."""
         self._say_anything(data, data.draw(st.sampled_from(self.party.streams)))
 
     def _say_anything(self, data: st.DataObject, stream: Stream, first: bool = False) -> None:
@@ -185,7 +185,7 @@ class HostileParty(RuleBasedStateMachine):
     @precondition(lambda self: self.party.streams)
     @rule(data=st.data())
     def say_bytes(self, data: st.DataObject) -> None:
-        """What is no message any more, or another one."""
+        """Send bytes that are no message any more, or that are another message."""
         stream = data.draw(st.sampled_from(self.party.streams))
         kind = METHODS[stream.path].input_type
         message = draw_message(data.draw, kind, known(self.house, stream.tenant), 0)

@@ -18,7 +18,7 @@ FACTOR = 10
 
 
 def hypothesis_rounds(until_s: float) -> int:
-    """Run the tests with more examples, again and again. The first failure's exit status."""
+    """Run the tests with more examples, again and again; return the first failure's exit status."""
     rounds = 0
     while time.monotonic() < until_s or not rounds:
         rounds += 1
@@ -33,7 +33,7 @@ def hypothesis_rounds(until_s: float) -> int:
 
 
 def guided(seconds: int) -> int:
-    """Run the atheris target; what it found interesting stays for the next time."""
+    """Run the atheris target; it keeps the inputs that it finds useful for the next time."""
     corpus = WORK / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     target = ROOT / "tests" / "fuzzing" / "atheris_target.py"
@@ -52,7 +52,7 @@ def guided(seconds: int) -> int:
 
 
 def main() -> int:
-    """0 if nothing was found."""
+    """Fuzz the broker; return 0 if nothing was found."""
     parser = argparse.ArgumentParser(
         prog="./run fuzz", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -33,7 +33,7 @@ class Draw(Protocol):
     """What draws from strategies: of a composite one, or in the midst of a test."""
 
     def __call__(self, strategy: st.SearchStrategy[T], /) -> T:
-        """One value."""
+        """Draw one value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Known:
     at_times: frozenset[str] = frozenset()
 
     def of_field(self, one: FieldDescriptor) -> Sequence[Any] | None:
-        """What may stand in a field."""
+        """Return the values that may stand in a field; None: no value is known."""
         found = self.values.get(one.full_name)
         return self.values.get(one.name) if found is None else found
 
@@ -61,7 +61,7 @@ NOTHING = Known()
 
 
 def message_type(descriptor: Descriptor) -> type[Message]:
-    """The class of a type."""
+    """Return the Python class of a message type."""
     return GetMessageClass(descriptor)
 
 
@@ -69,14 +69,14 @@ def message_type(descriptor: Descriptor) -> type[Message]:
 def messages(
     draw: st.DrawFn, descriptor: Descriptor, known: Known = NOTHING, odd: int | None = None
 ) -> Message:
-    """Any message of a type; ``odd`` of eight fields are odd, None: as drawn."""
+    """Draw any message of a type; ``odd`` of eight fields are odd, None: a drawn number."""
     return draw_message(draw, descriptor, known, draw(ODDNESS) if odd is None else odd)
 
 
 def draw_message(
     draw: Draw, descriptor: Descriptor, known: Known, odd: int, depth: int = 0
 ) -> Message:
-    """A message, field by field."""
+    """Draw a message, field by field."""
     whole = known.messages.get(descriptor.full_name)
     if whole and draw(EIGHTS) >= odd:
         return draw(st.sampled_from(whole))
@@ -94,7 +94,7 @@ def draw_message(
 def _member(
     draw: Draw, members: Sequence[FieldDescriptor], known: Known, odd: int
 ) -> FieldDescriptor | None:
-    """Which member of a oneof is set; perhaps none."""
+    """Draw which member of a oneof is set; perhaps none."""
     if odd and draw(EIGHTS) == 0:
         return None
     usual = [one for one in members if one.full_name not in known.seldom]

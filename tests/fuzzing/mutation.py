@@ -29,13 +29,13 @@ class Spot:
 
     @property
     def value(self) -> Any:
-        """What is there."""
+        """Return the value at this spot."""
         found = getattr(self.owner, self.field.name)
         return found if self.index < 0 else found[self.index]
 
 
 def spots(message: Message) -> Iterator[Spot]:
-    """Every field and every element of a message, from outer to inner."""
+    """Yield every field and every element of a message, from outer to inner."""
     for one in message.DESCRIPTOR.fields:
         if one.containing_oneof is not None and not message.HasField(one.name):
             continue
@@ -52,7 +52,7 @@ def spots(message: Message) -> Iterator[Spot]:
 
 @st.composite
 def mutated(draw: st.DrawFn, message: M, known: Known = NOTHING) -> M:
-    """A copy of a message with a few changes."""
+    """Draw a copy of a message with a few changes."""
     changed = type(message)()
     changed.CopyFrom(message)
     for _ in range(draw(_COUNTS)):
@@ -96,7 +96,7 @@ def _put(spot: Spot, value: Any) -> None:
 
 @st.composite
 def spoiled(draw: st.DrawFn, data: bytes) -> bytes:
-    """Bytes of a message, cut short, with flipped bits, or with something else in between."""
+    """Draw a message's bytes cut short, with flipped bits, or with other bytes in between."""
     spoilt = bytearray(data)
     for _ in range(draw(_COUNTS)):
         at = draw(st.integers(0, max(0, len(spoilt) - 1)))
@@ -124,7 +124,7 @@ _ODD_JSON = st.one_of(
 
 @st.composite
 def mutated_json(draw: st.DrawFn, data: Any) -> Any:
-    """A copy of a JSON value with a few changes."""
+    """Draw a copy of a JSON value with a few changes."""
     changed = copy.deepcopy(data)
     for _ in range(draw(_COUNTS)):
         places = list(_places(changed))
@@ -143,7 +143,7 @@ def mutated_json(draw: st.DrawFn, data: Any) -> Any:
 
 
 def _places(data: Any) -> Iterator[tuple[Any, Any]]:
-    """Every value in a JSON value, as its owner and its key."""
+    """Yield every value in a JSON value, as its owner and its key."""
     items = data.items() if isinstance(data, dict) else enumerate(data)
     for key, value in items:
         yield data, key

@@ -35,7 +35,7 @@ class Party:
             self.come(tenant, REFS[2])
 
     def come(self, tenant: str, ref: pb.EngineRef) -> None:
-        """An engine with its session and its agents, as a good one would come."""
+        """Start an engine with its session and its agents, as a good engine would start."""
         request = pb.RegisterEngineRequest(engine=ref, layout=LAYOUT_MESSAGES[RANKS[ref.engine_id]])
         self.house.call(REGISTER, request.SerializeToString(), tenant)
         self.open(SESSION, tenant, ref).say(pb.SessionRequest(engine=ref))
@@ -44,7 +44,7 @@ class Party:
         self.house.wait(0.001)
 
     def open(self, path: str, tenant: str, ref: pb.EngineRef | None = None) -> Stream:
-        """A stream, in place of the oldest one if there are many."""
+        """Open a stream; if there are many, cut the oldest one for it."""
         if len(self.streams) >= MAX_STREAMS:
             self.streams.pop(0).cut()
         stream = self.house.door.stream(path, tenant)
@@ -55,7 +55,7 @@ class Party:
         return stream
 
     def of(self, path: str, tenant: str, ref: pb.EngineRef) -> list[Stream]:
-        """The open streams that an engine opened well."""
+        """Return the open streams that an engine opened well."""
         return [
             one
             for one in self.streams
@@ -63,11 +63,11 @@ class Party:
         ]
 
     def introduce(self, stream: Stream, one: link.Hello, *more: link.AgentMessage) -> None:
-        """Say Hello, and perhaps more."""
+        """Send a Hello, and perhaps more."""
         stream.say(link.ConnectRequest(messages=[link.AgentMessage(hello=one), *more]))
 
     def look(self) -> None:
-        """Drop the streams that are over. Raises what no handler may raise."""
+        """Drop the streams that have ended. Raises what no handler may raise."""
         for stream in list(self.streams):
             if stream.over:
                 self.streams.remove(stream)
@@ -78,7 +78,7 @@ class Party:
                     self.seen[f"{name} ended {stream.answer.reason or 'OK'}"] += 1
 
     def leave(self) -> None:
-        """Cut everything."""
+        """Cut all streams."""
         for stream in self.streams:
             stream.cut()
 
@@ -99,7 +99,7 @@ class Party:
 
 
 def check_order(order: link.AgentOrder) -> None:
-    """What the broker hands on of one agent's words to another one is sound."""
+    """Check that what the broker passes on from one agent to another is sound."""
     runs = [(one.staged_address, one.staged_bytes) for one in order.execute.sources]
     runs.append((order.probe.address, order.probe.bytes if order.probe.agent_name else 0))
     for one in order.peer.regions:
@@ -112,7 +112,7 @@ def check_order(order: link.AgentOrder) -> None:
 
 
 def publication(name: str, lease_ms: int) -> pb.EngineMessage:
-    """A handoff published whole."""
+    """Return the message that publishes a handoff whole."""
     whole = pb.Publication(
         handoff_id=name,
         blocks=wire.block_lists(P_BLOCKS),
@@ -132,7 +132,7 @@ def demand(name: str, timeout_ms: int) -> pb.EngineMessage:
 
 
 def holdings() -> pb.EngineMessage:
-    """All that an engine holds: the state of the first prefix, in both groups."""
+    """Return the message that the engine holds the first prefix's state, in both groups."""
     held = [
         pb.HeldRun(group="attention", hashes=HASHES[:96]),
         pb.HeldRun(group="state", hashes=HASHES[64:96]),
@@ -141,7 +141,7 @@ def holdings() -> pb.EngineMessage:
 
 
 def wanted(name: str, timeout_ms: int) -> pb.EngineMessage:
-    """A wish for that state, whoever holds it."""
+    """Return a demand for the state of the first prefix, whoever holds it."""
     message = demand(name, timeout_ms)
     message.request.prefix.CopyFrom(PREFIXES[0])
     message.request.position_tokens = POSITION
@@ -149,12 +149,12 @@ def wanted(name: str, timeout_ms: int) -> pb.EngineMessage:
 
 
 def keep() -> pb.EngineMessage:
-    """That state is worth keeping."""
+    """Return the message that says that the state of the first prefix is worth keeping."""
     return pb.EngineMessage(keep=pb.Keep(prefix=PREFIXES[0], position_tokens=POSITION))
 
 
 def given(offer: pb.Offer) -> pb.EngineMessage:
-    """What is offered, published whole."""
+    """Return the message that publishes the offered state whole."""
     message = publication(offer.handoff_id, 30_000)
     message.publish.content = offer.content
     message.publish.position_tokens = offer.position_tokens
@@ -162,11 +162,11 @@ def given(offer: pb.Offer) -> pb.EngineMessage:
 
 
 def declined(offer: pb.Offer) -> pb.EngineMessage:
-    """It is held no longer."""
+    """Return the message that declines an offer because the state is held no longer."""
     return pb.EngineMessage(decline_offer=pb.DeclineOffer(handoff_id=offer.handoff_id))
 
 
 def fence(name: str) -> link.ConnectRequest:
-    """A rank's part of it is complete."""
+    """Return the message that a rank's part of a handoff is complete."""
     message = link.AgentMessage(fenced=link.Fenced(handoff_id=name))
     return link.ConnectRequest(messages=[message])

@@ -11,7 +11,7 @@ FACTOR = float(os.environ.get("RESTOW_FUZZ", "1"))
 
 
 def tried(examples: int, steps: int = 30) -> settings:
-    """Repeatable where CI is set, and any failure prints how to repeat it."""
+    """Return settings: repeatable where CI is set; failures print how to repeat them."""
     return settings(
         max_examples=max(1, int(examples * FACTOR)),
         stateful_step_count=steps,
@@ -28,7 +28,7 @@ def tried(examples: int, steps: int = 30) -> settings:
 
 
 def reaches(say: Callable[[], None], what: Callable[[], int]) -> int:
-    """Say it again where chance alone has missed `what`, five times at most, and return `what`."""
+    """Call ``say`` until chance has brought about `what`, five times at most; return `what`."""
     for _ in range(5):
         say()
         if what():

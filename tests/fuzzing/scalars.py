@@ -62,7 +62,7 @@ _TEXT = st.one_of(st.sampled_from(STRINGS), st.text(st.characters(codec="utf-8")
 
 
 def packed(numbers: Sequence[int], form: str = "i") -> bytes:
-    """Little-endian numbers, one after the other, as block ids and tables travel."""
+    """Return little-endian numbers, one after the other, as block ids and tables travel."""
     return struct.pack(f"<{len(numbers)}{form}", *numbers)
 
 
@@ -77,7 +77,7 @@ _ENUMS: dict[str, Strategy] = {}
 
 
 def odd_value(field: FieldDescriptor) -> Strategy:
-    """Values of a field that is no message, valid or not."""
+    """Return a strategy for a field that is no message: valid values and others."""
     kind = field.enum_type
     if kind is not None:
         if kind.full_name not in _ENUMS:
@@ -90,7 +90,7 @@ def odd_value(field: FieldDescriptor) -> Strategy:
 
 
 def near(value: Any) -> Any:
-    """Strategy of values close to a valid one."""
+    """Return a strategy for values close to a valid one."""
     if isinstance(value, bool) or not isinstance(value, int):
         return st.just(value)
     return st.sampled_from([value - 1, value + 1, 2 * value, -value, value // 2])

@@ -24,7 +24,7 @@ BODIES = sorted(one.name for one in pb.AgentOrder.DESCRIPTOR.fields)
 
 
 def answered(house: AgentHouse, orders: list[pb.AgentOrder], outcomes: Counter[str]) -> None:
-    """Every order that wants an answer has one."""
+    """Check that every order that wants an answer has one."""
     heard = {
         (str(one.WhichOneof("body")), getattr(one, str(one.WhichOneof("body"))).ListFields()[0][1])
         for one in house.answers
@@ -136,7 +136,7 @@ def silence() -> Iterator[None]:
 
 @cache
 def staged_lengths(name: str, strategy: Strategy) -> dict[int, int]:
-    """What P's agents gather for rank 0 of D."""
+    """Return how many bytes each agent of P gathers for rank 0 of D."""
     of, program = case(name), program_of(name, strategy, 0)
     found = {}
     for rank in program.staging_ranks:

@@ -56,7 +56,7 @@ def silence() -> Iterator[None]:
 
 
 def details(draw: Draw) -> tuple[str, tuple[tuple[str, bytes], ...]]:
-    """The words of a status, and what it carries."""
+    """Draw the words of a status, and the details that it carries."""
     info = error_details_pb2.ErrorInfo(
         reason=draw(WORDS), domain=draw(WORDS), metadata=draw(st.dictionaries(WORDS, WORDS))
     )
@@ -140,7 +140,7 @@ class HostileCall:
         """Return at once."""
 
     def cancel(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: the call keeps nothing."""
 
     async def __aiter__(self) -> AsyncIterator[pb.SessionResponse]:
         for response in self.responses:

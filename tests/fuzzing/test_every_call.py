@@ -42,7 +42,7 @@ def test_every_service_of_the_broker_is_fuzzed() -> None:
 
 
 def as_one(words: Known, ref: pb.EngineRef) -> Known:
-    """The same, but every other time in the name of one engine."""
+    """Return the same knowledge, but name the engine ``ref`` every other time."""
     refs = words.messages["restow.v1.EngineRef"]
     return replace(
         words, messages={**words.messages, "restow.v1.EngineRef": [*refs, *[ref] * len(refs)]}

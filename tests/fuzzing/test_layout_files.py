@@ -27,7 +27,7 @@ FORMS: list[Any] = [layout_to_json(one) for one in LAYOUTS]
 
 
 def use(layout: Layout) -> None:
-    """All that a layout is good for, once it is checked."""
+    """Use a layout for all that a checked layout is good for."""
     again = layout_from_json(json.loads(json.dumps(layout_to_json(layout))))
     assert digest(again) == digest(layout)
     assert wire.layout_from_proto(wire.layout_to_proto(layout)) == layout

@@ -44,7 +44,7 @@ def test_an_operator_may_have_a_good_agent_read_from_any_engine_of_its_tenant() 
 
 
 def test_a_hostile_party_is_offered_what_it_says_that_it_holds() -> None:
-    """Else the rules for offers try nothing."""
+    # Otherwise the rules for offers would try nothing.
     with quiet(), House().lives() as house:
         party = Party(house, Counter())
         tenant, (x, y) = TENANTS[1], (REFS[0], REFS[2])

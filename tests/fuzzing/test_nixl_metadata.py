@@ -42,7 +42,7 @@ def _content() -> npt.NDArray[np.uint8]:
 
 
 def _serve(pipe: Connection) -> None:
-    """P: its memory can be read until the pipe ends."""
+    """Serve P's memory until the pipe ends."""
     data = _content()
     transport = NixlTransport("P")
     transport.register(data.ctypes.data, SIZE_BYTES, HOST)
@@ -53,9 +53,9 @@ def _serve(pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def _source() -> Iterator[tuple[str, int, bytes]]:
-    """P's name, where its bytes lie, and its metadata.
+    """Run P; yield its name, its bytes' address and its metadata.
 
-    It is no fork as D is: with another number of a process in P's metadata D reads that process
+    P is no fork, as D is: with another process number in P's metadata D reads that process
     (docs/security.md, a host's broker), and forks have memory at the same addresses.
     """
     context = multiprocessing.get_context("spawn")
@@ -72,7 +72,7 @@ def _source() -> Iterator[tuple[str, int, bytes]]:
 
 
 def _read(pipe: Connection, peer: str, address: int) -> None:
-    """D: reads by each metadata that it is told, and says what came of it."""
+    """Read as D by each metadata that comes, and say what came of it."""
     asyncio.run(_read_by_each(pipe, peer, address))
 
 
@@ -114,7 +114,7 @@ async def _read_by_each(pipe: Connection, peer: str, address: int) -> None:
 
 
 def _changed(metadata: bytes, rng: Random) -> bytes:
-    """One byte, several, fewer or more of them, or one of those behind the first list of ranges."""
+    """Change one byte, several, their number, or a byte behind the first list of ranges."""
     changed = bytearray(metadata)
     at = rng.randrange(len(changed))
     match rng.choices(range(5), (60, 15, 10, 7, 8))[0]:

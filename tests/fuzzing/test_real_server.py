@@ -29,7 +29,7 @@ UNTOLD = "Internal error from Core"
 
 
 def known(both: Pair) -> Known:
-    """Others may say what they like in the name of an engine that does not exist."""
+    """Return what others may say: anything in the name of an engine that does not exist."""
     return Known(
         {"handoff_id": ["h", "x"], "final": [True, False]},
         {
@@ -40,7 +40,7 @@ def known(both: Pair) -> Known:
 
 
 async def said_and_heard(call: Any, words: bytes, times: int) -> None:
-    """Say it, and hear all that comes; a refusal must have its reason."""
+    """Send a request, and read all that comes; a refusal must have its reason."""
     # It was refused before all was said: that is told by the first, or, once heard, by the second.
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         for _ in range(times):

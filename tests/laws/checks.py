@@ -21,7 +21,7 @@ from restow.broker.planner import Move, Plan, Strategy, compile_programs, make_p
 
 
 def engines_of(case: Case, arena: Arena) -> list[Engine]:
-    """One engine a layout; the first holds the whole prompt, the others nothing."""
+    """Return an engine for each layout; the first holds the whole prompt, the others nothing."""
     rng, stop = case.rng, case.tokens.stop
     engines = [Engine(arena, layout, stop, rng, case.guard_bytes) for layout in case.layouts]
     engines[0].keeps_inputs = True
@@ -32,7 +32,7 @@ def engines_of(case: Case, arena: Arena) -> list[Engine]:
 
 
 def check_cover(case: Case, strategy: Strategy) -> Traffic:
-    """The destination holds its slices and nothing else; the source is as it was."""
+    """Check that the destination holds its slices and nothing else, and the source is unchanged."""
     arena = Arena()
     source, destination = engines_of(case, arena)
     traffic = transfer(source, destination, case.tokens, strategy)
@@ -42,7 +42,7 @@ def check_cover(case: Case, strategy: Strategy) -> Traffic:
 
 
 def check_round_trip(case: Case, there: Strategy, back: Strategy) -> None:
-    """P to D to P gives the first bytes back, in other pages."""
+    """Check that P to D to P gives the first bytes back, in other pages."""
     first, second = case.layouts
     arena = Arena()
     source, middle, returned = engines_of(replace(case, layouts=(first, second, first)), arena)
@@ -52,7 +52,7 @@ def check_round_trip(case: Case, there: Strategy, back: Strategy) -> None:
 
 
 def check_composition(case: Case, strategies: tuple[Strategy, Strategy, Strategy]) -> None:
-    """P to Q to D gives the bytes of P to D, poison included."""
+    """Check that P to Q to D gives the bytes of P to D, poison included."""
     via = _arrived(case, strategies[:2], via=True)
     direct = _arrived(case, strategies[2:], via=False)
     assert via == direct, "P to Q to D differs from P to D"
@@ -69,7 +69,7 @@ def _arrived(case: Case, strategies: tuple[Strategy, ...], via: bool) -> bytes:
 
 
 def check_minimality(case: Case, strategy: Strategy) -> None:
-    """Bytes read equal bytes needed, each from one replica, and replicas share the load."""
+    """Check that what is needed is read once, and that replicas share the load."""
     source, destination = case.layouts
     plan = make_plan(source, destination)
     stop = case.tokens.stop
@@ -95,10 +95,11 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
 def bytes_of_pages(
     source: Layout, destination: Layout, tokens: Tokens
 ) -> dict[tuple[int, int], int]:
-    """Length of all the pages of a rank that hold something that another one lacks, by both.
+    """Return the length of all pages of a rank that hold something another rank lacks.
 
-    Fields of one region that have windows of their own are read each for itself, and so are those
-    that the other side keeps by other lists, or other tokens of which.
+    The lengths are given by source and destination rank. Fields of one region that have windows of
+    their own are read each for itself, and so are fields that the other side keeps by other lists,
+    or of which it keeps other tokens.
     """
     begins, found = first_tokens(destination, tokens), {}
     windows = {field.name: field.window_tokens for field in source.model.fields}
@@ -120,7 +121,7 @@ def bytes_of_pages(
 
 
 def _pages_of(src: Region, dst: Region, first: int, stop: int) -> int:
-    """How many pages have tokens from ``first`` on, if the other region lacks any of these."""
+    """Return how many pages have tokens from ``first`` on, if the other region lacks any."""
     if src.page_tokens is None:
         return 1
     before, held = len(held_tokens(src, 0, first)), len(held_tokens(src, 0, stop))
@@ -130,7 +131,7 @@ def _pages_of(src: Region, dst: Region, first: int, stop: int) -> int:
 
 
 def needed_bytes(layout: Layout, tokens: Tokens) -> dict[int, int]:
-    """What each rank lacks."""
+    """Return how many bytes each rank lacks."""
     begins = first_tokens(layout, tokens)
     return {
         rank.rank: sum(
@@ -144,7 +145,7 @@ def needed_bytes(layout: Layout, tokens: Tokens) -> dict[int, int]:
 
 
 def first_tokens(layout: Layout, tokens: Tokens) -> dict[str, int]:
-    """Where what is needed of each field begins: its window, or the block that is kept whole."""
+    """Return the first token needed of each field: of its window, or of a whole block."""
     blocks = {
         shard.field: region.block_tokens
         for rank in layout.ranks
@@ -160,12 +161,12 @@ def first_tokens(layout: Layout, tokens: Tokens) -> dict[str, int]:
 
 
 def _entries(region: Region, first: int, tokens: Tokens) -> int:
-    """How many entries a region needs of a field, of which nothing before ``first`` is."""
+    """Return how many entries a region needs of a field that begins at token ``first``."""
     return 1 if region.page_tokens is None else len(held_tokens(region, first, tokens.stop))
 
 
 def check_disjoint(plan: Plan) -> None:
-    """No rank is told twice to read an element of a token."""
+    """Check that no rank is told twice to read an element of a token."""
     by_field: dict[tuple[int, str], list[Move]] = defaultdict(list)
     for move in plan.moves:
         by_field[move.dst_rank, move.field].append(move)
@@ -183,7 +184,7 @@ def _same_token(one: Move, other: Move) -> bool:
 
 
 def check_shared(plan: Plan) -> None:
-    """Of r replicas with n readers none serves more than n / r, rounded up."""
+    """Check that of r replicas with n readers none serves more than n / r, rounded up."""
     replicas: dict[tuple[str, Box, TokenClass], set[int]] = defaultdict(set)
     for rank in plan.source.ranks:
         for shard in rank.shards:
@@ -199,7 +200,7 @@ def check_shared(plan: Plan) -> None:
 
 
 def check_determinism(case: Case, strategy: Strategy) -> None:
-    """Equal layouts give equal digests, plans and programs; another layout another digest."""
+    """Check that equal layouts give equal digests, plans and programs, and others do not."""
     source, destination = case.layouts
     again = tuple(layout_from_json(layout_to_json(layout)) for layout in case.layouts)
     assert again == case.layouts
@@ -222,7 +223,7 @@ def check_determinism(case: Case, strategy: Strategy) -> None:
 
 
 def _nudged(layout: Layout) -> Layout:
-    """The layout with one number changed."""
+    """Return the layout with one number changed."""
     rank = next(rank for rank in layout.ranks if rank.shards)
     shard = replace(rank.shards[0], offset_bytes=rank.shards[0].offset_bytes + 1)
     other = replace(rank, shards=(shard, *rank.shards[1:]))

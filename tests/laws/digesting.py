@@ -38,7 +38,7 @@ class Hashed:
 
 
 def check_digests(case: Case, strategy: Strategy) -> None:
-    """Both sides hash the same bytes in the same order: all that is read, and nothing else."""
+    """Check that both sides hash all bytes that are read, nothing else, in the same order."""
     arena = Arena()
     for one in handed_over(case, strategy, arena):
         assert one.source_bytes == one.destination_bytes, "the sides hash differently"
@@ -56,7 +56,7 @@ def check_digests(case: Case, strategy: Strategy) -> None:
 
 
 def handed_over(case: Case, strategy: Strategy, arena: Arena) -> Iterator[Hashed]:
-    """Every pair of ranks."""
+    """Yield the hashed bytes of every pair of ranks."""
     source, destination = engines_of(case, arena)
     plan = make_plan(source.layout, destination.layout)
     for program in compile_programs(plan, served(plan, strategy)):
@@ -100,12 +100,12 @@ def _memory(engine: Engine, rank: int) -> RegionTable:
 
 
 def content(arena: Arena, extents: Extents) -> bytes:
-    """The bytes in order."""
+    """Return the bytes of the extents in order."""
     return arena.data[places(arena, extents.address, extents.length_bytes)].tobytes()
 
 
 def places(arena: Arena, address: Int64s, length_bytes: Int64s) -> Int64s:
-    """Where each byte is in the arena."""
+    """Return where each byte is in the arena."""
     ends = np.cumsum(length_bytes)
     total = int(ends[-1]) if len(ends) else 0
     begins = np.repeat(address - arena.base - (ends - length_bytes), length_bytes)

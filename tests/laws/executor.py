@@ -38,7 +38,7 @@ class Arena:
         self._stops = np.empty(0, np.int64)
 
     def allocate(self, size_bytes: int, guard_bytes: int) -> int:
-        """Offset of a new registered piece with ``guard_bytes`` of no man's land behind it."""
+        """Return the offset of a new registered piece, with ``guard_bytes`` behind it."""
         start = -(-self.used // 4) * 4
         self.used = start + size_bytes + guard_bytes
         assert self.used <= ARENA_BYTES, f"the arena is too small for {self.used} bytes"
@@ -74,7 +74,7 @@ class Arena:
             self.data[dst] = cast[:, None].view(np.uint8)
 
     def project(self, rows: Int64s) -> None:
-        """Make the products of a project table, element by element where it says."""
+        """Make the products of a project table, element by element at the places that it names."""
         for row in rows.tolist():
             src, src_tap, taps, hidden, weight, weight_step, channels = row[:7]
             dst, dst_step, dst_tap, code, dst_code = row[7:]
@@ -96,7 +96,7 @@ class Arena:
     def _box(
         self, address: int, sizes: tuple[int, int], steps: tuple[int, int], dtype: DType
     ) -> Int64s:
-        """Offsets of the bytes of a box, ``[*sizes, item]``."""
+        """Return the offsets of the bytes of a box, ``[*sizes, item]``."""
         item = dtype.itemsize_bytes
         _check_straight(address, sizes, steps, item)
         reach = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)) + item
@@ -121,7 +121,7 @@ class Arena:
         return start[:, None] + step * np.arange(count)[:, None] + np.arange(item)
 
     def _offsets(self, addresses: Int64s, lengths: Int64s) -> Int64s:
-        """Offsets of runs, each of which lies inside one registered piece."""
+        """Return the offsets of runs, each of which lies inside one registered piece."""
         offsets = addresses - self.base
         piece = np.searchsorted(self._starts, offsets, side="right") - 1
         assert (piece >= 0).all(), "an address before all registered memory"
@@ -147,7 +147,7 @@ def _check_straight(address: int, sizes: Sequence[int], steps: Sequence[int], it
 
 
 def rows_of(copies: Copies) -> list[list[int]]:
-    """Every row of the copies: addresses, count, steps, dtypes."""
+    """Return every row of the copies: addresses, count, steps, dtypes."""
     rows: list[list[int]] = []
     for grid in copies.grids:
         columns = np.broadcast_arrays(*(getattr(grid, field.name) for field in fields(grid)))
@@ -157,7 +157,7 @@ def rows_of(copies: Copies) -> list[list[int]]:
 
 
 def bytes_read_by(copies: Copies) -> int:
-    """What the copies read."""
+    """Return how many bytes the copies read."""
     return sum(row[2] * DType(row[5]).itemsize_bytes for row in rows_of(copies))
 
 

@@ -46,7 +46,7 @@ class _Piece:
 def outright_layouts(
     draw: st.DrawFn, engines: int, dtypes: Sequence[DType], casts: bool
 ) -> tuple[Layout, ...]:
-    """Layouts of one model on several engines; unless ``casts`` they agree on every dtype.
+    """Draw layouts of one model on several engines; unless ``casts`` all dtypes agree.
 
     Casts need every element at a multiple of its size, so gaps come in fours then.
     """
@@ -96,7 +96,7 @@ class _Maker:
         return Layout(model, tuple(ranks))
 
     def _cut(self, field: Field) -> list[Box]:
-        """Boxes that tile a field: every axis cut at some places."""
+        """Return boxes that tile a field: every axis is cut at some places."""
         axes = []
         for size in field.shape:
             inner = self.rng.sample(range(1, size), min(size - 1, self.rng.choice([0, 0, 1, 2])))
@@ -137,7 +137,7 @@ class _Maker:
     def _place(
         self, pieces: list[_Piece], region: str, page_tokens: int | None
     ) -> tuple[list[Shard], int]:
-        """Shards that share no byte, and the bytes of a page."""
+        """Return shards that share no byte, and the bytes of a page."""
         rng = self.rng
         if page_tokens is not None and rng.random() < 0.5:
             return self._braided(pieces, region, page_tokens)
@@ -160,7 +160,7 @@ class _Maker:
     def _braided(
         self, pieces: list[_Piece], region: str, page_tokens: int
     ) -> tuple[list[Shard], int]:
-        """Per-token shards that take turns in equal strips, each in every n-th strip.
+        """Return per-token shards that take turns in equal strips, each in every n-th strip.
 
         All have bytes of their own in a strip, so they never meet, and yet step by other strides.
         """

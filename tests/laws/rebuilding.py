@@ -43,7 +43,7 @@ _RARELY = st.sampled_from([False, False, False, True])
 
 @st.composite
 def rebuilding_cases(draw: st.DrawFn) -> Case:
-    """P with inputs and D with weights, laid out as families do or otherwise."""
+    """Draw a P with inputs and a D with weights, in layouts of families or other ones."""
     casts = draw(st.booleans())
     model = draw(model_specs(casts))
     hidden, dtype = draw(_HIDDEN), draw(_FLOATS)
@@ -77,7 +77,7 @@ def rebuilding_cases(draw: st.DrawFn) -> Case:
 
 
 def _otherwise(layout: Layout, rng: random.Random) -> Layout:
-    """Half of the time: weights in any order with gaps, and inputs in pages of another list."""
+    """Return a layout with gaps between weights, and with inputs on other pages, half the time."""
     if rng.random() < 0.5:
         return layout
     ranks = (_apart(_spread(rank, rng.choice([0, 0, 1, 4]), rng), rng) for rank in layout.ranks)
@@ -115,7 +115,7 @@ def _apart(rank: RankLayout, rng: random.Random) -> RankLayout:
 
 
 def check_recompute(case: Case) -> None:
-    """D holds windows, states, keys and values as sent; of what is rebuilt nothing was read."""
+    """Check that D holds all that was sent, and that nothing was read of what is rebuilt."""
     source_layout, destination_layout = case.layouts
     plan = make_plan(source_layout, destination_layout)
     try:

@@ -32,7 +32,7 @@ CASES = {
 
 
 def tried(law: str) -> settings:
-    """Settings of a law: repeatable where CI is set, and any failure prints how to repeat it."""
+    """Return a law's settings: repeatable where CI is set; failures print how to repeat them."""
     wanted = int(os.environ.get("RESTOW_LAWS", sum(CASES.values())))
     return settings(
         max_examples=-(-CASES[law] * wanted // sum(CASES.values())),

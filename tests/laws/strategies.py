@@ -101,7 +101,7 @@ class Case:
 
     @property
     def arriving(self) -> GlobalState:
-        """What D has in the end: the fields of drafts that P has not, or otherwise, are zero."""
+        """Return what D has in the end: drafts' fields that P lacks or has otherwise are zero."""
         held, wanted = (layout.model.fields for layout in self.layouts[:2])
         cold = tuple(one for one in wanted if one.draft and one not in held)
         return replace(self.state, cold=cold)
@@ -113,7 +113,7 @@ class Case:
 
 @st.composite
 def model_specs(draw: st.DrawFn, casts: bool = False) -> ModelSpec:
-    """One to three layers with state of any families, and perhaps layers without among them.
+    """Draw one to three layers with state of any families, perhaps among layers without state.
 
     Sizes are even where casts are to come: so every element lies at a multiple of its size.
     """
@@ -143,20 +143,20 @@ def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> AttentionSpec:
 
 
 def _two_widths(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    """Values of another width than keys, more often than not."""
+    """Draw values of another width than keys, more often than not."""
     layer = _attention(draw, sizes, dtypes)
     return replace(layer, value_dim=draw(sizes))
 
 
 def _quantised(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    """KV with scales: a float32 behind the elements of every head, or static ones."""
+    """Draw KV with scales: a float32 behind the elements of every head, or static ones."""
     size, types = 2 * draw(sizes), (draw(_QUANTISED), draw(_WINDOWS))
     width = draw(st.sampled_from([0, 0, 4]))
     return AttentionSpec(0, draw(_KV_HEADS), size, *types, scales=draw(_SCALES), value_dim=width)
 
 
 def _float4(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    """Two elements in a byte, and a float8 for 16 of them."""
+    """Draw two elements in a byte, and a float8 for 16 of them."""
     scales = Scales(ScaleKind.PER_16, "v1")
     packed = DType.FLOAT4_E2M1FN_X2, draw(_WINDOWS), scales
     return AttentionSpec(0, draw(_KV_HEADS), 16 * draw(_SMALL), *packed)
@@ -234,7 +234,7 @@ _FAMILIES: dict[str, Make] = {
 
 
 def allowed_tp(model: ModelSpec, casts: bool = False) -> list[int]:
-    """TP sizes that no layer forbids; with ``casts`` those after which all is aligned."""
+    """Return the TP sizes that no layer forbids; with ``casts`` those that keep all aligned."""
     return [tp for tp in range(1, 9) if all(_allows(layer, tp, casts) for layer in model.layers)]
 
 
@@ -261,7 +261,7 @@ def _allows(layer: LayerSpec, tp: int, casts: bool) -> bool:
 
 @st.composite
 def prompts(draw: st.DrawFn) -> Tokens:
-    """Prompts of up to 13 tokens, with a held prefix of any length, all of it included."""
+    """Draw a prompt of up to 13 tokens, with a held prefix of any length up to all of it."""
     stop, start = draw(_STOPS), draw(_STARTS)
     held = {"none": 0, "one": 1, "half": stop // 2, "last": stop - 1, "all": stop}
     return Tokens(held[start], stop)
@@ -271,9 +271,10 @@ def prompts(draw: st.DrawFn) -> Tokens:
 def family_cases(
     draw: st.DrawFn, engines: int = 2, casts: bool = False, pipelines: bool = True
 ) -> Case:
-    """One model on ``engines`` engines; with ``casts`` each engine has float types of its own.
+    """Draw one model on ``engines`` engines; with ``casts`` each has float types of its own.
 
-    Perhaps all but the first keep whole blocks, each such that divide those of the one before.
+    Perhaps all engines but the first keep whole blocks, whose size divides that of the engine
+    before.
     """
     model = draw(model_specs(casts))
     tps = allowed_tp(model, casts)
@@ -298,7 +299,7 @@ def family_cases(
 
 @st.composite
 def draft_cases(draw: st.DrawFn) -> Case:
-    """One model on two engines, of which either has drafts, both do, or two different ones do."""
+    """Draw one model on two engines: either has drafts, both do, or they have different ones."""
     model = draw(model_specs())
     tps = allowed_tp(model)
     number = model.depth + max((layer.layer for layer in model.layers), default=0)
@@ -325,7 +326,7 @@ def draft_cases(draw: st.DrawFn) -> Case:
 
 
 def _possible(settings: EngineSettings, layers: Sequence[LayerSpec]) -> EngineSettings:
-    """No engine has scales of tokens beside keys with tokens innermost, nor float4 apart."""
+    """Return settings that some engine has, for layers with scales of tokens or with float4."""
     attention = [one for one in layers if isinstance(one, AttentionSpec)]
     packed = any(one.packed for one in attention)
     if packed or any(one.scales.per_token for one in attention):
@@ -340,7 +341,7 @@ _DRAFTED = st.sampled_from(["avlq4", "m"])
 
 @st.composite
 def _keeping_blocks(draw: st.DrawFn, settings: EngineSettings, block_tokens: int) -> EngineSettings:
-    """The same settings with blocks that divide such of ``block_tokens``, and are kept whole."""
+    """Draw the same settings with whole blocks whose size divides ``block_tokens``."""
     size = draw(st.sampled_from([n for n in range(1, block_tokens + 1) if block_tokens % n == 0]))
     pages = draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
     return replace(settings, page_tokens=size // pages, pages_per_block=pages, whole_blocks=True)
@@ -348,7 +349,7 @@ def _keeping_blocks(draw: st.DrawFn, settings: EngineSettings, block_tokens: int
 
 @st.composite
 def _stages(draw: st.DrawFn, depth: int, pp: int) -> tuple[int, ...]:
-    """Unequal stages, or none given."""
+    """Draw unequal stages, or give none."""
     if pp == 1 or draw(st.booleans()):
         return ()
     first = draw(st.integers(1, depth - pp + 1))
@@ -360,7 +361,7 @@ def _stages(draw: st.DrawFn, depth: int, pp: int) -> tuple[int, ...]:
 def _shared_out(
     draw: st.DrawFn, layers: Sequence[LayerSpec], settings: EngineSettings
 ) -> EngineSettings:
-    """Perhaps the tokens of attention are shared out over ranks, as far as vLLM does that."""
+    """Share the tokens of attention out over ranks, perhaps, as far as vLLM does that."""
     tp = settings.tp
     heads = [one.kv_heads for one in layers if isinstance(one, AttentionSpec)]
     if any(isinstance(one, AttentionSpec) and one.window_tokens for one in layers):
@@ -377,7 +378,7 @@ def _shared_out(
 
 @st.composite
 def _recast(draw: st.DrawFn, layer: LayerSpec) -> LayerSpec:
-    """The same layer in types of its own; a quantised one keeps its type, for nothing casts it."""
+    """Draw types of its own for a layer; a quantised layer keeps its type, for nothing casts it."""
     if isinstance(layer, AttentionSpec) and layer.scales.kind is not ScaleKind.NONE:
         return layer
     types = [field.name for field in fields(layer) if field.name.endswith("dtype")]
@@ -387,16 +388,16 @@ def _recast(draw: st.DrawFn, layer: LayerSpec) -> LayerSpec:
 
 @st.composite
 def outright_cases(draw: st.DrawFn, engines: int = 2, casts: bool = False) -> Case:
-    """Layouts that no family made: any boxes on any ranks at any strides."""
+    """Draw layouts that no family made: any boxes on any ranks at any strides."""
     layouts = draw(outright_layouts(engines, FLOATS if casts else DTYPES, casts))
     return Case(layouts, draw(prompts()), casts, draw(_GUARDS), draw(_SEEDS))
 
 
 def any_cases(engines: int = 2) -> st.SearchStrategy[Case]:
-    """Cases of both kinds without casts."""
+    """Return a strategy for cases of both kinds without casts."""
     return st.one_of(family_cases(engines), outright_cases(engines))
 
 
 def cast_cases(engines: int = 2) -> st.SearchStrategy[Case]:
-    """Cases of both kinds whose engines may differ in dtype."""
+    """Return a strategy for cases of both kinds whose engines may differ in dtype."""
     return st.one_of(family_cases(engines, casts=True), outright_cases(engines, casts=True))

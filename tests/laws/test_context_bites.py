@@ -26,7 +26,7 @@ RED = (AssertionError, PagesError, IndexError)
 
 
 def believed(change: Callable[[Region], Region]) -> Callable[[Layout, Layout], object]:
-    """A planner that takes P's regions for others than they are."""
+    """Return a planner that takes P's regions for what ``change`` makes of them."""
 
     def planner(source: Layout, destination: Layout) -> object:
         ranks = (replace(rank, regions=tuple(map(change, rank.regions))) for rank in source.ranks)
@@ -59,7 +59,7 @@ def test_parts_taken_for_others(
 def test_tokens_that_lie_where_they_would_without_runs(
     monkeypatch: pytest.MonkeyPatch, strategy: Strategy
 ) -> None:
-    """Every n-th token is a rank's, whatever goes there in turn."""
+    # The mutation gives a rank every n-th token, whatever the length of the runs.
     monkeypatch.setattr(TokenClass, "before", lambda held, token: token // held.parts)
     bites(cover(strategy), any_cases(), by=RED)
 

@@ -78,7 +78,7 @@ def test_a_digest_is_that_of_the_bytes_in_order(
 
 
 def test_what_lies_in_many_pieces_is_hashed_like_one() -> None:
-    """The digests themselves, of a case of each way."""
+    # The law compares the bytes that are hashed; this test compares the digests.
     hasher = hashing.Hasher(HOST, Copier())
 
     @given(any_cases(), STRATEGIES)
@@ -140,7 +140,7 @@ JOINED = Extents.joined.__func__  # type: ignore[attr-defined]
 def test_rows_that_nobody_hashes(
     monkeypatch: pytest.MonkeyPatch, function: str, strategy: Strategy
 ) -> None:
-    """Left out on both sides: digests would agree, and say nothing."""
+    # Rows that both sides leave out would give equal digests that prove nothing.
     nothing = Extents(np.empty(0, np.int64), np.empty(0, np.int64))
     for module in (extents, staged_reads, comparing, digesting):
         for name in (function, function.replace("own_span", "staged_span")):

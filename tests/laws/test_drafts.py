@@ -34,13 +34,13 @@ def test_drafts_of_one_side_or_of_both(case: Case, strategy: Strategy) -> None:
 
 
 def test_drafts_that_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another request's content stays in D's pages."""
+    # The content of another request stays in D's pages.
     change_function(monkeypatch, clearing, "_shard_rows", lambda right, *args: right(*args)[:0])
     bites(cover(Strategy.SLICES), draft_cases())
 
 
 def test_another_draft_that_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two drafts the layers have one name, and are taken for one."""
+    """Check that layers of two drafts with the same names are not taken for the same layers."""
 
     def by_name(right: Any, source: Any, destination: Any) -> Any:
         return right(source, destination) - {field.name for field in source.model.fields}

@@ -42,7 +42,7 @@ def test_drafts(case: Case, strategy: Strategy, parts: list[int]) -> None:
 
 
 def check_early(case: Case, strategy: Strategy, parts: list[int]) -> None:
-    """P computes up to each of the ``parts``, and D reads what is new; then all the rest."""
+    """Let P compute up to each of ``parts`` while D reads what is new, and then the rest."""
     plan = make_plan(*case.layouts[:2])
     early = early_plan(plan)
     assume(early is not None)
@@ -61,7 +61,7 @@ def check_early(case: Case, strategy: Strategy, parts: list[int]) -> None:
 
 
 def computed_up_to(tokens: int, source: Engine, case: Case) -> None:
-    """P has so many tokens in memory, and poison for the others."""
+    """Write the first ``tokens`` into P's memory, and poison for the others."""
     image = np.full(source.arena.data.shape, POISON, np.uint8)
     source.furnish(image, case.state)
     source.write(image, case.state, Tokens(0, tokens))

@@ -55,7 +55,7 @@ def bites(
     tries: int = 400,
     by: tuple[type[Exception], ...] = (AssertionError,),
 ) -> None:
-    """Try a law until it breaks; it must break by its own assertion, unless told otherwise."""
+    """Try a law until it breaks with an error of ``by``: its own assertion by default."""
 
     @settings(
         max_examples=tries,
@@ -74,7 +74,7 @@ def bites(
 
 
 def changed_plan(change: Callable[[Move], Move | None]) -> Callable[[Layout, Layout], Plan]:
-    """A planner whose every move goes through ``change``; None drops it."""
+    """Return a planner whose every move goes through ``change``; None drops the move."""
 
     def planner(source: Layout, destination: Layout) -> Plan:
         right = make_plan(source, destination)
@@ -91,7 +91,7 @@ def changed_plan(change: Callable[[Move], Move | None]) -> Callable[[Layout, Lay
     "law", [cover(SLICES), cover(PACK), composition], ids=["slices", "pack", "via"]
 )
 def test_b_and_c_swapped(monkeypatch: pytest.MonkeyPatch, law: Law) -> None:
-    """Going there and back would undo it: the round trip alone sees nothing."""
+    """Check a fault that the round trip alone does not find: the way back undoes it."""
 
     def planner(source: Layout, destination: Layout) -> Plan:
         right = make_plan(source, destination)
@@ -117,7 +117,7 @@ def test_a_part_that_nobody_brings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_holder_that_is_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All readers go to the first replica: the bytes are right, the load is not."""
+    # All readers go to the first replica: the bytes are right, the load is not.
     monkeypatch.setattr(plan, "spread", lambda replicas, reader, readers: replicas[0])
     bites(minimality, family_cases())
 
@@ -148,7 +148,7 @@ def test_one_rank_shifted_by_one_element(monkeypatch: pytest.MonkeyPatch, side: 
 
 
 def test_a_window_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tokens are read, from the null block too."""
+    # All tokens are read, from the null block too.
     monkeypatch.setattr(GroupPair, "first_token", lambda pair, start, stop: start)
     bites(cover(SLICES), family_cases())
     bites(cover(PACK), family_cases())
@@ -166,7 +166,7 @@ def test_a_block_that_is_kept_and_of_which_a_window_fills_the_end(
 
 
 def test_the_wrong_group_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner believes that rank r holds group r % G; the engine's memory says r // (T/G)."""
+    """Try a planner that believes that rank r holds group r % G; the engine's is r // (T/G)."""
 
     def wrong(source: Layout, destination: Layout) -> Plan:
         try:
@@ -211,7 +211,7 @@ def test_rows_joined_across_regions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_strided_bytes_taken_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elements of one byte look like bytes of a run, but have steps."""
+    # Elements of one byte look like bytes of a run, but have steps.
     monkeypatch.setattr(program_rows, "strided", lambda rows: rows[:, Column.SRC_DTYPE] != 1)
     bites(cover(SLICES), any_cases())
 
@@ -222,7 +222,7 @@ def test_strided_bytes_taken_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def change_function(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str, change: Callable[..., Any]
 ) -> None:
-    """Replace ``name`` by ``change``, which gets the right function first."""
+    """Replace ``name`` by ``change``, which gets the original function first."""
     right = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *args, **kw: change(right, *args, **kw))
 
@@ -331,7 +331,7 @@ def test_staged_rows_one_byte_too_close(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_chunk_that_only_one_side_fills_row_by_row(
     monkeypatch: pytest.MonkeyPatch, half: int
 ) -> None:
-    """One side takes the chunk for tap after tap, the other for channel after channel."""
+    """Check a chunk that one side fills tap after tap, the other channel after channel."""
 
     def tap_major(place: Place, move: Move) -> Place:
         strides, size_bytes = [], place.dtype.itemsize_bytes
@@ -360,7 +360,7 @@ def test_fields_that_lie_in_a_chunk_in_another_order(monkeypatch: pytest.MonkeyP
 
 
 def test_packed_rows_that_begin_inside_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk's length is taken for that of its first field."""
+    # The chunk is taken to be as long as its first field alone.
     shorter = lambda right, rows, *side: right(rows[:1], *side)  # noqa: E731
     change_function(monkeypatch, transfers, "chunk_bytes", shorter)
     bites(cover(INTERLEAVE), family_cases())

@@ -38,7 +38,7 @@ CHAINS = 4
 
 
 def chain_hashes(number: int, count: int = LENGTH) -> list[bytes]:
-    """Chain ``number``: some begin alike, and part at a place of their own."""
+    """Return the hashes of chain ``number``; some chains begin alike, and part at some place."""
     parts = [0, 3, 9, 17][number]
     return [
         hashlib.sha256(f"{0 if i < parts or not number else number}:{i}".encode()).digest()[:8]
@@ -47,14 +47,14 @@ def chain_hashes(number: int, count: int = LENGTH) -> list[bytes]:
 
 
 def chain_end(number: int, quanta: int) -> bytes:
-    """The hash of chain ``number`` two tokens behind so many quanta."""
+    """Return the hash of chain ``number`` two tokens behind ``quanta`` quanta."""
     parts = [0, 3, 9, 17][number]
     of = 0 if quanta < parts or not number else number
     return hashlib.sha256(f"{of}:{quanta}:end".encode()).digest()[:8]
 
 
 def naive(rules: tuple[GroupRule, ...], held: dict[str, set[int]], count: int) -> int:
-    """The longest state, by the words of the rule: token by token, block by block."""
+    """Return the longest state, by the words of the rule: token by token, block by block."""
     for length in range(count, 0, -1):
         if all(_has(rule, held.get(rule.name, set()), length) for rule in rules):
             return length
@@ -74,7 +74,7 @@ def _has(one: GroupRule, ends: set[int], length: int) -> bool:
 
 
 def _reaches(one: GroupRule, ends: set[int], quanta: int) -> bool:
-    """Whether all is held that a state behind so many quanta needs before them."""
+    """Return whether all blocks before ``quanta`` are held that a state there needs."""
     if one.block_quanta == SNAPSHOT:
         return True
     first = quanta - one.window_quanta if one.window_quanta else 0
@@ -120,7 +120,7 @@ def engine_of(tenant: str, name: str, layout: Layout) -> EngineRecord:
 
 
 def layout_of(window_tokens: int, page_tokens: int, name: str = "m", snapshot: bool = False) -> Any:
-    """A model with a layer of attention, one of a window if it has tokens, one of a snapshot."""
+    """Return a layout with attention, with a window if it has tokens, perhaps with a snapshot."""
     layers: list[LayerSpec] = [AttentionSpec(0, 2, 8, DType.BFLOAT16)]
     if window_tokens:
         layers.append(AttentionSpec(1, 2, 8, DType.BFLOAT16, window_tokens))
@@ -151,7 +151,7 @@ class Histories(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """A broker that knows nothing."""
+        """Begin with a broker that knows nothing."""
         self.prefixes = Prefixes(Limits(), b"secret")
         self.book = {
             number: Told(one.layout.model.identity, rules_of(one.layout, 4) or ())
@@ -180,7 +180,7 @@ class Histories(RuleBasedStateMachine):
         named=st.booleans(),
     )
     def hold(self, engine: int, chain: int, salt: str, first: int, count: int, named: bool) -> None:
-        """An engine holds a run of a chain, in one of its groups or in all."""
+        """Let an engine hold a run of a chain in all of its groups."""
         hashes = chain_hashes(chain)
         parent = hashes[first - 1] if first and named else b""
         run = b"".join(hashes[first : first + count])
@@ -195,34 +195,34 @@ class Histories(RuleBasedStateMachine):
         in_all=st.booleans(),
     )
     def hold_an_end(self, engine: int, chain: int, salt: str, quanta: int, in_all: bool) -> None:
-        """An engine holds what it has two tokens behind so many quanta, in a group or in all."""
+        """Let an engine hold a chain's end two tokens behind ``quanta``, in one group or in all."""
         groups = sorted(ENGINES[engine].block_tokens)
         held = [Run(group, chain_end(chain, quanta)) for group in groups]
         self._say(engine, salt, held if in_all else held[:1], [])
 
     @rule(engine=engines, chain=chains, salt=salts, places=st.sets(st.integers(0, LENGTH - 1)))
     def evict(self, engine: int, chain: int, salt: str, places: set[int]) -> None:
-        """An engine evicts blocks of one group, wherever they are."""
+        """Let an engine evict blocks of one group, wherever they are."""
         hashes = chain_hashes(chain)
         run = b"".join(hashes[place] for place in sorted(places))
         self._say(engine, salt, [], [Run(sorted(ENGINES[engine].block_tokens)[0], run)])
 
     @rule(engine=engines)
     def lose_a_batch(self, engine: int) -> None:
-        """A batch does not arrive: with the next one all is forgotten."""
+        """Lose a batch: with the next one the broker forgets all that the engine held."""
         self.book[engine].number += 1
         self.book[engine].heard = False
 
     @rule(engine=engines)
     def go(self, engine: int) -> None:
-        """An engine's session ends."""
+        """End an engine's session."""
         self.prefixes.forget(ENGINES[engine].key)
         told = self.book[engine]
         told.number, told.held, told.heard = 0, {}, True
 
     @rule(engine=engines)
     def tell_again(self, engine: int) -> None:
-        """An engine tells everything from batch 1 on."""
+        """Let an engine tell everything again, from batch 1 on."""
         told = self.book[engine]
         before, told.held, told.number, told.heard = told.held, {}, 0, True
         for (salt, group), hashes in before.items():
@@ -230,12 +230,12 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def pass_time(self) -> None:
-        """What engines held that are gone is cleared."""
+        """Clear what engines held that are gone."""
         self.prefixes.tick()
 
     @invariant()
     def finds_what_the_book_says(self) -> None:
-        """Of every chain, salt, model and tenant: the same engines, the same tokens."""
+        """Check that the same engines with the same tokens are found as in the book."""
         for tenant in ("a", "b"):
             for model in {told.model for told in self.book.values()}:
                 for salt in ("", "s"):
@@ -274,7 +274,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def counts_what_is_there(self) -> None:
-        """Sizes and counts are those of what is held; nobody's holdings are left behind."""
+        """Check sizes and counts, and that no holdings are left of an engine that is gone."""
         total_bytes = 0
         for holders in self.prefixes.holders.values():
             index = holders.index
@@ -286,7 +286,7 @@ class Histories(RuleBasedStateMachine):
         assert total_bytes == self.prefixes.size_bytes
 
     def _check_count(self, holders: Holders) -> None:
-        """Where the book and the broker know the same, no hash is kept that nobody holds."""
+        """Check that each hash has a holder, where the book and the broker know the same."""
         tenant = next(iter(holders.tellers), EngineKey("", "")).tenant
         known = [one for number, one in self.book.items() if ENGINES[number].key.tenant == tenant]
         if not tenant or holders.gone or not all(one.heard for one in known):
@@ -340,7 +340,7 @@ def test_what_a_layouts_groups_must_hold() -> None:
 
 
 def test_a_group_of_a_draft_alone_is_not_needed() -> None:
-    """What D has of a draft may begin cold: a holder without it holds the prefix all the same."""
+    # D's draft may begin cold, so a holder without the draft holds the prefix all the same.
     attention = AttentionSpec(0, 2, 8, DType.BFLOAT16)
     drafts = (replace(attention, layer=1, window_tokens=8),)
     model = ModelSpec("m", (attention,), draft_layers=drafts, draft="mtp")

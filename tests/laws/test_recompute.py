@@ -40,7 +40,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 
 
 def test_weights_of_the_next_channel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of another rank would be."""
+    """Check that weights of the next channel, as of another rank, are found."""
 
     def shift(rows: Any) -> None:
         wide = rows[:, ProjectColumn.CHANNELS] > 1

@@ -25,7 +25,7 @@ def test_scales_that_are_left_behind(monkeypatch: pytest.MonkeyPatch, strategy: 
 
 
 def test_the_scales_of_another_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P's ranks are believed to hold the scales of their heads in the opposite order."""
+    """Try a planner that believes that P's ranks hold their heads' scales in reverse order."""
 
     def wrong(source: Layout, destination: Layout) -> object:
         return make_plan(_scales_of_other_ranks(source), destination)
@@ -50,7 +50,7 @@ def _scales_of_other_ranks(layout: Layout) -> Layout:
 def test_an_indexers_scales_behind_the_elements_of_their_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """P's pages are believed to have rows of elements and scales, as those of latents do."""
+    """Try a planner that believes that P's pages have rows of elements and scales."""
 
     def wrong(source: Layout, destination: Layout) -> object:
         return make_plan(_indexers_in_rows(source), destination)
@@ -60,7 +60,7 @@ def test_an_indexers_scales_behind_the_elements_of_their_token(
 
 
 def _indexers_in_rows(layout: Layout) -> Layout:
-    """The same sizes in other places, which no check of a layout can tell."""
+    """Return a layout of the same sizes in other places, which no check of a layout can tell."""
 
     def in_rows(shard: Shard, page_tokens: dict[str, int | None]) -> Shard:
         if "index_k" not in shard.field:

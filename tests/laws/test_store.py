@@ -23,7 +23,7 @@ THREE = st.tuples(STRATEGIES, STRATEGIES, STRATEGIES)
 
 
 def fits(layouts: tuple[Layout, ...]) -> bool:
-    """Whether each has the beginnings of the blocks that the next one keeps whole."""
+    """Return whether each layout has the beginnings of the blocks that the next keeps whole."""
     try:
         for source, destination in pairwise(layouts):
             check_whole_blocks(source, destination)
@@ -34,7 +34,7 @@ def fits(layouts: tuple[Layout, ...]) -> bool:
 
 @st.composite
 def stored_cases(draw: st.DrawFn) -> Case:
-    """P and D of any kind, and between them a store of any block size that suits both."""
+    """Draw P and D of any kind, and between them a store of a block size that suits both."""
     case = draw(st.one_of(any_cases(), draft_cases()))
     source, destination = case.layouts
     sizes = (None, *range(1, 10), least_block_tokens(source) * 2)
@@ -70,6 +70,6 @@ def test_pages_have_no_gaps_but_for_alignment(case: Case) -> None:
 
 
 def sources(layout: Layout, region: Region, stored: RankLayout) -> int:
-    """How many regions of the engine a region of the store is made of, at most."""
+    """Return how many of the engine's regions a region of the store is made of, at most."""
     mine = {one.field for one in stored.shards if one.region == region.name}
     return len({(r.rank, s.region) for r in layout.ranks for s in r.shards if s.field in mine})

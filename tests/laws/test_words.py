@@ -46,7 +46,7 @@ GIVEN: dict[str, dict[str, Any]] = {"Right": {"engine": "x"}, "Scales": {"finger
 
 
 def worded() -> Iterator[type]:
-    """Every public frozen dataclass of Restow that holds an enum."""
+    """Yield every public frozen dataclass of Restow that holds an enum."""
     for found in pkgutil.walk_packages(restow.__path__, "restow."):
         if "_pb2" in found.name:
             continue
@@ -74,7 +74,7 @@ PLACES = [(cls, name, kind) for cls in CLASSES for name, kind, _ in enums_of(cls
 
 
 def some(hint: Any) -> Any:
-    """A value of a type."""
+    """Return a value of a type."""
     if get_origin(hint) in (types.UnionType,):
         return some(get_args(hint)[0])
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -86,7 +86,7 @@ def some(hint: Any) -> Any:
 
 
 def sample(cls: type, **more: Any) -> Any:
-    """A value of a class: what has no default is made up."""
+    """Return a value of a class; fields without a default get a made-up value."""
     hints = get_type_hints(cls)
     needed = {
         field.name: some(hints[field.name])
@@ -160,7 +160,7 @@ def test_words_are_taken_where_a_call_takes_an_enum(recurrent: ModelSpec) -> Non
 
 @pytest.fixture
 def recurrent() -> ModelSpec:
-    """A model with a layer of each kind."""
+    """Return a model with a layer of each kind."""
     return model_from_hf_config(
         {
             "model_type": "nemotron_h",

@@ -73,7 +73,7 @@ def transfer(
 
 
 def served(plan: Plan, strategy: Strategy) -> Strategy:
-    """The strategy, or ``pack`` where interleave would refuse for want of a snapshot."""
+    """Return the strategy, or ``pack`` where interleave would refuse for want of a snapshot."""
     if strategy is Strategy.INTERLEAVE and all(move.per_token for move in plan.moves):
         return Strategy.PACK
     return strategy
@@ -107,7 +107,7 @@ def _read_packed(
     tokens: Tokens,
     traffic: Traffic,
 ) -> None:
-    """GATHER at the source, one READ of the whole run, SCATTER at the destination.
+    """Gather at the source, READ the whole run once, and scatter at the destination.
 
     The run begins with the chunk of what is interleaved.
     """
@@ -149,7 +149,7 @@ def _read_spans(
     tokens: Tokens,
     traffic: Traffic,
 ) -> None:
-    """READ spans of pages as they are, then copy what is wanted out of them."""
+    """Read spans of pages as they are, then copy what is wanted out of them."""
     arena, pairs, table = source.arena, program.group_pairs, program.rows(READ_SPANS)
     _, size = staged_spans(table, pairs, tokens)
     if size == 0:

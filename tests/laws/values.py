@@ -34,7 +34,7 @@ class GlobalState:
     """What has no value, and is zero."""
 
     def tensor(self, name: str, dtype: DType) -> Patterns:
-        """Bit patterns ``[token, *shape]`` of a field; a snapshot has one token."""
+        """Return the bit patterns ``[token, *shape]`` of a field; a snapshot has one token."""
         for field in self.cold:
             if field.name == name:
                 shape = self._entries(field), *field.shape
@@ -54,21 +54,21 @@ class GlobalState:
         raise KeyError(name)
 
     def read(self, name: str) -> Floats:
-        """What a mixer read last, ``[tap, hidden]``; zero before the prompt."""
+        """Return what a mixer read last, ``[tap, hidden]``; zero before the prompt."""
         field = next(field for field in self.model.inputs if field.name == name)
         values = _integers(name, field.shape)
         values[: max(field.shape[0] - self.tokens, 0)] = 0
         return values
 
     def weights(self, name: str) -> Floats:
-        """The weights of a window, ``[*shape without tap, hidden]``."""
+        """Return the weights of a window, ``[*shape without tap, hidden]``."""
         field = next(field for field in self.model.fields if field.name == name)
         source = self._source(name)
         hidden = next(one.shape[1] for one in self.model.inputs if one.name == source)
         return _integers(name, (*field.shape[:-1], hidden))
 
     def _source(self, name: str) -> str:
-        """The input that a window is made of, if the model says so."""
+        """Return the name of the input that a window is made of; empty if the model has none."""
         layer, _, rest = name.partition(".conv.")
         source = f"{layer}.mixer_input"
         return source if rest and any(f.name == source for f in self.model.inputs) else ""
@@ -78,7 +78,7 @@ class GlobalState:
 
 
 def _integers(name: str, shape: tuple[int, ...]) -> Floats:
-    """Small integers: products and their sums are exact in every float type."""
+    """Return small integers: products and their sums are exact in every float type."""
     rng = np.random.default_rng(list(name.encode()))
     values: Floats = rng.integers(-3, 4, shape).astype(np.float32)
     return values
@@ -93,7 +93,10 @@ def _scrambled(ids: npt.NDArray[np.uint64], dtype: DType) -> Patterns:
 
 
 def _numbers(ids: npt.NDArray[np.uint64], dtype: DType) -> Patterns:
-    """Numbers with seven bits behind the point and small exponents: exact in each float type."""
+    """Return numbers with seven bits behind the point and small exponents.
+
+    They are exact in each float type.
+    """
     mixed = (ids * np.uint64(2654435761)).astype(np.int64) % (2 * 128 * 21)
     sign, rest = np.divmod(mixed, 128 * 21)
     exponent, fraction = np.divmod(rest, 128)
@@ -102,7 +105,7 @@ def _numbers(ids: npt.NDArray[np.uint64], dtype: DType) -> Patterns:
 
 
 def to_bits(values: npt.NDArray[np.float32], dtype: DType) -> Patterns:
-    """Numbers as bit patterns of a float type, rounded to nearest even."""
+    """Return numbers as bit patterns of a float type, rounded to nearest even."""
     if dtype is DType.FLOAT32:
         return values.view(np.uint32)
     if dtype is DType.FLOAT16:
@@ -112,7 +115,7 @@ def to_bits(values: npt.NDArray[np.float32], dtype: DType) -> Patterns:
 
 
 def to_floats(bits: Patterns, dtype: DType) -> npt.NDArray[np.float32]:
-    """Bit patterns of a float type as numbers."""
+    """Return bit patterns of a float type as numbers."""
     if dtype is DType.FLOAT32:
         return bits.view(np.float32)
     if dtype is DType.FLOAT16:

@@ -50,7 +50,7 @@ class Engine:
         """Whether it is P: what D's pages have room for is nothing that arrives."""
 
     def _choose_ids(self, region: Region, tokens: int, rng: random.Random) -> None:
-        """Scattered ids, in no order; block 0 is the null block and is nobody's."""
+        """Choose scattered ids in no order; block 0 is the null block and never chosen."""
         per_block = _block_reach(region)
         needed = -(-tokens // per_block) if per_block else 1
         self._block_count[region.group] = needed + 3
@@ -74,7 +74,7 @@ class Engine:
         return Blocks({group: np.array(ids, np.int64) for group, ids in self._ids.items() if group})
 
     def regions(self, rank: RankLayout) -> RegionTable:
-        """The rank's memory, as its agent would announce it."""
+        """Return the rank's memory, as its agent would announce it."""
         addresses = [self.arena.address(self.offsets[rank.rank, r.name]) for r in rank.regions]
         return RegionTable(
             np.array(addresses, np.int64),
@@ -85,9 +85,9 @@ class Engine:
     def write(self, memory: Bytes, state: GlobalState, tokens: Tokens) -> None:
         """Write every rank's slices of ``state`` into ``memory``, an image of the arena.
 
-        Of a field with a window nothing lies before it: those pages are null blocks. P has what its
-        block of the window's first token begins with, and so has an engine that keeps whole blocks.
-        Scratch memory is zero.
+        Nothing lies before a field's window: those pages are null blocks. P has all of the block in
+        which the window begins, and so has an engine that keeps whole blocks. Scratch memory
+        is zero.
         """
         tensors: dict[tuple[str, DType], Patterns] = {}
         windows = {field.name: field.window_tokens for field in self.layout.model.fields}
@@ -147,7 +147,7 @@ class Engine:
                 self._view(memory, rank, region, shard, page)[...] = bits[..., None]
 
     def _page_of(self, region: Region, page_tokens: int, token: int) -> tuple[int, int]:
-        """As vLLM's block tables have it: the block, then the place in the rank's part of it."""
+        """Return the page of a token, and its place there, as vLLM's block tables have them."""
         block, in_block = divmod(token, _block_reach(region))
         turn, in_turn = divmod(in_block, region.interleave_tokens)
         in_block = turn // region.context_parts * region.interleave_tokens + in_turn
@@ -157,7 +157,7 @@ class Engine:
     def _view(
         self, memory: Bytes, rank: RankLayout, region: Region, shard: Shard, page: int
     ) -> npt.NDArray[np.unsignedinteger]:
-        """A shard in a page, ``[*box, token]``."""
+        """Return a shard in a page, ``[*box, token]``."""
         start = self.offsets[rank.rank, region.name] + page * region.page_stride_bytes
         return np.ndarray(
             (*(span.size for span in shard.box), region.page_tokens or 1),
@@ -168,7 +168,7 @@ class Engine:
         )
 
     def check(self, state: GlobalState, tokens: Tokens, written: bool) -> None:
-        """Every byte is what ``state`` says or still poison; each was written once or never."""
+        """Check that every byte is what ``state`` says or still poison, written once or never."""
         image = np.full(self.arena.used, POISON, np.uint8)
         self.furnish(image, state)
         self.write(image, state, tokens)
@@ -196,18 +196,18 @@ class Engine:
 
 
 def held_tokens(region: Region, start: int, stop: int) -> list[int]:
-    """The tokens of ``[start, stop)`` that a rank keeps in a region."""
+    """Return the tokens of ``[start, stop)`` that a rank keeps in a region."""
     run, parts = region.interleave_tokens, region.context_parts
     return [token for token in range(start, stop) if token // run % parts == region.context_part]
 
 
 def _block_reach(region: Region) -> int:
-    """How many tokens of the prompt a block reaches over; 0: it holds a snapshot."""
+    """Return how many tokens of the prompt a block reaches over; 0: it holds a snapshot."""
     return (region.page_tokens or 0) * region.pages_per_block * region.context_parts
 
 
 def group_windows(layout: Layout) -> dict[str, int]:
-    """The window of every group that has one."""
+    """Return the window of every group that has one."""
     fields = {field.name: field.window_tokens for field in layout.model.fields}
     found: dict[str, set[int]] = defaultdict(set)
     for rank in layout.ranks:

@@ -20,7 +20,7 @@ UNTIL_CAUGHT = 1000
 
 
 def all_reports(count: int, *, faults: bool = True) -> dict[int, Report]:
-    """By seed."""
+    """Return the reports of the first ``count`` seeds, by seed."""
     return {one.seed: one for played in histories(0, count, faults=faults) for one in played}
 
 
@@ -62,7 +62,7 @@ def test_a_missing_promise_is_found(mutation: str) -> None:
 
 @pytest.mark.parametrize("fault", MISPLACED)
 def test_bytes_in_the_wrong_place_are_seen_at_d(fault: str) -> None:
-    """Not by some other promise that breaks with it."""
+    # D itself must find the fault, and not another promise that breaks with it.
     (reports,) = histories(0, 25, fault, faults=False)
     seen = "where nothing was to arrive" if fault == "tail" else "is DONE with"
     broken = [one.violation for one in reports if one.violation]

@@ -27,14 +27,14 @@ def all_reports(
 
 
 def befalls(fault: Callable[[History], None], history: History) -> None:
-    """Nothing else goes wrong."""
+    """Let the fault happen to a history of several brokers, and nothing else."""
     history.be_several()
     history.unhindered.looks = True
     history.loop.call_later(AT_S, fault, history)
 
 
 def cut_off(history: History) -> None:
-    """Etcd alone does not reach the leader any more, which reaches all others."""
+    """Cut the leader off from etcd alone; it reaches all others."""
     if (life := history.brokers.leader) is not None:
         history.network.cut(life.process.host, HOST)
         history.loop.call_later(BACK_S, history.network.heal, life.process.host, HOST)

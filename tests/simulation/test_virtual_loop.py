@@ -28,7 +28,7 @@ def test_timers_run_in_order_and_those_of_one_moment_as_they_were_set() -> None:
 
 
 def test_a_generator_that_nobody_holds_is_closed() -> None:
-    """As the broker's streams are when a client is cut off."""
+    # The broker's streams are closed in this way when a client is cut off.
     loop, closed = VirtualLoop(), list[bool]()
 
     async def numbers() -> AsyncIterator[int]:

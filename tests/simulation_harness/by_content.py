@@ -11,7 +11,7 @@ from simulation_harness.engines import Engine
 
 
 def by_content(hubs: Iterable[Hub], engines: Iterable[Engine]) -> Counter[str]:
-    """Count them over all lives of a broker and of engines."""
+    """Count what became of demands by content, over all lives of a broker and of engines."""
     found = Counter[str]()
     for hub in hubs:
         directory = hub.directory
@@ -34,7 +34,7 @@ def by_content(hubs: Iterable[Hub], engines: Iterable[Engine]) -> Counter[str]:
 
 
 def words_of(found: Counter[str], broken: int) -> str:
-    """The counts, for people."""
+    """Return the counts as text for people."""
     return (
         f"by content: {found['demands']} demands, {found['never found']} of them for what nobody "
         f"said to hold; {found['made']} offers, {found['published']} published, "

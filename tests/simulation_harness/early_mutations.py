@@ -20,7 +20,7 @@ OFTEN = "stamped.requests.COMPUTED_IN_CHUNKS"
 
 @contextlib.contextmanager
 def fenced_before(history: History) -> Iterator[None]:
-    """Leading tokens are read as soon as their blocks are published."""
+    """Let leading tokens be read as soon as their blocks are published."""
 
     def listed(self: SourceSide) -> int:
         if self.engine is None or self.publication.final:
@@ -38,18 +38,18 @@ def fenced_before(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def done_after_a_part(history: History) -> Iterator[None]:
-    """D is told DONE when it has read leading tokens."""
+    """Tell D DONE when it has read leading tokens."""
     with patch(OFTEN, 1.0), patch.object(Handoff, "part_tokens", property(lambda _: 0, _ignore)):
         yield
 
 
 def _ignore(handoff: Handoff, tokens: int) -> None:
-    """Forget what is read."""
+    """Ignore how many tokens were read."""
 
 
 @contextlib.contextmanager
 def lease_of_the_first_chunk(history: History) -> Iterator[None]:
-    """P's lease ends as its first chunk said, and reads of later ones go on."""
+    """End P's lease as its first chunk said, and let reads of later chunks go on."""
     renew, grant = Lease.renew, Lease.grant
 
     def once(self: Lease, lease_s: float, now_s: float) -> None:
@@ -70,7 +70,7 @@ def lease_of_the_first_chunk(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def used_though_taken_back(history: History) -> Iterator[None]:
-    """What is being read when P takes it back counts as read."""
+    """Let D use what it is still reading when P takes the pages back."""
 
     def nothing(self: Ledger, whole: Handoff, now_s: float) -> list[Action]:
         return []

@@ -37,7 +37,7 @@ class Engine:
         lost_since: Callable[[str, str], bool],
         revision: str = "",
     ) -> None:
-        """``lost_since`` tells whether a rank was lost since a handoff ended."""
+        """Begin a life; ``lost_since`` tells whether a rank was lost since a handoff ended."""
         self.side, self.life = side, life
         self.requests = Requests(self._ready, memory, stamps, rng)
         self.kept = KeptStates(self._ready, self.requests, rng, self._fence, self.spawn)
@@ -70,8 +70,7 @@ class Engine:
         self.scheduler.spawn(self._guard(work))
 
     def decode(self, prompt: Prompt, stamps_of: Callable[[str], set[int]]) -> None:
-        """Ask for a prompt's state as D; ``stamps_of`` tells which are right."""
-
+        """Ask for a prompt's state as D; ``stamps_of`` tells which stamps are right."""
         self.requests.pending.add(prompt.name)
         work = self.requests.decode(prompt, self._checked(stamps_of))
         self.scheduler.spawn(self._guard(work))
@@ -98,13 +97,13 @@ class Engine:
         stamps_of: Callable[[str], set[int]],
         keeps: bool,
     ) -> None:
-        """Ask for a state by its content; ``stamps_of`` tells which are right."""
+        """Ask for a state by its content; ``stamps_of`` tells which stamps are right."""
         self.requests.pending.add(name)
         work = self.kept.ask(prompt, computed, self._checked(stamps_of), name, keeps)
         self.spawn(work)
 
     def revise(self, revision: str) -> None:
-        """Its weights are replaced."""
+        """Replace the engine's weights."""
         if revision != self.requests.revision:
             self.requests.revision = revision
             self.kept.forget()

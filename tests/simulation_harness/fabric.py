@@ -38,14 +38,14 @@ class Fabric:
         self._opened: dict[Process, int] = {}
 
     def token(self, process: Process) -> str:
-        """What makes a name that of one life."""
+        """Return the part of a name that tells one life of a process from the others."""
         if self.names_are_unique:
             return f"{self.rng.getrandbits(48):012x}"
         self._opened[process] = number = self._opened.get(process, 0) + 1
         return f"{number}"
 
     def transport(self, label: str) -> Any:
-        """What `NixlTransport` is replaced by."""
+        """Return what replaces `NixlTransport`."""
         return SimulatedTransport(self, label)
 
 
@@ -84,7 +84,7 @@ class SimulatedTransport:
         self._ranges.append(range(address, address + length_bytes))
 
     def holds(self, address: int, length_bytes: int) -> bool:
-        """Whether one registration holds all of these bytes."""
+        """Return whether one registration holds all of these bytes."""
         return any(address in one and address + length_bytes <= one.stop for one in self._ranges)
 
     def metadata(self) -> bytes:
@@ -126,16 +126,16 @@ class SimulatedTransport:
         return flight.done
 
     def release(self, flight: Flight) -> None:
-        """Stops nothing."""
+        """Stop nothing: a read that was released may still write."""
 
     def progress(self) -> None:
-        """Connections make themselves."""
+        """Do nothing: connections make themselves."""
 
     def close(self) -> None:
         self._closed = True
 
     def _step(self, flight: Flight) -> None:
-        """The next part of a read; the process of the reader moves it."""
+        """Move the next part of a read, in the process of the reader."""
         if self._closed:
             return
         network = self._fabric.network

@@ -48,7 +48,7 @@ class Faults:
         """Of which each is one."""
 
     def plan(self, within_s: float) -> None:
-        """Decide."""
+        """Decide which faults happen, and when."""
         self._network.on_delivery = self._count
         for _ in range(self._rng.randint(0, 4)):
             fault = self._rng.choice(self.kinds)
@@ -58,7 +58,7 @@ class Faults:
                 self._loop.call_later(self._rng.uniform(0.0, within_s), self._do, fault)
 
     def heal(self) -> None:
-        """No more of them, and no trace of those that were."""
+        """End all faults and undo those that happened."""
         self._triggers.clear()
         self._network.loses = lambda call, batch: False
         self._network.heal_all()
@@ -98,7 +98,7 @@ class Faults:
             self._loop.call_later(self._short_s(), brokers.start, life.address)
 
     def lose_an_end(self) -> None:
-        """The leader is killed between telling P and D of the next DONE, either way round."""
+        """Kill the leader between telling P and telling D of the next DONE, in either order."""
         self.met_d = True
         loser = self._rng.choice("PD")
         self._detail(loser)
@@ -128,7 +128,7 @@ class Faults:
         self.end_engine(self._rng.choice(SIDES))
 
     def end_engine(self, side: str, again: bool = False) -> None:
-        """All of its processes are killed; it starts again soon, as another life or the same."""
+        """Kill all processes of an engine; it starts again soon, as another life or the same."""
         engine = self._history.lives[side][-1]
         if engine.scheduler.alive:
             for process in engine.processes:
@@ -136,18 +136,18 @@ class Faults:
             self._loop.call_later(self._short_s(), self._history.start_engine, side, again)
 
     def restart_unseen(self) -> None:
-        """P starts again while the broker can't see it."""
+        """Start P again while the broker can't see it."""
         self._cut_hosts("b", "p")
         self.end_engine("P")
         self._loop.call_later(self._rng.uniform(1.0, 10.0), self._heal_hosts, "b", "p")
 
     def restart_alike(self) -> None:
-        """An engine is started again under the incarnation that it had."""
+        """Start an engine again under the incarnation that it had."""
         self._detail(side := self._rng.choice(SIDES))
         self.end_engine(side, again=True)
 
     def replace_worker(self) -> None:
-        """A rank's process is killed, and its engine starts another one for the rank."""
+        """Kill a rank's process; its engine starts another one for the rank."""
         engine = self._history.lives[self._rng.choice(SIDES)][-1]
         number = self._rng.randrange(len(engine.workers))
         worker = engine.workers[number]
@@ -157,7 +157,7 @@ class Faults:
             self._loop.call_later(self._short_s(), engine.replace_worker, number)
 
     def _kill_worker(self) -> None:
-        """Its engine follows."""
+        """Kill a rank's process; its engine ends soon after."""
         side = self._rng.choice(SIDES)
         engine = self._history.lives[side][-1]
         worker = self._rng.choice(engine.workers)
@@ -168,7 +168,7 @@ class Faults:
     # -- who leaves -------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """An engine drains, and ends when nothing of it is open or it has waited long enough."""
+        """Drain an engine, and end it when nothing of it is open or it has waited long enough."""
         side = self._rng.choice(SIDES)
         engine = self._history.lives[side][-1]
         self.met_d |= side != "P"
@@ -195,7 +195,7 @@ class Faults:
         self._loop.call_later(self._rng.choice((1.0, 20.0)) * self._rng.random(), process.resume)
 
     def stall(self) -> None:
-        """A rank of P is paused until all heals."""
+        """Pause a rank of P until all faults heal."""
         self._rng.choice(self._history.lives["P"][-1].workers).pause()
 
     # -- who can't reach whom ---------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Faults:
         self._network.break_one()
 
     def _vanish(self) -> None:
-        """An engine can't be reached for so long that it is forgotten, or an operator says so."""
+        """Cut an engine off until the broker or an operator has forgotten it."""
         host = self._rng.choice(SIDES).lower()
         self.met_d |= host != "p"
         self._cut_hosts("b", host)
@@ -221,7 +221,7 @@ class Faults:
         self._loop.call_later(self._rng.uniform(0.1, 25.0), self._heal_hosts, *hosts)
 
     def _cut_hosts(self, host: str, other: str) -> None:
-        """``b`` stands for all brokers."""
+        """Cut two hosts off from each other; ``b`` stands for all brokers."""
         for one in self._history.brokers.hosts if host == "b" else (host,):
             self._network.cut(one, other)
 
@@ -231,7 +231,7 @@ class Faults:
 
 
 def _told_done(batch: Any) -> set[str]:
-    """The sides that a batch of a broker tells of a DONE."""
+    """Return the sides that a broker's batch tells of a DONE."""
     events = batch.events if isinstance(batch, broker_pb2.SessionResponse) else ()
     done = [one.ended for one in events if one.ended.state == broker_pb2.HANDOFF_STATE_DONE]
     return {"D" if one.demand else "P" for one in done}

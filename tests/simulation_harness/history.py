@@ -109,7 +109,7 @@ class Report:
 
 @cache
 def layout(tp: int, conv: ConvLayout, page_tokens: int) -> Layout:
-    """A small hybrid."""
+    """Return the layout of a small hybrid model."""
     mamba = Mamba2Spec(
         layer=0,
         heads=2,
@@ -126,7 +126,7 @@ def layout(tp: int, conv: ConvLayout, page_tokens: int) -> Layout:
 
 
 def host_memory(tp: int, conv: ConvLayout, page_tokens: int) -> HostMemory:
-    """Room for a few prompts."""
+    """Return memory for a few prompts."""
     counts = {"attention": HELD_TOKENS // page_tokens, "state": HELD_STATES}
     return HostMemory(layout(tp, conv, page_tokens), counts)
 
@@ -164,7 +164,7 @@ class History:
             self.lose_ends()
 
     def be_several(self, alone: bool = True) -> None:
-        """Play it with several brokers. ``alone``: nothing else goes wrong than these do."""
+        """Play the history with several brokers; ``alone``: only they and their etcd fail."""
         if not self.brokers.several:
             self.brokers.be_several()
         if self.faults is not None:
@@ -173,7 +173,7 @@ class History:
             self.unhindered.looks = alone
 
     def lose_ends(self) -> None:
-        """Nothing goes wrong but that the broker dies between telling P and D of an end."""
+        """Let nothing fail but the broker, which dies between telling P and D of an end."""
         if self.faults is not None:
             self.faults.kinds = (self.faults.lose_an_end,)
             self.unhindered.looks = True
@@ -181,7 +181,7 @@ class History:
     # -- running ----------------------------------------------------------------------------------
 
     def run(self) -> Report:
-        """Play it; violations are in the report."""
+        """Play the history; violations are in the report."""
         said = self.brokers.said
         looked_at = contextlib.nullcontext() if said is None else said.looked_at()
         with simulated(self.report.seed, self.rng, self.network, self.fabric), looked_at:
@@ -270,7 +270,7 @@ class History:
         raise Violation(f"after all has healed {what} ended as {ends}")
 
     async def _serve_one(self, name: str) -> tuple[str, str] | None:
-        """How a handoff ends that nothing stands against but a slow network."""
+        """Return how a handoff ends that nothing hinders but a slow network."""
         prompt = replace(self.prompt(name, healthy=True), readers=2, told_readers=2)
         for side in "PDE":
             self.loop.call_later(self.rng.random(), self.begin, side, prompt)
@@ -280,9 +280,9 @@ class History:
         return ("DONE", "") if ends == {("DONE", "")} else next(iter(ends - {("DONE", "")}))
 
     async def _find_one(self, name: str) -> tuple[str, str] | None:
-        """How a demand ends for what E holds, which does not answer, and P, which does.
+        """Return how a demand ends if E, which holds its state, does not answer, and P does.
 
-        Nothing else stands against it but a slow network.
+        Nothing else hinders the demand but a slow network.
         """
         prompt = self.prompt(name, healthy=True)
         p, d, e = (self.lives[side][-1] for side in "PDE")
@@ -298,7 +298,7 @@ class History:
         return d.requests.said.get(f"{name}?")
 
     def computed(self, name: str, stamp: int) -> None:
-        """An engine has written a state that it keeps by its content."""
+        """Note that an engine has written a state that it keeps by its content."""
         self.held_stamps.setdefault(name, set()).add(stamp)
 
     async def _pass(self, seconds: float) -> None:
@@ -367,7 +367,7 @@ class History:
         return [*engines, *(life.process for life in self.brokers.lives)]
 
     def hinder(self) -> None:
-        """Something meets D that it may be late for."""
+        """Note that a fault meets D, which may make it late."""
         if self.faults is not None:
             self.faults.met_d = True
 
@@ -382,7 +382,7 @@ class History:
         )
 
     def start_engine(self, side: str, again: bool = False) -> None:
-        """Begin a life of an engine; ``again``: under the incarnation of the last one."""
+        """Begin a life of an engine; ``again``: under the incarnation of its last life."""
         lives = self.lives[side]
         lives.append(
             Engine(
@@ -401,7 +401,7 @@ class History:
         )
 
     def _lost_since(self, side: str, name: str) -> bool:
-        """Whether a rank of D was lost after its broker knew that the handoff had ended.
+        """Return whether a rank of D was lost after its broker knew that the handoff had ended.
 
         The broker may hear of the loss a moment later than of what ended before it.
         """
@@ -417,7 +417,7 @@ class History:
         return True
 
     def _replaced(self, engine: Engine) -> None:
-        """A word of a life that was killed came late, and it is started once more."""
+        """Restart an engine that a late message of its killed life has replaced."""
         if self.faults is not None and engine is self.lives[engine.side][-1]:
             self.loop.call_later(0.0, self.faults.end_engine, engine.side, context=Context())
 
@@ -439,7 +439,7 @@ class History:
         )
 
     def _for_several(self, prompt: Prompt) -> Prompt:
-        """The same for several D's, or not."""
+        """Return the prompt, perhaps changed so that several D's read it."""
         if self.rng.random() >= FOR_SEVERAL:
             return prompt
         readers = self.rng.choice((1, 2, 2, 3))
@@ -461,7 +461,7 @@ class History:
             self.loop.call_later(at_s + wait_s, self.begin, side, how)
 
     def _plan_replacements(self) -> None:
-        """Decide when which engines' weights are replaced, if anything goes wrong."""
+        """Decide when which engines' weights are replaced, if faults are on."""
         rng = Random(self.report.seed + 2)  # noqa: S311 - what else happens stays as it is
         if self.faults is not None and not self.unhindered.looks:
             for number in range(rng.randint(1, 4)):
@@ -484,13 +484,13 @@ class History:
             engine.decode(prompt, self._stamps_of)
 
     def _abandon(self, handoff_id: str) -> None:
-        """A router tells the broker that nobody will ask, if there is one."""
+        """Tell the leader that nobody will ask for a handoff, as a router does."""
         self.brokers.tell_leader(
             lambda hub: hub.directory.abandon(DEFAULT_TENANT, handoff_id, hub.now_s())
         )
 
     def forget(self, side: str) -> None:
-        """An operator has an engine forgotten that is not there."""
+        """Have an operator make the leader forget an engine that is not there."""
 
         def forget(hub: Hub) -> list[Action]:
             members = hub.directory.members
@@ -502,7 +502,7 @@ class History:
         self.brokers.tell_leader(forget)
 
     def check_drained(self, engine: Engine) -> None:
-        """An engine that has drained may go: nothing of it is left at the broker that it is at."""
+        """Check that an engine that has drained may go: its broker has nothing of it left."""
         life = (
             None
             if engine.session is None

@@ -28,7 +28,7 @@ class Prefixes:
         self._rng = Random(history.report.seed + 1)  # noqa: S311
 
     def plan(self) -> None:
-        """Decide."""
+        """Plan which states engines compute, and when they are asked for and evicted."""
         rng = self._rng
         for number in range(rng.randint(0, MOST)):
             prompt = self._history.prompt(f"kept{number}")
@@ -45,7 +45,7 @@ class Prefixes:
                 self._later(WITHIN_S, self._evict, rng.choice("PDE"), prompt)
 
     def _later(self, within_s: float, call: Callable[..., object], *given: object) -> float:
-        """When it will be."""
+        """Call something within some time; return when that will be."""
         at_s = self._rng.uniform(0.0, within_s)
         self._history.loop.call_later(at_s, call, *given)
         return at_s

@@ -39,9 +39,10 @@ def play(
     digests: Digests | None = None,
     prepare: Prepare | None = None,
 ) -> Report:
-    """One history; digests are as its seed says, and off with a mutation: they would undo it.
+    """Play one history; its digests are off with a mutation, which they would undo.
 
-    ``prepare`` has it be another one than its seed says.
+    Without a mutation they are as the seed says, unless ``digests`` is given. ``prepare`` makes the
+    history another one than its seed says.
     """
     if mutation and digests is None:
         digests = Digests()
@@ -55,13 +56,13 @@ def play(
 
 
 def _hush() -> None:
-    """What is left of killed processes is swept up, and can't clean up behind itself."""
+    """Silence what Python says of killed processes, which can't clean up after themselves."""
     sys.unraisablehook = lambda _: None
     warnings.simplefilter("ignore", RuntimeWarning)
 
 
 def _begin() -> None:
-    """Have a process play many: what is there by now is not looked through for garbage."""
+    """Prepare a process for many histories: garbage collection skips what exists by now."""
     _hush()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -81,7 +82,7 @@ def histories(
     digests: Digests | None = None,
     prepare: Prepare | None = None,
 ) -> Iterator[list[Report]]:
-    """Reports as they come, from as many processes as there are processors."""
+    """Yield reports as they come, from as many processes as there are processors."""
     size = 25
     tasks = [
         (range(seed, min(seed + size, first + count)), mutation, faults, digests, prepare)
@@ -94,7 +95,7 @@ def histories(
 
 
 def main() -> int:
-    """Print what was found; 1 if a promise was broken."""
+    """Print what was found; return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(
         prog="./run simulate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

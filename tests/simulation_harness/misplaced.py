@@ -23,7 +23,7 @@ CONV_B, CONV_C, CONV_X = (f"layers.0.conv.{part}" for part in "BCx")
 
 @contextlib.contextmanager
 def _ordered_otherwise(change: Callable[[Order], Order]) -> Iterator[None]:
-    """Agents obey other orders than they were given."""
+    """Let agents obey other orders than they were given."""
     with contextlib.ExitStack() as stack:
         for name in ("stage_from_proto", "execute_from_proto"):
             real = getattr(orders, name)
@@ -37,7 +37,7 @@ def _ordered_otherwise(change: Callable[[Order], Order]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _planned_otherwise(change: Callable[[Plan], list[Move]]) -> Iterator[None]:
-    """The broker makes other moves of its plans."""
+    """Let the broker make other moves of its plans."""
 
     def make(source: Layout, destination: Layout, **how: bool) -> Plan:
         plan = make_plan(source, destination, **how)
@@ -53,7 +53,7 @@ def _planned_otherwise(change: Callable[[Plan], list[Move]]) -> Iterator[None]:
 
 
 def pages_in_another_order(history: History) -> contextlib.AbstractContextManager[None]:
-    """P's pages of a prompt are read from the last to the first."""
+    """Read P's pages of a prompt from the last to the first."""
 
     def turned(order: Order) -> Order:
         ids = order.src_blocks.by_group
@@ -63,7 +63,7 @@ def pages_in_another_order(history: History) -> contextlib.AbstractContextManage
 
 
 def a_token_too_many(history: History) -> contextlib.AbstractContextManager[None]:
-    """The one behind the position comes too, where P and D have a place for it."""
+    """Hand over the token behind the position too, where P and D have a place for it."""
 
     def longer(order: Order) -> Order:
         tokens = order.tokens
@@ -73,7 +73,7 @@ def a_token_too_many(history: History) -> contextlib.AbstractContextManager[None
 
 
 def b_and_c_exchanged(history: History) -> contextlib.AbstractContextManager[None]:
-    """Of a conv state each is read where the other one is."""
+    """Read B of a conv state where C is, and C where B is."""
     other = {CONV_B: CONV_C, CONV_C: CONV_B}
 
     def exchanged(plan: Plan) -> list[Move]:
@@ -87,7 +87,7 @@ def b_and_c_exchanged(history: History) -> contextlib.AbstractContextManager[Non
 
 
 def wrong_offset(history: History) -> contextlib.AbstractContextManager[None]:
-    """One field is read an element further on."""
+    """Read one field an element further on."""
 
     def shifted(plan: Plan) -> list[Move]:
         return [

@@ -37,7 +37,7 @@ Mutation = Callable[[History], contextlib.AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def no_incarnation_in_names(history: History) -> Iterator[None]:
-    """The next life of an agent has the name of the last one."""
+    """Give the next life of an agent the name of the last one."""
     history.fabric.names_are_unique = False
     # Where it matters: chance alone brings this about once in a thousand histories.
     if history.faults is not None:
@@ -47,7 +47,7 @@ def no_incarnation_in_names(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_generations(history: History) -> Iterator[None]:
-    """A report counts for the oldest handoff that its rank may read, whatever it reports on."""
+    """Count a report for the oldest handoff that its rank may read, whatever it reports on."""
     settled = Reports.settled
 
     def any_number(
@@ -70,7 +70,7 @@ def no_generations(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_quarantine(history: History) -> Iterator[None]:
-    """A read that is late is given up at once, and may still write."""
+    """Give up a late read at once, though it may still write."""
     made = Reader.__init__
 
     def hasty(self: Reader, *how: object, **more: object) -> None:
@@ -89,7 +89,7 @@ def no_quarantine(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_deadline_at_d(history: History) -> Iterator[None]:
-    """D's agents read for as long as it takes."""
+    """Let D's agents read for as long as a read takes."""
     translate = orders.execute_from_proto
     # Where it matters: what stood still goes on in the end.
     if history.faults is not None:
@@ -104,21 +104,21 @@ def no_deadline_at_d(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_content(history: History) -> Iterator[None]:
-    """Nobody compares what P computed with what D asks for."""
+    """Do not compare what P computed with what D asks for."""
     with patch.object(Demand, "check_content", lambda *words: None):
         yield
 
 
 @contextlib.contextmanager
 def ids_used_again(history: History) -> Iterator[None]:
-    """Whoever asks for a handoff that has ended is told how it ended."""
+    """Tell an engine that asks for a handoff that has ended how it ended."""
     with patch.object(Handoff, "check_asked_before", lambda *words: None):
         yield
 
 
 @contextlib.contextmanager
 def pages_free_at_once(history: History) -> Iterator[None]:
-    """D's pages are its own again as soon as it gives its demand up."""
+    """Give D its pages back as soon as it gives its demand up."""
     cancel = Delivery.cancel
 
     def hasty(self: Delivery, msg: object = None) -> bool:
@@ -133,7 +133,7 @@ def pages_free_at_once(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ends_of_one_side(history: History) -> Iterator[None]:
-    """What one side was told by a broker before helps the other side nothing."""
+    """Let a broker ignore for one side what another broker told the other side."""
     history.lose_ends()
     with patch.object(Directory, "known_end", lambda *words: []):
         yield
@@ -141,7 +141,7 @@ def ends_of_one_side(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ends_of_any_attempt(history: History) -> Iterator[None]:
-    """What one side was told counts for whatever the other one has open under that id."""
+    """Count what one side was told for any handoff that the other side has open under that id."""
     # Where it matters: brokers die, and ids are used again.
     history.lose_ends()
 
@@ -155,7 +155,7 @@ def ends_of_any_attempt(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def two_states_at_once(history: History) -> Iterator[None]:
-    """P says a second state under an id that it has published whole, and fences it."""
+    """Let P publish a second state under an id that it has published whole, and fence it."""
     # Where it matters: chance alone brings this about once in some thousand histories.
     often = patch("simulation_harness.history.COMPUTED_AT_ONCE", 1.0)
     with often, patch.object(OpenHandoffs, "_is_another", lambda *words: False):
@@ -164,7 +164,10 @@ def two_states_at_once(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def two_states_of_any_client(history: History) -> Iterator[None]:
-    """The same of a client that has no book; the broker goes on with what it was told first."""
+    """Publish two states under one id, as a client does that does not note what it published.
+
+    The broker goes on with the state that it was told first.
+    """
     with (
         two_states_at_once(history),
         patch.object(Directory, "publication_refused", lambda *words: []),
@@ -174,7 +177,7 @@ def two_states_of_any_client(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaving_at_once(history: History) -> Iterator[None]:
-    """An engine that drains does not wait for what is open."""
+    """Let an engine drain without waiting for what is open."""
     # Where it matters: nothing else goes wrong.
     if history.faults is not None:
         history.faults.kinds = (history.faults.leave,)
@@ -188,7 +191,7 @@ def leaving_at_once(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def wire_that_spoils(history: History) -> Iterator[None]:
-    """Of what is read a byte may be another than was sent, until all heals."""
+    """Spoil some bytes of what is read, until all faults heal."""
     history.fabric.spoiled = 0.02
     history.unhindered.looks = False
     yield
@@ -196,14 +199,14 @@ def wire_that_spoils(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pages_free_after_one_reader(history: History) -> Iterator[None]:
-    """P has its pages back when the first of several readers has the state."""
+    """Give P its pages back when the first of several readers has the state."""
     with patch.object(Deliveries, "served", property(lambda self: self.done > 0)):
         yield
 
 
 @contextlib.contextmanager
 def too_late_a_reader(history: History) -> Iterator[None]:
-    """Who asks when all readers have the state is told how the publication ended: DONE."""
+    """Tell a D that asks when all readers have the state how the publication ended: DONE."""
 
     def told(self: Readers, handoff: Handoff, engine: EngineRecord, now_s: float) -> Handoff:
         return handoff
@@ -214,7 +217,7 @@ def too_late_a_reader(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def more_readers_than_places(history: History) -> Iterator[None]:
-    """Every D that asks is let read at once, however many readers P has named."""
+    """Let every D that asks read at once, however many readers P has named."""
     # Where it matters: more D's ask than P has named, and one of them reads for long.
     if history.faults is not None:
         history.faults.kinds = (history.faults.stall,)
@@ -225,21 +228,21 @@ def more_readers_than_places(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def offered_on(history: History) -> Iterator[None]:
-    """What somebody publishes stays on offer to others."""
+    """Let a state that one holder publishes stay on offer to others."""
     with patch.object(Offering, "taken", lambda *words: None):
         yield
 
 
 @contextlib.contextmanager
 def offered_once(history: History) -> Iterator[None]:
-    """What the first holder does not answer is offered to nobody else."""
+    """Offer a state to nobody else when the first holder does not answer."""
     with patch.object(Offering, "tick", lambda *words: []):
         yield
 
 
 @contextlib.contextmanager
 def evicted_while_given(history: History) -> Iterator[None]:
-    """An engine uses the pages of a state again that it has published for an offer."""
+    """Let an engine use pages again whose state it has published for an offer."""
 
     def hasty(self: KeptStates, kept: Kept) -> None:
         if kept.evicted and not kept.given:
@@ -254,7 +257,7 @@ def evicted_while_given(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_revision_compared(history: History) -> Iterator[None]:
-    """D is given the state of whichever weights P had."""
+    """Give D the state of whichever weights P had."""
     with (
         patch("simulation_harness.history.REPLACED_OF", 1),
         patch("simulation_harness.history.audit", lambda _: []),
@@ -265,7 +268,7 @@ def no_revision_compared(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def demands_of_weights_that_are_gone(history: History) -> Iterator[None]:
-    """What D has asked for goes on when its weights are replaced."""
+    """Let the demands of a D go on when its weights are replaced."""
 
     def forgetful(
         self: Directory, engine: EngineRecord, revision: str, now_s: float
@@ -283,7 +286,7 @@ def demands_of_weights_that_are_gone(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pages_named_twice(history: History) -> Iterator[None]:
-    """Nobody looks whether another open demand of an engine names the same pages."""
+    """Let several open demands of an engine name the same pages."""
 
     def none_is_open(self: PagesInUse, handoff: Handoff, *words: object) -> None:
         handoff.writing = 0
@@ -297,14 +300,14 @@ def pages_named_twice(history: History) -> Iterator[None]:
 
 
 def _only(history: History, *faults: str) -> None:
-    """Have nothing else go wrong: chance alone brings it about too seldom."""
+    """Let nothing else go wrong, as chance alone brings this fault about too seldom."""
     if history.faults is not None:
         history.faults.kinds = tuple(getattr(history.faults, name) for name in faults)
 
 
 @contextlib.contextmanager
 def ranks_replaced_in_a_read(history: History) -> Iterator[None]:
-    """A rank of D that comes back as another process reads on where the old one was."""
+    """Let a rank of D that comes back as another process read on where the old one was."""
     _only(history, "replace_worker")
     slow = patch("stamped.requests.COMPUTED_IN_CHUNKS", 1.0)
     unread = patch.object(Handoff, "begun", False)
@@ -314,7 +317,7 @@ def ranks_replaced_in_a_read(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def words_of_a_dead_process(history: History) -> Iterator[None]:
-    """What an engine had open goes on in the next process of its incarnation."""
+    """Let what an engine had open go on in the next process of its incarnation."""
     _only(history, "restart_alike")
     with patch.object(Connections, "_end_words", lambda *words: []):
         yield
@@ -322,7 +325,7 @@ def words_of_a_dead_process(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def given_up_and_published(history: History) -> Iterator[None]:
-    """A session publishes an id again that it has given up."""
+    """Let a session publish an id again that it has given up."""
     _only(history, "kill_broker")
     often = patch("simulation_harness.history.ATTEMPTED", 1.0)
     with often, patch.object(OpenHandoffs, "_use_up", lambda *words: None):
@@ -331,7 +334,7 @@ def given_up_and_published(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fences_left_over(history: History) -> Iterator[None]:
-    """The same of any client; the broker keeps fences of what is given up unpublished."""
+    """Let any client publish such an id again; the broker keeps fences of unpublished ids."""
     often = patch("simulation_harness.history.ATTEMPTED", 1.0)
     with (
         often,

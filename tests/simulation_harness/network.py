@@ -61,7 +61,7 @@ class Listener:
     handlers: dict[str, Any] = field(default_factory=dict)
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """As generated code calls it."""
+        """Do nothing: generated code also calls `add_registered_method_handlers`."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         for name, handler in handlers.items():
@@ -97,45 +97,45 @@ class Network:
     # -- what goes wrong --------------------------------------------------------------------------
 
     def cut(self, host: str, other: str) -> None:
-        """Nothing passes between two hosts."""
+        """Cut two hosts off from each other."""
         self._cuts += 1
         self._cut[frozenset((host, other))] = self._cuts
         for call in self._calls:
             call.was_cut()
 
     def heal(self, host: str, other: str) -> None:
-        """All passes again."""
+        """Connect two hosts again."""
         self._cut.pop(frozenset((host, other)), None)
         for call in self._calls:
             call.was_healed()
 
     def heal_all(self) -> None:
-        """Nothing is cut any more."""
+        """Connect all hosts again."""
         for hosts in list(self._cut):
             self.heal(*hosts)
 
     def is_cut(self, host: str, other: str) -> int:
-        """Which cut parts two hosts; 0: none."""
+        """Return the number of the cut between two hosts; 0: there is none."""
         return self._cut.get(frozenset((host, other)), 0)
 
     def lost(self, process: Process) -> None:
-        """A process was killed: its system closes its connections."""
+        """Close the connections of a process that was killed, as its system does."""
         for call in self._calls:
             call.lost(process)
 
     def pause(self, process: Process) -> None:
-        """A process stands still: who calls it learns that by keepalive."""
+        """Pause a process, of which its callers learn by keepalive."""
         process.pause()
         for call in self._calls:
             call.was_paused(process)
 
     def own_time(self, _: int = 0) -> float:
-        """By the clock of the process that asks."""
+        """Return the time by the clock of the process that asks."""
         process = CURRENT.get()
         return self.loop.time() * (1.0 if process is None else process.pace)
 
     def break_one(self) -> None:
-        """A connection breaks, for both sides."""
+        """Break a connection for both sides."""
         calls = [call for call in self._calls if call.is_open]
         if calls:
             call = self.rng.choice(calls)
@@ -143,7 +143,7 @@ class Network:
             call.end_server(self.delay_s())
 
     def delay_s(self) -> float:
-        """How long a message takes."""
+        """Draw how long a message takes."""
         draw = self.rng.random()
         if draw < 0.96:
             return self.rng.uniform(0.0001, 0.003)
@@ -154,7 +154,7 @@ class Network:
     def open_channel(
         self, address: str, credentials: Credentials, several: bool = False
     ) -> Channel:
-        """What `restow.broker.client.connection.channel.open_channel` is replaced by."""
+        """Open a channel, in place of `restow.broker.client.connection.channel.open_channel`."""
         process = CURRENT.get()
         if process is None:
             raise RuntimeError("a channel outside of a process")
@@ -164,7 +164,7 @@ class Network:
         self._calls.append(call)
 
     def count(self) -> None:
-        """Something happened."""
+        """Count a delivery, and tell that it happened."""
         self.delivered += 1
         self.loop.call_soon(self.on_delivery, self.delivered, context=_NOBODY.copy())
 
@@ -192,7 +192,7 @@ class Wire:
         self._receiver.soon(self._put, item)
 
     def flush(self) -> None:
-        """The hosts are connected again."""
+        """Send on what was held back, if the hosts are connected again."""
         while self._held and not self._network.is_cut(self._sender.host, self._receiver.host):
             self._network.count()
             self._receiver.soon(self._put, self._held.popleft())
@@ -275,7 +275,7 @@ class _Call:
     # -- the client's side ------------------------------------------------------------------------
 
     async def wait_for_connection(self) -> None:
-        """Return at once: who reads hears of what fails."""
+        """Return at once: a caller that reads hears of what fails."""
 
     async def write(self, message: Any) -> None:
         if self._outcome is not None:
@@ -377,7 +377,7 @@ class _Call:
         self._down.send(_unavailable("connection reset"))
 
     def lost(self, process: Process) -> None:
-        """A side was killed: the other hears of it, or keeps silent until keepalive does."""
+        """Tell the other side that a process was killed; behind a cut keepalive tells it."""
         if self._listener is None:
             return
         cut = self._network.is_cut(self._client.host, self._server.host)
@@ -389,7 +389,7 @@ class _Call:
             self.end_client(_unavailable("connection reset"), delay_s)
 
     def _noticed_s(self, alone_s: float) -> float:
-        """When the client knows that nothing comes back; ``alone_s`` from the only broker."""
+        """Return when the client notices a dead wire; ``alone_s`` with a single broker."""
         return NOTICED_S if self._several else alone_s
 
     def was_cut(self) -> None:
@@ -462,7 +462,7 @@ class Channel:
         return lambda metadata=(): _Call(self, method, *coders, metadata)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """How it stands now. Where nothing comes back it goes on trying."""
+        """Return the channel's state; while nothing comes back, it is connecting."""
         listener = self.network.listeners.get(self.address)
         if listener is None or not listener.process.alive:
             return grpc.ChannelConnectivity.TRANSIENT_FAILURE
@@ -472,11 +472,11 @@ class Channel:
         return grpc.ChannelConnectivity.READY
 
     async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
-        """Try again and again, as a channel does."""
+        """Try again and again to connect, as a channel does."""
         while self.get_state() is last:
             await asyncio.sleep(self._look_s)
             self._look_s = min(2 * self._look_s, LAST_RECONNECT_S)
         self._look_s = FIRST_RECONNECT_S
 
     async def close(self, grace: float | None = None) -> None:
-        """Calls are cancelled by those who made them."""
+        """Do nothing: calls are cancelled by those who made them."""

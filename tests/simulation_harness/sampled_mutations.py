@@ -15,7 +15,7 @@ from simulation_harness.history import History
 
 @contextlib.contextmanager
 def of_any_content(history: History) -> Iterator[None]:
-    """D is told what P sampled behind another prompt."""
+    """Tell D the token that P sampled behind another prompt."""
 
     def fits(self: Demand, handoff_id: str, published: Publication) -> bool:
         return self.takes_sampled and published.sampled_token is not None
@@ -26,7 +26,7 @@ def of_any_content(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def told_once(history: History) -> Iterator[None]:
-    """A D whose stream broke is not told again."""
+    """Do not tell the token to a D again whose stream broke."""
     add = Handoff.add_demand_message
 
     def keep(self: Handoff, engine: EngineRecord, number: int) -> None:

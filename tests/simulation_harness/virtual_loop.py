@@ -44,23 +44,23 @@ class Process:
         self._loop.call_soon(call, *args, context=self.context.copy())
 
     def kill(self) -> None:
-        """Nothing of it happens any more."""
+        """Kill the process: none of its callbacks runs any more."""
         self.alive = False
         self._parked.clear()
 
     def pause(self) -> None:
-        """As SIGSTOP does."""
+        """Pause the process as SIGSTOP does."""
         self.paused = True
         self.pauses += 1
 
     def resume(self) -> None:
-        """As SIGCONT does: first comes what was due meanwhile."""
+        """Resume the process as SIGCONT does: what was due meanwhile runs first."""
         self.paused = False
         parked, self._parked = self._parked, deque()
         self._loop.hurry(parked)
 
     def admits(self, handle: asyncio.Handle) -> bool:
-        """Whether a callback may run now; one that may later is kept."""
+        """Return whether a callback may run now; a callback of a paused process is kept."""
         if self.alive and self.paused:
             self._parked.append(handle)
         return self.alive and not self.paused
@@ -112,11 +112,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.broken: list[dict[str, Any]] = []
 
     def time(self) -> float:
-        """Virtual seconds."""
+        """Return the virtual time in seconds."""
         return self._now_s
 
     def _run_once(self) -> None:
-        """As asyncio has it, but for sockets: there are none, and looking for them takes long."""
+        """Run one turn as asyncio does, but for sockets: there are none, and a look takes long."""
         due, waiting = self._due, self._waiting
         if not due:
             while waiting and waiting[0][2].cancelled():
@@ -135,7 +135,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 handle._run()
 
     def _check_closed(self) -> None:
-        """Tasks of killed processes are swept up after the end, and may say so to nobody."""
+        """Do nothing: tasks of killed processes are swept up after the end."""
 
     def hurry(self, handles: deque[asyncio.Handle]) -> None:
         """Run handles as soon as possible."""
@@ -148,7 +148,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: object,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As asyncio has it, in the process of the context."""
+        """Call as asyncio does, in the process of the context."""
         return self.call_later(when - self._now_s, callback, *args, context=context)
 
     def call_later(
@@ -158,7 +158,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: object,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As asyncio has it, in the process of the context."""
+        """Call as asyncio does, in the process of the context."""
         when = self._now_s + delay
         timer = _Timer(when, callback, args, self, context)
         heapq.heappush(self._waiting, (when, next(self._numbers), timer))
@@ -167,7 +167,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.Handle:
-        """As asyncio has it, in the process of the context."""
+        """Call as asyncio does, in the process of the context."""
         handle = _Timer(self._now_s, callback, args, self, context)
         self._due.append(handle)
         return handle
@@ -175,13 +175,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.Handle:
-        """The same: there are no other threads. Generators are closed by it."""
+        """Do the same as `call_soon`: there are no other threads. Generators are closed by it."""
         return self.call_soon(callback, *args, context=context)
 
     def run_in_executor(
         self, executor: object, function: Callable[..., Any], *args: object
     ) -> asyncio.Future[Any]:
-        """Do it here and now."""
+        """Run the function here and now."""
         future = self.create_future()
         try:
             future.set_result(function(*args))

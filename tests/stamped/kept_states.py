@@ -24,7 +24,7 @@ SILENT_S = 3.0
 
 
 def prefix_of(prompt: Prompt) -> Prefix:
-    """A prompt's whole state, by its content."""
+    """Return a prompt's whole state, by its content."""
     position_tokens = prompt.position_tokens
     hashes = tuple(
         _hash(prompt, at) for at in range(QUANTUM_TOKENS, position_tokens + 1, QUANTUM_TOKENS)
@@ -60,7 +60,7 @@ class KeptStates:
         fence: Callable[[str], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """``requests`` has the pages; ``spawn`` has the scheduler do something."""
+        """Take pages from ``requests``; ``spawn`` has the scheduler do something."""
         self._session, self._requests, self._rng = session, requests, rng
         self._fence, self._spawn = fence, spawn
         self._kept: dict[Prefix, Kept] = {}
@@ -93,7 +93,7 @@ class KeptStates:
         name: str,
         keeps: bool,
     ) -> None:
-        """Ask for a state by its content, as handoff ``name``; keep what came, if ``keeps``."""
+        """Ask for a state by its content, as handoff ``name``; keep the state, if ``keeps``."""
         came = await self._requests.receive(replace(prompt, name=name), prefix_of(prompt))
         if came is None:
             return
@@ -107,13 +107,13 @@ class KeptStates:
             self._requests.pages.give(came.ids)
 
     def _write(self, ids: Ids) -> int:
-        """Fill pages with a state of the present weights; its stamp."""
+        """Fill pages with a state of the present weights; return its stamp."""
         stamp = self._requests.pages.write(ids)
         self._requests.stamps.revisions[stamp] = self._requests.revision
         return stamp
 
     def forget(self) -> None:
-        """Keep nothing any more: the weights were replaced."""
+        """Forget all states, because the weights were replaced."""
         known, self._kept = self._kept, {}
         for kept in known.values():
             kept.evicted = True
@@ -130,7 +130,7 @@ class KeptStates:
             session.hold(FORM, group, hashes)
 
     def _told(self, prefix: Prefix, ids: Ids) -> dict[str, list[bytes]]:
-        """The hashes that stand for the blocks and the snapshot of a state."""
+        """Return the hashes that stand for the blocks and the snapshot of a state."""
         last = prefix.end_hash or prefix.hashes[-1]
         told = {}
         for group, tokens in self._requests.pages.memory.page_tokens.items():
@@ -154,17 +154,17 @@ class KeptStates:
                 session.evict(FORM, group, hashes)
 
     async def evict_all(self) -> None:
-        """Forget all of them."""
+        """Evict all states."""
         for kept in list(self._kept.values()):
             await self.evict(kept.prompt)
 
     def lose(self) -> None:
-        """A rank has lost its memory: forget all states at once, and tell so."""
+        """Forget all states at once and tell so, after a rank has lost its memory."""
         for kept in list(self._kept.values()):
             self._spawn(self.evict(kept.prompt))
 
     def offered(self, offer: Offer) -> None:
-        """Answer an offer, or don't."""
+        """Answer an offer, or leave it unanswered."""
         self._spawn(self._answer(offer))
 
     async def _answer(self, offer: Offer) -> None:

@@ -36,7 +36,7 @@ class Keys:
     """0: a page holds a snapshot, whose words are those of token 0."""
 
     def needed(self, index: int, position_tokens: int) -> Bools:
-        """Which words of a page belong to a state at this position."""
+        """Return which words of a page belong to a state at this position."""
         tokens = position_tokens - index * self.page_tokens
         mask: Bools = (self.token != PADDING) & (self.token < max(tokens, 0))
         return mask
@@ -44,7 +44,7 @@ class Keys:
 
 @cache
 def keys_of(layout: Layout, rank: int, name: str, pages: int) -> Keys:
-    """Of a region, for lists of up to so many pages."""
+    """Return the keys of a region, for lists of up to ``pages`` pages."""
     held = next(one for one in layout.ranks if one.rank == rank)
     region = held.region(name)
     size = region.page_stride_bytes // WORD_BYTES
@@ -63,7 +63,7 @@ def keys_of(layout: Layout, rank: int, name: str, pages: int) -> Keys:
 def _words(
     layout: Layout, rank: RankLayout, region: Region, shard: Shard
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], _Numbers]:
-    """Words of a page that a shard lies on, the token of each, and its number in the field."""
+    """Return the words of a page that a shard covers, their tokens and their field numbers."""
     shape = next(field.shape for field in layout.model.fields if field.name == shard.field)
     parts = shard.dtype.itemsize_bytes // WORD_BYTES
     if not parts:
@@ -91,7 +91,7 @@ def _named(name: str) -> np.uint64:
 
 
 def _mixed(numbers: _Numbers) -> _Numbers:
-    """As splitmix64 does: near numbers become far ones."""
+    """Return mixed numbers, as splitmix64 does: near numbers become far ones."""
     mixed = numbers * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

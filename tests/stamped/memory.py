@@ -24,7 +24,7 @@ SHOWN = 5
 
 
 def memory_bytes(layout: Layout, page_counts: Mapping[str, int]) -> int:
-    """What `HostMemory` needs."""
+    """Return how many bytes `HostMemory` needs."""
     return sum(
         page_counts[region.group] * region.page_stride_bytes
         for rank in layout.ranks
@@ -53,7 +53,7 @@ class _Region:
         return keys_of(self.layout, self.rank, self.name, len(self.pages))
 
     def stamps(self, page: int, index: int, chosen: Bools | None = None) -> set[int]:
-        """Those of a page's words, or of the chosen ones, read as at this index of a list."""
+        """Return the stamps of a page's words, or of the chosen ones, at this index of a list."""
         found = self.pages[page] ^ self.keys.words[min(index, len(self.keys.words) - 1)]
         if chosen is not None:
             found = found[chosen]
@@ -71,7 +71,7 @@ class HostMemory:
     def __init__(
         self, layout: Layout, page_counts: Mapping[str, int], words: Words | None = None
     ) -> None:
-        """In ``words`` if given: several processes may share them."""
+        """Lay the memory out in ``words`` if given: several processes may share them."""
         self.layout, self.page_counts = layout, dict(page_counts)
         self.regions: dict[int, list[RegionMemory]] = {}
         self._parts: dict[str, list[_Region]] = {name: [] for name in page_counts}
@@ -93,14 +93,14 @@ class HostMemory:
                 start = stop
 
     def counts(self, position_tokens: int) -> dict[str, int]:
-        """How many pages of each group a state at this position takes."""
+        """Return how many pages of each group a state at this position takes."""
         return {
             group: -(-position_tokens // tokens) if tokens else 1
             for group, tokens in self.page_tokens.items()
         }
 
     def holding(self, ids: Ids, tokens: int) -> Ids:
-        """Those pages of a state that hold leading tokens."""
+        """Return the pages of a state that hold its leading tokens."""
         return {
             group: pages[: -(-tokens // self.page_tokens[group])]
             for group, pages in ids.items()
@@ -108,20 +108,20 @@ class HostMemory:
         }
 
     def write(self, ids: Ids, stamp: int) -> None:
-        """Write pages whole, on all ranks: each as its place in its list says."""
+        """Write whole pages on all ranks, each as its place in its list says."""
         for group, pages in ids.items():
             for part in self._parts[group]:
                 part.pages[pages] = part.keys.words[: len(pages)] ^ np.uint16(stamp)
 
     def lose(self, rank: int, group: str, page: int, before: Written, stamp: int) -> None:
-        """Write a rank's part of a page anew: it is that of another process."""
+        """Write a rank's part of pages anew, as another process has it."""
         for part in self._parts[group]:
             if part.rank == rank:
                 index = min(before.index, len(part.keys.words) - 1)
                 part.pages[page] = part.keys.words[index] ^ np.uint16(stamp)
 
     def found(self, ids: Ids, position_tokens: int) -> set[int]:
-        """The stamps of all that belongs to a state at this position; one if it is whole."""
+        """Return the stamps of all that belongs to a state at this position; one if it is whole."""
         return {
             stamp
             for group, pages in ids.items()
@@ -131,13 +131,13 @@ class HostMemory:
         }
 
     def whole(self, group: str, page: int, before: Written) -> set[int]:
-        """The stamps of all of a page, which one writing gave it."""
+        """Return the stamps of all words of a page, which were written at once."""
         return {stamp for part in self._parts[group] for stamp in part.stamps(page, before.index)}
 
     def beside(
         self, group: str, page: int, before: Written, index: int, position_tokens: int
     ) -> set[int]:
-        """The stamps of what no state needs that has the page at this index of its list."""
+        """Return the stamps of a page's words that no state needs at this index of its list."""
         return {
             stamp
             for part in self._parts[group]

@@ -35,7 +35,7 @@ class Pages:
         )
 
     def take(self, counts: Mapping[str, int]) -> Ids | None:
-        """Pages for a prompt, if there are enough."""
+        """Take pages for a prompt, if there are enough."""
         if any(len(self._free[group]) < count for group, count in counts.items()):
             return None
         ids: Ids = {}
@@ -45,13 +45,13 @@ class Pages:
         return ids
 
     def lend(self, ids: Ids) -> None:
-        """Others may write to these from now on."""
+        """Let others write to these pages from now on."""
         self.check(ids)
         for key in _keys(ids):
             self._lent[key] = self._expected.pop(key)
 
     def take_back(self, ids: Ids, position_tokens: int) -> set[int]:
-        """The stamps of what others wrote to lent pages: a state at this position.
+        """Return the stamps of what others wrote to lent pages: a state at this position.
 
         Raises `Violation` if they wrote beside it.
         """
@@ -67,17 +67,17 @@ class Pages:
         return self.memory.found(ids, position_tokens)
 
     def lose(self, rank: int) -> None:
-        """Have a rank's pages hold nothing of what they held."""
+        """Lose a rank's memory: its part of the pages holds nothing of what it held."""
         self.lost.add(stamp := self.stamp())
         for (group, page), before in (*self._expected.items(), *self._lent.items()):
             self.memory.lose(rank, group, page, before, stamp)
 
     def stamp(self) -> int:
-        """One for something new."""
+        """Return a stamp for something new."""
         return self._stamps.next()
 
     def write(self, ids: Ids, stamp: int | None = None) -> int:
-        """Use pages for something new; its stamp. Nobody else may write to them from now on."""
+        """Use pages for something new, which nobody else may write to; return its stamp."""
         stamp = self.stamp() if stamp is None else stamp
         self.memory.write(ids, stamp)
         for group, pages in ids.items():
@@ -86,7 +86,7 @@ class Pages:
         return stamp
 
     def give(self, ids: Ids) -> None:
-        """These are free, and used for something else at once."""
+        """Give pages back: they are free, and used for something else at once."""
         self.check(ids)
         self.write(ids)
         for group, pages in ids.items():

@@ -57,22 +57,22 @@ class Prompt:
 
     @property
     def handoff_id(self) -> str:
-        """Under which it is handed over."""
+        """Return the id under which the prompt is handed over."""
         return self.name.split("#")[0]
 
     @property
     def counted(self) -> int:
-        """How many must have it before P's pages are free."""
+        """Return how many readers must have the state before P's pages are free."""
         return self.readers or self.told_readers or 1
 
     @property
     def content(self) -> bytes:
-        """Names what it is of."""
+        """Return the content hash of the prompt."""
         return hashlib.sha256(self.name.encode()).digest()
 
     @property
     def sampled_token(self) -> int | None:
-        """What P samples behind it; None: D does that itself."""
+        """Return the token that P samples behind the prompt; None: D samples it."""
         drawn = int.from_bytes(self.content[:4])
         return drawn >> 1 if drawn % 2 else None
 
@@ -96,7 +96,7 @@ class Requests:
         stamps: Stamps,
         rng: Random,
     ) -> None:
-        """``session`` waits for one."""
+        """Keep the prompts of a life; ``session`` waits until the engine has a session."""
         self.pages = Pages(memory, stamps, rng)
         self.pending: set[str] = set()
         self.said: dict[str, tuple[str, str]] = {}
@@ -114,9 +114,9 @@ class Requests:
         computed: Callable[[str, int], None],
         fence: Callable[[str, int], None],
     ) -> None:
-        """P's part. ``computed`` hears of the stamp before all is fenced.
+        """Play P's part. ``computed`` hears of the stamp before everything is fenced.
 
-        ``fence`` is given how many leading tokens are complete; 0: all is.
+        ``fence`` is given how many leading tokens are complete; 0: all are.
         """
         session = await self._session()
         if prompt.attempt_s:
@@ -202,7 +202,7 @@ class Requests:
         await asyncio.sleep(prompt.attempt_s / 2)
 
     async def decode(self, prompt: Prompt, received: Callable[[str, set[int]], None]) -> None:
-        """D's part. ``received`` hears of the stamps that came, if all went well."""
+        """Play D's part. ``received`` hears of the stamps that came, if all went well."""
         if prompt.declines:
             return await self._decline(prompt)
         if (came := await self.receive(prompt)) is None:
@@ -251,7 +251,7 @@ class Requests:
     def _name_twice(self, session: EngineSession, prompt: Prompt, ids: Ids) -> Delivery | None:
         """Ask for another handoff into the same pages, now and then, as a faulty engine would.
 
-        Nobody publishes it, so that nothing is written if the first demand has ended by then.
+        Nobody publishes that handoff, so nothing is written if the first demand has ended by then.
         """
         if self._rng.random() >= NAMED_TWICE:
             return None
@@ -259,14 +259,14 @@ class Requests:
         return session.request(name, ids, timeout_ms=NAMED_TWICE_MS)
 
     def _chunks(self, prompt: Prompt) -> list[int]:
-        """How many tokens are computed after each of several steps but the last."""
+        """Return how many tokens are computed after each of several steps but the last."""
         inner = range(1, prompt.position_tokens)
         if not inner or self._rng.random() >= COMPUTED_IN_CHUNKS:
             return []
         return sorted(self._rng.sample(inner, self._rng.randint(1, min(3, len(inner)))))
 
     async def take(self, prompt: Prompt) -> Ids | None:
-        """Pages for a state, waited for."""
+        """Wait for pages for a state; None: there were none in time."""
         counts = self._memory.counts(prompt.position_tokens)
         for _ in range(20):
             if (ids := self.pages.take(counts)) is not None:
@@ -282,7 +282,7 @@ class Requests:
         cancels_s: float,
         due_s: float,
     ) -> bool:
-        """Whether it ended well."""
+        """Wait for the end of a handoff; return whether it ended well."""
         loop = asyncio.get_running_loop()
         if cancels_s and isinstance(ended, Delivery) and self._rng.random() < 0.5:
             loop.call_later(cancels_s, ended.cancel)
@@ -312,7 +312,7 @@ class Requests:
 
 
 def _check_refused(prompt: Prompt, twice: Delivery) -> None:
-    """A demand into pages of another one has ended before that: it was refused, or not heard of."""
+    """Check that the broker did not accept a demand into pages of another demand."""
     if not twice.cancelled() and twice.exception() is None:
         ended = twice.result()
         if ended.reason == "NOT_PUBLISHED":
@@ -320,12 +320,12 @@ def _check_refused(prompt: Prompt, twice: Delivery) -> None:
 
 
 def _check_sampled(prompt: Prompt, ended: Delivery, must: bool) -> None:
-    """D has heard of P's token what is so; and has heard it, if it ``must``."""
+    """Check that D heard P's true token, or none; if ``must``, it has heard the token."""
     told = ended.sampled.result() if is_told(ended.sampled) else None
     if told != prompt.sampled_token and (must or told is not None):
         raise Violation(f"D goes on behind {told}, and P sampled {prompt.sampled_token}")
 
 
 def is_told(sampled: asyncio.Future[int]) -> bool:
-    """Whether the token has come."""
+    """Return whether the token has come."""
     return sampled.done() and not sampled.cancelled()

@@ -19,7 +19,7 @@ class Stamps:
         """Which weights have computed a state, by its stamp; those that it began with: left out."""
 
     def start_at(self, offset: int) -> None:
-        """Begin elsewhere, as another life did not."""
+        """Begin with other stamps than another life did."""
         self._next = self._first + offset % (self._stop - self._first)
 
     def next(self) -> int:

@@ -26,7 +26,7 @@ ROOM_BYTES = 8 << 20
 
 
 def invented(count: int) -> Iterator[list[bytes]]:
-    """Hashes of nothing."""
+    """Yield batches of hashes of no content."""
     for first in range(0, count, AT_ONCE):
         some = range(first, min(first + AT_ONCE, count))
         yield [hashlib.blake2b(b"%d" % one, digest_size=8).digest() for one in some]
@@ -105,7 +105,7 @@ async def test_a_snapshot_and_the_attention_before_it_at_two_engines_are_nobodys
 
 
 async def test_states_of_weights_that_nothing_tells_are_not_found_by_their_content() -> None:
-    """Two models of one name and shape may be two fine-tunes."""
+    # Two models of one name and shape may be two fine-tunes.
     said = model_layout()
     unsupported_layer = replace(said, model=replace(said.model, revision=""))
     async with (

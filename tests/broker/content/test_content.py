@@ -130,7 +130,7 @@ def test_what_else_a_state_is_of_is_not_coerced(field: str, wrong: Any) -> None:
 
 
 def test_half_of_a_character_in_a_salt_is_content_like_any_other() -> None:
-    """JSON can write it, so a client can send it."""
+    # JSON can express half of a surrogate pair, so a client can send it.
     assert len({content_of([1], 1, salt=one) for one in ("", "\ud800", "\ud801", "?")}) == 4
 
 

@@ -25,7 +25,7 @@ D_STATE = {"attention": [11, 12], "state": [13]}
 
 @contextlib.asynccontextmanager
 async def store(running: RunningBroker, room: int = 100) -> AsyncIterator[list[Prefix]]:
-    """A store with room for so many states; those that it has."""
+    """Run a store with room for ``room`` states; yield the list of states that it keeps."""
     kept: list[Prefix] = []
     asking: set[asyncio.Task[None]] = set()
     sessions: list[EngineSession] = []
@@ -55,7 +55,7 @@ def tell(session: EngineSession | BlockingSession, prefix: Prefix) -> None:
 
 @contextlib.asynccontextmanager
 async def leaver(running: RunningBroker) -> AsyncIterator[tuple[Holder, EngineSession]]:
-    """An engine that holds all states."""
+    """Run an engine that holds all of ``STATES``."""
     answers: list[Holder] = []
     async with engine(
         running.address,

@@ -73,12 +73,12 @@ class Holder:
         self.session.decline_offer(offer.handoff_id, "evicted")
 
     def be_silent(self, offer: Offer) -> None:
-        """Say nothing."""
+        """Answer no offer."""
 
 
 @contextlib.asynccontextmanager
 async def holder(running: RunningBroker, name: str) -> AsyncIterator[Holder]:
-    """One that has told what it holds."""
+    """Run an engine that has told the broker what it holds."""
     heard_offers: list[Offer] = []
     made: list[Holder] = []
 
@@ -346,7 +346,7 @@ async def test_a_store_that_drains_is_told_of_nothing_and_none_of_its_own() -> N
 
 
 def test_threads_find_ask_and_answer() -> None:
-    """The same from sessions for threads."""
+    """Check finding, asking and answering with sessions for threads."""
 
     async def serve(threads: Callable[[RunningBroker], None]) -> None:
         async with broker() as running, holder(running, "p"):

@@ -42,7 +42,7 @@ MODEL = model_layout().model.identity
 
 
 def hold(session: Any, attention: int = 10, snapshots: Iterable[int] = (4, 10)) -> None:
-    """An engine holds the first blocks of the prompt, and snapshots after so many."""
+    """Tell that an engine holds the prompt's first blocks, and snapshots after some of them."""
     session.hold(FORM, "attention", PROMPT.hashes[:attention])
     session.hold(FORM, "state", [PROMPT.hashes[after - 1] for after in snapshots])
 
@@ -52,7 +52,7 @@ def teller(running: RunningBroker, name: str, tenant: str = "default") -> Teller
 
 
 async def heard(running: RunningBroker, name: str, batches: int, tenant: str = "default") -> None:
-    """Wait until the broker has heard so many batches."""
+    """Wait until the broker has heard this number of batches."""
 
     def is_heard() -> bool:
         known = teller(running, name, tenant)
@@ -62,7 +62,7 @@ async def heard(running: RunningBroker, name: str, batches: int, tenant: str = "
 
 
 async def found(running: RunningBroker, chain: PrefixChain = PROMPT, **more: Any) -> dict[str, int]:
-    """Who holds how many tokens."""
+    """Return how many tokens each engine holds."""
     async with AsyncAdminClient(running.address) as client:
         (holders,) = await client.find([chain], model=MODEL, **more)
     return {one.engine_id: one.tokens for one in holders}
@@ -419,7 +419,7 @@ async def grpc_stub(running: RunningBroker) -> AsyncIterator[Any]:
 
 @contextlib.asynccontextmanager
 async def raw_session(running: RunningBroker, name: str) -> AsyncIterator[tuple[Any, Any]]:
-    """A session that says whatever it is told to: how to write, and the events."""
+    """Open a session whose messages the test writes; yield how to write, and the events."""
     layout = model_layout()
     async with grpc_stub(running) as stub:
         message = EngineSession(name, "1", layout, running.address)._stream.message

@@ -26,12 +26,12 @@ class Day:
         self._caplog = caplog
 
     def __getitem__(self, event: str) -> list[dict[str, Any]]:
-        """The values of all lines of an event."""
+        """Return the values of all log lines of an event."""
         records = [one for one in self._caplog.records if one.name == "restow.broker"]
         return [values for name, values in (vars(one)[TOLD] for one in records) if name == event]
 
     def sides(self, event: str) -> list[tuple[Any, ...]]:
-        """Of whom they are."""
+        """Return the tenant, the engine and the rank, if any, of each line of an event."""
         return [
             (one["tenant"], one["engine"], *([one["rank"]] if "rank" in one else []))
             for one in self[event]

@@ -61,7 +61,7 @@ class Lines:
 
 
 def refused(tenant: str, other: str) -> list[Any]:
-    """Calls that somebody of one tenant makes for an engine of another, or for another tenant."""
+    """Return calls about the engine ``other``, made for ``tenant`` if it is not empty."""
     ref = pb.EngineRef(engine_id=other, incarnation="1")
     publication, demand = pb.Publication(handoff_id="h"), pb.Demand(handoff_id="h")
     elsewhere = (("restow-tenant", tenant),)
@@ -201,7 +201,7 @@ async def test_what_operators_do_names_them(authority: Authority, lines: Lines) 
 
 
 def known(client: AdminClient) -> str:
-    """The id of the handoff, as soon as the broker has heard of it."""
+    """Return the id of the handoff as soon as the broker has heard of it."""
     while True:
         found = client.handoffs().handoffs
         if found:

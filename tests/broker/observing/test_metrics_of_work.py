@@ -34,7 +34,7 @@ async def shown() -> AsyncIterator[RunningBroker]:
 
 
 async def until(running: RunningBroker, expected: dict[Key, float]) -> dict[Key, float]:
-    """The metrics, as soon as some are as they should be."""
+    """Wait until the metrics contain ``expected``, and return all metrics."""
     async with asyncio.timeout(WAIT_S):
         while True:
             found = await metrics(running)

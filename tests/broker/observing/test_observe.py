@@ -45,7 +45,7 @@ async def shown() -> AsyncIterator[RunningBroker]:
 
 
 async def fetch(running: RunningBroker, path: str, method: str = "GET") -> tuple[int, str]:
-    """Status and body."""
+    """Return the status and the body of an answer."""
 
     def ask() -> tuple[int, str]:
         request = urllib.request.Request(f"http://{running.http_address}{path}", method=method)
@@ -156,7 +156,7 @@ async def test_a_duration_is_in_its_bucket_and_all_above(shown: RunningBroker) -
 
 
 async def test_what_others_say_is_no_label(shown: RunningBroker) -> None:
-    """An agent may report a reason of its own making."""
+    """Check that a reason that an agent made up does not become a label."""
 
     def invents(order: link.AgentOrder) -> list[link.AgentMessage]:
         if order.WhichOneof("body") != "execute":
@@ -241,7 +241,7 @@ async def test_by_default_nothing_is_shown() -> None:
 
 
 async def test_the_page_lists_what_there_is(shown: RunningBroker) -> None:
-    """Names, kinds and labels."""
+    # The page documents the name, kind and labels of each metric.
     async with pair(shown.address, 1, 1) as both:
         await both.hand_over("one")
         _, body = await fetch(shown, "/metrics")
@@ -262,7 +262,7 @@ async def test_the_page_lists_what_there_is(shown: RunningBroker) -> None:
 
 
 async def test_the_dashboard_asks_for_what_there_is(shown: RunningBroker) -> None:
-    """For every metric, and for none that is not there; panels lie side by side, not on others."""
+    # The dashboard shows every metric and no unknown one, and its panels do not overlap.
     _, body = await fetch(shown, "/metrics")
     families = list(text_string_to_metric_families(body))
     found = {sample.name for family in families for sample in family.samples}

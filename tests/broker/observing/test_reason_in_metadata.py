@@ -18,7 +18,7 @@ from restow.broker.rpc.status import REASON_KEY, abort
 
 
 async def reason_of(call: Awaitable[object]) -> str:
-    """The reason of a refused call, as its metadata says it."""
+    """Return the reason in the metadata of a refused call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return str(dict(caught.value.trailing_metadata() or ())[REASON_KEY])

@@ -35,7 +35,7 @@ async def shown() -> AsyncIterator[RunningBroker]:
 
 
 async def fetch(running: RunningBroker, path: str) -> tuple[int, Message, str]:
-    """Return status, headers and body."""
+    """Return the status, the headers and the body of an answer."""
 
     def ask() -> tuple[int, Message, str]:
         try:
@@ -48,7 +48,7 @@ async def fetch(running: RunningBroker, path: str) -> tuple[int, Message, str]:
 
 
 def look(running: RunningBroker, bounds: Bounds = ALWAYS, **query: str) -> dict[str, Any]:
-    """Return what the page draws, in the form that it travels in."""
+    """Return what the page draws, in the form in which the broker sends it."""
     found: dict[str, Any] = json.loads(json.dumps(StatusPage(running.hub, bounds).look(query)))
     return found
 
@@ -56,7 +56,7 @@ def look(running: RunningBroker, bounds: Bounds = ALWAYS, **query: str) -> dict[
 async def look_until(
     running: RunningBroker, enough: Callable[[dict[str, Any]], bool], bounds: Bounds = ALWAYS
 ) -> dict[str, Any]:
-    """Return the look at which it is so; events take their way through streams."""
+    """Return the first look that fulfils the condition; events need a while through streams."""
     for _ in range(1000):
         found = look(running, bounds)
         if enough(found):
@@ -209,7 +209,7 @@ async def test_one_handoff_with_its_spans_and_its_timeline(shown: RunningBroker)
 
 
 async def test_names_travel_as_they_are(shown: RunningBroker) -> None:
-    """They are text there, and put into the page as text."""
+    # The page receives names as text, and inserts them as text.
     async with engine(shown.address, HOSTILE):
         (one,) = look(shown)["engines"]
     assert one["name"] == HOSTILE
@@ -228,7 +228,7 @@ def test_the_page_is_read_as_it_was_written_wherever_the_broker_runs() -> None:
 
 
 async def test_a_browser_may_run_nothing_else(shown: RunningBroker) -> None:
-    """Nothing is loaded from elsewhere, and scripts and styles are those of the page alone."""
+    # The page loads nothing from elsewhere, and only its own scripts and styles may run.
     _, headers, page = await fetch(shown, "/")
     policy = headers["Content-Security-Policy"]
     for tag in ("style", "script"):

@@ -24,7 +24,7 @@ SAMPLED, NOT_SAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
 
 @contextlib.asynccontextmanager
 async def traced(kept: Collector, ranks: int = 1, ratio: float = 1.0) -> AsyncIterator[Pair]:
-    """P of two ranks and D; when it ends, all traces have arrived."""
+    """Run a P of two ranks and a D; when they end, all traces have arrived."""
     async with (
         broker(otlp_endpoint=kept.address, trace_ratio=ratio) as running,
         pair(running.address, 2, ranks) as both,

@@ -22,7 +22,7 @@ from restow.v1 import admin_pb2 as pb
 
 
 def calls(client: type) -> dict[str, str]:
-    """Public methods, and what they take and give."""
+    """Return the signatures of a client's public methods, by name."""
     return {
         name: str(inspect.signature(method))
         for name, method in inspect.getmembers(client, inspect.isfunction)
@@ -116,7 +116,7 @@ async def served(away: Away) -> AsyncIterator[str]:
 async def test_a_broker_that_is_away_is_asked_again(
     times: int, status: grpc.StatusCode, heard: int
 ) -> None:
-    """Only what says that nobody was there is tried again, and not for ever."""
+    """Check that only a call that reached nobody is tried again, and not for ever."""
 
     def blocking(address: str) -> str:
         with AdminClient(address, credentials=Credentials()) as client:

@@ -33,7 +33,7 @@ class Served:
         assert await asyncio.wait_for(self.process.wait(), seconds) == 0
 
     async def drains(self) -> None:
-        """Say SIGTERM, and wait until it says that it does not serve any more."""
+        """Send SIGTERM, and wait until the broker says that it no longer serves."""
         async with grpc.aio.insecure_channel(self.address) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             self.stop()
@@ -44,7 +44,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(path: Path, *options: str) -> AsyncIterator[Served]:
-    """On a socket, so that another one can take its place at once."""
+    """Run a broker on a socket, so that another one can take its place at once."""
     address = f"unix:{path}"
     process = await asyncio.create_subprocess_exec(
         *SERVE, address, *options, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
@@ -60,7 +60,7 @@ async def served(path: Path, *options: str) -> AsyncIterator[Served]:
 
 
 async def reading(both: Pair, name: str) -> asyncio.Future[HandoffEnded]:
-    """A handoff that is being read; its end as D hears it."""
+    """Begin a handoff, wait until D reads it, and return the future of its end at D."""
     both.d_agents[0].answers = lambda order: (
         silent(order) if order.WhichOneof("body") == "execute" else answer_at_once(order)
     )

@@ -31,7 +31,7 @@ def names(running: RunningBroker) -> set[str]:
 
 
 async def die(session: EngineSession) -> None:
-    """End a session as a killed process would: nobody unregisters."""
+    """End a session as a killed process would: without unregistering."""
     for task in (session._stream._runner, session._keeper):
         assert task is not None
         task.cancel()
@@ -52,7 +52,7 @@ async def test_a_killed_engine_is_forgotten_and_one_with_a_session_is_not() -> N
 
 
 async def published(both: Pair, name: str) -> asyncio.Future[HandoffEnded]:
-    """P's pages of a state that is READY."""
+    """Publish a state and make it READY; return the future of P's free pages."""
     free = both.p.publish(name, P_BLOCKS, POSITION)
     for agent in both.p_agents:
         await agent.fence(name)
@@ -92,7 +92,7 @@ async def test_draining_ends_after_a_while_and_says_whether_all_did() -> None:
 
 
 async def test_an_engine_that_drains_does_so_at_the_next_broker(tmp_path: Path) -> None:
-    """What it said before is said again first, and taken."""
+    # The session first repeats what it said before, and the new broker takes it.
     address = f"unix:{tmp_path / 'broker'}"
     async with contextlib.AsyncExitStack() as stack:
         async with broker(address):

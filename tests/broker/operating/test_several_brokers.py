@@ -53,14 +53,14 @@ class Busy(Alone):
 
 @asynccontextmanager
 async def two() -> AsyncIterator[tuple[RunningBroker, RunningBroker, str]]:
-    """A standby, the broker that it names, and an address where nobody listens."""
+    """Run a standby and its leader; yield both, and a dead address with the standby's."""
     async with broker() as standby, broker() as leader:
         standby.hub.standing = Standby(leader.address)
         yield standby, leader, f"127.0.0.1:{free_port()},{standby.address}"
 
 
 async def ask(addresses: str, question: Callable[[AdminClient], T], **more: Any) -> T:
-    """As an operator does, beside the loop of the brokers."""
+    """Ask as an operator does, beside the loop of the brokers."""
 
     def look() -> T:
         with AdminClient(addresses, **more) as client:

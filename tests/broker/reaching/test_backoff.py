@@ -24,7 +24,7 @@ class Clock:
 def waits(
     backoff: Backoff, clock: Clock, tries: int, takes_s: float, works_s: float
 ) -> list[float]:
-    """Of tries that take so long, and then work for so long, if at all."""
+    """Return the waits after tries that take ``takes_s`` each, and then work for ``works_s``."""
     found = []
     for _ in range(tries):
         clock.now_s += takes_s

@@ -42,7 +42,7 @@ async def test_a_lease_outlives_a_wire_that_swallows_what_it_is_given() -> None:
 
 
 async def test_an_idle_session_comes_back_from_a_dead_wire() -> None:
-    """It says nothing by itself, so nothing but pings can tell it; and those have no end."""
+    # An idle session sends nothing, so only pings can find the dead wire, and they must not end.
     async with (
         broker() as running,
         relayed(running.address) as relay,

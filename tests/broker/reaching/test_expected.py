@@ -22,7 +22,7 @@ KEY = EngineKey("default", "e")
 
 
 def expected(running: RunningBroker) -> Coroutine[Any, Any, EngineRecord]:
-    """Wait for its first life."""
+    """Wait until the engine's first life registers."""
     account = running.hub.directory.ledger.tenants.account(KEY.tenant)
     return running.hub.expected.engine(KEY, "1", account, 0)
 

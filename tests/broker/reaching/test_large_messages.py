@@ -82,7 +82,7 @@ async def test_a_layout_that_no_broker_takes_is_not_sent() -> None:
 
 
 async def test_a_publication_that_no_order_could_name_is_refused() -> None:
-    """It came in chunks, each of which a message carries."""
+    # The publication comes in chunks, each of which fits into a message.
     async with broker() as running, pair(running.address) as both:
         engine = next(iter(running.hub.directory.members.engines.values()))
         engine.block_tokens.update({f"g{n}": 16 for n in range(8)})

@@ -38,7 +38,7 @@ class Stranger:
 
 @contextlib.asynccontextmanager
 async def without_a_route(address: str) -> AsyncIterator[Stranger]:
-    """A gateway that answers every call with 404."""
+    """Run a gateway that answers every call with 404."""
     found = Stranger()
     open_: set[asyncio.StreamWriter] = set()
 
@@ -90,7 +90,7 @@ class _Asked(grpc.aio.ServerInterceptor):
 async def of_something_else(
     address: str, refuse: Callable[[Any], Awaitable[None]] | None = None
 ) -> AsyncIterator[Stranger]:
-    """A gRPC server with other services."""
+    """Run a gRPC server of other services."""
     found = Stranger()
     server = grpc.aio.server(interceptors=[_Asked(found, refuse)])
     server.add_insecure_port(address)
@@ -102,7 +102,7 @@ async def of_something_else(
 
 
 async def _refuse(context: Any) -> None:
-    """Refuse as services elsewhere do, in the form that ours have too."""
+    """Refuse with an ErrorInfo as Restow does, but with the reason of another service."""
     info = error_details_pb2.ErrorInfo(reason="API_KEY_INVALID", domain="elsewhere.example")
     detail = any_pb2.Any()
     detail.Pack(info)
@@ -111,7 +111,7 @@ async def _refuse(context: Any) -> None:
 
 
 def of_another_kind(address: str) -> contextlib.AbstractAsyncContextManager[Stranger]:
-    """A gRPC server that refuses with a reason that is none of ours."""
+    """Run a gRPC server that refuses every call with a reason that Restow does not have."""
     return of_something_else(address, _refuse)
 
 
@@ -138,7 +138,7 @@ class _Nonsense(grpc.GenericRpcHandler):
 
 @contextlib.asynccontextmanager
 async def of_nonsense(address: str) -> AsyncIterator[Stranger]:
-    """A gRPC server that answers all calls, and means none."""
+    """Run a gRPC server that answers every call with bytes that are no message of it."""
     found = Stranger()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers([_Nonsense(found)])
@@ -225,7 +225,7 @@ async def test_who_was_never_let_in_is_told_at_once_what_is_wrong(
 
 
 async def test_an_agent_that_begins_beside_its_engine_waits_for_the_broker() -> None:
-    """As in vLLM's workers, where nobody waits for the agent."""
+    # In vLLM's workers the agent begins so too: nobody waits for it.
     layout = model_layout(1)
     async with broker() as running:
         address = running.address

@@ -105,7 +105,7 @@ def test_it_is_said_that_they_are_not_used() -> None:
 
 @contextlib.asynccontextmanager
 async def connect_proxy(asked: list[str]) -> AsyncIterator[str]:
-    """An HTTP proxy that connects whom it is asked to."""
+    """Run an HTTP proxy that connects its clients to the host they ask for."""
 
     async def relay(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -164,7 +164,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 async def test_an_address_that_moves_under_its_name_is_found() -> None:
-    """gRPC's own patience would be 30 s."""
+    # By itself gRPC would look the name up again only after 30 s.
     loop = asyncio.get_running_loop()
     endpoint = await loop.create_datagram_endpoint(
         lambda: NameServer("127.0.0.1"), ("127.0.0.1", 0)

@@ -28,7 +28,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 async def said(address: str, credentials: Credentials) -> set[str]:
-    """What each kind of client says at last, after all that gRPC says."""
+    """Return the last sentence of each kind of client's error, after all that gRPC says."""
     with pytest.raises(BrokerUnreachableError) as session:
         await EngineSession("e", "1", model_layout(), address, credentials).start(0.3)
     async with AsyncAdminClient(address, 1, credentials=credentials) as client:

@@ -46,7 +46,7 @@ CALLS: list[Callable[[Session, Any], object]] = [
 
 @pytest.mark.parametrize("ids", NO_IDS, ids=repr)
 async def test_what_is_no_block_id_is_refused_at_the_call(ids: object) -> None:
-    """No broker is asked: none is there."""
+    # The session refuses the ids by itself: no broker is there.
     life = secrets.token_hex(4)
     session = EngineSession("e", life, model_layout(), "nowhere:1", block_counts=COUNTS)
     for call in CALLS:

@@ -57,7 +57,7 @@ def test_messages_that_differ_and_say_the_same_make_one_value() -> None:
 
 
 def test_a_layout_of_a_later_release_is_refused() -> None:
-    """What this one would leave out might tell pages of other tokens apart."""
+    # A field that this broker does not know might tell pages of other tokens apart.
     message = wire.layout_to_proto(model_layout())
     region = message.ranks[0].regions[0]
     region.MergeFromString(b"\xf2\x7f\x01x")

@@ -51,18 +51,18 @@ class Notes:
         return self.open.publish(pb.EngineMessage(publish=publication), hold_ms=7000)
 
     def late(self, connected: bool = False) -> list[tuple[str, int]]:
-        """What is cancelled by now because the broker has not ended it in time."""
+        """Return what is cancelled by now because the broker has not ended it in time."""
         del self.sent[:]
         self.open.give_up_late(connected)
         return self.cancelled()
 
     def cancelled(self) -> list[tuple[str, int]]:
-        """Handoffs, each with the number of a demand."""
+        """Return the handoffs that are cancelled, each with the number of its demand."""
         found = [one.cancel for one in self.sent if one.HasField("cancel")]
         return [(one.handoff_id, one.demand) for one in found]
 
     def renewed(self) -> list[int]:
-        """The leases of what is renewed by now, in ms."""
+        """Return the leases in ms of the handoffs that are renewed by now."""
         del self.sent[:]
         self.open.renew()
         return [one.renew.lease_ms for one in self.sent]
@@ -203,7 +203,7 @@ async def test_a_broker_that_is_there_is_given_time_to_say_how_it_ended() -> Non
 
 
 async def test_pages_are_free_when_a_broker_that_is_there_says_so_and_not_sooner() -> None:
-    """A rank that was stopped may begin to read after any time, and reports when it has ended."""
+    # A rank that was stopped may begin to read at any later time, and reports when it has ended.
     notes = Notes()
     asked = notes.ask()
     notes.now_s += 100 * SILENCE_S
@@ -217,7 +217,7 @@ async def test_pages_are_free_when_a_broker_that_is_there_says_so_and_not_sooner
 
 
 async def test_a_lease_of_the_broker_s_own_length_is_refused() -> None:
-    """P that has lost the broker would not know when the pages are free."""
+    # A P that has lost the broker would not know when its pages are free.
     async with broker(lease_s=100.0) as running, pair(running.address, 1, 1) as both:
         for lease_ms in (0, -1):
             with pytest.raises(RequestError, match="at least"):
@@ -235,7 +235,7 @@ async def test_p_has_its_pages_back_when_the_last_lease_has_run_out() -> None:
 
 
 async def test_the_first_chunk_is_given_up_no_sooner_than_the_last() -> None:
-    """The pages of all are read until the last lease ends."""
+    # The pages of all chunks are read until the last lease ends.
     notes = Notes()
     first = notes.publish(final=False)
     notes.now_s += 60
@@ -249,7 +249,7 @@ async def test_the_first_chunk_is_given_up_no_sooner_than_the_last() -> None:
 
 
 async def test_a_lease_is_renewed_at_each_third_of_it_and_until_its_hold_ends() -> None:
-    """A lease of 3 s, held for 7."""
+    # The lease is 3 s long and the publication is held for 7 s.
     notes, said = Notes(), []
     notes.publish()
     for tick in range(100):
@@ -271,7 +271,7 @@ async def test_what_has_ended_is_renewed_no_more() -> None:
 async def test_what_can_not_become_whole_any_more_is_renewed_no_more(
     refused: int, renewals: int
 ) -> None:
-    """Of a chunk and the last word the one or the other is refused."""
+    # The broker refuses either the first chunk or the final publication.
     notes = Notes()
     notes.publish(final=False)
     notes.publish()
@@ -325,7 +325,7 @@ async def test_an_id_is_published_once_in_a_session() -> None:
 
 @pytest.mark.parametrize("said", ["nothing", "a chunk"])
 async def test_an_id_that_was_given_up_is_published_no_more(said: str) -> None:
-    """A fence may be left of it, also where nothing was published."""
+    # A fence may be left of the id, even where nothing was published.
     notes = Notes()
     if said == "a chunk":
         notes.publish(final=False)
@@ -345,7 +345,8 @@ async def test_a_publication_that_has_ended_is_not_given_up() -> None:
 
 @pytest.mark.parametrize("what", ["position_tokens", "content", "blocks", "final"])
 async def test_another_state_under_an_id_that_is_published_whole_is_never_said(what: str) -> None:
-    """Its caller would fence it, and with that the first one, whose bytes may not be there yet."""
+    # P's caller would fence the second state, and with it the first one, whose bytes may not be
+    # there yet.
     notes = Notes()
     first = notes.publish()
     again = pb.Publication(handoff_id="h", final=True, lease_ms=9)
@@ -430,6 +431,6 @@ async def test_threads_give_up_alike() -> None:
 
 
 def test_silence_is_longer_than_a_late_word_a_grant_and_a_quarantine() -> None:
-    """A demand that the broker heard of late is at work for longer than D reckons."""
+    # A demand that reached the broker late is at work for longer than D reckons.
     stuck_s = Limits().grant_s + AgentSettings().quarantine_s
     assert 2 * NOTICED_S + stuck_s < SILENCE_S

@@ -25,7 +25,7 @@ HOW = (Strategy.AUTO, False, None)
 
 
 def known(layout: Layout) -> Layout:
-    """As the broker has it."""
+    """Return the layout as the broker has it."""
     return CheckedLayouts().of(wire.layout_to_proto(layout))[0]
 
 

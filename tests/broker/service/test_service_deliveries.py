@@ -21,7 +21,7 @@ Side = tuple[EngineSession, list[FakeAgent]]
 
 @contextlib.asynccontextmanager
 async def several() -> AsyncIterator[tuple[RunningBroker, Side, Side, Side, Side]]:
-    """A P of two ranks, and D's of one, two and one."""
+    """Run a broker, a P of two ranks, and D's of one, two and one ranks."""
     async with (
         broker() as running,
         engine(running.address, "p", 2) as p,

@@ -43,7 +43,7 @@ NO_MESSAGE = b"\xff\xff\xff"
 
 
 async def refusal(call: Any) -> RestowError:
-    """Why a call is refused."""
+    """Return the error with which a call is refused."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return from_rpc_error(caught.value, "here")
@@ -137,7 +137,7 @@ async def test_agents_of_all_the_memory_that_there_may_be_are_listed() -> None:
 async def test_who_waits_for_an_end_is_answered_when_its_engine_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The handoff has ended, but D must not know while its agent may still write."""
+    # The handoff has failed, but D must not hear so while its agent may still write.
     async with broker(grant_s=0.1, settle_grace_s=0.1) as running, pair(running.address) as both:
         both.d_agents[0].answers = silent
         released = both.p.publish("h", P_BLOCKS, POSITION)
@@ -171,7 +171,7 @@ async def test_a_name_that_is_too_long_is_refused_on_a_session() -> None:
 
 
 async def test_a_session_has_no_number_of_a_call() -> None:
-    """Negative ones are the broker's own, for demands outside of sessions."""
+    # Negative numbers are the broker's own, for demands outside of sessions.
     async with broker() as running, pair(running.address) as both:
         stub, ref = (
             broker_pb2_grpc.BrokerStub(both.channel),
@@ -218,7 +218,7 @@ async def test_lists_of_blocks_that_no_engine_has_groups_for() -> None:
 
 
 async def turns_during(work: Coroutine[Any, Any, None]) -> int:
-    """How often others have their turn while something is done."""
+    """Return how often other tasks have their turn while some work is done."""
     turns = 0
     task = asyncio.create_task(work)
     while not task.done():
@@ -249,7 +249,7 @@ async def test_others_have_their_turn_while_a_large_batch_is_taken() -> None:
 
 
 async def test_others_have_their_turn_between_demands_by_prefix() -> None:
-    """Each may be looked up for as long as an event loop should be kept."""
+    # Looking up one demand may take as long as the event loop may be kept busy.
     async with broker() as running, pair(running.address):
         hub = running.hub
         d = hub.directory.members.engines[EngineKey("default", "d")]

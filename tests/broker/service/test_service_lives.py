@@ -182,7 +182,7 @@ async def test_a_session_renews_leases_also_after_it_had_none() -> None:
 
 
 def renewals(running: RunningBroker, name: str) -> int:
-    """How often P's lease of a handoff was renewed so far."""
+    """Return how often P's lease of a handoff was renewed so far."""
     handoff = running.hub.directory.ledger.live.get(("default", name))
     return sum(event == "renewed" for _, event, _ in handoff.timeline) if handoff else 0
 
@@ -223,7 +223,7 @@ async def test_a_second_process_of_an_incarnation_is_not_handed_what_the_first_o
 
 
 async def test_two_processes_of_an_incarnation_number_their_messages_apart() -> None:
-    """An end that the first one waits for must not fit a demand of the second one."""
+    # An end that the first process waits for must not fit a demand of the second one.
     numbers = []
     for _ in range(2):
         session = EngineSession("d", "1", model_layout(1), "127.0.0.1:1")
@@ -256,7 +256,7 @@ async def test_a_life_that_is_overtaken_while_it_starts_hears_why() -> None:
 async def test_a_session_comes_back_when_there_is_room_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is refused for lack of room is tried again, by an engine that was let in before."""
+    # An engine that was let in before tries again when it is refused for lack of room.
     layout, key, other = model_layout(1), EngineKey("default", "p"), EngineKey("default", "other")
     async with broker(tenant_max_engines=1) as running:
         hub, members = running.hub, running.hub.directory.members

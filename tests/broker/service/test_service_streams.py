@@ -36,7 +36,7 @@ from restow.v1 import broker_pb2 as pb
 
 
 async def end_of(call: Any) -> RestowError | None:
-    """How a stream ends; its messages are read and dropped."""
+    """Return the error with which a stream ends; its messages are read and dropped."""
     try:
         async for _ in call:
             pass
@@ -227,7 +227,7 @@ async def test_a_message_over_the_limit() -> None:
 
 
 async def registered(both: Pair, name: str) -> pb.EngineRef:
-    """An engine whose sessions are the test's own: a client's would come back."""
+    """Register an engine whose sessions the test opens: a client's would come back."""
     ref = pb.EngineRef(engine_id=name, incarnation="1")
     layout = wire.layout_to_proto(model_layout(1))
     stub = broker_pb2_grpc.BrokerStub(both.channel)
@@ -262,7 +262,7 @@ async def test_a_slow_reader_of_a_session_loses_it(monkeypatch: pytest.MonkeyPat
 async def test_who_writes_for_ever_and_reads_nothing_is_not_served_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing that it writes is taken once it was replaced, though it may not hear of that."""
+    # The broker takes nothing from a stream that was replaced, even if its writer reads nothing.
     async with broker() as running, pair(running.address) as both:
         taken = called(running.hub.directory, "cancel", monkeypatch, failed=True)
         engine_ref = await registered(both, "deaf")
@@ -341,7 +341,7 @@ async def test_a_stream_that_is_dropped_midway(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("number", [0, 7], ids=["no number", "a number"])
 async def test_d_hears_of_the_end_before_p(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by a message without a number, which no client of ours says."""
+    # The order also holds for a message without a number, which no client of Restow sends.
     monkeypatch.setattr(hub, "P_HEARS_AFTER_S", 600.0)
     async with broker() as running, pair(running.address) as both:
         released = both.p.publish("h", P_BLOCKS, POSITION)
@@ -360,7 +360,7 @@ async def test_d_hears_of_the_end_before_p(number: int, monkeypatch: pytest.Monk
 
 
 async def call_until_ended(call: Any) -> AsyncIterator[pb.SessionResponse]:
-    """What a session is told, up to the first end of a handoff."""
+    """Yield what a session is told, up to the first end of a handoff."""
     async for answer in call:
         yield answer
         if any(event.HasField("ended") for event in answer.events):

@@ -56,14 +56,14 @@ class House:
     def client(
         self, roles: Sequence[Role], tenant: str | None = "a", engine: str = "", name: str = ""
     ) -> Credentials:
-        """Credentials with a token that the broker knows."""
+        """Return credentials with a token that the broker knows."""
         secret, entry = new_token(roles, tenant, engine)
         self.entries.append(entry)
         self.list_tokens()
         return self.bearer(secret, name)
 
     def bearer(self, secret: str, name: str = "") -> Credentials:
-        """Credentials with any token."""
+        """Return credentials with the given token, which the broker may not know."""
         self.secrets.append(secret)
         path = self.folder / (name or f"token-{len(self.secrets)}")
         path.write_text(secret)
@@ -83,7 +83,7 @@ async def guarded(house: House, **more: Any) -> AsyncIterator[RunningBroker]:
 
 @pytest.fixture(autouse=True)
 def no_secret_is_said(house: House, capfd: pytest.CaptureFixture[str]) -> Any:
-    """Neither this side nor gRPC writes a token anywhere."""
+    """Check that neither Restow nor gRPC prints a token."""
     yield
     out, err = capfd.readouterr()
     for secret in house.secrets:
@@ -114,7 +114,7 @@ class LedByADeadOne(Alone):
 
 
 async def test_a_leader_that_nobody_reaches_is_told_of_beside_the_token(house: House) -> None:
-    """By an engine and by an agent, which both find out for themselves."""
+    # The engine and the agent each find out for themselves.
     credentials = house.client([Role.ENGINE, Role.AGENT], engine="*")
     async with guarded(house) as running:
         running.hub.standing = standing = LedByADeadOne()
@@ -200,7 +200,7 @@ async def test_a_token_is_never_sent_in_plaintext(house: House) -> None:
 
 @contextlib.asynccontextmanager
 async def stranger() -> AsyncIterator[tuple[str, list[tuple[str, str]]]]:
-    """Somebody who takes the place of a broker, in plaintext, and what it hears."""
+    """Run a plaintext server in place of a broker; yield its address and what it hears."""
     heard: list[tuple[str, str]] = []
 
     async def hear(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
@@ -253,7 +253,7 @@ async def test_a_token_file_that_is_lost(house: House) -> None:
 async def test_a_session_waits_for_a_token_that_is_lost(
     house: House, monkeypatch: pytest.MonkeyPatch, lost_when: str
 ) -> None:
-    """It is looked for again, as the broker is."""
+    # The session looks for the token again, as it does for the broker.
     credentials = house.client([Role.ENGINE], engine="e")
     path = credentials.token_file
     assert path is not None

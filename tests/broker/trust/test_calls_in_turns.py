@@ -22,7 +22,7 @@ from restow.broker.server.gate import guard as first_messages
 async def test_first_messages_of_a_tenant_are_read_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that sends none to its end has few of them kept, and ends as an error."""
+    # A tenant that completes no first message has few of them kept, and they end with an error.
     monkeypatch.setattr(first_messages, "AT_ONCE", 4)
     settings, known = house(tmp_path)
     assert known.token_file is not None
@@ -51,7 +51,7 @@ async def test_first_messages_of_a_tenant_are_read_in_turns(
 async def test_calls_of_one_tenant_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has some for each connection that there may be; as soon as one ends there is room."""
+    # A tenant may have some calls for each possible connection; when one ends there is room.
     monkeypatch.setattr(serve, "CALLS_FOR_CONNECTION", 1)
     settings, known = house(tmp_path)
     async with (
@@ -85,7 +85,7 @@ async def test_a_call_without_a_message(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_is_crowded_is_asked_again() -> None:
-    """What gRPC itself refuses for a moment ends no session."""
+    """Check that a refusal of gRPC itself, which lasts a moment, ends no session."""
 
     async def never(_: object, context: object) -> None:
         await asyncio.get_running_loop().create_future()

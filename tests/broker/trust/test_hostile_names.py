@@ -203,7 +203,7 @@ async def test_what_was_said_is_kept_and_shown_with_escapes(running: RunningBrok
 
 
 async def printed(*words: str) -> str:
-    """What a command prints, errors too."""
+    """Return what a command prints, with its errors."""
     run = CliRunner(env={"COLUMNS": "400"}).invoke
     return (await asyncio.to_thread(run, app, list(words))).output
 

@@ -154,7 +154,7 @@ async def test_calls_that_wait_are_counted_with_their_messages() -> None:
 
 
 def hellos_of(incarnation: str) -> int:
-    """How many messages are there, of those that agents of a life of an engine began with."""
+    """Return how many first messages of this life's agents are in memory."""
     return sum(
         type(one) is agent_link_pb2.ConnectRequest
         and any(message.hello.engine.incarnation == incarnation for message in one.messages)

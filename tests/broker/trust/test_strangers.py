@@ -32,7 +32,7 @@ UNFINISHED_HELLO = b"\x16\x03\x01\x40\x00\x01\x00\x3c\x00"
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """This process may have all files open that it may ask for."""
+    """Let this process open as many files as its hard limit allows."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     yield
@@ -40,7 +40,7 @@ def many_files() -> Iterator[None]:
 
 
 async def is_served(one: Served, both: Pair, name: str) -> None:
-    """Engines that are there, an operator who comes and a probe get what they ask for."""
+    """Check that engines, an operator who connects now and a probe get what they ask for."""
     await both.hand_over(name)
     async with asyncio.timeout(20):
         while not await answers(one):
@@ -49,7 +49,7 @@ async def is_served(one: Served, both: Pair, name: str) -> None:
 
 
 async def answers(one: Served) -> bool:
-    """Whether an operator gets an answer; he comes too early while all connections are taken."""
+    """Return whether an operator gets an answer, which fails while all connections are taken."""
     try:
         return (await ask(one.address, one.known, AdminClient.status)).engines == 2
     except BrokerUnreachableError:
@@ -63,7 +63,7 @@ def probe(one: Served) -> int:
 
 @contextlib.contextmanager
 def connections(address: str, count: int, *, sending: bytes = b"") -> Iterator[list[socket.socket]]:
-    """So many that say no more than that."""
+    """Open ``count`` connections that send nothing but ``sending``."""
     host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as stack:
         opened = []
@@ -76,7 +76,7 @@ def connections(address: str, count: int, *, sending: bytes = b"") -> Iterator[l
 
 
 async def test_strangers_messages_are_not_kept(tmp_path: Path) -> None:
-    """A hundred streams, each with 15 of 16 MiB of a message."""
+    # Strangers open a hundred streams, each with 15 of the 16 MiB of a message.
     paths = [
         "/restow.v1.Broker/Session",
         "/restow.v1.Broker/RegisterEngine",
@@ -101,7 +101,7 @@ async def test_strangers_messages_are_not_kept(tmp_path: Path) -> None:
 async def test_connections_of_strangers_shut_nobody_out(
     tmp_path: Path, many_files: None, hard: int
 ) -> None:
-    """More than there may be files; half of them begin a handshake that never ends."""
+    # Strangers open more connections than files allowed; half begin a handshake without an end.
     hello = UNFINISHED_HELLO + bytes(15_000)
     with served(tmp_path, FILES, hard) as one:
         async with pair(one.address, 1, 1, credentials=one.known) as both:
@@ -138,7 +138,7 @@ async def test_callers_are_not_remembered_where_nobody_looks_for_strangers(
 
 
 def test_an_address_of_few_connections_keeps_them() -> None:
-    """The newest of each address stay, however many another one opens."""
+    # The newest connections of each address stay, however many another address opens.
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         address = listening.getsockname()
@@ -166,7 +166,8 @@ def ended(one: socket.socket) -> bool:
 
 
 async def test_a_stranger_hears_of_the_broker_s_health(tmp_path: Path) -> None:
-    """As a whole, for nothing that it says is read; a caller who is known hears of each service."""
+    # A stranger hears of the broker as a whole, for nothing of the request is read; a known caller
+    # hears of each service.
     settings, known = house(tmp_path)
     request = health_pb2.HealthCheckRequest(service="there.is.None")
     async with broker(**settings) as running:

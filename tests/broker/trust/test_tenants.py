@@ -142,7 +142,7 @@ async def test_an_engine_that_leaves_is_not_taken_for_its_namesake(authority: Au
 
 
 async def test_traffic_is_that_of_the_own_tenant(authority: Authority) -> None:
-    """To operators of one tenant, and on the status page where one is chosen."""
+    # The traffic is shown to operators of one tenant, and on the page where a tenant is chosen.
     async with (
         guarded(authority, http_listen="127.0.0.1:0", status_page=True) as running,
         pair(running.address, 1, 1, credentials=of_tenant(authority, "a")) as mine,

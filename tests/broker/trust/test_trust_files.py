@@ -52,7 +52,7 @@ def locked_key(authority: Authority, files: dict[str, Path]) -> dict[str, Path |
 
 
 def replaced(name: str, text: str | None) -> Damage:
-    """Another file in place of one; None: one that is not there."""
+    """Return a damage that puts another text in place of a file; None: the file is missing."""
 
     def damage(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
         path = files["tls_cert"].with_name("other")
@@ -81,7 +81,7 @@ def expired_authority(authority: Authority, files: dict[str, Path]) -> dict[str,
 
 
 def writable(name: str) -> Damage:
-    """A file that every user may write."""
+    """Return a damage that replaces a file with a copy that every user may write."""
 
     def damage(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
         copy = files["tls_key"].with_name("writable")
@@ -175,7 +175,7 @@ def test_a_key_is_not_shown(authority: Authority) -> None:
 
 @pytest.mark.parametrize("use", ["SERVER_AUTH", "CLIENT_AUTH"])
 def test_what_a_certificate_is_for_hides_no_end(authority: Authority, use: str) -> None:
-    """OpenSSL says what is wrong first, and looks at the time last."""
+    # OpenSSL names another fault first, and looks at the time last.
     purpose = getattr(ExtendedKeyUsageOID, use)
     good = authority.issue(use=purpose)
     assert end_of(good.certificate, good.key) is not None
@@ -216,7 +216,7 @@ def test_several_authorities_in_one_file(authority: Authority, tmp_path: Path) -
 
 
 def replace(old: Pair, new: Pair) -> None:
-    """As those do who renew certificates: other files under the same names."""
+    """Put new files under the old names, as programs that renew certificates do."""
     for before, after in ((old.certificate, new.certificate), (old.key, new.key)):
         shutil.copy(after, after.with_suffix(".new"))
         after.with_suffix(".new").rename(before)

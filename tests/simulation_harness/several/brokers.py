@@ -46,7 +46,7 @@ class Life:
         return self.process.alive and self.hub is not None
 
     def may_act(self) -> int:
-        """The epoch in which it believes that it may act now; 0: in none."""
+        """Return the epoch in which the broker believes that it may act now; 0: in none."""
         fleet = self.fleet
         if fleet is None or not self.process.alive or self.process.paused:
             return 0
@@ -68,7 +68,7 @@ class Brokers:
         self.said: Said | None = None
 
     def be_several(self) -> None:
-        """Play the history with two or three."""
+        """Play the history with two or three brokers."""
         if self.etcd is None:
             self.etcd = Etcd(self._network, self._rng)
             self.addresses = SEVERAL
@@ -82,7 +82,7 @@ class Brokers:
 
     @property
     def given(self) -> str:
-        """The addresses that engines and agents are given."""
+        """Return the addresses that engines and agents are given."""
         return ",".join(self.addresses[:GIVEN])
 
     @property
@@ -102,12 +102,12 @@ class Brokers:
 
     @property
     def hubs(self) -> Iterator[Hub]:
-        """Of all lives."""
+        """Return the hubs of all lives."""
         return (life.hub for life in self.lives if life.hub is not None)
 
     @property
     def leader(self) -> Life | None:
-        """Who leads."""
+        """Return the life of the broker that leads, if there is one."""
         if self.etcd is None:
             return self.lives[-1] if self.lives and self.lives[-1].hub else None
         leader = self.etcd.keys.leader
@@ -115,18 +115,18 @@ class Brokers:
         return found[-1] if found else None
 
     def at(self, address: str) -> Life | None:
-        """The last life there."""
+        """Return the last life of the broker at an address."""
         return next((one for one in reversed(self.lives) if one.address == address), None)
 
     def missing(self) -> list[str]:
-        """Addresses at which none runs."""
+        """Return the addresses at which no broker runs."""
         there = {life.address for life in self.lives if life.process.alive}
         return [address for address in self.addresses if address not in there]
 
     # -- lives ------------------------------------------------------------------------------------
 
     def start(self, address: str) -> None:
-        """Begin another life, unless one is there."""
+        """Begin another life at an address, unless a broker runs there."""
         if address not in self.missing():
             return
         pace = self._rng.uniform(0.9, 1.1) if self.several else 1.0
@@ -164,7 +164,7 @@ class Brokers:
         self._network.lost(life.process)
 
     def leave(self, life: Life) -> None:
-        """As SIGTERM has it: it has another one lead, closes its streams, and ends."""
+        """Let a broker leave as on SIGTERM: it gives up leading, closes its streams and ends."""
         life.leaving = True
         life.process.spawn(self._leave(life))
 
@@ -183,7 +183,7 @@ class Brokers:
             self.kill(life)
 
     def heal(self) -> None:
-        """Etcd leads and is reached again, and somebody is there."""
+        """Heal etcd, and start a broker if none is there that stays."""
         if self.etcd is not None:
             self.etcd.heal()
             if not [life for life in self.running if not life.leaving]:
@@ -192,7 +192,7 @@ class Brokers:
     # -- what operators and routers say -----------------------------------------------------------
 
     def tell_leader(self, say: Callable[[Hub], list[Action]]) -> None:
-        """Have the leader do something, if there is one that may."""
+        """Have the leader do something, if there is one that may act."""
         life = self.leader
         if life is None or (hub := life.hub) is None:
             return
@@ -205,5 +205,5 @@ class Brokers:
 
 
 def _host(address: str) -> str:
-    """One alone is at host b."""
+    """Return the host of a broker: b for a broker alone."""
     return "b" if address == ALONE else address.partition(":")[0]

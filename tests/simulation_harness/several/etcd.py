@@ -56,7 +56,7 @@ class Keys:
         return Fleet(leader, frozenset(self.brokers), self.epoch)
 
     def lead(self, address: str, lease: int, above: int, *, anew: bool = False) -> Leader | None:
-        """None: the lease has ended."""
+        """Lead unless another broker does, and return the leader; None: the lease has ended."""
         if lease not in self.leases:
             return None
         if self.leader is None or (anew and self.leader[2] == lease and self.leader[1] <= above):
@@ -83,19 +83,19 @@ class Etcd:
         return self.network.loop.time()
 
     def delay_s(self) -> float:
-        """Of a message, one way."""
+        """Draw how long a message takes one way."""
         return self.network.delay_s() * self.slowness
 
     def later(self, delay_s: float, work: Callable[..., object], *given: object) -> None:
-        """It belongs to no process."""
+        """Call something after a while, in no process."""
         self.network.loop.call_later(delay_s, work, *given, context=Context())
 
     def takes(self, host: str) -> bool:
-        """Whether a call of a host would be answered now."""
+        """Return whether a call of a host would be answered now."""
         return self.has_leader and not self.network.is_cut(host, HOST)
 
     def keep(self, lease: int, length_s: float) -> None:
-        """A lease begins anew: look for its end in time."""
+        """Begin a lease anew, and look for its end in time."""
         self.keys.leases[lease] = (self.now_s + length_s, length_s)
         self.later(length_s + self.rng.uniform(0.001, LOOKS_EVERY_S), self._expire)
 
@@ -107,7 +107,7 @@ class Etcd:
         self._backup = Keys() if empty else copy.deepcopy(self.keys)
 
     def restore(self, down_s: float) -> None:
-        """It has what it had when it was backed up, unless it has been led since ``down_s`` ago."""
+        """Bring the backup back, unless etcd has been led since ``down_s`` ago."""
         if self.has_leader or self.now_s - self._leaderless_s < down_s:
             return
         last = self.keys.last_lease
@@ -124,7 +124,7 @@ class Etcd:
         self.faulty, self.slowness = False, 1.0
 
     def find_leader(self) -> None:
-        """A new leader gives each lease its whole time."""
+        """Find a new leader, which gives each lease its whole time."""
         if not self.has_leader:
             self.has_leader = True
             for lease, (_, length_s) in list(self.keys.leases.items()):
@@ -211,7 +211,7 @@ class ReachedEtcd:
         await self._ask(lambda: etcd.keys.revoke(lease))
 
     async def _ask(self, do: Callable[[], T]) -> T:
-        """Have a call done: once, twice or not, early or late, and answered or not."""
+        """Have a call done: once, twice or not at all, early or late, answered or not."""
         etcd, rng, host = self._etcd, self._etcd.rng, self._process.host
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
@@ -239,7 +239,7 @@ class ReachedEtcd:
 
 
 def _alive(done: T | None) -> T:
-    """Raises `LeaseEndedError`."""
+    """Return the answer of a call. Raises `LeaseEndedError` if there is none."""
     if done is None:
         raise LeaseEndedError("the broker's lease has ended")
     return done

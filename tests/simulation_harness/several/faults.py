@@ -41,21 +41,21 @@ class FleetFaults:
         )
 
     def kill_leader(self) -> None:
-        """It may come back at once, or long after another one leads."""
+        """Kill the leader; it may come back at once, or long after another one leads."""
         if (life := self._leader()) is not None:
             self._brokers.kill(life)
             back_s = self._rng.choice((0.3, 8.0)) * self._rng.random()
             self._loop.call_later(back_s, self._brokers.start, life.address)
 
     def pause_leader(self) -> None:
-        """Often for longer than its lease."""
+        """Pause the leader, often for longer than its lease."""
         if (life := self._leader()) is not None:
             self._network.pause(life.process)
             pause_s = self._rng.choice((1.5, 8.0, 12.0)) * self._rng.random()
             self._loop.call_later(pause_s, life.process.resume)
 
     def cut_from_etcd(self) -> None:
-        """It reaches all others."""
+        """Cut the leader off from etcd alone."""
         if (life := self._leader()) is not None:
             host = life.process.host
             self._network.cut(host, HOST)
@@ -63,7 +63,7 @@ class FleetFaults:
             self._loop.call_later(cut_s, self._network.heal, host, HOST)
 
     def cut_from_agents(self) -> None:
-        """Engines on one host or on all can't reach the leader: it keeps its lease."""
+        """Cut the leader off from the engines on one host or on all; it keeps its lease."""
         if (life := self._leader()) is not None:
             sides = self._rng.choice((*SIDES, SIDES))
             cut_s = self._rng.choice((2.0, 8.0, 20.0)) * self._rng.random()
@@ -72,7 +72,10 @@ class FleetFaults:
                 self._loop.call_later(cut_s, self._network.heal, life.process.host, side)
 
     def cut_off_and_kill_the_next(self) -> None:
-        """Engines come back to one that etcd does not reach, which knows nothing of another."""
+        """Cut a leader off from etcd and engines, and kill the next leader when they are back.
+
+        Engines then come back to a broker that etcd does not reach, which knows nothing of another.
+        """
         if (life := self._leader()) is not None:
             host = life.process.host
             for other, cut_s in ((HOST, 40.0), *((side, NOTICED_S) for side in SIDES)):
@@ -81,7 +84,7 @@ class FleetFaults:
             self._loop.call_later(NOTICED_S + 1.0, self.kill_leader)
 
     def stop_etcd(self) -> None:
-        """It has no leader for a while."""
+        """Leave etcd without a leader for a while."""
         if (etcd := self._brokers.etcd) is not None:
             self._history.hinder()
             etcd.lose_leader()
@@ -90,14 +93,14 @@ class FleetFaults:
             )
 
     def slow_etcd(self) -> None:
-        """Every message to it and from it takes longer."""
+        """Slow down every message to etcd and from it."""
         if (etcd := self._brokers.etcd) is not None:
             self._history.hinder()
             etcd.slowness = self._rng.choice((10.0, 100.0))
             self._loop.call_later(5.0 * self._rng.random(), setattr, etcd, "slowness", 1.0)
 
     def restore_etcd(self) -> None:
-        """It is down for longer than leases, and has what it had a while ago, or nothing, then."""
+        """Restore etcd as it was a while ago, or empty, after a time longer than leases."""
         if (etcd := self._brokers.etcd) is not None:
             self._history.hinder()
             etcd.back_up(empty=self._rng.random() < 0.5)
@@ -106,7 +109,7 @@ class FleetFaults:
             self._loop.call_later(down_s + RESTORED_S + 0.01, etcd.restore, RESTORED_S)
 
     def lose_keys(self) -> None:
-        """Somebody deletes the key of a broker, or of the leader, whose lease lives."""
+        """Delete the key of a broker, or that of the leader, while its lease lives."""
         if (etcd := self._brokers.etcd) is not None:
             if self._rng.random() < 0.5 and self._brokers.said is not None:
                 # Another broker leads before this one has looked: clients tell them apart.
@@ -116,12 +119,12 @@ class FleetFaults:
                 del etcd.keys.brokers[self._rng.choice(sorted(etcd.keys.brokers))]
 
     def join_two(self) -> None:
-        """At once; or one, where no more are missing."""
+        """Start two brokers at once, or one where only one is missing."""
         for address in self._brokers.missing()[:2]:
             self._brokers.start(address)
 
     def leave_fleet(self) -> None:
-        """One that is not the last one leaves by itself, and comes back some time after."""
+        """Let a broker leave that is not the last one; it comes back some time after."""
         staying = [one for one in self._brokers.running if not one.leaving]
         if len(staying) > 1:
             leader = self._brokers.leader
@@ -131,7 +134,7 @@ class FleetFaults:
             self._loop.call_later(self._rng.uniform(5.0, 20.0), self._brokers.start, life.address)
 
     def _leader(self) -> Life | None:
-        """Whom it befalls, if it runs."""
+        """Return the leader, which a fault is to meet, if it runs."""
         self._history.hinder()
         life = self._brokers.leader
         return life if life is not None and life.runs and not life.process.paused else None

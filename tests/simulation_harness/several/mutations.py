@@ -28,7 +28,7 @@ Rule = Callable[["History"], contextlib.AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def lower_epochs(history: History) -> Iterator[None]:
-    """Agents and sessions take what is said in an epoch that is over."""
+    """Let agents and sessions take what is said in an epoch that is over."""
     history.be_several()
     with patch.object(Epochs, "take", lambda *words: None):
         yield
@@ -36,7 +36,7 @@ def lower_epochs(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_margin(history: History) -> Iterator[None]:
-    """A broker acts until the very end of its lease, by its own clock."""
+    """Let a broker act until the very end of its lease, by its own clock."""
     history.be_several()
 
     def may_act(self: Leadership, now_s: float) -> bool:
@@ -48,7 +48,7 @@ def no_margin(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lower_epochs_led(history: History) -> Iterator[None]:
-    """A leader does not raise its epoch above one that clients know: they can't take its word."""
+    """Let a leader keep an epoch below one that clients know: they can't take its word."""
     history.be_several()
     if history.faults is not None:
         fleet = FleetFaults(history)
@@ -59,7 +59,7 @@ def lower_epochs_led(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def numbers_restart(history: History) -> Iterator[None]:
-    """Handoffs are counted from one in every epoch."""
+    """Count handoffs from one in every epoch."""
     history.be_several()
     look = OneOfSeveral._look_at_it
 
@@ -79,7 +79,7 @@ def numbers_restart(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_doubt(history: History) -> Iterator[None]:
-    """A broker goes on whose lease may have ended."""
+    """Let a broker go on though its lease may have ended."""
     history.be_several()
     with patch.object(OneOfSeveral, "is_sure", lambda self: True):
         yield
@@ -87,7 +87,7 @@ def no_doubt(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lost_handoffs_fail(history: History) -> Iterator[None]:
-    """A broker that leads no longer ends its handoffs, and tells its clients."""
+    """Let a broker that no longer leads end its handoffs, and tell its clients."""
     history.be_several()
     with patch.object(Ledger, "forget", lambda *words: None):
         yield
@@ -95,7 +95,7 @@ def lost_handoffs_fail(history: History) -> Iterator[None]:
 
 @contextlib.contextmanager
 def clients_alone(history: History) -> Iterator[None]:
-    """A broker in doubt goes on leading, and only what clients take is looked at."""
+    """Let a broker in doubt go on leading, and look only at what clients take."""
     with no_doubt(history), patch.object(Leadership, "tick", lambda *when: None):
         if history.brokers.said is not None:
             history.brokers.said.looks = False
@@ -115,7 +115,7 @@ class _Kept(deque[Any]):
 
 @contextlib.contextmanager
 def reports_outlive_streams(history: History) -> Iterator[None]:
-    """What an agent could not report on one stream is said on the next one."""
+    """Let an agent report on its next stream what it could not report on the last one."""
     begin, sends = KeptStream.__init__, KeptStream.send
 
     def keeping(self: KeptStream[Any, Any, Any], *given: Any) -> None:
@@ -135,7 +135,7 @@ def reports_outlive_streams(history: History) -> Iterator[None]:
 
 
 def both(one: Rule, beside: Rule) -> Rule:
-    """Two rules taken out together."""
+    """Return a rule that takes two rules out together."""
 
     @contextlib.contextmanager
     def neither(history: History) -> Iterator[None]:

@@ -37,7 +37,7 @@ class Said:
         self.acts = 0
 
     def look(self, process: Process, batch: Any) -> None:
-        """A batch leaves a broker."""
+        """Look at a batch that leaves a broker."""
         if not self.looks or not acts(batch):
             return
         self.acts += 1
@@ -51,7 +51,7 @@ class Said:
             self._found(Violation(words))
 
     def begins(self, leader: Leader) -> None:
-        """A broker leads from now on: no other one may believe that it does."""
+        """Check that no other broker believes that it leads when a broker begins to lead."""
         others = [
             (life.process.name, epoch)
             for life in self._lives()
@@ -79,7 +79,7 @@ class Said:
 
 
 def acts(batch: Any) -> bool:
-    """Whether it grants, ends or frees anything."""
+    """Return whether a batch grants, ends or frees anything."""
     match batch:
         case agent_link_pb2.ConnectResponse():
             return any(order.WhichOneof("body") in (*GRANTS, *FREES) for order in batch.orders)

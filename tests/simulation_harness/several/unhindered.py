@@ -27,7 +27,7 @@ class Unhindered:
         self._names: list[str] = []
 
     def plan(self, within_s: float) -> None:
-        """Decide. Their patience and leases are longer than anything goes wrong."""
+        """Decide on handoffs whose patience and leases outlast all that goes wrong."""
         history, rng = self._history, self._rng
         for number in range(HANDOFFS if self.looks else 0):
             prompt = history.prompt(f"unhindered{number}", healthy=True)
@@ -37,7 +37,10 @@ class Unhindered:
                 history.loop.call_later(at_s + rng.uniform(0.0, 1.0), history.begin, side, prompt)
 
     def count(self) -> None:
-        """Count their ends, but of those that there was no room for. Raises for a needless one."""
+        """Count the ends of these handoffs, but not of handoffs that found no free pages.
+
+        Raises `Violation` if one failed without need.
+        """
         report = self._history.report
         for name in self._names:
             p, d = (self._history.lives[side][-1].requests.said.get(name) for side in "PD")
