@@ -119,7 +119,7 @@ class Public:
         return [Callee(name, one, types) for name, one in found.items()]
 
     def _types(self) -> dict[str, str]:
-        """What a generic base is of, by the names of its variables."""
+        """Return the types that a generic base was given, by the names of its variables."""
         found: dict[str, str] = {}
         for base in getattr(self.value, "__orig_bases__", ()):
             variables = getattr(get_origin(base), "__parameters__", ())
@@ -137,7 +137,7 @@ class Public:
 
 
 def public(module: str) -> list[Public]:
-    """What a module names, in its order; errors have a part of their own."""
+    """Return what a module names, in its order; errors have a part of their own."""
     found = [Public(name, getattr(import_module(module), name)) for name in _names(module)]
     return [one for one in found if not _is_error(one.value)]
 
@@ -169,7 +169,7 @@ def _below(base: type[RestowError]) -> Iterator[type[RestowError]]:
 
 
 def _typed(signature: inspect.Signature) -> str:
-    """What is returned, as it was written; of an admin call, what its client returns."""
+    """Return the type that is returned, as it was written; of an admin call, the client's."""
     given = signature.return_annotation
     return "" if given is signature.empty else re.sub(r"^AdminCall\[(.*)\]$", r"\1", str(given))
 
@@ -213,7 +213,7 @@ class Page:
                 self._anchors[name] = name.replace(".", "").lower()
 
     def blocks(self) -> Iterator[str]:
-        """What stands between empty lines."""
+        """Yield the page's blocks, which stand between empty lines."""
         yield HEAD.strip()
         for module, parts in self.parts.items():
             yield f"## {module}"
@@ -248,7 +248,10 @@ class Page:
             yield self._linked(method.words, one.name)
 
     def _linked(self, words: str, owner: str = "") -> str:
-        """A docstring as Markdown: names lead to their part of the page, doctests are code."""
+        """Return a docstring as Markdown, with links from names to their part of the page.
+
+        Doctests become code.
+        """
 
         def link(found: re.Match[str]) -> str:
             name = found[1].removeprefix("restow.broker.client.").removeprefix("restow.agents.")

@@ -38,7 +38,7 @@ def rank_layout(rank: int, own: int) -> RankLayout:
 
 
 def named(prompt: list[int]) -> dict[str, Any]:
-    """What both sides say of the state, so that the broker can compare them."""
+    """Return what both sides say of the state, so that the broker can compare them."""
     position = len(prompt) - 1
     return {"position_tokens": position, "content": content_of(prompt, position)}
 

@@ -35,7 +35,7 @@ def program(source: Layout, destination: Layout, strategy: Strategy = Strategy.S
 
 
 def memory(layout: Layout, pages: int, rank: int = 0, gap_bytes: int = 0) -> RegionTable:
-    """The regions of a rank one behind the other."""
+    """Return the regions of a rank, laid one behind the other."""
     strides = np.array([r.page_stride_bytes for r in layout.ranks[rank].regions], np.int64)
     sizes = strides * pages + gap_bytes
     return RegionTable(4096 + np.cumsum(sizes) - sizes, strides, np.full(len(strides), pages))

@@ -38,7 +38,7 @@ class Scene:
         self.cluster.start_engine(side, self._tps[side], conv)
 
     async def replace(self, side: str) -> None:
-        """A new life, that is connected."""
+        """Start a new life of an engine, and wait until it is connected."""
         self.cluster.end_engine(side)
         self.start(side)
         await self.cluster.connected()

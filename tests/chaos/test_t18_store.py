@@ -33,7 +33,7 @@ async def with_store(tps: tuple[int, int]) -> AsyncIterator[Scene]:
 
 
 async def start_store(world: Scene) -> None:
-    """A life with the disk of those before it, waited for."""
+    """Start a life of the store with the disk of the lives before it; wait until it is ready."""
     world.cluster.start_store()
     async with asyncio.timeout(ENDS_S), AsyncAdminClient(world.cluster.address("b")) as client:
         while not any(  # noqa: ASYNC110 - the broker tells no events

@@ -104,7 +104,7 @@ class Cluster:
         return next(one for one in self.engines[name[0]].members if one.name == name)
 
     def address(self, seen_from: str) -> str:
-        """The broker's, or those of all, for a host."""
+        """Return the address of the broker, or of all brokers, as a host sees it."""
         if self.fleet is not None:
             return self.fleet.addresses
         host = self._hosts.address("b", seen_from) if self._hosts is not None else "127.0.0.1"
@@ -130,7 +130,7 @@ class Cluster:
         return await asyncio.to_thread(self.broker.end, number)
 
     def start_store(self) -> None:
-        """A new life, on P's host, with the disk of those before it."""
+        """Start a new life of the store, on P's host, with the disk of the lives before it."""
         namespace = self._hosts.namespace("p") if self._hosts is not None else ""
         transport = self._transport("p", "d")
         self.store = StoreLife(namespace, self.address("p"), self.folder, transport)
@@ -149,7 +149,7 @@ class Cluster:
     def start_engine(
         self, side: str, tp: int, conv: ConvLayout, page_tokens: int = PAGE_TOKENS
     ) -> EngineLife:
-        """A new life."""
+        """Start a new life of an engine."""
         self.lives[side] += 1
         made = layout(tp, conv, page_tokens)
         host, other = side.lower(), "d" if side == "P" else "p"
@@ -190,7 +190,7 @@ class Cluster:
             self._hosts.heal(one, other)
 
     def story(self) -> str:
-        """What a test that failed wants to know."""
+        """Return what explains a failed test: violations, ends, and the end of each log."""
         lines = [*self.found.violations, f"{dict(self.found.ends)}"]
         for log in sorted(self.folder.glob("*.log")):
             words = log.read_text(errors="replace").splitlines()
@@ -310,7 +310,7 @@ class Cluster:
         return left
 
     async def unfinished(self) -> str:
-        """What engines still hold; empty if nothing."""
+        """Return what the engines still hold, or an empty text if they hold nothing."""
         for engine in self.engines.values():
             engine.reported = None
             engine.free_staging.clear()

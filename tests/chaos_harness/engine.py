@@ -54,7 +54,7 @@ class Life:
     log: str
 
     def mapped(self) -> HostMemory:
-        """The memory, in this process."""
+        """Return the engine's memory, mapped into this process."""
         with open(self.memory, "r+b") as file:
             words: Words = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint16)
         return HostMemory(self.layout, self.page_counts, words)

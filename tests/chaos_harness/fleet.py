@@ -41,7 +41,7 @@ class Fleet:
         return ",".join(self._at(name) for name in BROKERS)
 
     def start(self, name: str, *options: str) -> None:
-        """A new life of a broker or of a member of etcd, which has what it had on disk."""
+        """Start a new life of a broker or of a member of etcd, with what it had on disk."""
         if name in ETCDS:
             self.members[name] = self._etcd(name)
         else:

@@ -71,7 +71,7 @@ class Hosts:
         return f"{self._prefix}-{host}"
 
     def device(self, of: str, towards: str) -> str:
-        """The interface of a host that leads to another."""
+        """Return the interface of a host that leads to another host."""
         return f"{self._prefix}{of[:2]}{towards[:2]}"
 
     def primary(self, of: str) -> str:
@@ -134,7 +134,7 @@ class Hosts:
         ]
 
     def _route(self, one: str, other: str) -> list[str]:
-        """The command by which a host finds the other's primary address."""
+        """Return the command by which a host finds the other host's primary address."""
         to, gateway, source = self.primary(other), self.address(other, one), self.primary(one)
         return [f"-n {self.namespace(one)} route add {to}/32 via {gateway} src {source}"]
 

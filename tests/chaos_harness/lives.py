@@ -101,7 +101,7 @@ class EngineLife:
         self._hear(self, said)
 
     def _drain(self, child: Child) -> None:
-        """What it had said before it died."""
+        """Read what a process had said before it died."""
         with contextlib.suppress(EOFError, OSError):
             while child.pipe.poll(0):
                 self._hear(self, child.pipe.recv())

@@ -32,7 +32,7 @@ CALM_S = 20.0
 
 
 async def play(report: Report, progress: Console | None = None) -> Report:
-    """A storm, then calm."""
+    """Run a storm of faults, then wait for calm."""
     rng = Random(report.seed)  # noqa: S311 - reproducible, not secret
     with contextlib.ExitStack() as stack:
         several = report.brokers > 1

@@ -22,7 +22,7 @@ def page_counts(page_tokens: int) -> dict[str, int]:
 
 
 def layout(tp: int, conv: ConvLayout, page_tokens: int) -> Layout:
-    """A hybrid with 4 KiB a token and states of 1 MiB, over all ranks."""
+    """Return a hybrid layout with 4 KiB a token and states of 1 MiB, over all ranks."""
     mamba = Mamba2Spec(
         layer=0,
         heads=32,

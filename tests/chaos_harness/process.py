@@ -33,7 +33,7 @@ class Member:
         self.alive = False
 
     def stop(self) -> None:
-        """It stands still."""
+        """Stop the process with SIGSTOP: it stays alive and stands still."""
         self.stopped = True
         if self.alive:
             stop(self.pid)
@@ -67,7 +67,7 @@ class Child(Member):
     """A member that runs a function of ours, and says something on a pipe."""
 
     def __init__(self, name: str, main: Callable[..., None], *args: object) -> None:
-        """Runs ``main(pipe, *args)``."""
+        """Start a process that runs ``main(pipe, *args)``."""
         self.pipe, theirs = pipe()
         self._process = start(main, theirs, *args)
         theirs.close()

@@ -22,7 +22,7 @@ def state_of(admin: AdminClient, handoff: str) -> str:
 
 
 def who_is_whole(admin: AdminClient) -> list[str]:
-    """The engines that have their session and all their agents."""
+    """Return the engines that have their session and all their agents."""
     return [one.engine_id for one in admin.engines() if one.session and one.agents == one.ranks]
 
 

@@ -167,7 +167,7 @@ class Storm:
         task.add_done_callback(self._healing.discard)
 
     def broker_faults(self) -> list[tuple[Callable[[], None], int]]:
-        """What may befall the broker, and how often beside other faults."""
+        """Return the faults that may befall the broker, and how often beside other faults."""
         return [(self._kill_broker, 2), (self._stop_broker, 1)]
 
     def start_broker(self) -> None:

@@ -63,9 +63,9 @@ class Shell:
         self._env["PATH"] = f"{programs}:{os.environ['PATH']}"
 
     def run(self, block: Block, beside: str) -> tuple[str, list[str]]:
-        """What a block prints, and its commands that fail.
+        """Run a block; return what it prints, and its commands that fail.
 
-        Meanwhile ``beside`` is said until it succeeds.
+        Meanwhile the command ``beside`` is repeated until it succeeds.
         """
         failed = self._folder.parent / "failed"
         failed.write_text("")

@@ -25,12 +25,12 @@ def address() -> Iterator[str]:
 
 
 async def run(*arguments: str) -> Result:
-    """A command beside engines that live on this event loop."""
+    """Run a command beside engines that live on this event loop."""
     return await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
 
 
 async def on_terminal(*arguments: str, typed: str) -> tuple[int, str]:
-    """The exit status of a command whose question is answered, and what it shows."""
+    """Run a command and answer its question; return its exit status, and what it shows."""
     return await asyncio.to_thread(asked_on_terminal, *arguments, typed=typed)
 
 

@@ -46,7 +46,7 @@ ENDLESS = resource.RLIM_INFINITY
 
 
 async def run(*arguments: str) -> Result:
-    """The command beside engines that live on this event loop."""
+    """Run the command beside engines that live on this event loop."""
     return await asyncio.to_thread(CliRunner().invoke, app, ["doctor", *arguments])
 
 

@@ -37,5 +37,5 @@ async def test_a_read_of_no_bytes_has_progress_too() -> None:
 
 
 def no_settled(order: link.AgentOrder) -> list[link.AgentMessage]:
-    """An agent that is at work on every read."""
+    """Answer as an agent that is still at work on every read."""
     return [] if order.WhichOneof("body") == "execute" else answer_at_once(order)

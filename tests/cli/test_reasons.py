@@ -66,7 +66,7 @@ def reasons_of_modules() -> Iterator[str]:
 
 
 def reasons_told_to_engines() -> set[str]:
-    """What the broker's mind says, and what any error says that reaches an engine."""
+    """Return the reasons that the broker's core gives, and those of errors that reach an engine."""
     found = {
         reason for path in (BROKER / "core").rglob("*.py") for reason in reasons_of_failures(path)
     }

@@ -46,7 +46,7 @@ def run(block: str, folder: Path, address: str = "") -> str:
 
 @contextlib.contextmanager
 def served(block: str, folder: Path) -> Iterator[str]:
-    """A broker as a block starts it, on another port."""
+    """Serve a broker as a block starts it, on another port."""
     assert block.startswith(SERVE)
     with contextlib.chdir(folder), broker_process(*shlex.split(block.removeprefix(SERVE))) as where:
         yield where

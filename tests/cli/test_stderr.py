@@ -113,7 +113,7 @@ def test_who_has_left_stops_nobody() -> None:
 
 @contextlib.contextmanager
 def unread_broker(*options: str) -> Iterator[tuple[str, IO[str]]]:
-    """A broker's address, and its stderr."""
+    """Start a broker whose stderr nobody reads; yield its address, and its stderr."""
     process = subprocess.Popen(
         [*SERVE, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

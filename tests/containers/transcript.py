@@ -48,7 +48,7 @@ def failed_request(house: Compose) -> tuple[str, str]:
 
 
 def show(house: Compose, *words: str) -> str:
-    """A command of an operator, and what it printed."""
+    """Return an operator's command, and what it printed."""
     broker = house.id_of("broker")
     terminal = [f"-e{name}={value}" for name, value in TERMINAL.items()]
     printed = docker("exec", *terminal, broker, *words)

@@ -152,7 +152,7 @@ def test_below_what_d_holds_neither_side_needs_blocks() -> None:
 
 
 def lists(null: int | None, tokens: int = BLOCK_TOKENS) -> BlockLists:
-    """The rules of one group."""
+    """Return the rules of an engine's block lists, for one group."""
     nulls = {} if null is None else {"kv": null}
     return BlockLists(EngineKey("t", "e"), {"kv": tokens}, nulls, {"kv": PAGES})
 

@@ -20,7 +20,7 @@ ALL = Digests(DigestMode.ALL)
 def asked(
     *, staged: bool = False, together: bool = False, digests: Digests | None = ALL
 ) -> tuple[World, Side, Side, int]:
-    """A granted handoff from two ranks to two."""
+    """Return a world with a granted handoff from two ranks to two, and the handoff's number."""
     world = World(staged=staged, together=together, digests=digests)
     p, d = world.engine("p", 2), world.engine("d", 2)
     world.publish(p)

@@ -36,7 +36,7 @@ def number(actions: list[act.Action]) -> int:
 
 
 def begun(world: World, ranks: int = 2, held: int = 0) -> tuple[Side, Side]:
-    """A P whose first block is complete on no rank yet, and a D that has asked."""
+    """Return a P whose first block is complete on no rank yet, and a D that has asked."""
     p, d = world.engine("p", ranks), world.engine("d")
     world.request(d, held=held)
     assert not reads(world.publish(p, blocks={"kv": [1]}, final=False))

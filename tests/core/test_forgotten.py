@@ -23,7 +23,7 @@ def reading(ranks: int = 1) -> tuple[World, Side, Side]:
 
 
 def die(world: World, *sides: Side) -> None:
-    """Processes are killed; nobody unregisters."""
+    """Disconnect all agents of the sides: processes are killed, and nobody unregisters."""
     for side in sides:
         for rank in list(side.agents):
             world.disconnect(side, rank)

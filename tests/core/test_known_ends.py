@@ -29,7 +29,7 @@ class Broker(World):
 
 
 def done(readers: int = 0, content: bytes = b"", sampled: int | None = None) -> Broker:
-    """A broker under which D has the state, and E too where it is for two readers."""
+    """Return a broker under which D has the state, and E too where the state has two readers."""
     world = Broker()
     world.publish(world.p, readers=readers, content=content, sampled=sampled)
     world.fence(world.p)

@@ -15,7 +15,7 @@ from restow.broker.errors import AgentReplacedError, HandoffUnknownError, Restow
 
 
 def back(world: World, side: Side, rank: int = 0) -> None:
-    """An agent's stream breaks, and it says Hello on another."""
+    """Break an agent's stream, and have the agent say Hello on another."""
     world.disconnect(side, rank)
     world.connect(side, rank, name=side.agents[rank].agent_name)
 
@@ -170,13 +170,13 @@ LOST = [("FAILED", "AGENT_LOST")]
 
 
 def speaks(world: World, side: Side) -> None:
-    """The engine opens a session, and time passes."""
+    """Open the engine's session, and let 0.1 s pass."""
     world.run(lambda now_s: world.directory.members.session_opened(side.record, now_s))
     world.now_s += 0.1
 
 
 def reading_early(world: World) -> tuple[Side, Side, int]:
-    """A D of two ranks that has read 16 tokens early, and now reads the rest."""
+    """Return a D of two ranks that has read 16 tokens early, and now reads the rest."""
     p, d = world.engine("p"), world.engine("d", 2)
     world.publish(p, blocks={"kv": [1]}, final=False)
     world.request(d)

@@ -41,7 +41,7 @@ def hand_over(world: World, p: Side, d: Side, name: str = "h") -> None:
 
 
 def outcome(word: Callable[[], object]) -> object:
-    """What a word comes to: an error with all that it says, or what is done."""
+    """Return the outcome of a word: an error with all that it says, or what the word returns."""
     try:
         return word()
     except RestowError as error:

@@ -44,9 +44,9 @@ KV, STATE = PageForm("kv", BLOCK_TOKENS, 1), PageForm("state", 0, 1)
 
 
 def layout(ranks: int, pages_per_block: int = 1) -> Layout:
-    """An engine's layout as far as the core looks into it: its ranks and their regions.
+    """Return an engine's layout as far as the core looks into it: its ranks and their regions.
 
-    A block holds as many tokens however many pages it has.
+    A block holds equally many tokens, however many pages it has.
     """
     page_tokens = BLOCK_TOKENS // pages_per_block
     regions = (
@@ -244,7 +244,7 @@ class World:
         revision: str = "",
         mark: int = 0,
     ) -> list[act.Action]:
-        """``number``: of the message that is said again; 0: it is a new one."""
+        """Request a state. ``number`` is that of the message that is repeated; 0: a new message."""
         blocks = self._own_blocks(side, name) if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
         number = number or self._number(side)
@@ -269,7 +269,7 @@ class World:
         return [one for rank in side.agents for one in self.fence(side, rank, name, tokens)]
 
     def revise(self, side: Side, revision: str) -> list[act.Action]:
-        """The engine's weights are replaced."""
+        """Replace the engine's weights."""
         return self.run(lambda now_s: self.directory.revise(side.record, revision, now_s))
 
     def renew(self, side: Side, name: str = "h", lease_s: float = 30.0) -> list[act.Action]:
@@ -282,7 +282,7 @@ class World:
         )
 
     def _number(self, side: Side) -> int:
-        """The number of its session's next message."""
+        """Return the number of the next message in the side's session."""
         self._demands[side.record.key] += 1
         return self._demands[side.record.key]
 
@@ -418,7 +418,7 @@ class World:
 
 
 def digest_of(src_rank: int, dst_rank: int) -> bytes:
-    """What a source's agent says that it hashed for a rank."""
+    """Return the digest that a source's agent reports for a rank."""
     return bytes([src_rank, dst_rank] * 8)
 
 

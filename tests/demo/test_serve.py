@@ -178,7 +178,7 @@ def test_an_engine_ends_with_its_worker(house: Served) -> None:
 
 
 def workers(pid: int) -> list[int]:
-    """The processes that the engine's fork server has forked."""
+    """Return the processes that the engine's fork server has forked."""
     (server,) = children(pid)
     return children(server)
 

@@ -322,7 +322,7 @@ def test_layers_in_pages_of_other_sizes_are_drawn_apart() -> None:
 
 
 def in_one_page(layout: Layout) -> Layout:
-    """The same layout, with all regions of a rank one after the other in one page."""
+    """Return the same layout, with all regions of a rank one after the other in one page."""
     ranks = []
     for rank in layout.ranks:
         starts, at = dict[str, int](), 0

@@ -19,7 +19,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the recall model's checkpoint."""
+    """Copy the recall model's checkpoint, and return the copy's folder."""
     return Path(shutil.copytree(checkpoint_folder(), tmp_path / "copy"))
 
 

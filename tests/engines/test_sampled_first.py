@@ -67,7 +67,7 @@ def test_p_stops_before_the_end_where_d_must_sample(more: dict[str, Any], why: s
 
 
 def named(role: str, **more: Any) -> bytes:
-    """What P or D names the state by, of a request with these parameters."""
+    """Return the content by which P or D names the state of a request with these parameters."""
     session = Session()
     one, request = side(session), prefill() if role == "P" else decode()
     assert request.kv_transfer_params is not None

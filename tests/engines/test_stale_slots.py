@@ -57,7 +57,7 @@ class SlotEngine:
         )
 
     def slots(self, slot: int) -> list[int]:
-        """The slots of a request, a list for each Mamba layer: no two are alike."""
+        """Return the slots of a request: for each Mamba layer another slot."""
         return [1 + (slot + number) % (SLOTS - 1) for number in range(len(self.layers))]
 
     def decode(self, token_ids: tuple[int, ...], slot: int, context_tokens: int) -> Tensor:
@@ -98,7 +98,7 @@ class SlotEngine:
             self.ssm[layer][own] = state[f"layers.{layer}.ssm"]
 
     def memory(self) -> dict[str, Tensor]:
-        """Copies of everything."""
+        """Copy all tensors of the engine's memory."""
         return {
             **{name: kv.clone() for name, kv in self.kv.items()},
             **{f"conv.{name}": conv.clone() for name, conv in self.conv.items()},
@@ -108,7 +108,7 @@ class SlotEngine:
 
 @pytest.fixture(params=[True, False], ids=["SD", "DS"])
 def used(model: NemotronHForCausalLM, request: pytest.FixtureRequest) -> SlotEngine:
-    """An engine of which every slot has served a prompt."""
+    """Return an engine each of whose slots has served a prompt."""
     engine = SlotEngine(model, request.param)
     for slot, prompt in enumerate(make_prompts(SLOTS, seed=5)):
         engine.begin(prompt.token_ids, slot)

@@ -37,7 +37,7 @@ class Lora:
 
 
 def adapter(folder: Path, seed: int = 0, alpha: int = 16) -> str:
-    """An adapter as PEFT stores one."""
+    """Write an adapter as PEFT stores it, and return its folder."""
     folder.mkdir(exist_ok=True)
     weights = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
     save_file({"base.q_proj.lora_A.weight": weights}, folder / "adapter_model.safetensors")

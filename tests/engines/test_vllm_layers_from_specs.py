@@ -55,7 +55,7 @@ def said(kind: str, shapes: tuple[tuple[int, ...], ...], **more: object) -> Stat
 
 
 def shards(spec: RecurrentSpec, tp: int) -> object:
-    """What lies where on every rank, or that this TP is none for it."""
+    """Return the place of every shard on each rank, or "none" where the layer has no such TP."""
     try:
         layout = build_layout(ModelSpec("m", (spec,)), EngineSettings(tp))
     except TpSizeError:
@@ -86,7 +86,7 @@ def test_states_lie_as_the_family_says(
 
 
 def with_region(laid: object, region: str) -> object:
-    """The same with regions of one name."""
+    """Return the same layout with regions of one name."""
     if not isinstance(laid, tuple):
         return laid
     fields, ranks = laid

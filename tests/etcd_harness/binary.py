@@ -15,7 +15,10 @@ OWN = "TEST_ETCD"
 
 
 def etcd_program() -> Path:
-    """The program. Raises `FileNotFoundError` with what to do: tests of it are never left out."""
+    """Return the path of etcd.
+
+    Raises `FileNotFoundError` with what to do: tests that need etcd are never left out.
+    """
     named = os.environ.get(OWN)
     if named:
         return Path(named)

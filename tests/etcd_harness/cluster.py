@@ -85,7 +85,7 @@ class EtcdCluster:
         return tuple(one.endpoint for one in self.members)
 
     def start(self, *members: Member) -> None:
-        """These, or all."""
+        """Start these members, or all."""
         cluster = ",".join(f"{one.name}=http://{HOST}:{one.peer_port}" for one in self.members)
         for one in members or self.members:
             one.start(cluster, self._scheme)
@@ -123,7 +123,7 @@ async def running_etcd(
     options: Sequence[str] = (),
     access: EtcdAccess | None = None,
 ) -> AsyncIterator[EtcdCluster]:
-    """A cluster that is led; its first one is asked with the files of ``access``."""
+    """Run a cluster, and wait for its leader, which is asked with the files of ``access``."""
     timers = ("--heartbeat-interval", str(heartbeat_ms), "--election-timeout", str(election_ms))
     scheme = "http" if access is None else "https"
     cluster = EtcdCluster(folder, count, (*timers, *options), scheme)
@@ -140,7 +140,7 @@ async def running_etcd(
 async def client_of(
     access: EtcdAccess | EtcdCluster, patience: Patience = PATIENT
 ) -> AsyncIterator[EtcdClient]:
-    """A client, closed in the end."""
+    """Yield a client, which is closed at the end."""
     if isinstance(access, EtcdCluster):
         access = EtcdAccess(access.endpoints)
     client = EtcdClient(access, patience)

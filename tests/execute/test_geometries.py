@@ -100,14 +100,14 @@ def shortened(model: ModelSpec) -> ModelSpec:
 
 
 def with_short_window(layer: LayerSpec) -> LayerSpec:
-    """The same layer; a window is shorter than the prompt."""
+    """Return the same layer; a window is made shorter than the prompt."""
     if isinstance(layer, AttentionSpec) and layer.window_tokens:
         return replace(layer, window_tokens=WINDOW_TOKENS)
     return layer
 
 
 def tp_sizes(model: ModelSpec) -> list[int]:
-    """The sizes that the model allows."""
+    """Return the TP sizes that the model allows."""
     sizes = []
     for tp in TP_SIZES:
         try:
@@ -186,7 +186,7 @@ class Wire:
 
 
 def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -> None:
-    """What agents do with a program: READ; GATHER, READ, SCATTER; READ spans, copy out of them."""
+    """Run a program as agents do: READ; GATHER, READ, SCATTER; READ spans, copy out of them."""
     tokens, pairs, spans = Tokens(0, TOKENS), program.group_pairs, program.rows(READ_SPANS)
     here = destination.regions(program.dst_rank)
     staged, size = staged_spans(spans, pairs, tokens, wire.staging[1].ctypes.data)
@@ -271,7 +271,7 @@ def test_all_layers_of_a_model(name: str) -> None:
 
 
 def quantised(layer: LayerSpec) -> LayerSpec:
-    """The same layer with its KV in float8, the scales in the cache."""
+    """Return the same layer with its KV in float8, the scales in the cache."""
     match layer:
         case AttentionSpec():
             return replace(layer, dtype=DType.FLOAT8_E4M3FN, scales=OWN_SCALES)

@@ -32,7 +32,7 @@ NAMES = [f"{index}-{config['model_type']}" for index, (config, _) in enumerate(A
 
 
 def kept(config: dict[str, Any]) -> list[list[Any]]:
-    """What vLLM's answers say, of the families' layers."""
+    """Return the families' layers in the form of vLLM's answers."""
     rows: dict[tuple[Any, ...], list[int]] = {}
     for layer in model_from_hf_config(config).layers:
         assert isinstance(layer, AttentionSpec)

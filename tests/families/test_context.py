@@ -37,7 +37,7 @@ def built(*layers: LayerSpec, **settings: Any) -> Layout:
 
 
 def vllm_parts(tp: int, pcp: int, dcp: int, pp: int = 1) -> list[int]:
-    """The place of each rank in its DCP group (`initialize_model_parallel`)."""
+    """Return the place of each rank in its DCP group (`initialize_model_parallel`)."""
     ranks = np.arange(pp * pcp * tp).reshape(1, 1, pp, pcp, tp)
     if dcp > 1:
         ranks = ranks.transpose(0, 1, 2, 4, 3)

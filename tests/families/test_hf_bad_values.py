@@ -64,7 +64,7 @@ FEW = {"num_hidden_layers": 2}
 
 
 def good(model_type: str) -> dict[str, Any]:
-    """A config that says all that is read of this type, by its defaults."""
+    """Return a config that has every key that is read of this type, with its default."""
     bare = {"model_type": model_type, **NEEDED.get(model_type, {})}
     for config in (bare, {**bare, **FEW}, {**bare, "text_config": FEW}):
         readings = Readings()

@@ -33,7 +33,7 @@ def mamba(model: ModelSpec) -> list[Mamba2Spec]:
 
 
 def check_mamba_names(model: ModelSpec, config: Any) -> None:
-    """The numbers under the names that Bamba, Granite and Falcon-H1 share."""
+    """Check the numbers under the names that Bamba, Granite and Falcon-H1 share."""
     for layer in mamba(model):
         assert layer.heads == config.mamba_n_heads
         assert layer.head_dim == config.mamba_d_head

@@ -25,7 +25,7 @@ BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 
 
 def _plain(layer: LayerSpec) -> LayerSpec:
-    """A layer without its place in the model."""
+    """Return a layer without its place in the model."""
     return replace(layer, layer=0)
 
 

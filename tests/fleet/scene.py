@@ -41,7 +41,7 @@ class Pair:
         return ended
 
     def leader(self, fleet: Fleet) -> BrokerProcess:
-        """The broker at which both are."""
+        """Return the broker to which both engines are connected."""
         at = {one._stream.brokers.current for one in (self.p, self.d)}
         assert len(at) == 1, at
         return fleet.at(at.pop())

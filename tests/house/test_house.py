@@ -27,7 +27,7 @@ def sources(*folders: str) -> Iterator[Path]:
 
 
 def modules_after(*statements: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has loaded after some imports."""
+    """Return the top-level modules that a fresh interpreter has loaded after some imports."""
     program = "\n".join(
         (*statements, "import sys", "print(*{n.split('.')[0] for n in sys.modules})")
     )

@@ -22,7 +22,7 @@ def checksum() -> str:
 
 
 def run(venv: Path, *arguments: str, fails: str | None = None) -> subprocess.CompletedProcess[str]:
-    """The script in a venv of tools that only say that they ran; ``fails`` is one that fails."""
+    """Run the script in a venv of tools that only say that they ran; the tool ``fails`` fails."""
     (venv / "bin").mkdir()
     (venv / ".restow-setup").write_text(checksum())
     for tool in TOOLS:

@@ -31,14 +31,14 @@ class Arena:
         return self.memory[GUARD_BYTES:-GUARD_BYTES]
 
     def twin(self) -> "Arena":
-        """An arena with the same bytes elsewhere."""
+        """Return an arena with the same bytes elsewhere."""
         other = Arena(len(self.bytes))
         other.memory[:] = self.memory
         return other
 
 
 def moved(table: PieceTable, old: Arena, new: Arena) -> PieceTable:
-    """The table with its destinations in `new` instead of `old`."""
+    """Return the table with its destinations in `new` instead of `old`."""
     rows = table.rows.copy()
     rows[:, PieceColumn.DST_ADDRESS] += new.address - old.address
     return PieceTable.checked(rows)

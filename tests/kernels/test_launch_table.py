@@ -34,7 +34,10 @@ def codes(table: LaunchTable) -> list[tuple[int, int]]:
 
 
 def assert_aligned(table: LaunchTable) -> None:
-    """A GPU faults where the interpreter does not: all accesses at multiples of their size."""
+    """Check that all accesses are at multiples of their size.
+
+    A GPU faults where they are not; the interpreter does not.
+    """
     work, box = table.tiles[:, 2] & 0xFFFFFFFF, table.tiles[:, 2] >> 32
     unit = np.where(work >> 16 >= BOX_16, 16, 1 << (work >> 16))
     assert not np.any(table.tiles[:, :2] % unit[:, None])
@@ -44,7 +47,7 @@ def assert_aligned(table: LaunchTable) -> None:
 
 
 def arena_at(multiple: int, length: int, seed: int | None = None) -> tuple[Arena, int]:
-    """An arena, and the offset of an address in it that is a multiple."""
+    """Return an arena, and the offset of an address in it that is a multiple of ``multiple``."""
     arena = Arena(length + multiple, seed)
     return arena, -arena.address % multiple
 

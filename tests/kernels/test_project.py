@@ -53,7 +53,7 @@ def numbers(*shape: int, seed: int) -> torch.Tensor:
 def row(
     inputs: torch.Tensor, weights: torch.Tensor, dst: int, steps: tuple[int, int], codes: list[int]
 ) -> list[int]:
-    """A row for contiguous tensors; ``steps`` are those of channels and taps."""
+    """Return a row for contiguous tensors; ``steps`` are those of channels and taps."""
     item = inputs.element_size()
     (taps, hidden), channels = inputs.shape, len(weights)
     source = [inputs.data_ptr(), inputs.stride(0) * item, taps, hidden]

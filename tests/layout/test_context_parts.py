@@ -73,7 +73,7 @@ def test_a_part_that_no_rank_holds() -> None:
 
 
 def changed(layout: Layout, rank: int, **values: Any) -> Layout:
-    """The layout with other values of a rank's region."""
+    """Return the layout with other values of a rank's region."""
     ranks = list(layout.ranks)
     region = replace(ranks[rank].regions[0], **values)
     shards = tuple(replace(one, region=region.name) for one in ranks[rank].shards)

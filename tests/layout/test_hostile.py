@@ -129,7 +129,7 @@ def test_a_field_without_axes_outside_of_its_page() -> None:
 
 
 def _message(**more: int) -> layout_pb2.Layout:
-    """A message with more of something than is looked at."""
+    """Return a message with more of some parts than Restow looks at."""
     message = wire.layout_to_proto(one_field((2,), [(Span(0, 2),)], (1,)))
     for name, count in more.items():
         owner, _, part = name.partition("_")

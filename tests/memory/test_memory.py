@@ -150,7 +150,7 @@ def test_a_view_holds_the_memory_like_the_object_itself(folder: Path) -> None:
 
 @pytest.fixture
 def small_folder(folder: Path) -> Iterator[Path]:
-    """A file system of 8 MiB in memory."""
+    """Mount a file system of 8 MiB in memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=8m"):
         pytest.skip(f"no tmpfs may be mounted: {os.strerror(ctypes.get_errno())}")

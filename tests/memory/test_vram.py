@@ -50,7 +50,7 @@ def check_whole(case: Case, memory: DeviceMemory) -> None:
 
 @contextlib.asynccontextmanager
 async def destination(case: Case, broker: str, rank: int) -> AsyncIterator[DeviceMemory]:
-    """A rank of D on the GPU, with its agent embedded."""
+    """Run a rank of D on the GPU, with its agent embedded."""
     layout = next(one for one in case.destination.ranks if one.rank == rank)
     memory = DeviceMemory(layout, case.dst_ids)
     agent = AsyncAgent(broker, "D", "life-1", rank, memory.regions, SETTINGS)

@@ -77,7 +77,7 @@ class Shell:
         os.close(terminal)
 
     def __enter__(self) -> Shell:
-        """The shell itself."""
+        """Return the shell itself."""
         return self
 
     def __exit__(
@@ -137,7 +137,7 @@ class Shell:
         return read[: found.start()].decode().replace("\r\n", "\n").strip("\n"), int(found[1])
 
     def _with_ports(self, text: str) -> str:
-        """What the page shows, with the ports of this day."""
+        """Return what the page shows, with the ports of this day."""
         for shown, number in self._ports.items():
             text = re.sub(rf"\b{shown}\b", str(number), text)
         return text

@@ -42,7 +42,7 @@ def layout(tp: int, conv: ConvLayout, *layers: Mamba2Spec | AttentionSpec) -> La
 
 
 def columns(program: Program, channels: int) -> list[str]:
-    """What lies in the chunk, element by element: name of the column, a dash a tap.
+    """Return the chunk's content, element by element: the column's name, and a dash for each tap.
 
     ``channels`` are those of a rank of the source; its window is ``[tap][x | B | C]``.
     """

@@ -27,7 +27,7 @@ KIND_OF_MEMORY = b"nixlSDList|t\x04\0\0\0\0\0\0\0"
 
 
 def _serve(pipe: Connection) -> None:
-    """An agent that can be read, until the pipe ends."""
+    """Serve an agent's memory to readers, until the pipe ends."""
     data = np.ones(SIZE_BYTES, np.uint8)
     transport = NixlTransport("source")
     transport.register(data.ctypes.data, len(data), HOST)

@@ -136,7 +136,7 @@ async def test_an_agent_leaves_and_tells_its_engine(
 
 
 def serve_until_taken(pipe: Connection, broker: str, path: str) -> None:
-    """A daemon whose host loses its interfaces at once."""
+    """Run a daemon whose host loses its interfaces at once."""
     setattr(Interfaces, "found", classmethod(taken_away))  # noqa: B010 - mypy knows better
     pipe.send(READY)
     try:

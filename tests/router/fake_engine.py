@@ -132,7 +132,7 @@ class House:
             return response.status, await response.json()
 
     async def stream(self, path: str = COMPLETIONS) -> list[Any]:
-        """The data of a stream's events."""
+        """Return the data of a stream's events."""
         async with self.http.post(self.url + path, json={"stream": True}) as response:
             assert response.status == 200, await response.text()
             text = await response.text()
@@ -142,7 +142,7 @@ class House:
 
 @contextlib.asynccontextmanager
 async def served(app: web.Application) -> AsyncIterator[str]:
-    """An application's address, while it runs."""
+    """Run an application, and yield its address."""
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -171,7 +171,7 @@ async def house(
     broker: AsyncAdminClient | None = None,
     find_s: float = 0.0,
 ) -> AsyncIterator[House]:
-    """A router before engines with the ids p0, p1, ... and d0, d1, ...; ``more_d`` are URLs."""
+    """Run a router before engines with the ids p0, p1, ... and d0, d1, ...; ``more_d`` are URLs."""
     async with contextlib.AsyncExitStack() as stack:
         sides = [
             [await stack.enter_async_context(fake_engine(one)) for one in side] for side in (p, d)

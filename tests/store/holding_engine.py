@@ -21,7 +21,7 @@ QUANTUM_TOKENS = 16
 
 
 def chain(tokens: Sequence[int], quantum_tokens: int = QUANTUM_TOKENS) -> PrefixChain:
-    """The chain of a prompt, with the token before its last one as an end."""
+    """Return the chain of a prompt, with the token before its last one as an end."""
     stop = len(tokens) - 1
     ends = [stop] if stop % quantum_tokens else []
     return chain_of(tokens, quantum_tokens, ends_tokens=ends)
@@ -30,7 +30,7 @@ def chain(tokens: Sequence[int], quantum_tokens: int = QUANTUM_TOKENS) -> Prefix
 def state(
     tokens: Sequence[int], quantum_tokens: int = QUANTUM_TOKENS, algorithm: str = "", salt: str = ""
 ) -> Prefix:
-    """The state that a prompt is decoded from."""
+    """Return the state that a prompt is decoded from."""
     named = chain(tokens, quantum_tokens).prefix(len(tokens) - 1)
     form = replace(named.form, algorithm=algorithm or named.form.algorithm)
     return replace(named, form=form, salt=salt)
@@ -137,7 +137,7 @@ class HoldingEngine(Engine):
             self.answer(offer)
 
     def _hashes(self, prefix: Prefix) -> list[tuple[str, list[bytes]]]:
-        """What each group is known by: blocks by their ends, and a snapshot."""
+        """Return the hashes by which each group knows a state: of block ends, or of a snapshot."""
         last = prefix.end_hash or prefix.hashes[-1]
         found: dict[str, list[bytes]] = {}
         for region in self.layout.ranks[0].regions:

@@ -32,7 +32,7 @@ class Disk:
         _run("mount", "-o", "remount,ro", f"{self.folder}")
 
     def pull_out(self) -> None:
-        """It is gone, and its folder with it; open files stay open."""
+        """Unmount the disk and remove its folder; open files stay open."""
         _run("umount", "--lazy", f"{self.folder}")
         self.folder.rmdir()
 

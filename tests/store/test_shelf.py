@@ -53,7 +53,7 @@ def opened(folder: Path, limit_bytes: int = LIMIT_BYTES) -> Shelf:
 
 
 def pages(number: int, blocks: int = 3, salt: str = "") -> list[Page]:
-    """The pieces of a state, at addresses at which a disk reads directly."""
+    """Return the pieces of a state, at addresses at which a disk reads directly."""
     keys = [PieceKey("tokens", salt, b"%d block %d" % (number, one)) for one in range(blocks)]
     return [(key, filled(key)) for key in [*keys, PieceKey("snapshots", salt, b"%d" % number)]]
 

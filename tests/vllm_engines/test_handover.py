@@ -94,10 +94,13 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
 
 
 def _tracing(options: Options, endpoint: str) -> Options:
-    """The same; vLLM lets a request keep its trace only where it traces itself."""
+    """Return the same options with tracing.
+
+    vLLM lets a request keep its trace only where it traces itself.
+    """
     return replace(options, engine={**options.engine, "otlp_traces_endpoint": endpoint})
 
 
 def _trace(number: int) -> str:
-    """The trace of a request."""
+    """Return the trace id of a request."""
     return f"{number + 1:032x}"

@@ -29,7 +29,10 @@ SCRIPT = Path(__file__).parents[1] / "vllm_harness" / "built_layers.py"
 
 @pytest.fixture(scope="module")
 def built(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Caches:
-    """What vLLM's layers ask for, by model and TP: of one process, since vLLM comes up slowly."""
+    """Return the caches that vLLM's layers ask for, by model and TP.
+
+    All are of one process, since vLLM starts slowly.
+    """
     folder = tmp_path_factory.mktemp("models")
     for name, whole in MODELS.items():
         # Towers of vision can't be built without weights; the language model is described whole.

@@ -28,7 +28,7 @@ TURNS = 25
 
 
 def trained_on(folder: Path, far: float = 1e-3) -> Path:
-    """The recall model's checkpoint with other weights."""
+    """Write the recall model's checkpoint with other weights."""
     shutil.copytree(MODEL, folder)
     file = folder / "model.safetensors"
     tensors = {name: tensor + far for name, tensor in load_file(file).items()}
@@ -100,7 +100,7 @@ async def test_replaced_weights_find_nothing_of_those_before(
         await stack.enter_async_context(store(broker.address, "one"))
 
         async def next_turns(turns: list[list[int]], said: list[Answer]) -> list[list[int]]:
-            """The turns that go on from these replies, whose states the store has."""
+            """Return turns that go on from these replies, once the store has their states."""
             each = zip(turns, said, strict=True)
             found = [[*turn, *one.tokens[:-1], END, *drawn(5, 13)] for turn, one in each]
             for turn, before in zip(found, turns, strict=True):

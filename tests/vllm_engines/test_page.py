@@ -48,7 +48,7 @@ class Served:
 
 
 def blocks() -> list[str]:
-    """The page's shell commands."""
+    """Return the page's shell commands."""
     return re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 

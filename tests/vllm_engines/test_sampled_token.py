@@ -65,7 +65,7 @@ class Served:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def served(vllm_python: Path, tmp_path_factory: Any) -> AsyncIterator[Served]:
-    """A hybrid model whose tokens are bytes."""
+    """Serve a hybrid model whose tokens are bytes."""
     folder = tmp_path_factory.mktemp("sampled")
     hybrid = HYBRIDS["falcon_h1"]
     model = write_checkpoint(lambda: hybrid.make(vocab_size=VOCABULARY_SIZE), folder / "model")
@@ -92,7 +92,7 @@ async def served(vllm_python: Path, tmp_path_factory: Any) -> AsyncIterator[Serv
 async def said(
     http: ClientSession, base: str, path: str, body: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What an answer comes to, in one piece or streamed."""
+    """Ask, and return what counts of the answer, which comes in one piece or streamed."""
     asked = {"model": "model", "temperature": 0.0, "return_token_ids": True, **body}
     if asked.get("stream"):
         asked["stream_options"] = {"include_usage": True}
@@ -107,7 +107,7 @@ async def said(
 
 
 def whole(answer: dict[str, Any]) -> dict[str, Any]:
-    """What counts of an answer in one piece, by choice."""
+    """Return what counts of an answer in one piece, by choice."""
     usage = {key: answer["usage"][key] for key in ("prompt_tokens", "completion_tokens")}
     choices = {
         one["index"]: {
@@ -131,7 +131,7 @@ def rounded(told: Any) -> Any:
 
 
 def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What counts of a stream, by choice."""
+    """Return what counts of a stream, by choice."""
     choices: dict[int, dict[str, Any]] = {}
     usage: dict[str, int] = {}
     for event in events:
@@ -154,7 +154,7 @@ async def last_handoff(admin: AsyncAdminClient) -> pb.HandoffInfo:
 async def compare(
     served: Served, body: Mapping[str, Any], *, by_p: bool, chat: bool = False
 ) -> None:
-    """The routed answer is D's alone; ``by_p``: P has sampled its first token."""
+    """Check that the routed answer is D's alone; ``by_p``: P has sampled its first token."""
     path = "/v1/chat/completions" if chat else "/v1/completions"
     ask = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
     told = {"max_tokens": STEPS, **ask, **body}

@@ -55,7 +55,7 @@ class Engines:
         assert answer.cached == shared
 
     async def right(self, ids: list[int]) -> tuple[int, ...]:
-        """What is answered without any handoff or prefix."""
+        """Return what the engine that serves alone answers, without any handoff or prefix."""
         return (await self.alone.ask(ids, STEPS)).tokens
 
 

@@ -55,7 +55,7 @@ LLAMA = {
 
 
 def spec(kind: str, block_tokens: int) -> KVCacheSpec:
-    """What vLLM knows of the layers of a group: ``full``, ``window`` or ``states``."""
+    """Return vLLM's spec for the layers of a group: ``full``, ``window`` or ``states``."""
     if kind == "states":
         return MambaSpec(
             block_size=block_tokens,
@@ -163,7 +163,7 @@ class CachedScheduler:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def under_way(self) -> list[str]:
-        """Requests that have not ended."""
+        """Return the requests that have not ended."""
         return list(self.scheduler.requests)
 
     def names(self, request: Request) -> list[bytes]:

@@ -44,7 +44,7 @@ class CachedTruth:
         return found
 
     def largest(self, names: list[bytes], mine: Counter[int]) -> int:
-        """The largest prefix that is held, found in the plainest way.
+        """Return the largest prefix that is held, found in the plainest way.
 
         ``mine`` are blocks that are pinned, and how often.
         """

@@ -89,7 +89,7 @@ async def deserted(broker: RunningBroker) -> None:
 
 
 def _story(pair: Pair, logs: Path) -> str:
-    """What a test that failed wants to know: how handoffs ended, and what engines complained of."""
+    """Return what explains a failed test: how handoffs ended, and what engines complained of."""
     ended = pair.broker.hub.directory.ledger.ended.values()
     failures = Counter(
         f"{one.failure.reason}: {one.failure.detail}" for one in ended if one.failure is not None

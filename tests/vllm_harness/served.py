@@ -114,7 +114,7 @@ async def other_router(name: str, prefill: str, decode: str, log: Path) -> Async
 
 
 async def complete(http: ClientSession, base: str, prompt: list[int], **more: Any) -> list[int]:
-    """The tokens that follow a prompt, of which ``max_tokens`` says how many."""
+    """Return the tokens that follow a prompt, of which ``max_tokens`` says how many."""
     body = {"model": "model", "prompt": prompt, "temperature": 0.0, "ignore_eos": True}
     said = {**body, "return_token_ids": True, **more}
     async with http.post(f"{base}/v1/completions", json=said) as response:
