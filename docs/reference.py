@@ -48,12 +48,12 @@ class Callee:
 
     @property
     def words(self) -> str:
-        """What it does."""
+        """Return the callee's docstring."""
         return inspect.getdoc(self.value) or ""
 
     @cached_property
     def parameters(self) -> list[inspect.Parameter]:
-        """All but the object itself."""
+        """Return all parameters but the object itself."""
         if isinstance(self.value, property):
             return []
         given = inspect.signature(self.value).parameters.values()
@@ -61,7 +61,7 @@ class Callee:
 
     @property
     def signature(self) -> str:
-        """As it stands in a program."""
+        """Return the signature as it stands in a program."""
         if isinstance(self.value, property):
             read: Any = self.value.fget
             return f"{self.name}: {_typed(inspect.signature(read))}"
@@ -89,12 +89,12 @@ class Public:
 
     @property
     def words(self) -> str:
-        """What it is or does."""
+        """Return the docstring of the name."""
         return inspect.getdoc(self.value) or ""
 
     @property
     def begin(self) -> Callee | None:
-        """How it is called or made; None: nobody makes one."""
+        """Return what is called to use or make the value, or None if users make none."""
         if isinstance(self.value, FunctionType):
             return Callee(self.name, self.value)
         if hasattr(self.value, "__members__") or getattr(self.value, "_is_protocol", False):
@@ -103,12 +103,12 @@ class Public:
 
     @cached_property
     def attributes(self) -> dict[str, str]:
-        """What a class sets, where a string after it says what it is."""
+        """Return the attributes that a class sets, where a string after each describes it."""
         return {k: v for owner in self._owners() for k, v in _noted(owner)}
 
     @cached_property
     def methods(self) -> list[Callee]:
-        """Methods and properties, of bases that are not public too."""
+        """Return methods and properties, including those of bases that are not public."""
         found: dict[str, Any] = {}
         for owner in self._owners():
             for name, one in vars(owner).items():
@@ -143,7 +143,10 @@ def public(module: str) -> list[Public]:
 
 
 def errors() -> list[type[RestowError]]:
-    """Those that are public, or that a public docstring names, and all that are of their kinds."""
+    """Return the errors that are public, or that a public docstring names.
+
+    All subclasses of these errors are included.
+    """
     known = {one.__name__: one for one in _below(RestowError)}
     named = {name for module in MODULES for name in _names(module) if name in known}
     for one in (one for module in MODULES for one in public(module)):
@@ -184,7 +187,7 @@ def _parameter(one: inspect.Parameter) -> str:
 
 
 def _noted(owner: type) -> Iterator[tuple[str, str]]:
-    """Attributes of a class, and those that its `__init__` sets, with the string after each."""
+    """Yield a class's attributes, with those that `__init__` sets, and the string after each."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
     for body in (tree, *ast.walk(tree)):
         if not isinstance(body, ast.ClassDef) and getattr(body, "name", "") != "__init__":

@@ -71,7 +71,7 @@ class NixlAlone:
 
     @property
     def complete(self) -> bool:
-        """Whether all bytes are read out of pages, so that no source gathers any first."""
+        """Return whether all bytes are read out of pages, so that no source gathers any first."""
         return not any(len(program.rows(GATHER_IN_ORDER)) for program in self._programs)
 
     def rest(self) -> None:

@@ -186,7 +186,7 @@ def _brokers() -> Iterator[dict[str, str]]:
 
 
 def _close(row: Row) -> bool:
-    """Whether a goal is missed, or reached so narrowly that other processes might miss it."""
+    """Return whether a goal is missed, or reached so narrowly that other processes may miss it."""
     return row.goal is not None and row.ratio < CLOSE * row.goal
 
 

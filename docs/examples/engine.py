@@ -25,12 +25,12 @@ MODEL = Model("toy", (Field("h", Kind.SNAPSHOT, ("head",), (HEADS,)),), revision
 
 
 def step(h: np.ndarray, token: int) -> np.ndarray:
-    """One token: what the model computes."""
+    """Return the model's state after one more token."""
     return (31 * h + token * np.arange(1, HEADS + 1)) % 65_521
 
 
 def rank_layout(rank: int, own: int) -> RankLayout:
-    """Which heads a rank holds, and where in a block of its memory."""
+    """Return which heads a rank holds, and where in a block of its memory."""
     region = Region("state", "state", own * ITEM_BYTES, None)
     heads = (Span(rank * own, (rank + 1) * own),)
     shard = Shard("h", heads, DType.FLOAT32, "state", 0, (ITEM_BYTES,))

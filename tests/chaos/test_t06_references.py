@@ -48,7 +48,7 @@ class Raw:
         return pb.EngineRef(engine_id=side, incarnation=name)
 
     async def request(self, what: pb.Demand, incarnation: str = "") -> tuple[str, str]:
-        """State and reason; the state is empty where the call was refused."""
+        """Return the state and the reason; the state is empty where the call was refused."""
         request = pb.RequestRequest(engine=self._ref("D", incarnation), demand=what)
         try:
             answer = await self._stub.Request(request, timeout=60)
@@ -58,7 +58,7 @@ class Raw:
         return state, answer.ended.reason
 
     async def publish(self, what: pb.Publication, incarnation: str = "") -> tuple[str, str]:
-        """State and reason; the state is empty where the call was refused."""
+        """Return the state and the reason; the state is empty where the call was refused."""
         request = pb.PublishRequest(engine=self._ref("P", incarnation), publication=what)
         try:
             answer = await self._stub.Publish(request, timeout=60)

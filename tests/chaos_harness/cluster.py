@@ -49,10 +49,10 @@ class Cluster:
         broker_environment: Mapping[str, str] = MappingProxyType({}),
         fleet: Fleet | None = None,
     ) -> None:
-        """On one host if there are no ``hosts``; ``transports`` narrows UCX's (UCX_TLS).
+        """Prepare a cluster, which runs on one host if there are no ``hosts``.
 
-        With ``tcp`` no byte is read of a process that stands still. With a ``fleet`` there are
-        several brokers in place of the one.
+        ``transports`` narrows UCX's transports (UCX_TLS). With ``tcp`` no byte is read of a process
+        that is stopped. With a ``fleet`` there are several brokers in place of the one.
         """
         self.fleet = fleet
         self.found, self._rng, self._hosts = Found(), rng, hosts
@@ -87,7 +87,7 @@ class Cluster:
 
     @property
     def members(self) -> list[Member]:
-        """Who is alive."""
+        """Return the members that are alive."""
         engines = [m for engine in self.engines.values() for m in engine.members if m.alive]
         commands = (self.broker, self.store, *self._of_fleet())
         return [*engines, *(one for one in commands if one is not None and one.alive)]
@@ -100,7 +100,7 @@ class Cluster:
         return self.folder / "broker.log"
 
     def worker(self, name: str) -> Member:
-        """Such as P.0, or D.scheduler."""
+        """Return a worker by its name, such as P.0 or D.scheduler."""
         return next(one for one in self.engines[name[0]].members if one.name == name)
 
     def address(self, seen_from: str) -> str:
@@ -111,7 +111,7 @@ class Cluster:
         return f"{host}:{self._port}"
 
     def start_broker(self, *options: str) -> None:
-        """Empty, as every time."""
+        """Start the broker, which is empty at each start."""
         namespace = self._hosts.namespace("b") if self._hosts is not None else ""
         listen = f"0.0.0.0:{self._port}" if namespace else f"127.0.0.1:{self._port}"
         self.broker = BrokerLife(
@@ -181,7 +181,7 @@ class Cluster:
                 self._ended(side, name, "LOST", "")
 
     def cut(self, one: str, other: str) -> None:
-        """Hosts b, p, d."""
+        """Cut the wire between two of the hosts b, p and d."""
         if self._hosts is not None:
             self._hosts.cut(one, other)
 
@@ -272,16 +272,16 @@ class Cluster:
                     await asyncio.wait_for(self._on_change.wait(), 0.2)
 
     async def connected(self) -> None:
-        """Both engines have their sessions."""
+        """Wait until all engines have their sessions."""
         await self.until(lambda: all(engine.connected for engine in self.engines.values()))
 
     async def ended(self, side: str, name: str, within_s: float = READY_S) -> tuple[str, str]:
-        """State and reason."""
+        """Return the state and the reason that a side was told of a handoff's end."""
         await self.until(lambda: (side, name) in self.found.said, within_s)
         return self.found.said[side, name]
 
     async def state(self, name: str) -> str:
-        """Where the broker thinks a handoff is; empty if it knows of none."""
+        """Return the state of a handoff at the broker, or an empty text if it is unknown there."""
         return await self._asked(state_of, name) or ""
 
     async def whole(self) -> None:

@@ -60,7 +60,7 @@ class Life:
         return HostMemory(self.layout, self.page_counts, words)
 
     def stamps(self) -> Stamps:
-        """P and D never write the same."""
+        """Return the stamps that this side writes. P and D never write the same stamp."""
         stamps = Stamps(1, 1 << 15) if self.side == "P" else Stamps(1 << 15, 1 << 16)
         stamps.start_at(self.seed)
         return stamps
@@ -203,7 +203,7 @@ class _Scheduler:
         self._tell_workers((handoff_id, tokens))
 
     def _tell_workers(self, fence: tuple[str, int] | None) -> None:
-        """None: say what is free of your staging."""
+        """Send a fence to the workers; with None they report how much of their staging is free."""
         for worker in self._workers:
             with contextlib.suppress(OSError):  # one that was killed
                 worker.send(fence)

@@ -29,7 +29,7 @@ class Fleet:
     """All of them, by name."""
 
     def __init__(self, folder: Path, hosts: Hosts | None) -> None:
-        """On one host if there are no ``hosts``."""
+        """Prepare a fleet, which runs on one host if there are no ``hosts``."""
         self._folder, self._hosts = folder, hosts
         self.members: dict[str, ProgramLife] = {}
         self._ports = {name: free_port() for name in (*BROKERS, *ETCDS)}
@@ -37,7 +37,7 @@ class Fleet:
 
     @property
     def addresses(self) -> str:
-        """Of the brokers, as clients are given them."""
+        """Return the addresses of the brokers, as clients are given them."""
         return ",".join(self._at(name) for name in BROKERS)
 
     def start(self, name: str, *options: str) -> None:

@@ -30,7 +30,7 @@ class FleetStorm(Storm):
         ]
 
     def start_broker(self) -> None:
-        """All of etcd, and all brokers."""
+        """Start all members of etcd, and all brokers."""
         for name in (*ETCDS, *BROKERS):
             self._start(name)
 
@@ -51,7 +51,10 @@ class FleetStorm(Storm):
         self._kill_one_broker(signal.SIGTERM)
 
     def _kill_one_etcd(self) -> None:
-        """Never two of three: what most of them have agreed to would be lost."""
+        """Kill one member of etcd, if all three are well.
+
+        If two of three were killed, what most members have agreed to would be lost.
+        """
         if all(self._is_well(name) for name in ETCDS):
             self.faults["etcd killed"] += 1
             self._after(self._restart(self._rng.choice(ETCDS), signal.SIGKILL))

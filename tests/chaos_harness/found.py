@@ -29,7 +29,10 @@ class Found:
 
     @property
     def violations(self) -> list[str]:
-        """What was broken. P may be heard after D, though it spoke first: by another pipe."""
+        """Return the promises that were broken.
+
+        P may be heard after D, though P spoke first, because each has its own pipe.
+        """
         self._unlike = [one for one in self._unlike if not self._is_right(*one[1:])]
         unlike = (
             f"{name} is DONE at {side} with {stamps} instead of {self.stamps.get(name, set())}"

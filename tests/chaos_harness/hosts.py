@@ -20,7 +20,7 @@ _FORWARDING, _DISABLED = 3, 0
 
 
 def why_not() -> str:
-    """Why there can be no hosts on this machine; empty if there can."""
+    """Return why there can be no hosts on this machine, or an empty text if there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for command in ("ip", "bridge"):
@@ -75,11 +75,11 @@ class Hosts:
         return f"{self._prefix}{of[:2]}{towards[:2]}"
 
     def primary(self, of: str) -> str:
-        """Where a host is for all that have a wire to it."""
+        """Return the address at which all hosts with a wire to a host reach it."""
         return f"10.214.0.{1 + self._names.index(of)}"
 
     def address(self, of: str, seen_from: str) -> str:
-        """Where a host is, for another."""
+        """Return a host's address as another host sees it."""
         pair = self._pair(of, seen_from)
         return f"10.213.{self._wires[pair]}.{1 + pair.index(of)}"
 
@@ -122,7 +122,7 @@ class Hosts:
         return (one, other) if (one, other) in self._wires else (other, one)
 
     def _plug(self, one: str, other: str) -> list[str]:
-        """Commands that give a host its end of a wire."""
+        """Return the commands that give a host its end of a wire."""
         switch, number = f"{self._prefix}-switch", self._wires[self._pair(one, other)]
         device, namespace = self.device(one, other), self.namespace(one)
         return [
@@ -145,7 +145,7 @@ class Hosts:
                  "state", str(state))  # fmt: skip
 
     def _remove(self) -> None:
-        """Ours, and those of others that ended without."""
+        """Delete this process's namespaces, and those that ended processes left."""
         for namespace in Path("/run/netns").glob("rw*-*"):
             prefix = namespace.name.split("-")[0]
             is_left = not Path(f"/proc/{int(prefix[2:], 16)}").exists()

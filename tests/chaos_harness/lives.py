@@ -62,7 +62,7 @@ class EngineLife:
 
     @property
     def answered(self) -> bool:
-        """Whether all have said how they are since they were asked."""
+        """Return whether the scheduler and all workers have answered since they were asked."""
         return self.reported is not None and len(self.free_staging) == len(self.workers)
 
     @property
@@ -70,7 +70,7 @@ class EngineLife:
         return self.scheduler.alive
 
     def kill(self) -> None:
-        """All of it. What it knew is lost, what it has said is not."""
+        """Kill all processes of the engine. What it knew is lost, what it has said is not."""
         for child in self.members:
             child.kill()
         for child in self.members:
@@ -130,7 +130,7 @@ class ProgramLife(Member):
 
     @property
     def ended(self) -> int | None:
-        """Its exit status, if it has ended."""
+        """Return the exit status, or None while the process runs."""
         return self._process.poll()
 
     def end(self, number: signal.Signals) -> int:

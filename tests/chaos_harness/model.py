@@ -17,7 +17,7 @@ HELD_TOKENS, HELD_STATES = 384, 6
 
 
 def page_counts(page_tokens: int) -> dict[str, int]:
-    """Of an engine with pages of so many tokens."""
+    """Return the pages of each group of an engine whose pages hold ``page_tokens`` tokens."""
     return {"attention": HELD_TOKENS // page_tokens, "state": HELD_STATES}
 
 

@@ -28,7 +28,7 @@ class Member:
         self.alive, self.stopped = True, False
 
     def kill(self) -> None:
-        """At once."""
+        """Kill the process at once."""
         self.signal(signal.SIGKILL)
         self.alive = False
 
@@ -39,7 +39,7 @@ class Member:
             stop(self.pid)
 
     def go_on(self) -> None:
-        """And goes on."""
+        """Continue the process after a stop."""
         self.stopped = False
         self.signal(signal.SIGCONT)
 
@@ -50,14 +50,14 @@ class Member:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of its own and shared; 0 when it is gone."""
+        """Return the resident memory, own and shared, or 0 when the process is gone."""
         with contextlib.suppress(OSError, IndexError):
             return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_BYTES
         return 0
 
     @property
     def open_files(self) -> int:
-        """Descriptors; 0 when it is gone."""
+        """Return the number of open descriptors, or 0 when the process is gone."""
         with contextlib.suppress(OSError):
             return len(os.listdir(f"/proc/{self.pid}/fd"))
         return 0

@@ -16,7 +16,7 @@ ANSWER_S = 30.0
 
 
 def state_of(admin: AdminClient, handoff: str) -> str:
-    """In which state the broker thinks a handoff is."""
+    """Return the state of a handoff at the broker."""
     number = admin.handoff(handoff).handoff.state
     return broker_pb2.HandoffState.Name(number).removeprefix("HANDOFF_STATE_")
 
@@ -45,7 +45,7 @@ class Questions(Child):
         super().__init__("questions", answer_questions, namespace, address)
 
     def ask(self, question: Callable[..., Any], *words: str) -> Any:
-        """Blocks. Raises `TimeoutError`."""
+        """Ask, and block until the answer comes. Raises `TimeoutError`."""
         self.pipe.send((question, *words))
         if not self.pipe.poll(ANSWER_S):
             raise TimeoutError("the process that asks the broker does not answer")

@@ -31,7 +31,10 @@ def broker_process(*options: str) -> Iterator[str]:
 
 
 def path_of_python() -> dict[str, str]:
-    """Where the code is that these tests test, if it is not what is installed."""
+    """Return the PYTHONPATH under which these tests run, if it is set.
+
+    It names the tested code where that is not the installed code.
+    """
     return {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
 
 

@@ -41,7 +41,7 @@ async def state(address: str, name: str) -> str:
 
 @asynccontextmanager
 async def waiting(address: str, name: str) -> AsyncIterator[Pair]:
-    """P has published, and no rank has fenced it."""
+    """Run a pair whose P has published a state that no rank has fenced."""
     async with pair(address, 1, 1) as both:
         both.p.publish(name, P_BLOCKS, POSITION)
         asked = both.d.request(name, D_BLOCKS)

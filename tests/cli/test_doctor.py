@@ -51,7 +51,7 @@ async def run(*arguments: str) -> Result:
 
 
 def verdicts(result: Result) -> dict[str, str]:
-    """By subject; without what depends on this machine."""
+    """Return the verdicts by subject."""
     found = json.loads(result.stdout)["findings"]
     return {one["subject"]: one["verdict"] for one in found}
 

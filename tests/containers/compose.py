@@ -59,7 +59,7 @@ class Compose:
 
     @property
     def healthy(self) -> bool:
-        """Whether every container says so of itself."""
+        """Return whether every container reports that it is healthy."""
         ids = [self.id_of(service) for service in SERVICES]
         found = docker("inspect", "-f", "{{.State.Health.Status}}", *ids).split()
         return found == ["healthy"] * len(ids)

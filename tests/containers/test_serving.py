@@ -54,7 +54,7 @@ def said(answer: Answer) -> str:
 
 
 def through(house: Compose, p: str, d: str, prompt: Prompt) -> Answer:
-    """P prefills, D answers, both by name."""
+    """Have P prefill and D answer, both by name."""
     name = f"{p}-{d}-{next(NAMES)}"
     status, body = published(house, p, name, prompt)
     assert status == 200, body
@@ -82,7 +82,7 @@ def fate(house: Compose, name: str) -> dict[str, Any]:
 
 
 def works(house: Compose, p: str, d: str) -> bool:
-    """Whether a state gets from one to the other."""
+    """Return whether a state gets from P to D."""
     name = f"{p}-{d}-{next(NAMES)}"
     return published(house, p, name, PROMPTS[0])[0] == 200 and (
         wanted(house, d, name, PROMPTS[0])[0] == 200
@@ -90,7 +90,7 @@ def works(house: Compose, p: str, d: str) -> bool:
 
 
 def all_is_well(house: Compose) -> None:
-    """Every pair hands over, nothing is left over, and the broker finds nothing wrong."""
+    """Check that every pair hands over, nothing is left over, and `restow check` is content."""
     until(lambda: house.healthy, BACK_S, "all containers are healthy")
     for p, d in itertools.product(("p0", "p1"), ("d0", "d1")):
         until(partial(works, house, p, d), BACK_S, f"{p} to {d}")
@@ -173,7 +173,7 @@ def test_a_d_that_is_paused(house: Compose) -> None:
 
 
 def settled(house: Compose, d: str, name: str, prompt: Prompt) -> bool:
-    """Whether the handoff has ended; it is asked for once more, as a router would."""
+    """Return whether the handoff has ended. The state is asked for again, as a router would do."""
     code, body = wanted(house, d, name, prompt)
     assert code != 200 or body["choices"][0]["text"] == decode(prompt.answer_ids)
     return fate(house, name)["state"] in ("DONE", "FAILED", "EXPIRED", "CANCELLED")

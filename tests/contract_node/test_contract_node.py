@@ -139,7 +139,7 @@ class Scene:
         self.broker.end(signal.SIGKILL)
 
     def left_at_the_broker(self) -> tuple[int, int, list[str]]:
-        """Handoffs that have not ended, those whose pages are held, and what an audit finds."""
+        """Return the handoffs that have not ended, those in quarantine, and an audit's findings."""
         with AdminClient(self.address) as client:
             status = client.status()
             return status.handoffs_live, status.handoffs_quarantined, list(client.audit().findings)
@@ -161,7 +161,7 @@ async def scene(folder: Path, packages: Path) -> AsyncIterator[Scene]:
 
 
 def check(found: dict[str, Any]) -> None:
-    """All prompts arrived as they are, and nothing else anywhere."""
+    """Check that all prompts arrived unchanged, and that no other memory was written."""
     assert found["done"] == PROMPTS
     assert found["wrong"] == found["lost"] == found["ghosts"] == []
     assert found["renewals"] > 0

@@ -33,7 +33,7 @@ LIST_BYTES = len(packed(MANY))
 
 
 def bounded(more_bytes: int) -> tuple[World, Side, Side]:
-    """P and D of a tenant that may have so many bytes kept beside what the two take."""
+    """Return P and D of a tenant that may have ``more_bytes`` kept beside what P and D take."""
     found = World()
     found.engine("p"), found.engine("d")
     taken = found.directory.ledger.tenants.account("t").kept_bytes

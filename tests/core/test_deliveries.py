@@ -18,7 +18,7 @@ DONE = ("DONE", "")
 
 
 def numbers(actions: list[act.Action]) -> list[int]:
-    """Numbers of the orders to read."""
+    """Return the numbers of the orders to read."""
     return [one.handoff for one in actions if isinstance(one, act.SendExecute)]
 
 

@@ -30,7 +30,7 @@ def asked(
 
 
 def parts(world: World) -> list[tuple[int, tuple[int, ...], bool]]:
-    """Who was asked to gather or hash, for whom."""
+    """Return which rank was asked to gather or hash, and for which ranks."""
     return [
         (one.agent.rank, tuple(part.dst_rank for part in one.parts), one.hashed)
         for one in world.orders(act.SendStage)

@@ -13,7 +13,7 @@ GONE_S = 41.0
 
 
 def reading(ranks: int = 1) -> tuple[World, Side, Side]:
-    """D has been told to read from P."""
+    """Return a P, and a D that has been told to read from P."""
     world = World()
     p, d = world.engine("p"), world.engine("d", ranks)
     world.publish(p)

@@ -243,7 +243,10 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.settled)
     @rule(data=st.data(), reason=st.sampled_from(["", "TRANSFER_FAILED"]))
     def settle_again(self, data: st.DataObject, reason: str) -> None:
-        """Repeat or delay a report about a handoff, which may have ended long ago."""
+        """Repeat a report of a handoff, which may have ended long ago.
+
+        The report is doubled or late.
+        """
         reader = data.draw(st.sampled_from(self.model.settled))
         if reader.rank in reader.side.agents:
             heard = len(self.world.sent)

@@ -117,7 +117,7 @@ STEPS = ("asked for", "declined by one", "begun", "published", "granted", "read"
 
 
 def up_to(step: str, world: World) -> tuple[Side, Side, Side]:
-    """Two holders and who asks, as far as ``step``; the second holder answers."""
+    """Play two holders and an asking D as far as ``step``; the second holder answers."""
     a, b = holder(world, "a"), holder(world, "b")
     d = asking(world)
     at = STEPS.index(step)

@@ -19,7 +19,7 @@ BASE = 1 << 20
 
 
 def layered(layers: int, tp: int = 1, stride: int = PAGE, windows: Sequence[int] = ()) -> Layout:
-    """Pages of a kilobyte a layer, ``stride`` apart."""
+    """Return a layout with pages of a kilobyte a layer, which are ``stride`` apart."""
     specs = tuple(
         AttentionSpec(layer, 2, 16, DType.BFLOAT16, window)
         for layer, window in zip(range(layers), [*windows, *[0] * layers], strict=False)

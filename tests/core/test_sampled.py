@@ -16,7 +16,7 @@ CONTENT, OTHER = b"content of 16 b.", b"other content 16"
 
 
 def heard(actions: list[act.Action]) -> list[tuple[str, int, int]]:
-    """By which engine's which message, what."""
+    """Return which engine was told which token, by which of its messages."""
     told = [one for one in actions if isinstance(one, act.TellSampled)]
     return [(one.engine.engine_id, one.demand, one.token) for one in told]
 

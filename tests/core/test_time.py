@@ -13,7 +13,7 @@ from restow.broker.errors import HandoffUnknownError
 
 
 def ready(world: World, **publication: float) -> None:
-    """P has published and fenced `h`."""
+    """Have P publish and fence `h`."""
     p = world.sides[EngineKey("t", "p")]
     world.publish(p, lease_s=publication.get("lease_s", 30.0))
     world.fence_all(p)

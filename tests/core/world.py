@@ -63,9 +63,10 @@ def packed(ids: Sequence[int]) -> bytes:
 def pair_plan(
     src_ranks: int, dst_ranks: int, staged: bool, together: bool, early: bool = False
 ) -> PairPlan:
-    """Every destination rank reads from every source rank, through staging if ``staged``.
+    """Return a plan in which every destination rank reads from every source rank.
 
-    ``together``: a source gathers for all of them in one launch.
+    Reads go through staging if ``staged``; ``together``: a source gathers for all ranks in one
+    launch.
     """
     sources, readers = tuple(range(src_ranks)), tuple(range(dst_ranks))
     whole = PairPlan(
@@ -254,14 +255,14 @@ class World:
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
     def _own_blocks(self, side: Side, name: str) -> Blocks:
-        """Blocks of D's that no other handoff of its has."""
+        """Return blocks of D's that no other handoff of D's has."""
         at = side.asked.setdefault(name, len(side.asked)) % ((PAGES - 11) // 3)
         return {"kv": [11 + 3 * at, 12 + 3 * at, 13 + 3 * at], "state": [14 + at]}
 
     def fence(
         self, side: Side, rank: int = 0, name: str = "h", tokens: int = 0
     ) -> list[act.Action]:
-        """``tokens``: that many leading ones are complete; 0: all is."""
+        """Report that the leading ``tokens`` tokens are complete; 0: all are."""
         reports, agent = self.directory.reports, side.agents[rank]
         return self.run(lambda now_s: reports.fence(side.record, agent, name, now_s, tokens))
 
@@ -413,7 +414,7 @@ class World:
         return self.directory.ledger.find(tenant, name)
 
     def orders(self, kind: type) -> list[act.Action]:
-        """All orders of a kind so far."""
+        """Return all orders of a kind so far."""
         return [action for action in self.sent if isinstance(action, kind)]
 
 
@@ -423,7 +424,7 @@ def digest_of(src_rank: int, dst_rank: int) -> bytes:
 
 
 def ends(side: Side) -> list[tuple[str, str]]:
-    """States and reasons that a side was told."""
+    """Return the states and reasons that a side was told."""
     return [(told.state.value, told.reason) for told in side.told]
 
 

@@ -82,7 +82,7 @@ def house() -> Iterator[Served]:
 
 
 def ask(base: str, **body: Any) -> tuple[int, dict[str, Any]]:
-    """POST a completion; status and answer."""
+    """POST a completion, and return the status and the answer."""
     return post(base, json.dumps(body).encode())
 
 

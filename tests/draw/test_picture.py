@@ -50,7 +50,7 @@ def panel_of(
 
 
 def places(held: Shard | Scratch | Place, sizes: Sequence[int]) -> Iterator[int]:
-    """Every byte of a box that begins at the offset of ``held``, one by one."""
+    """Yield the place of every byte of a box that begins at the offset of ``held``."""
     for index in itertools.product(*map(range, sizes)):
         steps = zip(index, held.strides_bytes, strict=True)
         first = held.offset_bytes + sum(i * step for i, step in steps)
@@ -62,7 +62,7 @@ def sizes(box: Sequence[Span]) -> list[int]:
 
 
 def check_page(page: Page, rank: RankLayout, layer: LayerPages) -> None:
-    """Every byte lies in one cell, which says what it is."""
+    """Check that every byte lies in one cell, and that the cell says what the byte is."""
     region = rank.region(page.region)
     names = {field.name: name for name, field in layer.fields.items()}
     shards = [shard for shard in rank.shards if shard.region == region.name]

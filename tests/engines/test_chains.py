@@ -42,7 +42,7 @@ def held_by(held: Held) -> dict[str, Callable[[bytes], bool]]:
 
 
 def holder_of(group: Group, block: int, upto: int, held: Held) -> bool:
-    """Whether a block is held as far as a token, by any name."""
+    """Return whether a block is held as far as a token, by any name."""
     start = block * group.block_tokens
     return any(
         (group.name, CHAIN.at(token)) in held

@@ -33,7 +33,7 @@ class Cache:
         self.cached: set[bytes] = set()
 
     def has(self, *keys: bytes) -> None:
-        """Cache these, and evict all else."""
+        """Cache these keys, and evict all others."""
         touched = self.cached ^ set(keys)
         self.cached = set(keys)
         self.holdings.changed(

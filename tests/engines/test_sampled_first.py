@@ -16,7 +16,7 @@ TOKEN = 7
 
 
 def params(**more: Any) -> SimpleNamespace:
-    """vLLM's `SamplingParams`, of which those count that are set."""
+    """Return vLLM's `SamplingParams` with some parameters set."""
     return SimpleNamespace(**{**PLAIN, **more})
 
 

@@ -73,7 +73,7 @@ class SlotEngine:
         return logits[0, -1]
 
     def begin(self, token_ids: tuple[int, ...], slot: int) -> Tensor:
-        """Prefill as it should be: from nothing."""
+        """Prefill a slot from an empty state."""
         with torch.no_grad():
             out = self.model(torch.tensor([token_ids]), use_cache=True)
         self._store(export_state(out.past_key_values, self.model.config), slot)

@@ -27,7 +27,10 @@ BLOCKS = ([1, 2, 3, 4], [0, 0, 0, 9])
 def finding(
     session: Session, role: str = "kv_both", cached_tokens: int | None = None
 ) -> SchedulerSide:
-    """``cached_tokens``: of any request, keys and states alike; None: whatever vLLM counts."""
+    """Return a scheduler side that finds prefixes.
+
+    ``cached_tokens`` are those of any request, keys and states alike; None: whatever vLLM counts.
+    """
     settings = ConnectorSettings.of({"prefix": "find"})
     prefix = PrefixSharing("E", session, settings, RequestChains(32), GROUPS)
     told = None if cached_tokens is None else lambda _: cached_tokens or 0

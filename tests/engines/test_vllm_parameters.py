@@ -48,16 +48,16 @@ class Request:
     output_token_ids: Sequence[int] = field(default_factory=list)
 
     def record_event(self, event_type: Any) -> None:
-        """Nobody counts."""
+        """Ignore the event: nobody counts."""
 
     def take_events(self) -> None:
-        """Nothing was noted."""
+        """Return nothing: no event was noted."""
 
     def take_prefill_stats(self) -> None:
-        """Nothing was noted."""
+        """Return nothing: no statistics were noted."""
 
     def update_block_hashes(self) -> None:
-        """There are none."""
+        """Do nothing: there are no hashes."""
 
     def __post_init__(self) -> None:
         known = self.prompt_token_ids if self.prompt_embeds is None else self.prompt_embeds

@@ -34,7 +34,10 @@ PADDED = 5120
 
 
 def state_shapes(tp: int, conv: ConvLayout, extra: int = 0) -> tuple[tuple[int, ...], ...]:
-    """(rows, channels) or the other way round, and the SSM state, as `mamba_utils.py` says."""
+    """Return the shapes of the conv state and the SSM state, as `mamba_utils.py` says.
+
+    The conv state is (rows, channels), or the other way round.
+    """
     window = (3 + extra, (4 * 8 + 2 * 2 * 16) // tp)
     return (window if conv is ConvLayout.SD else window[::-1], (4 // tp, 8, 16))
 
@@ -42,7 +45,7 @@ def state_shapes(tp: int, conv: ConvLayout, extra: int = 0) -> tuple[tuple[int, 
 def caches(
     tp: int = 2, conv: ConvLayout = ConvLayout.SD, extra: int = 0, order: KvOrder = KvOrder.HND
 ) -> list[LayerCache]:
-    """Both layers' caches over one allocation, as groups overlay each other in vLLM."""
+    """Return both layers' caches over one allocation, as groups overlay each other in vLLM."""
     heads, content = 2 // tp, 2 * 8
     pages = BLOCKS * PAGES_PER_BLOCK
     buffer = torch.zeros(BLOCKS * PADDED, dtype=torch.int8)
@@ -155,7 +158,10 @@ def test_mixers_of_falcon_h1_are_counted_on_behind_all_layers() -> None:
 
 
 def _as_vllm_counts(hybrid: list[int], blocks: int) -> dict[int, int]:
-    """Layer by the number that `Zamba2Attention` gives its cache, in that class's own steps."""
+    """Return the layer by the number that `Zamba2Attention` gives its cache.
+
+    The numbers are found in that class's own steps.
+    """
     found: dict[int, int] = {}
     for bare in range(blocks):
         number = bare * (len(hybrid) + blocks - 1) // blocks

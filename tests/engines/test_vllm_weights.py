@@ -72,7 +72,7 @@ def test_weights_of_another_checkpoint_are_known_as_soon_as_nothing_of_the_old_i
 
 
 def assert_unknown(engine: Engine) -> None:
-    """Nothing is handed over while the workers are at it."""
+    """Check that nothing is handed over while the workers replace the weights."""
     assert not engine.weights.known
 
 

@@ -54,7 +54,7 @@ class Secured:
         )
 
     async def enable_passwords(self) -> None:
-        """As `etcdctl` does, by messages of the same form: two strings."""
+        """Turn passwords on as `etcdctl` does, by messages of the same form: two strings."""
         two = rpc_pb2.AuthenticateRequest
         channel = grpc.aio.secure_channel(
             self.cluster.endpoints[0], self.access().credentials().for_channel()

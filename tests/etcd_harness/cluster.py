@@ -37,7 +37,7 @@ class Member:
 
     @property
     def runs(self) -> bool:
-        """Whether it was not killed."""
+        """Return whether the member was started and not killed."""
         return self._process is not None
 
     def start(self, cluster: str, scheme: str) -> None:
@@ -104,7 +104,7 @@ class EtcdCluster:
                 await asyncio.sleep(0.05)
 
     async def leader(self, client: EtcdClient) -> Member:
-        """Who leads, once somebody does."""
+        """Wait for a leader, and return it."""
         async with asyncio.timeout(READY_S):
             while True:
                 leaders = [one.endpoint for one in await client.statuses() if one.leads]

@@ -65,13 +65,13 @@ class Stage:
         await agent.start()
 
     def check_whole(self, rank: int) -> None:
-        """Every byte is the state's or still poison."""
+        """Check that every byte is the state's or still poison."""
         memory = self.memory[rank]
         wrong = np.flatnonzero(memory.data != memory.expected(self.fields, self.case.tokens))
         assert not len(wrong), f"{len(wrong)} wrong bytes, the first at {wrong[0]}"
 
     def check_cleared(self, rank: int) -> None:
-        """Snapshots are zero, padding and guards are untouched."""
+        """Check that snapshots are zero, and that padding and guards are untouched."""
         memory = self.memory[rank]
         mask = memory.cleared(self.fields, self.case.tokens)
         assert mask.any()

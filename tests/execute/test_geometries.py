@@ -89,7 +89,7 @@ OWN_SCALES = Scales(ScaleKind.PER_TOKEN_HEAD)
 
 
 def shortened(model: ModelSpec) -> ModelSpec:
-    """Two layers of each kind; windows are shorter than the prompt."""
+    """Return two layers of each kind; windows are shorter than the prompt."""
     kinds: dict[object, list[LayerSpec]] = {}
     for layer in model.layers:
         window = getattr(layer, "window_tokens", 0)
@@ -147,7 +147,7 @@ class Engine:
 
 
 def _block_ids(group: str, page_tokens: int | None, rng: np.random.Generator) -> tuple[int, ...]:
-    """Scattered ids from 1 on; the null block, 0, where a window has left a block behind."""
+    """Return scattered ids from 1 on; where a window has left a block behind, the null block 0."""
     if page_tokens is None:
         return (int(rng.integers(2)) + 1,)
     ids = [int(i) + 1 for i in rng.permutation(-(-TOKENS // page_tokens))]
@@ -244,7 +244,7 @@ def cases(
 
 
 def size_of(layout: Layout) -> int:
-    """Enough bytes for all ranks, five pages of each region."""
+    """Return enough bytes for all ranks, with five pages of each region."""
     return sum(
         (8 if region.page_tokens else 4) * region.page_stride_bytes + 8 * GUARD_BYTES
         for rank in layout.ranks

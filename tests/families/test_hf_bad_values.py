@@ -127,9 +127,9 @@ def _refusal(config: dict[str, Any]) -> RestowError | None:
 
 
 def _names(error: RestowError, key: str) -> bool:
-    """Whether a refusal names the key, or the list of layers that the key counts.
+    """Return whether a refusal names the key, or the list of layers that the key counts.
 
-    A layout's own limits are told of the field, and sizes of TP of the heads.
+    A refusal by the layout's own limits names the field, and one by sizes of TP names the heads.
     """
     if not isinstance(error, LayoutFormError) or "config" not in error.message:
         return error.reason != "INTERNAL"

@@ -88,7 +88,7 @@ class Traffic:
 
 @contextlib.asynccontextmanager
 async def traffic(pair: Pair, every_s: float = 0.02) -> AsyncIterator[Traffic]:
-    """Under way inside the ``async with``; in the end all have an end."""
+    """Run traffic inside the ``async with``; at its end, wait until all handoffs have ended."""
     one = Traffic(pair, every_s)
     running = asyncio.create_task(one.run())
     try:

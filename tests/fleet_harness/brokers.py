@@ -36,7 +36,7 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the life that there is."""
+        """Return the process id of the broker that runs now."""
         assert self._process is not None, f"{self.address} does not run"
         return self._process.pid
 
@@ -88,7 +88,7 @@ class BrokerProcess:
         self.address, *self._etcd = (one.address for one in self.wires)
 
     def cut_off(self) -> None:
-        """Nothing reaches it, and it reaches nobody, without a word."""
+        """Cut all wires of the broker silently: nothing reaches it, and it reaches nobody."""
         for one in self.wires:
             one.cut()
 
@@ -112,7 +112,7 @@ class Fleet:
 
     @property
     def addresses(self) -> str:
-        """As clients are given them."""
+        """Return the addresses as clients are given them."""
         return ",".join(one.address for one in self.brokers)
 
     def at(self, address: str) -> BrokerProcess:
@@ -123,7 +123,7 @@ class Fleet:
 async def running_fleet(
     folder: Path, etcd: EtcdCluster, count: int = 3, *options: str, wired: bool = False
 ) -> AsyncIterator[Fleet]:
-    """All of them, killed in the end; ``wired``: they can be cut off."""
+    """Run all brokers, and kill them at the end; ``wired``: they can be cut off."""
     given = ("--fleet", folder.name.lower().replace("_", "-"), *options)
     fleet = Fleet(folder, etcd, count, given)
     async with contextlib.AsyncExitStack() as wires:

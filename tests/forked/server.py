@@ -18,7 +18,7 @@ _PRELOADED = ["restow.agents.agent", "restow.agents.daemon.server", "restow.brok
 
 
 def pipe() -> tuple[Connection, Connection]:
-    """Two ends."""
+    """Return the two ends of a new pipe."""
     return _CONTEXT.Pipe()
 
 

@@ -33,7 +33,7 @@ def stop(pid: int) -> None:
 
 
 def _states(pid: int) -> list[str]:
-    """Of all threads of a process; none if it is gone."""
+    """Return the states of all threads of a process, or none if the process is gone."""
     found = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():

@@ -20,7 +20,10 @@ LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub and Zensical make them; the second of a name is numbered."""
+    """Return the anchors of the headings, as GitHub and Zensical make them.
+
+    The second heading of a name is numbered.
+    """
     found: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE):
         words = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

@@ -24,7 +24,7 @@ OTHERS = re.compile(
 
 
 def scripts() -> list[Path]:
-    """Every tracked file that is run by a shell or by Docker."""
+    """Return every tracked file that is run by a shell or by Docker."""
     tracked = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],  # noqa: S607
         cwd=ROOT,
@@ -42,7 +42,7 @@ def scripts() -> list[Path]:
 
 
 def refused(text: str) -> list[str]:
-    """Commands of a script that take what no hash names."""
+    """Return the commands of a script that install files without a hash."""
     lines = [
         one for one in text.replace("\\\n", " ").splitlines() if not one.lstrip().startswith("#")
     ]

@@ -41,7 +41,7 @@ both = pytest.mark.parametrize("run", [pytest.param(copies.copy_pieces, id="twin
 
 
 def table_of(source: Arena, target: Arena, *pieces: tuple[int, ...]) -> PieceTable:
-    """Rows whose two addresses are given as offsets."""
+    """Return a table of rows whose two addresses are given as offsets."""
     rows = np.array(pieces, dtype=np.int64).reshape(-1, 6)
     rows[:, 0] += source.address
     rows[:, 1] += target.address
@@ -117,7 +117,7 @@ def test_conv_states_are_transposed_and_back(run: CopyPieces, channels: int) -> 
 def windows(
     ways: int, count: int, code: CopyCode, inverse: bool, places: tuple[list[int], list[int]]
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Rows of runs whose ``ways`` rows alternate on one side, and how much memory they need.
+    """Return rows of runs whose ``ways`` rows alternate on one side, and the memory that they need.
 
     On each side run ``i`` lies at ``places[side][i]``, counted in runs with a gap behind them.
     """
@@ -151,7 +151,10 @@ def test_rows_that_interlace_on_one_side(
 
 
 def interesting(dtype: torch.dtype) -> torch.Tensor:
-    """NaN, infinities, zeros, denormals, halfway cases, the largest numbers, and many others."""
+    """Return numbers that are easily copied wrongly, and many others.
+
+    These are NaN, infinities, zeros, denormals, halfway cases and the largest numbers.
+    """
     int_dtype = {4: torch.int32, 2: torch.int16}[dtype.itemsize]
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32)
     if dtype != torch.float32:

@@ -21,14 +21,14 @@ interpreted = pytest.mark.skipif(
 
 
 def runs(*rows: tuple[int, int, int]) -> Int64s:
-    """Contiguous rows: source, destination, bytes."""
+    """Return contiguous rows, each given by source, destination and bytes."""
     table = np.ones((len(rows), len(PieceColumn)), dtype=np.int64)
     table[:, :3], table[:, PieceColumn.CODE] = rows, CopyCode.COPY_1
     return table
 
 
 def codes(table: LaunchTable) -> list[tuple[int, int]]:
-    """Code and count of every tile."""
+    """Return the code and the count of every tile."""
     work = table.tiles[:, 2]
     return list(zip((work >> 16 & 0xFFFF).tolist(), (work & 0xFFFF).tolist(), strict=True))
 

@@ -46,7 +46,7 @@ both = pytest.mark.parametrize(
 
 
 def numbers(*shape: int, seed: int) -> torch.Tensor:
-    """Small integers: every sum of products is exact in each type, in any order."""
+    """Return small integers: every sum of products is exact in each type, in any order."""
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 

@@ -40,7 +40,7 @@ FIELD = Field("layers.0.latent", Kind.PER_TOKEN, ("dim",), (8,))
 
 
 def shared_out(*parts: int, of: int = 0, run: int = 2) -> Layout:
-    """One latent, of which rank ``i`` holds the tokens of part ``parts[i]``."""
+    """Return a layout of one latent, of which rank ``i`` holds the tokens of part ``parts[i]``."""
     shard = Shard(FIELD.name, (Span(0, 8),), DType.BFLOAT16, "kv", 0, (2,), 16)
     count = of or len(parts)
     ranks = (

@@ -36,7 +36,7 @@ def one_field(
     page: int = 1 << 36,
     page_tokens: int | None = None,
 ) -> Layout:
-    """One rank a box, each with the same strides in a region of its own."""
+    """Return a layout with a rank for each box, with the same strides in a region of its own."""
     kind = Kind.SNAPSHOT if page_tokens is None else Kind.PER_TOKEN
     axes = tuple(f"axis{index}" for index in range(len(shape)))
     token_stride = None if page_tokens is None else 1

@@ -29,7 +29,7 @@ PAIR = GroupPair(PageForm("kv", 16, 2), PageForm("kv", 8, 1, whole_blocks=True),
 
 
 def every_form() -> Program:
-    """One step of each form, with rows of ranks 0 and 1."""
+    """Return a program with one step of each form, with rows of ranks 0 and 1."""
     rng = np.random.default_rng(0)
     steps = []
     for form in FORMS:

@@ -41,7 +41,7 @@ def serve_daemon(pipe: Connection, broker: str, socket: str) -> None:
 
 
 def check_whole(case: Case, memory: DeviceMemory) -> None:
-    """Every byte is the state's or still poison."""
+    """Check that every byte is the state's or still poison."""
     host = memory.down()
     fields = {field.name: field for field in case.destination.model.fields}
     wrong = np.flatnonzero(host.data != host.expected(fields, case.tokens))

@@ -62,7 +62,7 @@ def start(shell: Shell) -> None:
 
 
 def two_tenants(shell: Shell) -> None:
-    """Engines and a router for each, and one request."""
+    """Start engines and a router for each tenant, and send one request to each."""
     shell.say(
         "## Two tenants\n\nEach has a prefill engine of two ranks, a decode engine of one"
         " rank and another layout, "
@@ -121,7 +121,7 @@ def upgrade(shell: Shell) -> None:
 
 
 def dead_prefill(shell: Shell) -> None:
-    """P is killed with a state that D had not yet asked for."""
+    """Kill P with a state that D had not yet asked for."""
     shell.say(
         "## A dead prefill engine\n\nOne request goes by hand, so that P's process can be"
         " killed between the two sides."
@@ -145,7 +145,7 @@ def dead_prefill(shell: Shell) -> None:
 
 
 def full_quota(shell: Shell) -> None:
-    """Tenant b's client asks P alone, for ever more states that nobody wants."""
+    """Have tenant b's client ask P alone, for ever more states that nobody wants."""
     shell.say(
         "## A full quota\n\nSomebody of tenant b sends prompts to P alone, and to no D. A"
         " tenant may have 8 handoffs under "

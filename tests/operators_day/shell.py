@@ -37,7 +37,7 @@ class Shell:
         ports: Mapping[int, int],
         programs: Mapping[str, str],
     ) -> None:
-        """In ``folder``; ``ports`` says what stands for a port of the page.
+        """Start a shell in ``folder``; ``ports`` says what stands for a port of the page.
 
         ``programs`` are commands of a shell, by the names that they are typed by.
         """

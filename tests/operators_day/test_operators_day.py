@@ -15,7 +15,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def typed(page: str) -> list[str]:
-    """Its headings, and what was typed."""
+    """Return the page's headings, and what was typed."""
     return re.findall(r"^(?:#|\$ ).*$", page, re.MULTILINE)
 
 

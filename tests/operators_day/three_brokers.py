@@ -61,7 +61,7 @@ def one(shell: Shell) -> None:
 
 
 def etcd(shell: Shell) -> None:
-    """One member of it."""
+    """Start one member of etcd."""
     shell.say(
         "## An etcd\n\nWith these two timers its leases are as long as they are asked for, and a"
         " member that leads and dies is followed by another within a second."
@@ -116,7 +116,7 @@ def leader_dies(shell: Shell) -> None:
 
 
 def back(shell: Shell) -> None:
-    """Two leave, and the last one starts anew without etcd."""
+    """Stop two brokers, and start the last one anew without etcd."""
     shell.say(
         "## Back to one\n\nTwo brokers are ended, one after the other: a leader that ends has a"
         " standby lead at once. The last broker restarts without etcd, and its engines come back to"

@@ -60,7 +60,7 @@ ONE = build_layout(MODEL, EngineSettings())
 
 
 def snapshot(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, page: int) -> Layout:
-    """One rank that holds one field."""
+    """Return a layout of one rank that holds one field."""
     axes = tuple(f"axis{index}" for index in range(len(shape)))
     box = tuple(Span(0, size) for size in shape)
     rank = RankLayout(
@@ -226,7 +226,7 @@ def test_auto_reads_equal_pages_in_place() -> None:
 
 
 def transposed() -> tuple[Layout, Layout]:
-    """Six axes of 64 in opposite orders: 2^36 single elements."""
+    """Return two layouts with six axes of 64 in opposite orders: 2^36 single elements."""
     strides = tuple(64**power for power in range(6))
     shape = (64,) * 6
     return (
@@ -236,7 +236,7 @@ def transposed() -> tuple[Layout, Layout]:
 
 
 def many_boxes() -> tuple[Layout, Layout]:
-    """4,096 strips on one side, 4,096 on the other, each strip crossing all others."""
+    """Return layouts of 4,096 strips each; every strip of one crosses all of the other."""
 
     def strips(axis: int) -> Layout:
         shards = []

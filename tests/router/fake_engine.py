@@ -39,7 +39,7 @@ class FakeEngine:
 
     @property
     def ids(self) -> list[str]:
-        """The handoffs that it was asked for."""
+        """Return the handoffs that the engine was asked for."""
         return [body["kv_transfer_params"]["handoff_id"] for body in self.bodies]
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -126,7 +126,7 @@ class House:
     async def ask(
         self, body: Any = None, path: str = COMPLETIONS, **headers: str
     ) -> tuple[int, dict[str, Any]]:
-        """Status and answer."""
+        """Ask the router, and return the status and the answer."""
         sent = {"prompt": "who?"} if body is None else body
         async with self.http.post(self.url + path, json=sent, headers=headers) as response:
             return response.status, await response.json()

@@ -59,7 +59,7 @@ def found(engine: HoldingEngine, tokens: Tokens, by: str) -> None:
 
 
 def kept(house: House, name: str, prompts: list[Tokens]) -> None:
-    """P holds these, says that they are worth keeping, and evicts them when the store has them."""
+    """Have P hold states worth keeping, and evict them when the store has them."""
     for tokens in prompts:
         house.p.hold(tokens, state(tokens))
         found(house.p, tokens, name)

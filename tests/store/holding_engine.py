@@ -90,7 +90,7 @@ class HoldingEngine(Engine):
             self.evict(prefix)
 
     def holders(self, prefix: Prefix) -> dict[str, int]:
-        """Who holds how many tokens of it."""
+        """Return the engines that hold the prefix, and how many of its tokens."""
         end = ((prefix.position_tokens, prefix.end_hash),) if prefix.end_hash else ()
         asked = PrefixChain(prefix.form, prefix.hashes, salt=prefix.salt, ends=end)
         (found,) = self._session.find([asked], timeout_s=WAIT_S).result(WAIT_S)

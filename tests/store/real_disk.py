@@ -28,7 +28,7 @@ class Disk:
         self._filler.unlink()
 
     def make_read_only(self) -> None:
-        """Nothing is written to it any more. Nobody may have files of it open to write."""
+        """Make the disk read-only. No file of the disk may be open for writing."""
         _run("mount", "-o", "remount,ro", f"{self.folder}")
 
     def pull_out(self) -> None:

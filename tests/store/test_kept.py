@@ -125,7 +125,7 @@ class Store:
 
 
 def prompts(random: Random, count: int) -> list[Prefix]:
-    """Prefixes of a tree: prompts that begin with those before them, and part."""
+    """Return prefixes of a tree: prompts that begin with those before them, and then differ."""
     texts = [[random.randrange(9)] * random.randrange(1, 9) for _ in range(3)]
     for _ in range(count):
         begin = random.choice(texts)

@@ -40,7 +40,7 @@ WAYS = {
 
 
 def prompts() -> list[list[int]]:
-    """Shorter and longer than vLLM's blocks."""
+    """Return prompts shorter and longer than vLLM's blocks."""
     rng = Random(7)  # noqa: S311 - reproducible, not secret
     return [[rng.randrange(8, VOCABULARY_SIZE) for _ in range(n)] for n in (3, 33, 200)]
 

@@ -33,7 +33,7 @@ STEP_TOKENS = {"max_num_batched_tokens": 32, "enable_chunked_prefill": True}
 
 
 def read_early(broker: RunningBroker, name: str) -> list[object]:
-    """Up to which tokens of a handoff, by its timeline."""
+    """Return the tokens up to which a handoff was read early, by its timeline."""
     handoff = broker.hub.directory.ledger.find("default", name)
     return [detail for _, event, detail in handoff.timeline if event == "read early"]
 

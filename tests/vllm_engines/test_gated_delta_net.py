@@ -25,7 +25,7 @@ STEPS = 12
 
 
 def prompts() -> list[list[int]]:
-    """One that is said again, longer and shorter, others that begin like it, and another one."""
+    """Return a prompt, repeated, longer and shorter, others that begin like it, and another."""
     rng = Random(3)  # noqa: S311 - reproducible, not secret
 
     def some(count: int) -> list[int]:

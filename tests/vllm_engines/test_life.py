@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def pair(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    """P1 to D1; P computes two prompts at once, so that others wait."""
+    """Run P with TP 1 and D with TP 1; P computes two prompts at once, so that others wait."""
     logs = tmp_path_factory.mktemp("logs")
     prefill = Options(MODEL, engine={"max_num_seqs": 2})
     async with vllm_pair(vllm_python, logs, prefill, Options(MODEL), alone=False) as made:

@@ -72,7 +72,7 @@ def engine(
 
 
 def wait_for(port: int) -> None:
-    """Until /health says that it is well."""
+    """Wait until /health says that the engine is healthy."""
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s:
         with contextlib.suppress(OSError):

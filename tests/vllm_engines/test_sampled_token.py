@@ -122,7 +122,7 @@ def whole(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def rounded(told: Any) -> Any:
-    """Probabilities are close, but not equal: sums are taken in other steps."""
+    """Return an answer whose probabilities need only be close: sums are taken in other steps."""
     if isinstance(told, float):
         return pytest.approx(told, abs=0.02)
     if isinstance(told, list):

@@ -38,7 +38,7 @@ class Engines:
     handoffs: int = 0
 
     async def hand_over(self, ids: list[int]) -> Answer:
-        """D's answer to a prompt that P computes."""
+        """Return D's answer to a prompt that P computes."""
         self.handoffs += 1
         params = {"handoff_id": f"h{self.handoffs}"}
         first = self.p.begin(ids, 1, {**params, "do_remote_decode": True})

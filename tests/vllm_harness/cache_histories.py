@@ -155,7 +155,7 @@ class History:
             self.seen["resets"] += 1
 
     def _prompt(self) -> list[int]:
-        """Something new, or what somebody said before, and more."""
+        """Draw a new prompt, or one that continues an earlier request."""
         count = self.draw.randrange(2, 150)
         old = list(self.engine.requests.values())
         said: list[int] = []
@@ -208,7 +208,7 @@ class History:
         self.pins.append((names, pin, self.steps[-1]))
 
     def _check_pins(self) -> None:
-        """Whether each pinned block holds what it did, to the token."""
+        """Check that each pinned block still holds the same tokens."""
         for names, pin, step in self.pins:
             if step in self.steps:
                 continue
@@ -226,7 +226,7 @@ class History:
                         assert right, (self.label, pin.tokens, token)
 
     def _end(self) -> None:
-        """Nothing stays behind."""
+        """End all requests, and check that nothing stays behind."""
         for request_id in self.engine.under_way():
             self.engine.abort(request_id)
         while self.steps:

@@ -167,7 +167,7 @@ class CachedScheduler:
         return list(self.scheduler.requests)
 
     def names(self, request: Request) -> list[bytes]:
-        """By token, the name of all up to it."""
+        """Return for each token the name of all tokens up to it."""
         text, names = self._texts.setdefault(request.request_id, (ContentChain(), []))
         names += text.extend(request._all_token_ids[len(names) :], 1)
         return names

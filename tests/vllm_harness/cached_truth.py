@@ -33,7 +33,7 @@ class CachedTruth:
                 self.names[own], self.places[names[end - 1]] = names[end - 1], end
 
     def blocks(self) -> dict[str, dict[bytes, list[Any]]]:
-        """By group and name, the blocks that vLLM would find for it."""
+        """Return by group and name the blocks that vLLM would find."""
         pool = self.engine.manager.block_pool
         found: dict[str, dict[bytes, list[Any]]] = {one.name: {} for one in self.groups.values()}
         for block in pool.blocks:

@@ -60,7 +60,7 @@ class Options:
     """As `RESTING` says; a benchmark may take vLLM as it is."""
 
     def arguments(self) -> dict[str, Any]:
-        """In vLLM's words."""
+        """Return vLLM's arguments for these options."""
         arguments: dict[str, Any] = {
             "model": str(self.model),
             "tensor_parallel_size": self.tp,

@@ -50,7 +50,7 @@ class Finders:
 
     @property
     def ended(self) -> dict[State, int]:
-        """How many handoffs ended how."""
+        """Return how many handoffs ended in each state."""
         return self.broker.hub.directory.ledger.statistics.by_state
 
 
@@ -94,6 +94,6 @@ async def finders(
 
 
 def drawn(count: int, seed: int = 11) -> list[int]:
-    """So many tokens, the same ones every time."""
+    """Draw ``count`` tokens, the same ones every time."""
     rng = Random(seed)  # noqa: S311 - reproducible, not secret
     return [rng.randrange(8, VOCABULARY_SIZE) for _ in range(count)]

@@ -52,7 +52,10 @@ class Hybrid:
 
     @property
     def exact(self) -> bool:
-        """Whether two engines say the same tokens; bfloat16 rounds apart what float32 does not."""
+        """Return whether two engines say the same tokens.
+
+        bfloat16 rounds apart what float32 does not.
+        """
         return self.dtype == "float32"
 
     def check_runs(self, python: Path) -> None:

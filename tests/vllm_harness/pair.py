@@ -64,7 +64,10 @@ async def vllm_pair(
 async def vllm_engines(
     python: Path, logs: Path, address: str, prefill: Options, decode: Options, alone: bool
 ) -> AsyncIterator[list[VllmEngine]]:
-    """P, D, and perhaps one that serves alone; the broker at ``address`` may come later."""
+    """Run P, D, and perhaps an engine that serves alone.
+
+    The broker at ``address`` may start later.
+    """
     wanted = [
         ("P", replace(prefill, role="kv_producer", broker=address)),
         ("D", replace(decode, role="kv_consumer", broker=address)),

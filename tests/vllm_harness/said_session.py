@@ -35,7 +35,7 @@ class Load:
 
     @property
     def failed(self) -> bool:
-        """Whether not all of it comes."""
+        """Return whether the load failed or was given up."""
         return self.fails or self.given_up
 
 
