@@ -81,7 +81,7 @@ async def test_a_script_does_nothing_that_is_not_agreed_to_beforehand(address: s
 
 @pytest.mark.parametrize("command", ["release", "handoff"])
 async def test_an_empty_id_names_no_handoff(command: str) -> None:
-    """As of a shell's variable that is not set: every id begins so."""
+    # A variable of the shell that is not set gives an empty id, and every id begins with that.
     async with broker() as running, engine(running.address, "d") as (d, _):
         d.request("the-only-one", D_BLOCKS)
         assert (await d.request("known by then", D_BLOCKS, timeout_ms=1)).reason == "NOT_PUBLISHED"

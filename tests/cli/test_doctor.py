@@ -183,7 +183,7 @@ def test_files_of_trust(authority: Authority, tmp_path: Path) -> None:
 
 
 async def test_the_certificate_that_the_broker_shows(authority: Authority) -> None:
-    """Nobody else tells an operator: the broker goes on with streams that it has."""
+    # Only the doctor tells an operator: the broker goes on with the streams that it has.
     async with guarded(authority) as running:
         credentials = operator(authority, None)
 

@@ -179,7 +179,7 @@ async def test_every_state_is_handed_over(tmp_path: Path, packages: Path) -> Non
 
 
 async def test_what_breaks_is_said_again(tmp_path: Path, packages: Path) -> None:
-    """Wires are cut, and the broker is killed and begins anew, while states are on their way."""
+    """Cut wires, and kill and restart the broker, while states are on their way."""
     async with asyncio.timeout(WITHIN_S), scene(tmp_path, packages) as one:
         one.let_begin(60)
         await one.hears_of("done", 20)

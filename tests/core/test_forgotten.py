@@ -72,7 +72,7 @@ def test_p_that_was_forgotten_hears_how_its_publication_ended() -> None:
 
 @pytest.mark.parametrize("word", ["request", "cancel"])
 def test_d_that_was_forgotten_hears_it_when_no_rank_of_its_writes_any_more(word: str) -> None:
-    """Its ranks may have stood still since, in the middle of a read."""
+    # The ranks of D may have stood still since, in the middle of a read.
     world, p, d = reading(ranks=2)
     die(world, d)
     world.wait(GONE_S)

@@ -179,7 +179,7 @@ def test_another_publication_does_not_end(what: str) -> None:
 
 
 def test_what_is_refused_to_d_is_no_end_of_ps() -> None:
-    """P's state serves another demand."""
+    # P's state serves another demand.
     first = Broker()
     first.publish(first.p)
     first.fence(first.p)

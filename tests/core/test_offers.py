@@ -95,7 +95,7 @@ def test_an_answer_for_several_readers_is_refused_and_the_next_is_asked() -> Non
 
 
 def test_a_d_is_not_offered_its_own_demand() -> None:
-    """It may have evicted since what it has told that it holds."""
+    # D may have evicted the state since it told that it holds the state.
     world = World()
     d = holder(world, "d")
     world.request(d, prefix=PREFIX)

@@ -128,7 +128,7 @@ def test_each_of_several_readers_hears_it() -> None:
 
 
 def test_it_comes_though_the_broker_drains() -> None:
-    """The state comes from the next broker; the token is the same."""
+    # The state comes from the next broker; the token is the same.
     world = World()
     p, d = sides(world)
     ask(world, d)

@@ -145,7 +145,7 @@ def test_an_engine_whose_products_differ_does_not_start(monkeypatch: pytest.Monk
 
 
 def test_without_padding_a_short_prompt_would_differ() -> None:
-    """Why P's in-projection is given more rows than a prompt of two tokens has."""
+    # This is why P's in-projection is given more rows than a prompt of two tokens has.
     torch.set_num_threads(1)
     model = load_model()
     engine = Engine(model, EngineOptions("alone", "", EngineSettings(), ()))

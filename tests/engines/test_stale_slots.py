@@ -127,7 +127,7 @@ def test_the_fault_and_its_end(used: SlotEngine) -> None:
 
 
 def test_only_the_states_of_requests_that_begin_are_cleared(used: SlotEngine) -> None:
-    """Two decode, one begins, and the batch is padded: with the null slot, and with -1."""
+    # Two requests decode, one begins, and the batch is padded: with the null slot, and with -1.
     before = used.memory()
     slots = [*(used.slots(slot) for slot in (1, 2, 3)), [0, 0], [-1, -1]]
     context = torch.tensor([40, 0, 1, 0, 0], dtype=torch.int32)

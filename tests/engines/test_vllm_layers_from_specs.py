@@ -71,7 +71,8 @@ def test_states_lie_as_the_family_says(
     shapes: tuple[tuple[int, ...], ...],
     conv_layout: ConvLayout,
 ) -> None:
-    """Whatever is known of the model: so one side may know it, the other not."""
+    # States lie alike whatever is known of the model, so one side may know the family, the other
+    # not.
     if kind != "LINEAR" and conv_layout is ConvLayout.DS:
         shapes = (shapes[0][::-1], *shapes[1:])
     spec = state_layer("x", 3, replace(said(kind, shapes), conv_layout=conv_layout))
@@ -174,7 +175,8 @@ def test_config_and_spec_that_differ_are_refused_with_both_numbers(
 
 
 def test_the_engines_model_is_what_its_ranks_hold() -> None:
-    """Stages hold other layers; a layer that has both has its keys first, as in families."""
+    # Stages hold different layers; a layer that has keys and a state has its keys first, as in
+    # families.
     keys, states = AttentionSpec(2, 2, 8, BF16), replace(FAMILIES[1][0], layer=2)
     latent = latent_layer(10, 576, BF16)
     ranks = [(states, keys), (states, keys), (latent,), (latent,)]

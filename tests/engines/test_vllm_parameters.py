@@ -161,7 +161,7 @@ def test_what_a_client_said_is_quoted_in_part() -> None:
 
 
 def test_a_list_of_prompts_needs_an_id_of_the_router_s() -> None:
-    """P's answer has one `kv_transfer_params` for all of its prompts."""
+    # P's answer has one `kv_transfer_params` for all of its prompts.
     index = answer_index("cmpl-x-1-0123abcd")
     with pytest.raises(ParametersError, match="list of prompts"):
         said({"do_remote_decode": True}, "kv_producer", "P/1/x", index)

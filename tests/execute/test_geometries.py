@@ -301,7 +301,7 @@ SHARED_OUT = (
 
 @pytest.mark.parametrize("name", ["nemotron3-nano-30b", "kimi-linear-48b-like"])
 def test_tokens_that_ranks_share_out(name: str) -> None:
-    """Each way of cutting them with every two sides; strategies take turns."""
+    """Check each way of cutting the tokens with every two sides; strategies take turns."""
     model = shortened(real_models()[name])
     every: list[tuple[Layout, Layout, Strategy]] = []
     for index, (cuts, sides) in enumerate(itertools.product(SHARED_OUT, SIDES)):

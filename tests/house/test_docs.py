@@ -56,6 +56,6 @@ def test_the_contract_is_that_of_the_proto_files() -> None:
 
 
 def test_everything_of_the_contract_has_words() -> None:
-    """An empty cell at the end of a row is something that nobody described."""
+    # An empty cell at the end of a row means that nobody described the field.
     page = (ROOT / "docs" / "api.md").read_text()
     assert not re.findall(r"^\| `([A-Z]?[a-z]\w*)` .*\|  \|$", page, re.MULTILINE)

@@ -91,7 +91,7 @@ def test_runs_at_any_alignment(vectors: int, pieces: list[Piece], reverse: bool)
 def test_short_evenly_spaced_rows_share_tiles(
     src: int, dst: int, length: int, src_gap: int, dst_gap: int, n: int
 ) -> None:
-    """Sources may overlap, repeat or run backwards; destinations leave a gap or abut."""
+    # Sources may overlap, repeat or run backwards; destinations leave a gap or abut.
     source, src_at = arena_at(16, 150_000, seed=n)
     target, dst_at = arena_at(16, 32 + n * (length + dst_gap))
     row = np.arange(n)
@@ -126,7 +126,7 @@ def test_sides_that_differ_use_the_widest_common_unit(off: int, unit: int) -> No
 
 
 def test_a_tokens_slices_share_tiles_of_vectors() -> None:
-    """128 bytes of every token of a page: 256 vectors of a tile are 32 tokens."""
+    # A row is 128 bytes of a token of a page: the 256 vectors of a tile are 32 tokens.
     token = np.arange(64)
     rows = runs(*((4096 + 1024 * t, 2**20 + 512 * t, 128) for t in token.tolist()))
     table = LaunchTable.of(rows)
@@ -136,7 +136,7 @@ def test_a_tokens_slices_share_tiles_of_vectors() -> None:
 
 
 def test_a_transpose_walks_all_taps_in_one_tile() -> None:
-    """Where one side is contiguous, so are the neighbours of a program's elements."""
+    # Where one side is contiguous, so are the neighbours of a program's elements.
     channel = np.arange(6144)
     rows = np.stack([4096 + 2 * channel, 2**20 + 6 * channel, *[channel * 0] * 4], axis=1)
     rows[:, PieceColumn.COUNT :] = (3, 2 * 6144, 2, CopyCode.COPY_2)

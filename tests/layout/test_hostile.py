@@ -105,7 +105,7 @@ def test_hostile_sizes_cost_neither_memory_nor_time(name: str) -> None:
 
 
 def test_many_good_ranks_are_checked_quickly() -> None:
-    """1,024 ranks of a model with 32 groups: replicas and slices."""
+    # The layout has 1,024 ranks of a model with 32 groups: replicas and slices.
     spec = Mamba2Spec(0, 1024, 1, 2, 32, 4, DType.BFLOAT16, DType.FLOAT32)
     layout = build_layout(ModelSpec("m", (spec,)), EngineSettings(tp=1024))
     began = time.process_time()

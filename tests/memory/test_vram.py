@@ -164,7 +164,7 @@ async def test_the_daemon_fills_an_engines_gpu_memory(tmp_path: Path) -> None:
 async def test_a_source_behind_the_daemon_packs_into_memory_of_the_daemons_own(
     tmp_path: Path,
 ) -> None:
-    """The driver may refuse to hand on memory that it opened, so a peer reads the staging."""
+    # The driver may refuse to hand on memory that it opened, so a peer reads the staging.
     case, socket = make_case("wide"), tmp_path / "agent.sock"
     async with (
         FakeBroker() as fake,

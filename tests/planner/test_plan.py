@@ -198,7 +198,7 @@ def test_costs_count_the_stretches_of_unequal_pages(pages: tuple[int, int]) -> N
 def test_heads_that_follow_each_other_in_a_page_are_one_descriptor(
     tokens: int, counts: int
 ) -> None:
-    """In a whole page; of a page that is not full each head's tokens end apart."""
+    # This holds in a whole page; in a page that is not full, each head's tokens end apart.
     spec = ModelSpec("m", (AttentionSpec(0, 8, 8, BF16),))
     layout = build_layout(spec, EngineSettings(page_tokens=16))
     plan = make_plan(layout, layout)
@@ -216,7 +216,7 @@ def test_heads_that_follow_each_other_in_a_page_are_one_descriptor(
 
 
 def test_auto_reads_equal_pages_in_place() -> None:
-    """Whatever a descriptor costs: a page of many heads needs one of them."""
+    # A page of many heads needs one descriptor, whatever a descriptor costs.
     spec = ModelSpec("m", (AttentionSpec(0, 8, 128, BF16),))
     layout = build_layout(spec, EngineSettings(page_tokens=16))
     costs = CostModel(seconds_per_descriptor=6e-6, copy_bytes_per_second=12e9)
@@ -284,7 +284,7 @@ def test_slices_of_too_many_single_elements_are_refused() -> None:
 
 
 def test_planning_large_models_takes_a_moment() -> None:
-    """Falcon-H1's 72 + 72 layers, TP 2 to 4 (docs/benchmarks.md has the numbers)."""
+    # The layers are Falcon-H1's 72 + 72, TP 2 to 4 (docs/benchmarks.md has the numbers).
     layers = [
         spec
         for i in range(72)

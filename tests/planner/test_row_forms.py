@@ -30,7 +30,7 @@ BF16 = DType.BFLOAT16
 def test_strided_elements_are_bytes_where_tokens_or_pages_begin_askew(
     token_stride: int, page_stride: int, dtype: DType, count: int
 ) -> None:
-    """Three elements two apart, which only another token or page would put askew."""
+    # Three elements lie two apart, and are aligned unless another token or page begins askew.
     source, destination = (
         tokens_of_three(4, token_stride, page_stride),
         tokens_of_three(4, 12, 64),

@@ -286,7 +286,7 @@ async def test_memory_that_is_gone_fails_the_read(
 
 
 async def test_another_process_of_the_same_number_is_not_read(scene: Scene) -> None:
-    """As when a process ended and its number was given away."""
+    # A process may have ended, and its number may have been given to another.
     for pid in (os.getpid(), 1, 2**31 - 1):
         stranger = replace(scene.memory, pid=pid)
         with pytest.raises(AgentError):

@@ -166,7 +166,7 @@ async def test_where_nobody_is_found_the_choice_is_as_without() -> None:
 
 
 async def test_nobody_waits_long_for_a_broker() -> None:
-    """It is gone, or takes connections and says nothing, or does not know the engines."""
+    # The broker is gone, or takes connections and is silent, or does not know the engines.
     connections: list[asyncio.StreamWriter] = []
 
     async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -330,7 +330,7 @@ def test_the_slab_with_the_fewest_pages_is_made_free(fuller: int) -> None:
 
 
 def test_a_state_that_is_named_in_two_ways_leaves_no_pages_behind() -> None:
-    """By a liar, for a hash is of all tokens before it."""
+    # Only a liar names a state in two ways, for a hash is of all tokens before it.
     store = Store(SHAPES["attention"], 40 * PAGE_ALIGN_BYTES, least_recently_used)
     right = prefix_of(list(range(12)), 12)
     wrong = replace(right, hashes=(b"\1" * 32, b"\2" * 32, right.hashes[2]))

@@ -360,7 +360,7 @@ def test_a_folder_that_can_not_be_had_is_refused(tmp_path: Path) -> None:
 
 
 def test_it_says_what_is_there_and_what_is_gone(tmp_path: Path) -> None:
-    """Of another life too: keys, salts and the form of their hashes."""
+    """Check a shelf's keys, salts and the form of its hashes, those of an earlier life too."""
     limit = sum(len(view) for _, view in pages(0)) * 2
     some = [pages(0), pages(1, salt="one's"), pages(1, salt="another's")]
     with opened(tmp_path, limit) as one:

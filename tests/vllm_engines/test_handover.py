@@ -46,9 +46,9 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
     prefill: Options,
     decode: Options,
 ) -> None:
-    """All prompts at once, both sides asked in the same moment with nothing but a handoff id.
+    """Send all prompts at once to both sides, with nothing but a handoff id.
 
-    Each request has a trace, and its handoff is a part of that.
+    Each request has a trace, and its handoff is a part of that trace.
     """
     async with (
         collector() as kept,

@@ -39,7 +39,8 @@ def trained_on(folder: Path, far: float = 1e-3) -> Path:
 async def test_other_weights_are_refused(
     vllm_python: Path, tmp_path: Path, prompts: tuple[Prompt, ...]
 ) -> None:
-    """Of three engines that would take it by its shapes: other weights, dummies, the same."""
+    # Three engines would take the state by its shapes: with other weights, with dummy weights, and
+    # with other weights that the operator calls the same.
     other = trained_on(tmp_path / "other")
     settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
     prompt = prompts[0]
@@ -83,7 +84,7 @@ async def test_other_weights_are_refused(
 async def test_replaced_weights_find_nothing_of_those_before(
     vllm_python: Path, tmp_path: Path
 ) -> None:
-    """An engine and a store hold the states of conversations when the engine's weights change."""
+    # An engine and a store hold the states of conversations when the engine's weights change.
     other = trained_on(tmp_path / "other", 0.05)
     prompts = [drawn(40, seed) for seed in range(TURNS)]
     settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)

@@ -185,7 +185,7 @@ async def handed_over(served: Served, since: int) -> dict[str, int]:
 async def test_many_answers_to_many_prompts_through_the_router(
     served: Served, prompts: tuple[Prompt, ...]
 ) -> None:
-    """Each reads a state of its own, and P has computed each prompt once."""
+    """Check that each answer reads a state of its own, and that P computes each prompt once."""
     with AdminClient(served.broker) as admin:
         before = len(admin.handoffs().handoffs)
     body = {
@@ -219,7 +219,7 @@ async def prompt_tokens(base: str) -> float:
 async def test_many_answers_through_a_router_that_sends_n_on(
     served: Served, prompts: tuple[Prompt, ...]
 ) -> None:
-    """P computes the prompt for each, and D is told what P answered."""
+    # P computes the prompt for each answer, and D is told what P answered.
     body = {"prompt": prompts[2].text, "n": 2, **ALWAYS_THE_LIKELIEST}
     params = {"kv_transfer_params": {"do_remote_decode": True}}
     status, text = await asyncio.to_thread(
@@ -282,7 +282,7 @@ async def test_what_the_client_did_wrong_is_told(served: Served) -> None:
 async def test_the_reason_reaches_the_client(
     served: Served, prompts: tuple[Prompt, ...], stream: bool
 ) -> None:
-    """D is asked to go on where P's state does not stand."""
+    # D is asked to go on where P's state does not stand.
     params = {"handoff_id": f"other prompt, {stream}"}
     short = prompts[0].text.rsplit(maxsplit=3)[0]
     status, _ = await asyncio.to_thread(
@@ -310,7 +310,7 @@ async def test_metrics(served: Served) -> None:
 
 
 async def test_an_engine_that_was_replaced_ends(served: Served) -> None:
-    """Somebody gives another process the same id. The last test: P does not come back."""
+    # Another process gets the same id. This is the last test: P does not come back.
     async with EngineSession("p0", "another", model_layout(), served.broker):
         with AdminClient(served.broker) as admin:
             (p0,) = [one for one in admin.engines() if one.engine_id == "p0"]

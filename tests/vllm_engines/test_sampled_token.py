@@ -205,7 +205,7 @@ async def test_a_chat(served: Served) -> None:
 
 
 async def test_many_at_once(served: Served) -> None:
-    """Characters break between first and second tokens, for one that tokenises so in any text."""
+    # A character may break between the first and the second token, because each token is a byte.
     bodies = [
         {"prompt": f"{PROMPT}{number}", "max_tokens": STEPS, "allowed_token_ids": HALVES}
         for number in range(24)
@@ -225,7 +225,7 @@ async def test_many_at_once(served: Served) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 async def test_it_ends_where_the_first_tokens_end_it(served: Served, count: int) -> None:
-    """By the count, by a token and by a text, the first of all included."""
+    """Check ends by the count, by a token and by a text, at the first token too."""
     body = {"prompt": PROMPT, "max_tokens": STEPS, "allowed_token_ids": ids_of(b"abcdefgh")}
     answer = await said(served.http, served.alone, "/v1/completions", body)
     ids, text = answer["choices"][0]["ids"], answer["choices"][0]["text"]
@@ -239,12 +239,12 @@ async def test_it_ends_where_the_first_tokens_end_it(served: Served, count: int)
 
 
 async def test_the_first_token_is_the_end_of_all(served: Served) -> None:
-    """P's may be the one that ends every text."""
+    # P's token may be the token that ends every text.
     await compare(served, {"allowed_token_ids": [2]}, by_p=True)
 
 
 def test_a_token_outside_of_the_models_vocabulary_is_not_taken(vllm_python: Path) -> None:
-    """The load then counts as failed, and D's client hears no token of P's."""
+    """Check that the load then counts as failed, and that D's client hears no token of P's."""
     done = subprocess.run(
         [vllm_python, "-c", OUTSIDE], capture_output=True, text=True, check=True, timeout=300
     )

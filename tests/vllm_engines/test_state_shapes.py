@@ -40,7 +40,7 @@ def of_vllm(vllm_python: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_states_are_those_of_vllm(of_vllm: dict[str, Any], name: str) -> None:
-    """The windows as ``[channel][tap]``; every rank's shape is the same."""
+    # The windows are ``[channel][tap]``; every rank's shape is the same.
     found = of_vllm[name]
     if "missing" in found:
         pytest.skip(f"vLLM's class of {name} does not load here: {found['missing']}")

@@ -60,8 +60,8 @@ class Engines:
 
 
 async def test_d_finds_what_arrived_as_prefixes(vllm_python: Path, tmp_path: Path) -> None:
-    """Seen with blocks filled from where a window begins: a prompt that shares 96 tokens with one
-    of 120 got wrong tokens."""
+    # When blocks were filled only from where a window begins, a prompt that shares 96 tokens with a
+    # prompt of 120 got wrong tokens.
     rng = Random(7)  # noqa: S311 - reproducible, not secret
 
     def drawn(count: int) -> list[int]:
