@@ -205,7 +205,7 @@ class Page:
     """The page, with links between its parts."""
 
     def __init__(self) -> None:
-        """Find what it is about."""
+        """Find the names, errors and anchors of the page."""
         self.parts = {module: public(module) for module in MODULES}
         self.errors = errors()
         self._anchors = {one.__name__: "errors" for one in self.errors}

@@ -145,7 +145,7 @@ def run_models(put: Put, repeats: int, words: Sequence[str] = (), sets: int = 1)
 
 
 def run_gpu(put: Put, repeats: int, words: Sequence[str] = (), sets: int = 1) -> None:
-    """Measure both in a GPU's memory. Raises `RuntimeError` if torch finds no GPU."""
+    """Measure pieces and models in a GPU's memory. Raises `RuntimeError` if torch finds no GPU."""
     if not torch.cuda.is_available():
         raise RuntimeError("torch finds no GPU on this machine")
     _run("gpu", selected(gpu(), words), put, repeats, sets)

@@ -68,7 +68,7 @@ def runs_on_disk(world: Scene) -> int:
 
 
 async def is_on_disk(world: Scene, runs: int) -> None:
-    """Wait until so many states are."""
+    """Wait until ``runs`` states are on disk."""
     async with asyncio.timeout(ENDS_S):
         while runs_on_disk(world) < runs:  # noqa: ASYNC110 - the disk tells no events
             await asyncio.sleep(0.01)

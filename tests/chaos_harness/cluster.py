@@ -124,7 +124,7 @@ class Cluster:
         self.lives["broker"] += 1
 
     async def end_broker(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """Kill it, or ask it to stop; the exit status."""
+        """Kill the broker, or ask it to stop; return the exit status."""
         if self.broker is None:
             raise RuntimeError("there is no broker")
         return await asyncio.to_thread(self.broker.end, number)
@@ -137,7 +137,7 @@ class Cluster:
         self.lives["store"] += 1
 
     async def end_store(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """Kill it, or ask it to stop; the exit status."""
+        """Kill the store, or ask it to stop; return the exit status."""
         if self.store is None:
             raise RuntimeError("there is no store")
         return await asyncio.to_thread(self.store.end, number)
@@ -172,7 +172,7 @@ class Cluster:
         return engine
 
     def end_engine(self, side: str) -> None:
-        """Kill all of it."""
+        """Kill all processes of an engine."""
         engine = self.engines[side]
         pending = list(engine.pending)
         engine.kill()
@@ -215,7 +215,7 @@ class Cluster:
         self._say(side, name, ("ask", (prompt, name, keeps)))
 
     def evict(self, prompt: Prompt | None, side: str) -> None:
-        """Have an engine forget a state that it keeps; None: all of them."""
+        """Have an engine forget a state that it keeps; None: all states."""
         self._tell(side, ("evict", prompt))
 
     def _begin(self, side: str, prompt: Prompt) -> None:
@@ -264,7 +264,7 @@ class Cluster:
     # -- waiting ----------------------------------------------------------------------------------
 
     async def until(self, holds: Callable[[], bool], within_s: float = READY_S) -> None:
-        """Wait for what the engines' words tell. Raises `TimeoutError`."""
+        """Wait until the engines' messages make a condition true. Raises `TimeoutError`."""
         async with asyncio.timeout(within_s):
             while not holds():
                 self._on_change.clear()
@@ -297,13 +297,13 @@ class Cluster:
         return await asyncio.to_thread(self._questions.ask, question, *words)
 
     async def reaches(self, name: str, state: str, within_s: float = READY_S) -> None:
-        """Wait until the broker says so. Raises `TimeoutError`."""
+        """Wait until a handoff is in a state at the broker. Raises `TimeoutError`."""
         async with asyncio.timeout(within_s):
             while await self.state(name) != state:  # noqa: ASYNC110 - the broker tells no events
                 await asyncio.sleep(0.01)
 
     async def finished(self, within_s: float) -> str:
-        """Wait until engines hold nothing any more; what they still hold, if they do."""
+        """Wait until engines hold nothing any more; return what is held after ``within_s``."""
         end_s = time.monotonic() + within_s
         while (left := await self.unfinished()) and time.monotonic() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(ASK_EVERY_S)

@@ -66,7 +66,7 @@ class Life:
         return stamps
 
     def begin(self) -> None:
-        """Make this process one of the engine's."""
+        """Make this process part of the engine."""
         with open(self.log, "ab") as file:
             for number in (1, 2):
                 os.dup2(file.fileno(), number)
@@ -75,7 +75,7 @@ class Life:
 
 
 def serve_rank(driver: Connection, fences: Connection, life: Life, rank: int) -> None:
-    """Be the worker of a rank, until the scheduler is gone."""
+    """Serve as the worker of a rank, until the scheduler is gone."""
     life.begin()
     memory = life.mapped()
     settings = AgentSettings(
@@ -99,7 +99,7 @@ def serve_rank(driver: Connection, fences: Connection, life: Life, rank: int) ->
 
 
 def serve_scheduler(driver: Connection, workers: list[Connection], life: Life) -> None:
-    """Be the scheduler, until the driver is gone."""
+    """Serve as the scheduler, until the driver is gone."""
     life.begin()
     asyncio.run(_Scheduler(driver, workers, life).serve())
 

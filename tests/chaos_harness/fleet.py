@@ -48,7 +48,10 @@ class Fleet:
             self.members[name] = self._broker(name, options)
 
     def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Kill it, or ask it to stop; the exit status. Blocks."""
+        """Kill a broker or a member of etcd, or ask it to stop; return the exit status.
+
+        This blocks.
+        """
         return self.members[name].end(number)
 
     def _host(self, name: str) -> str:

@@ -22,7 +22,11 @@ class FleetStorm(Storm):
         self._links = WIRES
 
     def broker_faults(self) -> list[tuple[Callable[[], None], int]]:
-        """Kill one, tell one to stop, and the same of etcd: of three members one at a time."""
+        """Return the faults of brokers and of etcd, and how often they come beside other faults.
+
+        A broker is killed or told to stop, and a member of etcd is killed, one of the three at a
+        time.
+        """
         return [
             (self._kill_one_broker, 4),
             (self._tell_one_broker_to_stop, 2),

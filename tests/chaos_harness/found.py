@@ -41,7 +41,7 @@ class Found:
         return [*self.broken, *unlike]
 
     def check(self, side: str, name: str, stamps: set[int]) -> None:
-        """Note it if a state that is DONE is not the one that was written."""
+        """Note a state that is DONE and not the state that was written."""
         if not self._is_right(name, stamps):
             self._unlike.append((side, name, stamps))
 

@@ -35,9 +35,10 @@ def why_not() -> str:
 
 
 def enter(namespace: str) -> None:
-    """Make this process one of a host; an empty name stays. Raises `OSError`.
+    """Move this process to a host; with an empty name it stays. Raises `OSError`.
 
-    Before it has threads. It sees the host's devices under ``/sys``, where UCX looks for them.
+    Call this before the process has threads. It then sees the host's devices under ``/sys``, where
+    UCX looks for them.
     """
     if not namespace:
         return
@@ -106,15 +107,15 @@ class Hosts:
         self._remove()
 
     def cut(self, one: str, other: str) -> None:
-        """Swallow what these two send each other."""
+        """Drop what two hosts send each other."""
         self._set_ports(one, other, _DISABLED)
 
     def heal(self, one: str, other: str) -> None:
-        """Carry it again."""
+        """Carry again what two hosts send each other."""
         self._set_ports(one, other, _FORWARDING)
 
     def replace(self, one: str, other: str) -> None:
-        """Take the first host's interface to the other away, and give it another of the name."""
+        """Remove the interface of one host to another, and add a new interface of the same name."""
         namespace, device = self.namespace(one), self.device(one, other)
         _ip(f"-n {namespace} link del {device}", *self._plug(one, other))
 

@@ -31,7 +31,7 @@ class EngineLife:
     """The processes of one life of an engine."""
 
     def __init__(self, life: Life, hear: Callable[[EngineLife, Said], None]) -> None:
-        """Start them; ``hear`` gets what they say."""
+        """Start the scheduler and the workers; ``hear`` gets what they say."""
         self.life, self._hear = life, hear
         self.pending: dict[str, float] = {}
         """Handoffs that the scheduler has not yet told the end of, and since when."""
@@ -134,7 +134,7 @@ class ProgramLife(Member):
         return self._process.poll()
 
     def end(self, number: signal.Signals) -> int:
-        """Send a signal that ends it, and wait; the exit status."""
+        """Send a signal that ends the process, wait, and return the exit status."""
         self.signal(number)
         self.alive = False
         return self._process.wait(STOP_S)

@@ -96,7 +96,7 @@ async def _watch(cluster: Cluster, storm: Storm, progress: Console | None) -> No
 
 
 def main() -> int:
-    """Print a report; 1 if a promise was broken."""
+    """Print a report; return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(
         prog="./run chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

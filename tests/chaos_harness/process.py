@@ -16,7 +16,7 @@ PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 def warm_up() -> None:
-    """Start the server that forks: the first process then takes no longer than the others."""
+    """Start the fork server, so that the first process takes no longer than later processes."""
     start(os.getpid).join()
 
 
@@ -44,7 +44,7 @@ class Member:
         self.signal(signal.SIGCONT)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it; never to one that is gone, whose number another process may have by now."""
+        """Send a signal, unless the process is gone: another process may have its number by now."""
         if self.alive:
             send(self.pid, number)
 
@@ -74,11 +74,11 @@ class Child(Member):
         super().__init__(name, self._process.pid or 0)
 
     def tell(self, something: Any) -> None:
-        """Say something to it; one that is gone hears nothing."""
+        """Send a message to the process; a process that is gone hears nothing."""
         with contextlib.suppress(OSError):
             self.pipe.send(something)
 
     def reap(self) -> None:
-        """Wait for the end of one that was killed."""
+        """Wait for the end of a process that was killed."""
         self._process.join()
         self.pipe.close()

@@ -27,7 +27,10 @@ def who_is_whole(admin: AdminClient) -> list[str]:
 
 
 def answer_questions(pipe: Connection, namespace: str, address: str) -> None:
-    """Answer with what a question returns, or None: the broker is not there, or knows of none."""
+    """Answer questions until the asker is gone.
+
+    The answer is None where the broker is gone, or knows nothing of the handoff.
+    """
     enter(namespace)
     while True:
         question, *words = pipe.recv()

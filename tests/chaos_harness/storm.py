@@ -77,7 +77,7 @@ class Storm:
         await self._work(time.monotonic() + seconds)
 
     async def heal(self) -> str:
-        """Wait until all is as it was; what is not, if anything."""
+        """Wait until everything is as before the faults; return what is not, or an empty text."""
         while self._healing:
             await asyncio.wait(self._healing)
         await self._cluster.connected()

@@ -41,7 +41,7 @@ def path_of_python() -> dict[str, str]:
 def run_restow(
     *arguments: str, env: dict[str, str] | None = None, columns: int = 80
 ) -> subprocess.CompletedProcess[str]:
-    """Run one command; its output is what a terminal of ``columns`` would show."""
+    """Run a command; return what a terminal of ``columns`` columns would show."""
     command: Sequence[str] = [sys.executable, "-m", "restow.broker.cli.main", *arguments]
     return subprocess.run(
         command,

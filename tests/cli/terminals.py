@@ -27,7 +27,7 @@ def environment(more: Mapping[str, str] = os.environ) -> dict[str, str]:
 def started(
     *arguments: str, columns: int, env: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run a command on a terminal; yields it, and what its terminal can be read by."""
+    """Run a command on a terminal; yield the process, and a descriptor of the terminal."""
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(

@@ -27,7 +27,7 @@ def blocks() -> list[str]:
 
 
 def run(block: str, folder: Path, address: str = "") -> str:
-    """Run a block; ``restow`` is that of the tests' interpreter."""
+    """Run a block, in which ``restow`` is that of the tests' interpreter."""
     command = shlex.join([sys.executable, "-m", "restow.broker.cli.main"])
     script = f'set -euo pipefail\nrestow() {{ {command} "$@"; }}\n{block}'
     done = subprocess.run(

@@ -57,7 +57,7 @@ def show(house: Compose, *words: str) -> str:
 
 
 def main() -> None:
-    """Print it."""
+    """Print the transcript."""
     house = Compose.of(os.environ["RESTOW_COMPOSE"], f"restow-transcript-{os.getpid()}")
     try:
         house.do("up", "-d", "--no-build", *SERVICES)

@@ -119,7 +119,7 @@ class Scene:
         )
 
     async def close(self) -> None:
-        """Let Node leave, if it is there; end the broker."""
+        """Let Node leave, if it still runs, and end the broker."""
         if self._node is not None and self._node.returncode is None:
             if "ghosts" not in self.said:
                 with contextlib.suppress(TimeoutError):

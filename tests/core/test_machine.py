@@ -160,7 +160,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return number
 
     def say(self, words: str, *given: object, **more: object) -> None:
-        """Say something that may be refused; then nothing has changed."""
+        """Call the world's method ``words``; if the call is refused, nothing may have changed."""
         world = self.world
         before = (len(world.sent), set(world.directory.ledger.live))
         try:

@@ -147,7 +147,7 @@ class World:
         sides: str = "",
         shape: Layout | None = None,
     ) -> Side:
-        """Register a life of an engine, a new one unless told, and connect all its agents."""
+        """Register a life of an engine, a new life by default, and connect all its agents."""
         self._lives += 1
         life = life or f"life{self._lives}"
         key = EngineKey(tenant, name)
@@ -291,7 +291,7 @@ class World:
         return self.run(lambda now_s: self.directory.cancel(side.record, name, "", now_s, demand))
 
     def known_end(self, side: Side, told: act.TellEnded) -> list[act.Action]:
-        """Have an engine tell what another broker ``told`` it."""
+        """Have an engine tell the end that another broker ``told`` it."""
         failure = Failure(told.state, told.reason, told.detail)
         known = KnownEnd(
             told.demand is not None,
@@ -374,7 +374,7 @@ class World:
     # -- what comes of it -------------------------------------------------------------------------
 
     def run(self, event: Callable[[float], list[act.Action]]) -> list[act.Action]:
-        """Let something happen; returns the actions that came of it."""
+        """Run an event; return the actions that came of it."""
         actions = list(event(self.now_s))
         self.hear(actions)
         self.check()
@@ -406,7 +406,7 @@ class World:
                 assert action.agent in self.connected, f"{action} to an agent that is gone"
 
     def check(self) -> None:
-        """Find nothing wrong."""
+        """Check that an audit finds nothing wrong."""
         found = audit(self.directory)
         assert not found, found
 

@@ -1,5 +1,7 @@
-"""Few rows in which every pair of values of two factors occurs: what a full product would show
-of any two factors together, without its size."""
+"""Few rows in which every pair of values of two factors occurs.
+
+They show what a full product would show of any two factors together, without its size.
+"""
 
 from __future__ import annotations
 

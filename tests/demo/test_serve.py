@@ -44,7 +44,7 @@ class Served:
 
 @contextlib.contextmanager
 def process(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a server of an engine or the router, and wait until it listens."""
+    """Start an engine's server or the router, and wait until it listens."""
     running = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
     try:
         assert running.stdout is not None

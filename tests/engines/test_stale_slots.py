@@ -61,7 +61,10 @@ class SlotEngine:
         return [1 + (slot + number) % (SLOTS - 1) for number in range(len(self.layers))]
 
     def decode(self, token_ids: tuple[int, ...], slot: int, context_tokens: int) -> Tensor:
-        """Compute tokens one after the other from the state in a slot; the last one's logits."""
+        """Compute tokens one after the other from the state in a slot.
+
+        Returns the last token's logits.
+        """
         state = self._load(slot, context_tokens)
         cache = import_state(state, context_tokens, self.model.config)
         for token in token_ids:

@@ -193,7 +193,10 @@ OWN = {"rope_parameters": {"rope_theta": 1e4}, "eos_token_id": 2}
 def revision(
     model: str = str(checkpoint_folder()), named: str = "", load_format: str = "auto", **more: Any
 ) -> str:
-    """Return the word of an engine; configurations are merged here as vLLM does (`hf_config`)."""
+    """Return the revision of an engine.
+
+    Configurations are merged here as vLLM does (`hf_config`).
+    """
     settings: dict[str, Any] = {"model": model, "revision": None, "dtype": "torch.bfloat16"}
     settings["hf_overrides"] = {}
     settings |= {

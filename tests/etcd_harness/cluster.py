@@ -41,7 +41,7 @@ class Member:
         return self._process is not None
 
     def start(self, cluster: str, scheme: str) -> None:
-        """Start it, or start it again with what it has on disk."""
+        """Start the member, or start it again with what it has on disk."""
         client, peer = f"{scheme}://{self.endpoint}", f"http://{HOST}:{self.peer_port}"
         command = [
             str(etcd_program()),
@@ -95,7 +95,7 @@ class EtcdCluster:
             one.kill()
 
     async def ready(self, access: EtcdAccess) -> None:
-        """Wait until it is led."""
+        """Wait until the cluster has a leader."""
         async with client_of(access) as client, asyncio.timeout(READY_S):
             while True:
                 with contextlib.suppress(EtcdError):

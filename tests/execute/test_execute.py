@@ -53,7 +53,7 @@ class Stage:
         return {field.name: field for field in (*model.fields, *model.inputs)}
 
     async def enter(self, rank: int) -> None:
-        """Let a rank of D appear."""
+        """Start a rank of D."""
         agent = self.agents[rank] = AsyncAgent(
             self.fake.address,
             "D",

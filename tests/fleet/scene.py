@@ -27,7 +27,7 @@ class Pair:
         self._numbers = itertools.count()
 
     def begin(self) -> tuple[asyncio.Future[HandoffEnded], asyncio.Future[HandoffEnded]]:
-        """Publish and ask, as P and D do: they do not know of each other's broker."""
+        """Publish and ask, as P and D do, which do not know of each other's broker."""
         name = f"{self.p.ref.engine_id}-{next(self._numbers)}"
         released = self.p.publish(name, P_BLOCKS, POSITION)
         for agent in self.p_agents:

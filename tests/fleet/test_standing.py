@@ -45,7 +45,7 @@ def fleet_of(running: RunningBroker) -> Any:
 
 
 async def let_in(*brokers: RunningBroker) -> None:
-    """Wait until all know of each other."""
+    """Wait until all brokers know of each other, and are let in."""
     addresses = {one.address for one in brokers}
     await until(
         lambda: all(

@@ -41,13 +41,13 @@ class BrokerProcess:
         return self._process.pid
 
     async def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start the broker, and wait until it listens."""
         self.begin()
         await until(lambda: self._ready or self.ended, READY_S)
         assert self._ready, self.log.read_text()
 
     def begin(self) -> None:
-        """Start it."""
+        """Start the broker."""
         self._lives += 1
         command = [sys.executable, "-m", "restow.broker.cli.main", "serve", "--log-format", "json"]
         with self.log.open("ab") as log:
@@ -81,7 +81,10 @@ class BrokerProcess:
         send(self.pid, signal.SIGCONT)
 
     async def wire(self, stack: contextlib.AsyncExitStack) -> None:
-        """Have it reached over a wire, and reach etcd over others: before it starts."""
+        """Have the broker reached over a wire, and reach etcd over others.
+
+        Call this before the broker starts.
+        """
         self.wires = [
             await stack.enter_async_context(relayed(at)) for at in (self.listens_at, *self._etcd)
         ]
@@ -97,7 +100,7 @@ class BrokerProcess:
             one.heal()
 
     async def leave(self) -> None:
-        """Send it away as an operator does, and wait until it has gone."""
+        """Send the broker away as an operator does, and wait until it has gone."""
         send(self.pid, signal.SIGTERM)
         await until(lambda: self.ended, READY_S)
         self._process = None

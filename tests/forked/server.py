@@ -25,9 +25,10 @@ def pipe() -> tuple[Connection, Connection]:
 def start(
     main: Callable[..., object], *args: object, environment: Mapping[str, str] | None = None
 ) -> BaseProcess:
-    """Run ``main(*args)`` in a process; its environment is this one's, now, unless one is given.
+    """Run ``main(*args)`` in a new process, by default with this process's environment.
 
-    The server finds what is installed; what lies beside the tests is found by those that it forks.
+    The fork server can import what is installed; only its forks can import what lies beside the
+    tests.
     """
     _CONTEXT.set_forkserver_preload(_PRELOADED)
     own = dict(os.environ if environment is None else environment)

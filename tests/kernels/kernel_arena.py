@@ -45,7 +45,7 @@ def moved(table: PieceTable, old: Arena, new: Arena) -> PieceTable:
 
 
 def nan_as_one(table: PieceTable) -> None:
-    """Give every NaN that a cast wrote the same bits: payloads are nobody's promise."""
+    """Give every NaN that a cast wrote the same bits, as no definition promises payloads."""
     for _, dst, count, _, dst_step, code in table.rows.tolist():
         dtype = reference.COPIED[CopyCode(code)][1]
         if dtype.is_floating_point:

@@ -73,7 +73,7 @@ class ApiServer:
             await runner.cleanup()
 
     async def hang(self) -> None:
-        """Say nothing any more, to nobody."""
+        """Answer nobody any more."""
         self.silent = True
         self.goes_on.clear()
 

@@ -85,7 +85,7 @@ def test_a_region_without_size_or_place_is_refused(field: str) -> None:
 
 
 def _map(folder: str, name: str, size_bytes: int, said: Connection) -> None:
-    """Make an object, or map one, say its name and wait to be killed."""
+    """Make a shared memory object, or map it by its name, say the name and wait to be killed."""
     held_names.FOLDER = folder
     mapped = SharedMemory.attach(name) if name else SharedMemory.create(size_bytes)
     said.send(mapped.name)

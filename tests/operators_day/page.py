@@ -42,7 +42,7 @@ class Page:
             return self.title + shell.text
 
     def print(self) -> None:
-        """Print it, lived in a folder that is not kept."""
+        """Print the page, lived in a folder that is deleted."""
         with tempfile.TemporaryDirectory() as folder:
             sys.stdout.write(self.lived(Path(folder)))
 

@@ -86,7 +86,7 @@ class Shell:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End it, and everything that works in its folder."""
+        """End the shell, and every process that works in its folder."""
         self._reaper.communicate()
         self._bash.wait()
         os.close(self._screen)
@@ -108,7 +108,7 @@ class Shell:
         return printed
 
     def see(self, command: str, *expected: str) -> str:
-        """Type a command until it prints what is expected, and tell of the last time alone."""
+        """Type a command until it prints what is expected, and show only the last time."""
         last = time.monotonic() + _LONGEST_S
         while True:
             printed, _ = self._run(command)

@@ -59,7 +59,7 @@ class FakeEngine:
 
 
 def says(body: Any, status: int = 200) -> Answer:
-    """Answer in one piece."""
+    """Answer in a single piece."""
 
     async def answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
         return web.json_response(body, status=status)
@@ -96,19 +96,19 @@ async def well(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
 
 
 async def never(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
-    """Wait for what does not come, as D does without a P."""
+    """Wait for a state that does not come, as D does without a P."""
     await asyncio.Event().wait()
     raise AssertionError
 
 
 async def computes(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
-    """Wait for a state which does not come, or compute the prompt where there is no handoff."""
+    """Wait for a state that does not come, or compute the prompt where there is no handoff."""
     waits = "kv_transfer_params" in engine.bodies[-1]
     return await (never if waits else well)(engine, request)
 
 
 async def breaks(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
-    """Close the connection without a word."""
+    """Close the connection without an answer."""
     assert request.transport is not None
     request.transport.close()
     return web.Response()

@@ -54,7 +54,7 @@ class House:
 
 
 def found(engine: HoldingEngine, tokens: Tokens, by: str) -> None:
-    """Wait until somebody has told that it holds the state."""
+    """Wait until the engine ``by`` has told that it holds the state."""
     until(lambda: engine.is_held(state(tokens), by))
 
 

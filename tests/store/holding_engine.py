@@ -37,7 +37,7 @@ def state(
 
 
 def until(condition: Callable[[], bool], within_s: float = 2 * WAIT_S) -> None:
-    """Return when it holds; fail after a while."""
+    """Return when the condition holds; fail after a while."""
     end_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end_s, "it never came to be"
@@ -56,7 +56,7 @@ class HoldingEngine(Engine):
         self.silent = False
 
     def hold(self, tokens: Sequence[int], prefix: Prefix, keep: bool = True) -> None:
-        """Compute the state, say that it is held, and that it is worth keeping."""
+        """Compute the state, say that the engine holds it, and that it is worth keeping."""
         stop = prefix.position_tokens
         blocks = take_from_each(self._pools, stop)
         lay_out(self.state_at(tokens, stop), self.pages, blocks)
@@ -67,7 +67,7 @@ class HoldingEngine(Engine):
             self.keep(prefix)
 
     def set_revision(self, revision: str) -> None:
-        """Say that the weights were replaced; they stay the same ones in fact."""
+        """Say that the weights were replaced; in fact they stay the same."""
         self._session.set_revision(revision)
         for blocks in self.held.values():
             self._give_back(blocks)
@@ -80,7 +80,7 @@ class HoldingEngine(Engine):
         self._session.keep(prefix)
 
     def evict(self, prefix: Prefix) -> None:
-        """Hold it no longer. Of what others hold too, they say it no more either."""
+        """Hold the state no longer, and report all its hashes evicted, even shared ones."""
         self._give_back(self.held.pop(prefix))
         for group, hashes in self._hashes(prefix):
             self._session.evict(prefix.form, group, hashes, salt=prefix.salt)
@@ -100,7 +100,7 @@ class HoldingEngine(Engine):
         return self.holders(prefix).get(by) == prefix.position_tokens
 
     def take(self, tokens: Sequence[int], prefix: Prefix) -> str:
-        """Ask for a state by its content: "" if it came, byte for byte, else why it did not."""
+        """Ask for a state by its content; return "" if it came byte for byte, else the reason."""
         blocks = take_from_each(self._pools, len(tokens))
         handoff_id = uuid.uuid4().hex
         end = self._session.request(handoff_id, blocks, prefix=prefix)

@@ -72,7 +72,7 @@ def empty(key: PieceKey) -> memoryview:
 
 
 def read(one: Shelf, written: list[Page]) -> None:
-    """Read all of them, and compare."""
+    """Read all pieces, and compare them with what was written."""
     back = [(key, empty(key)) for key, _ in written]
     one.read(back)
     assert all(there == here for (_, there), (_, here) in zip(written, back, strict=True))
@@ -257,7 +257,7 @@ def test_two_stores_do_not_share_a_folder(tmp_path: Path) -> None:
 
 @contextmanager
 def files_up_to(size_bytes: int) -> Iterator[None]:
-    """Let this process write no longer files; then EFBIG comes, as ENOSPC would."""
+    """Limit the size of the files that this process writes: EFBIG then comes, as ENOSPC would."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))

@@ -134,7 +134,7 @@ def test_a_store_that_is_killed_serves_again_what_was_on_its_disk(
 
 
 def tear(folder: Path) -> None:
-    """Flip a bit of each run, and leave its size as it is."""
+    """Flip a bit of each run on the disk, and leave its size as it is."""
     for path in folder.glob("*.run"):
         data = bytearray(path.read_bytes())
         data[5000] ^= 1

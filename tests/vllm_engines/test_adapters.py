@@ -20,7 +20,7 @@ Loras = Mapping[str, Mapping[str, tuple[str, int, str]]]
 
 
 async def loaded(found: Finders, loras: Loras) -> None:
-    """Have both engines load their adapters: of a name that was never loaded nothing is known."""
+    """Have both engines load their adapters: nothing is known of a name that was never loaded."""
     for name, given in loras.items():
         for lora in given.values():
             asked = found.one if name == "one" else found.other

@@ -1,6 +1,4 @@
-"""D is asked at once with P: it reads what P has computed, step by step, and holds no more than
-fits.
-"""
+"""D is asked at once with P, reads P's state while P computes it, and holds no more than fits."""
 
 from __future__ import annotations
 

@@ -69,7 +69,10 @@ def test_the_caches_are_those_of_vllms_model(built: Caches, name: str) -> None:
 
 
 def _place(name: str) -> tuple[int, bool]:
-    """Return the layer's number, attentions in it numbered on, and whether it is an indexer's."""
+    """Return the number of the layer, and whether the cache is an indexer's.
+
+    Several attentions of a layer are numbered on.
+    """
     numbers = [int(word) for word in name.split(".") if word.isdigit()]
     number = numbers[0] if len(numbers) == 1 else 2 * numbers[0] + numbers[1]
     return number, ".indexer." in name

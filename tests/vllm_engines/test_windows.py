@@ -47,7 +47,7 @@ class Engines:
         return answer
 
     async def check_prefix(self, ids: list[int]) -> None:
-        """Ask D alone for another prompt that begins with all full blocks of one that arrived."""
+        """Ask D alone for another prompt that begins with all full blocks of an arrived prompt."""
         shared = (len(ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         other = ids[:shared] + ids[:9]
         answer = await self.d.ask(other, STEPS)

@@ -39,7 +39,7 @@ BLOCKS, PINNED_BLOCKS, STEPS, REQUESTS = 64, 24, 120, 5
 
 
 def main(names: str, seed: int, histories: int, fault: str) -> None:
-    """Fail at the first step after which what is told or pinned is not so."""
+    """Play histories; fail at the first step after which what is told or pinned is not true."""
     _break(fault)
     seen: Counter[str] = Counter()
     for name in names.split(","):
@@ -49,7 +49,7 @@ def main(names: str, seed: int, histories: int, fault: str) -> None:
 
 
 def _break(fault: str) -> None:
-    """Leave something out that must be there."""
+    """Remove a part of Restow that must be there, for the fault of that name."""
     if fault == "removals":
         del WatchedMap.pop
     elif fault == "resets":

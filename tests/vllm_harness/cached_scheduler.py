@@ -95,7 +95,7 @@ class CachedScheduler:
     ) -> None:
         """Serve groups of ``kinds`` and block sizes, which share ``blocks``.
 
-        ``ahead``: a step is scheduled before the one before it was computed, as on a GPU. There a
+        ``ahead``: a step is scheduled before the previous step was computed, as on a GPU. There a
         consumer's blocks are freed when the steps that write them are over: by the role in
         ``transfer``, which has vLLM make a connector (``kv_transfer_config``).
         """
@@ -144,7 +144,7 @@ class CachedScheduler:
     def add(
         self, tokens: list[int], reply_tokens: int, stop_token_ids: Sequence[int] = ()
     ) -> Request:
-        """Have a request come in."""
+        """Add a request."""
         request = Request(
             f"r{len(self.requests)}",
             list(tokens),
@@ -173,7 +173,7 @@ class CachedScheduler:
         return names
 
     def schedule(self) -> Step:
-        """Begin a step. vLLM calls the connector's `build_connector_meta` at the end of this."""
+        """Begin a step. At its end vLLM calls the connector's `build_connector_meta`."""
         output = self.scheduler.schedule()
         parts = {}
         for request_id, count in output.num_scheduled_tokens.items():
@@ -184,7 +184,7 @@ class CachedScheduler:
         return Step(output, parts)
 
     def run(self, step: Step, begun: Callable[[int], None] = lambda mark: None) -> None:
-        """Compute a step that was begun, and take what it says.
+        """Compute a step that was begun, and take its tokens.
 
         ``begun`` is told the step's write mark where vLLM gives workers its metadata: from then on
         states are loaded into blocks, however far the step is.
@@ -221,7 +221,7 @@ class CachedScheduler:
             cells.setdefault(some.block, {}).update(zeroes)
 
     def check(self, names: Sequence[bytes], start: int, tables: tuple[list[int], ...]) -> None:
-        """Fail unless the state that a request goes on from at ``start`` is its own, all of it."""
+        """Fail unless a request goes on at ``start`` from a state that is its own, all of it."""
         if not start:
             return
         for (kind, size), cells, table in zip(self.kinds, self.cells, tables, strict=True):

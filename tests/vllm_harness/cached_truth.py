@@ -23,7 +23,7 @@ class CachedTruth:
         """Of names: how many tokens those are."""
 
     def note(self) -> None:
-        """Learn of what hashes of requests under way are."""
+        """Note the names that the hashes of requests under way stand for."""
         for request_id in self.engine.under_way():
             request = self.engine.requests[request_id]
             names = self.engine.names(request)

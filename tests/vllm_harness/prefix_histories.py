@@ -40,7 +40,7 @@ TRANSFER: dict[str, Any] = {
 
 
 def main(names: str, seed: int, histories: int, fault: str) -> None:
-    """Fail at the first step that breaks a law."""
+    """Play histories; fail at the first step that breaks a law."""
     _break(fault)
     seen: Counter[str] = Counter()
     for name in names.split(","):
@@ -50,7 +50,7 @@ def main(names: str, seed: int, histories: int, fault: str) -> None:
 
 
 def _break(fault: str) -> None:
-    """Leave something out that must be there."""
+    """Remove a part of Restow that must be there, for the fault of that name."""
     if fault == "failures":
         SchedulerSide.step = _step_without_failures  # type: ignore[assignment, method-assign]
     elif fault == "letting go":
@@ -208,7 +208,7 @@ class History:
         return (said + [self.draw.randrange(4) for _ in range(count)])[: max(count, len(said) + 1)]
 
     def _offer(self) -> None:
-        """Ask for a beginning of what anybody said, or of nothing that was."""
+        """Ask for a beginning of an earlier text, or of a text that was never said."""
         if not self.engine.requests or self.draw.random() < 0.1:
             names = ContentChain().extend([9] * 64, 1)
         else:
@@ -230,7 +230,7 @@ class History:
             self.offers.hear(Offer(self.session.next_offer(), prefix, content, 1000))
 
     def _load(self, load: Load) -> None:
-        """Have a state arrive, or a part of one, and then its end be told."""
+        """Have a state arrive, or a part of it, and then have its end told."""
         names = self.texts[load.prefix.end_hash or load.prefix.hashes[-1]]
         position = load.prefix.position_tokens
         for group, cells in zip(self.groups, self.engine.cells, strict=True):
