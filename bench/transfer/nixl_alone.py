@@ -75,7 +75,7 @@ class NixlAlone:
         return not any(len(program.rows(GATHER_IN_ORDER)) for program in self._programs)
 
     def rest(self) -> None:
-        """Poll seldom from now on, so that the processors are free for others."""
+        """Poll seldom from now on, so that the processors are free for other processes."""
         for rank in (*self._sources.values(), *self._readers.values()):
             rank.ask("rest")
             rank.hear()

@@ -176,7 +176,7 @@ def _run(suite: str, cases: Iterator[Case], put: Put, repeats: int, sets: int) -
 
 @contextmanager
 def _brokers() -> Iterator[dict[str, str]]:
-    """Run a broker for each strategy, and one for agents that read by NIXL; yield addresses."""
+    """Run a broker for each strategy, and another for agents that read by NIXL; yield addresses."""
     with ExitStack() as stack:
         strategies = {one.value: one.value for one in SENDING} | {BY_NIXL: Strategy.AUTO.value}
         yield {

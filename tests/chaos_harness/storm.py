@@ -107,7 +107,7 @@ class Storm:
                     self._keep_and_ask(self._prompt())
 
     def _keep_and_ask(self, prompt: Prompt) -> None:
-        """Have an engine keep a state and another ask for it; evict the state sooner or later."""
+        """Have an engine keep a state, and another ask for it; evict the state sooner or later."""
         holder, asking = self._rng.sample("PD", 2)
         rng = self._rng
         self.asked += 1

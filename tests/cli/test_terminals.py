@@ -26,7 +26,10 @@ WAITS = "waits-for-d-28dc0fcc-4acc-4390-870f-a19954a50eca"
 
 @asynccontextmanager
 async def some() -> AsyncIterator[tuple[str, Pair]]:
-    """Yield a broker's address and a pair: one of the ended handoffs expired, and one waits."""
+    """Yield a broker's address and a pair.
+
+    Several handoffs have ended, one of them because nobody published it, and another handoff waits.
+    """
     async with broker() as running, pair(running.address, 2, 1) as both:
         for name in (*UUIDS, *LONG):
             await both.hand_over(name)

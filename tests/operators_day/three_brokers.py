@@ -116,7 +116,7 @@ def leader_dies(shell: Shell) -> None:
 
 
 def back(shell: Shell) -> None:
-    """Stop two brokers, and start the last one anew without etcd."""
+    """Stop two brokers, and start the last broker anew without etcd."""
     shell.say(
         "## Back to one\n\nTwo brokers are ended, one after the other: a leader that ends has a"
         " standby lead at once. The last broker restarts without etcd, and its engines come back to"

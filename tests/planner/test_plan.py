@@ -236,7 +236,7 @@ def transposed() -> tuple[Layout, Layout]:
 
 
 def many_boxes() -> tuple[Layout, Layout]:
-    """Return layouts of 4,096 strips each; every strip of one crosses all of the other."""
+    """Return two layouts of 4,096 strips; each strip of a layout crosses all of the other."""
 
     def strips(axis: int) -> Layout:
         shards = []

@@ -155,7 +155,7 @@ class History:
             self.seen["resets"] += 1
 
     def _prompt(self) -> list[int]:
-        """Draw a new prompt, or one that continues an earlier request."""
+        """Draw a new prompt, or a prompt that continues an earlier request."""
         count = self.draw.randrange(2, 150)
         old = list(self.engine.requests.values())
         said: list[int] = []
