@@ -109,7 +109,7 @@ class RunningPairs:
     def publish_as(
         self, pair: str, handoff_id: str, rng: np.random.Generator, content: bytes
     ) -> None:
-        """Have P publish and fence a state under an id that somebody else chose."""
+        """Have P publish and fence a state under an id that the caller chose."""
         blocks = self.blocks(self.layouts[pair][0], rng)
         self.sessions["P", pair].publish(handoff_id, blocks, self.tokens, content=content)
         for worker in self.workers["P"]:
@@ -125,20 +125,20 @@ class RunningPairs:
         )
 
     async def attempt(self, pair: str, number: object, rng: np.random.Generator) -> HandoffEnded:
-        """Hand one state over, and return its end, whichever it is."""
+        """Hand a state over, and return its end, whichever it is."""
         self.publish(pair, number, rng)
         return await self.request(pair, number, rng)
 
     async def attempt_in_place(
         self, pair: str, number: object, place: int, rng: np.random.Generator
     ) -> HandoffEnded:
-        """Do the same where handoffs are under way at once: each has a place of its own at D."""
+        """Hand a state over to a place of its own at D, as other handoffs are under way."""
         self.publish(pair, number, rng)
         blocks = self.blocks_of_place(self.layouts[pair][1], place)
         return await self._request(pair, number, blocks)
 
     async def hand_over(self, pair: str, number: object, rng: np.random.Generator) -> float:
-        """Hand one state over; return the seconds from the grant to the last rank's report."""
+        """Hand a state over; return the seconds from the grant to the last rank's report."""
         return must_be_done(await self.attempt(pair, number, rng)).transfer_us / 1e6
 
     async def strategies(self, pair: str, number: object) -> list[str]:

@@ -71,12 +71,12 @@ class Broker:
         return self._process.pid
 
     def kill(self) -> None:
-        """Kill it with -9."""
+        """Kill the process with -9."""
         self._process.kill()
         self._process.wait()
 
     def restart(self) -> None:
-        """Start it again at the same address, and wait until it listens."""
+        """Start the process again at the same address, and wait until it listens."""
         self._process, _ = self._start(self.address)
 
 

@@ -24,7 +24,7 @@ from restow.broker.logs import log_to_stderr
 
 
 def touched(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """Map memory in pages of 4 KiB and touch each of them; it lives as long as the array.
+    """Map memory in pages of 4 KiB and touch each page; the memory lives as long as the array.
 
     An array that numpy allocates may lie in huge pages, which are read faster.
     """

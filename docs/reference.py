@@ -48,12 +48,12 @@ class Callee:
 
     @property
     def words(self) -> str:
-        """What it does."""
+        """Return the callee's docstring."""
         return inspect.getdoc(self.value) or ""
 
     @cached_property
     def parameters(self) -> list[inspect.Parameter]:
-        """All but the object itself."""
+        """Return all parameters but the object itself."""
         if isinstance(self.value, property):
             return []
         given = inspect.signature(self.value).parameters.values()
@@ -61,7 +61,7 @@ class Callee:
 
     @property
     def signature(self) -> str:
-        """As it stands in a program."""
+        """Return the signature as it stands in a program."""
         if isinstance(self.value, property):
             read: Any = self.value.fget
             return f"{self.name}: {_typed(inspect.signature(read))}"
@@ -89,12 +89,12 @@ class Public:
 
     @property
     def words(self) -> str:
-        """What it is or does."""
+        """Return the docstring of the name."""
         return inspect.getdoc(self.value) or ""
 
     @property
     def begin(self) -> Callee | None:
-        """How it is called or made; None: nobody makes one."""
+        """Return what is called to use or make the value, or None if users make none."""
         if isinstance(self.value, FunctionType):
             return Callee(self.name, self.value)
         if hasattr(self.value, "__members__") or getattr(self.value, "_is_protocol", False):
@@ -103,12 +103,12 @@ class Public:
 
     @cached_property
     def attributes(self) -> dict[str, str]:
-        """What a class sets, where a string after it says what it is."""
+        """Return the attributes that a class sets, where a string after each describes it."""
         return {k: v for owner in self._owners() for k, v in _noted(owner)}
 
     @cached_property
     def methods(self) -> list[Callee]:
-        """Methods and properties, of bases that are not public too."""
+        """Return methods and properties, including those of bases that are not public."""
         found: dict[str, Any] = {}
         for owner in self._owners():
             for name, one in vars(owner).items():
@@ -119,7 +119,7 @@ class Public:
         return [Callee(name, one, types) for name, one in found.items()]
 
     def _types(self) -> dict[str, str]:
-        """What a generic base is of, by the names of its variables."""
+        """Return the types that a generic base was given, by the names of its variables."""
         found: dict[str, str] = {}
         for base in getattr(self.value, "__orig_bases__", ()):
             variables = getattr(get_origin(base), "__parameters__", ())
@@ -137,13 +137,16 @@ class Public:
 
 
 def public(module: str) -> list[Public]:
-    """What a module names, in its order; errors have a part of their own."""
+    """Return what a module names, in its order; errors have a part of their own."""
     found = [Public(name, getattr(import_module(module), name)) for name in _names(module)]
     return [one for one in found if not _is_error(one.value)]
 
 
 def errors() -> list[type[RestowError]]:
-    """Those that are public, or that a public docstring names, and all that are of their kinds."""
+    """Return the errors that are public, or that a public docstring names.
+
+    All subclasses of these errors are included.
+    """
     known = {one.__name__: one for one in _below(RestowError)}
     named = {name for module in MODULES for name in _names(module) if name in known}
     for one in (one for module in MODULES for one in public(module)):
@@ -169,7 +172,7 @@ def _below(base: type[RestowError]) -> Iterator[type[RestowError]]:
 
 
 def _typed(signature: inspect.Signature) -> str:
-    """What is returned, as it was written; of an admin call, what its client returns."""
+    """Return the type that is returned, as it was written; of an admin call, the client's."""
     given = signature.return_annotation
     return "" if given is signature.empty else re.sub(r"^AdminCall\[(.*)\]$", r"\1", str(given))
 
@@ -184,7 +187,7 @@ def _parameter(one: inspect.Parameter) -> str:
 
 
 def _noted(owner: type) -> Iterator[tuple[str, str]]:
-    """Attributes of a class, and those that its `__init__` sets, with the string after each."""
+    """Yield a class's attributes, with those that `__init__` sets, and the string after each."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
     for body in (tree, *ast.walk(tree)):
         if not isinstance(body, ast.ClassDef) and getattr(body, "name", "") != "__init__":
@@ -202,7 +205,7 @@ class Page:
     """The page, with links between its parts."""
 
     def __init__(self) -> None:
-        """Find what it is about."""
+        """Find the names, errors and anchors of the page."""
         self.parts = {module: public(module) for module in MODULES}
         self.errors = errors()
         self._anchors = {one.__name__: "errors" for one in self.errors}
@@ -213,7 +216,7 @@ class Page:
                 self._anchors[name] = name.replace(".", "").lower()
 
     def blocks(self) -> Iterator[str]:
-        """What stands between empty lines."""
+        """Yield the page's blocks, which stand between empty lines."""
         yield HEAD.strip()
         for module, parts in self.parts.items():
             yield f"## {module}"
@@ -248,7 +251,10 @@ class Page:
             yield self._linked(method.words, one.name)
 
     def _linked(self, words: str, owner: str = "") -> str:
-        """A docstring as Markdown: names lead to their part of the page, doctests are code."""
+        """Return a docstring as Markdown, with links from names to their part of the page.
+
+        Doctests become code.
+        """
 
         def link(found: re.Match[str]) -> str:
             name = found[1].removeprefix("restow.broker.client.").removeprefix("restow.agents.")

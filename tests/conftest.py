@@ -19,7 +19,7 @@ settings.load_profile("restow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out all but one of ``RESTOW_ONE_OF`` of each file's tests that are many of a kind."""
+    """Keep one in ``RESTOW_ONE_OF`` of each file's tests that are many of a kind."""
     one_of = int(os.environ.get("RESTOW_ONE_OF", "1"))
     before: Counter[Path] = Counter()
     left_out = set()

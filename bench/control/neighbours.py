@@ -70,7 +70,10 @@ class Large(NamedTuple):
 
 
 def run(put: Put, repeats: int) -> None:
-    """Measure both, each with a broker of its own."""
+    """Measure tenants beside others that plan, and beside strangers who connect.
+
+    Each of the two has a broker of its own.
+    """
     for row in _while_others_plan():
         put(row)
     for row in _while_strangers_connect(repeats):

@@ -74,7 +74,7 @@ class Held:
         return self.holders.index.size_bytes
 
     def find(self, hashes: bytes) -> int:
-        """Return the tokens of the holder that has most."""
+        """Return the tokens of the holder that holds most."""
         found = self.prefixes.find(TENANT, Chain(MODEL, FORM, "", hashes))
         return max((one.tokens for one in found), default=0)
 

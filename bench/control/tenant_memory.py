@@ -67,7 +67,7 @@ class Tenant:
     async def agent(
         self, ref: broker_pb2.EngineRef, rank: int, fences: Sequence[Sequence[str]] = ()
     ) -> None:
-        """Connect an agent: with large metadata, or with small ones and these batches of fences."""
+        """Connect an agent, with large metadata or with small metadata and batches of fences."""
         size_bytes = LARGE_BYTES if not fences else 1000
         hello = agent_link_pb2.Hello(
             engine=ref,
@@ -279,7 +279,7 @@ def _resident_mib(pid: int) -> float:
 
 @contextlib.asynccontextmanager
 async def _watched(pid: int, peak_mib: list[float]) -> AsyncIterator[None]:
-    """Keep ``peak_mib`` up to date."""
+    """Keep the highest resident memory of a process in ``peak_mib``."""
 
     async def watch() -> None:
         while True:

@@ -67,7 +67,7 @@ class Killed:
     left: int
 
     def where(self, wanted: Callable[[Handoff], bool]) -> list[Handoff]:
-        """Select handoffs."""
+        """Return the handoffs that a condition selects."""
         return [one for one in self.handoffs if wanted(one)]
 
     @property
@@ -228,7 +228,7 @@ def crowd(addresses: str) -> Iterator[None]:
 def broker_that_knows(addresses: Sequence[str], engines: int, agents: int) -> str:
     """Wait until the broker that leads knows all engines and agents; return its address.
 
-    Standbys answer by naming it.
+    Standbys answer with the leader's address.
     """
     began_s = time.monotonic()
     found = dict[str, int]()

@@ -52,7 +52,7 @@ class CrowdAgent:
         self._link = Link(broker, self)
 
     def begin(self) -> None:
-        """Connect."""
+        """Connect all engines and agents of the crowd."""
         self._link.begin()
 
     async def hello(self) -> pb.Hello:
@@ -60,7 +60,7 @@ class CrowdAgent:
         return self._hello
 
     def welcomed(self, broker_epoch: str) -> None:
-        """Send nothing again."""
+        """Do nothing: no message is sent again."""
 
     def take(self, order: pb.AgentOrder) -> None:
         """Ignore the order."""

@@ -118,7 +118,7 @@ def run(put: Put, repeats: int) -> None:
 
 
 async def _cost(turns: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of handoffs with three brokers, and with one alone, in turns."""
+    """Return the seconds of handoffs with three brokers, and with a broker alone, in turns."""
     layout, rng = tiny_hybrid(RANKS), np.random.default_rng(0)
     took = dict[str, list[float]]({"several": [], "alone": []})
     with running_broker() as alone:

@@ -90,7 +90,7 @@ def run(put: Put, repeats: int) -> None:
 
 
 def _in_turns(ours: Call, reference: Call, repeats: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of both calls."""
+    """Return the seconds of both calls, made in turns."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for repeat in range(-WARM_UPS, repeats):
         for call, taken in zip((ours, reference), seconds, strict=True):

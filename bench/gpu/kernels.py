@@ -76,7 +76,7 @@ def piece_cases(device: torch.device, size: int, total: int) -> Iterator[DeviceC
 
 
 def state_cases(device: torch.device, tokens: int) -> Iterator[DeviceCase]:
-    """Yield what a rank of D (TP 4, DS, pages of 64) needs of one of P (TP 2, SD, pages of 16)."""
+    """Yield what a rank of D (TP 4, DS, pages of 64) needs of P's rank (TP 2, SD, pages of 16)."""
     spec = real_models()[MODEL]
     source = build_layout(spec, EngineSettings(tp=2, page_tokens=16, conv_layout=ConvLayout.SD))
     target = build_layout(spec, EngineSettings(tp=4, page_tokens=64, conv_layout=ConvLayout.DS))

@@ -182,7 +182,7 @@ def score_answers(geometry: Geometry, answers: dict[str, dict[str, Any]]) -> dic
 def _check_channels(
     geometry: Geometry, name: str, loaded: tuple[list[list[int]], list[list[int]]] | None
 ) -> None:
-    """Raise `FormError` if a peer's weight loader gives a rank other channels than are its own."""
+    """Raise `FormError` if a peer's weight loader gives a rank channels that are not its own."""
     kind = KINDS[geometry.kind]
     for tp, ranks in zip((geometry.p_tp, geometry.d_tp), loaded or (), strict=False):
         own = [kind.channels(tp, rank).tolist() for rank in range(tp)]

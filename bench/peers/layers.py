@@ -29,8 +29,8 @@ class Kind:
     def channels(self, tp: int, rank: int) -> Int64s:
         """Return the channels of the conv state that a rank holds, in order.
 
-        They are numbered over the whole layer, part by part. Each part is cut evenly, except B and
-        C of fewer groups than ranks, which ranks share.
+        Channels are numbered over the whole layer, part by part. Each part is cut evenly, except B
+        and C of fewer groups than ranks, which ranks share.
         """
         held, first = [], 0
         for units, size in self._conv_parts():
@@ -72,7 +72,7 @@ class Kind:
 
 
 def _cut(units: int, tp: int, rank: int) -> tuple[int, int]:
-    """Return the units ``[first, stop)`` of a rank: its slice, or the one unit that it shares.
+    """Return the units ``[first, stop)`` of a rank: its slice, or the single unit that it shares.
 
     >>> _cut(8, 4, 1), _cut(2, 4, 1)
     ((2, 4), (0, 1))

@@ -86,7 +86,7 @@ def _cell(name: str, cell: dict[str, Any], reasons: list[str]) -> str:
 
 
 def _percent(shares: list[dict[str, int]]) -> str:
-    """Show a number per rank of D; only a whole share is 100, only an empty one is 0."""
+    """Show a number per rank of D; only a whole share is 100, and only an empty share is 0."""
     return " / ".join(_number(one["right_bytes"], one["due_bytes"]) for one in shares) + " %"
 
 

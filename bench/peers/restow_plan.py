@@ -28,7 +28,7 @@ BLOCKS = Blocks({"state": np.zeros(1, np.int64), "attention": np.zeros(1, np.int
 
 
 def copies(geometry: Geometry, p_form: Form, d_form: Form) -> list[Copy]:
-    """Return every READ of every rank of D; each engine has one page, at address 0."""
+    """Return every READ of every rank of D; each engine has a single page, at address 0."""
     kind = KINDS[geometry.kind]
     model = ModelSpec("a layer", (_spec(kind),))
     source, destination = (

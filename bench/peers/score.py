@@ -102,7 +102,7 @@ class Share:
 
     @property
     def whole(self) -> bool:
-        """Whether all bytes are right."""
+        """Return whether all bytes are right."""
         return self.right_bytes == self.due_bytes
 
 
@@ -115,7 +115,7 @@ class Score:
 
     @property
     def whole(self) -> bool:
-        """Whether everything is right."""
+        """Return whether all bytes are right, and no byte was written outside."""
         shares = [share for part in self.shares.values() for share in part]
         return self.outside_bytes == 0 and all(share.whole for share in shares)
 

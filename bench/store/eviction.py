@@ -131,7 +131,7 @@ def prompts(seed: int, sessions: int) -> Iterator[Request]:
 
 
 def mixed(seed: int, sessions: int) -> Iterator[Request]:
-    """Merge all three, as a store of several applications sees them."""
+    """Merge the three traces, as a store of several applications sees them."""
     made = [make(seed + index, sessions // 3) for index, make in enumerate((chat, agents, prompts))]
     apart = [[_of(one, index) for one in some] for index, some in enumerate(made)]
     yield from heapq.merge(*apart, key=lambda one: one.at_s)
@@ -257,7 +257,7 @@ def keep(kept: Kept, prefix: Prefix, now_s: float) -> None:
 
 
 def parting(text: Text, seen: set[bytes], limit: int) -> int:
-    """Return the end of the last block that a prompt shares with an earlier one."""
+    """Return the end of the last block that a prompt shares with an earlier prompt."""
     blocks = 0
     for index, one in enumerate(text.hashes[: limit // BLOCK_TOKENS]):
         if one not in seen:

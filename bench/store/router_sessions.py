@@ -71,7 +71,7 @@ class Outcome:
 
 
 def run(put: Put, repeats: int) -> None:
-    """Measure each case with texts of its own, so that no case finds those of another."""
+    """Measure each case with texts of its own, so that no case finds the texts of another case."""
     sizes = Sizes(system_tokens=int(os.environ.get("SESSIONS_TOKENS", Sizes().system_tokens)))
     for number, (case, turns) in enumerate(CASES.items()):
         finding, without = Outcome(), Outcome()

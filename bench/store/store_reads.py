@@ -207,7 +207,7 @@ class _Reads:
 
     @asynccontextmanager
     async def _store(self) -> AsyncIterator[None]:
-        """Run the store, with what earlier ones have left on the disk."""
+        """Run the store, with what earlier stores have left on the disk."""
         process = _start_store(self.address, self.folder / "store")
         try:
             await connected(self.address, ENGINES + 1, AGENTS + 1)

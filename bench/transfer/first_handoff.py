@@ -57,7 +57,7 @@ def run(put: Put, repeats: int) -> None:
 
 
 async def _measure(layouts: tuple[Layout, Layout]) -> tuple[float, list[float], float]:
-    """Return the seconds of the first handoff, of later ones, and of the first until its grant."""
+    """Return the seconds of the first handoff, of later handoffs, and until the first grant."""
     with running_broker() as broker:
         pairs = {PAIR: EnginePair(layouts, broker.address, 1)}
         async with running_pairs("first", pairs, TOKENS) as engines:

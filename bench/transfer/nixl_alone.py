@@ -71,11 +71,11 @@ class NixlAlone:
 
     @property
     def complete(self) -> bool:
-        """Whether all bytes are read out of pages, so that no source gathers any first."""
+        """Return whether all bytes are read out of pages, so that no source gathers any first."""
         return not any(len(program.rows(GATHER_IN_ORDER)) for program in self._programs)
 
     def rest(self) -> None:
-        """Poll seldom from now on, so that the processors are free for others."""
+        """Poll seldom from now on, so that the processors are free for other processes."""
         for rank in (*self._sources.values(), *self._readers.values()):
             rank.ask("rest")
             rank.hear()

@@ -119,7 +119,7 @@ def _memory(layout: Layout, pages: int) -> RegionTable:
 
 
 def _timed(call: Callable[[], object], repeats: int) -> list[float]:
-    """Return the seconds of each call, after one that does not count."""
+    """Return the seconds of each call, after a first call that does not count."""
     call()
     seconds = []
     for _ in range(repeats):

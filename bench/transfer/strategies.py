@@ -145,7 +145,7 @@ def run_models(put: Put, repeats: int, words: Sequence[str] = (), sets: int = 1)
 
 
 def run_gpu(put: Put, repeats: int, words: Sequence[str] = (), sets: int = 1) -> None:
-    """Measure both in a GPU's memory. Raises `RuntimeError` if torch finds no GPU."""
+    """Measure pieces and models in a GPU's memory. Raises `RuntimeError` if torch finds no GPU."""
     if not torch.cuda.is_available():
         raise RuntimeError("torch finds no GPU on this machine")
     _run("gpu", selected(gpu(), words), put, repeats, sets)
@@ -176,7 +176,7 @@ def _run(suite: str, cases: Iterator[Case], put: Put, repeats: int, sets: int) -
 
 @contextmanager
 def _brokers() -> Iterator[dict[str, str]]:
-    """Run a broker for each strategy, and one for agents that read by NIXL; yield addresses."""
+    """Run a broker for each strategy, and another for agents that read by NIXL; yield addresses."""
     with ExitStack() as stack:
         strategies = {one.value: one.value for one in SENDING} | {BY_NIXL: Strategy.AUTO.value}
         yield {
@@ -186,7 +186,7 @@ def _brokers() -> Iterator[dict[str, str]]:
 
 
 def _close(row: Row) -> bool:
-    """Whether a goal is missed, or reached so narrowly that other processes might miss it."""
+    """Return whether a goal is missed, or reached so narrowly that other processes may miss it."""
     return row.goal is not None and row.ratio < CLOSE * row.goal
 
 

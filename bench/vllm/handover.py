@@ -171,7 +171,7 @@ def run(put: Put, repeats: int) -> None:
 async def _measure(
     python: Path, case: str, prefill: Options, decode: Options, repeats: int
 ) -> list[Row]:
-    """Measure one connector after another, so that each has the machine for itself."""
+    """Measure the connectors one after another, so that each has the machine for itself."""
     async with running_broker(BrokerSettings(listen="127.0.0.1:0")) as broker:
         restow = [replace(one, broker=broker.address) for one in (prefill, decode)]
         found = await _measured(python, restow, WAYS, repeats)
@@ -197,7 +197,7 @@ async def _measured(
     said: dict[str, tuple[bool, dict[str, Any]]],
     repeats: int,
 ) -> Found:
-    """Measure each way between two engines, or one engine alone."""
+    """Measure each way between two engines, or a single engine alone."""
     asked = (count * asked_by_each for count, asked_by_each in CLIENTS.items())
     most = max(AT_ONCE, SAMPLES_PER_REPEAT * repeats, *asked)
     prompts = make_prompts(WARM_UP + most, seed=1_000_003)

@@ -30,12 +30,12 @@ class Holder(Engine):
     """Keeps the state of one prompt, and gives it to whoever asks."""
 
     def __init__(self, tp: int, broker: str | None) -> None:
-        """Prepare, as an engine that answers offers."""
+        """Prepare an engine that answers offers."""
         super().__init__("holder", tp, broker, on_offer=self.answer)
         self.held: Prefix | None = None
 
     def hold(self, prompt: list[int]) -> None:
-        """Compute the prompt up to its last hash, and say that the state after that is here."""
+        """Compute the prompt up to its last hash, and say that the state after it is here."""
         chain = chain_of(prompt)  # a hash after every 16 tokens
         self.held = chain.prefix(len(chain.hashes) * 16)
         h = np.zeros(HEADS)
@@ -46,7 +46,10 @@ class Holder(Engine):
         self.session.hold(chain.form, "state", chain.hashes[-1:])  # of attention, every block
 
     def answer(self, offer: Offer) -> None:
-        """Publish what somebody asks for: the block stays as it is until that future is done."""
+        """Publish the state that an offer asks for.
+
+        The block stays as it is until the publication's future is done.
+        """
         id_, at = offer.handoff_id, offer.prefix.position_tokens
         if offer.prefix != self.held:  # an engine may have evicted it meanwhile
             self.session.decline_offer(id_, "it is not here any more")
@@ -57,7 +60,7 @@ class Holder(Engine):
 
 
 def ask(engine: Engine, prompt: list[int], within_s: float, steps: int) -> list[int]:
-    """Take what somebody holds of a prompt, compute the rest, and go on."""
+    """Take what another engine holds of a prompt, compute the rest, and go on."""
     chain, late_s = chain_of(prompt), time.monotonic() + within_s
     while not (found := engine.session.find([chain]).result()[0]) and time.monotonic() < late_s:
         time.sleep(0.1)  # the holder may just be starting

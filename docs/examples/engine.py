@@ -25,12 +25,12 @@ MODEL = Model("toy", (Field("h", Kind.SNAPSHOT, ("head",), (HEADS,)),), revision
 
 
 def step(h: np.ndarray, token: int) -> np.ndarray:
-    """One token: what the model computes."""
+    """Return the model's state after one more token."""
     return (31 * h + token * np.arange(1, HEADS + 1)) % 65_521
 
 
 def rank_layout(rank: int, own: int) -> RankLayout:
-    """Which heads a rank holds, and where in a block of its memory."""
+    """Return which heads a rank holds, and where in a block of its memory."""
     region = Region("state", "state", own * ITEM_BYTES, None)
     heads = (Span(rank * own, (rank + 1) * own),)
     shard = Shard("h", heads, DType.FLOAT32, "state", 0, (ITEM_BYTES,))
@@ -38,7 +38,7 @@ def rank_layout(rank: int, own: int) -> RankLayout:
 
 
 def named(prompt: list[int]) -> dict[str, Any]:
-    """What both sides say of the state, so that the broker can compare them."""
+    """Return what both sides say of the state, so that the broker can compare them."""
     position = len(prompt) - 1
     return {"position_tokens": position, "content": content_of(prompt, position)}
 
@@ -47,7 +47,7 @@ class Engine:
     """One engine with its session, and for every rank its memory and its agent."""
 
     def __init__(self, name: str, tp: int, broker: str | None, **more: Any) -> None:
-        """Allocate; the session and the agents are started later."""
+        """Allocate memory; the session and the agents are started later."""
         life = uuid.uuid4().hex
         layout = Layout(MODEL, tuple(rank_layout(rank, HEADS // tp) for rank in range(tp)))
         blocks = {"state": BLOCKS}
@@ -57,7 +57,7 @@ class Engine:
         self.agents = [Agent(broker, name, life, i, [one]) for i, one in enumerate(regions)]
 
     def prefill(self, handoff_id: str, prompt: list[int]) -> None:
-        """Compute all but the last token, and keep the state until D has it."""
+        """Compute all tokens but the last, and keep the state until D has it."""
         h = np.zeros(HEADS)
         for token in prompt[:-1]:  # D takes the last one: a recurrence must not see it twice
             h = step(h, token)
@@ -69,7 +69,7 @@ class Engine:
         print(end.result())
 
     def decode(self, handoff_id: str, prompt: list[int], steps: int) -> list[int]:
-        """Take the state, and go on from it."""
+        """Take the state from P, and go on from it."""
         ended = self.session.request(handoff_id, {"state": [2]}, **named(prompt)).result()
         if not ended.done:  # nothing of the state may be used, nor the block before `pages_free`
             raise SystemExit(f"{handoff_id} {ended.state}: {ended.reason}: {ended.detail}")

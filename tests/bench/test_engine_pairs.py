@@ -13,7 +13,7 @@ PAIRS = RunningPairs("pairs", TOKENS, PROMPTS, True, {}, {}, {"pair": (LAYOUT, L
 
 
 def test_handoffs_under_way_at_once_have_no_block_in_common() -> None:
-    """A broker refuses a request for blocks that another open handoff will write."""
+    # A broker refuses a request for blocks that another open handoff will write.
     places = [PAIRS.blocks_of_place(LAYOUT, place) for place in range(PROMPTS)]
     for group, count in page_counts(LAYOUT, TOKENS, PROMPTS).items():
         used = [block for blocks in places for block in blocks[group]]

@@ -81,7 +81,8 @@ def test_a_slice_that_is_left_out_is_seen() -> None:
 
 
 def test_one_slice_of_a_whole_conv_state_is_right_only_in_part() -> None:
-    """x is two thirds of `[x | B | C]`: rank 0 gets its own x, rank 1 what is C at its place."""
+    # The part x is two thirds of `[x | B | C]`. Rank 0 gets its own x; rank 1 gets what is C at its
+    # place.
     conv_bytes = both_pages(MAMBA)[1][0].parts[WINDOW][1]
     copies = [Copy(0, rank, rank * conv_bytes, 0, conv_bytes) for rank in range(2)]
     shares = scored(MAMBA, copies).shares[WINDOW]

@@ -35,7 +35,7 @@ def program(source: Layout, destination: Layout, strategy: Strategy = Strategy.S
 
 
 def memory(layout: Layout, pages: int, rank: int = 0, gap_bytes: int = 0) -> RegionTable:
-    """The regions of a rank one behind the other."""
+    """Return the regions of a rank, laid one behind the other."""
     strides = np.array([r.page_stride_bytes for r in layout.ranks[rank].regions], np.int64)
     sizes = strides * pages + gap_bytes
     return RegionTable(4096 + np.cumsum(sizes) - sizes, strides, np.full(len(strides), pages))
@@ -66,7 +66,7 @@ def test_pages_that_follow_on_one_side_only_stay_apart() -> None:
 
 
 def test_a_read_never_goes_from_one_region_into_the_next() -> None:
-    """The last page of one and the first of the next lie side by side, on both sides."""
+    # The last page of one region and the first of the next lie side by side, on both sides.
     spec = ModelSpec("m", tuple(Mamba2Spec(i, 2, 2, 2, 1, 4, BF16, BF16) for i in range(3)))
     layout = build_layout(spec, EngineSettings())
     made = program(layout, layout)
@@ -135,7 +135,8 @@ def test_a_snapshot_needs_exactly_one_block() -> None:
 
 
 def test_thousands_of_descriptors_are_bound_in_a_moment() -> None:
-    """Nemotron 3 Nano's sizes, TP 2 to 4, 16,384 tokens: 6,236 descriptors (docs/benchmarks.md)."""
+    # The sizes are Nemotron 3 Nano's, TP 2 to 4, 16,384 tokens: 6,236 descriptors
+    # (docs/benchmarks.md).
     layers = [
         AttentionSpec(i, 2, 128, BF16)
         if i in (5, 12, 19, 22, 25, 28)

@@ -12,7 +12,7 @@ PIECE = st.tuples(st.integers(1, 1 << 40), st.integers(1, 1 << 40), st.integers(
 
 
 def byte_pairs(parts: list[Descriptors]) -> list[tuple[int, int]]:
-    """(source address, destination address) of every byte, in order."""
+    """Return the (source address, destination address) of every byte, in order."""
     return [
         (src + at, dst + at)
         for part in parts
@@ -27,7 +27,7 @@ def byte_pairs(parts: list[Descriptors]) -> list[tuple[int, int]]:
 
 
 def effort(part: Descriptors) -> int:
-    """How long it takes to read, in bytes."""
+    """Return the cost of a read, in bytes."""
     return part.size_bytes + PIECE_BYTES * len(part.length_bytes)
 
 

@@ -21,7 +21,7 @@ PATIENT = ("--grant-s", "30", "--settle-grace-s", f"{SETTLE_GRACE_S}")
 
 
 def prompt(name: str, pages: int = 4, **how: float) -> Prompt:
-    """Patient on both sides, unless told otherwise."""
+    """Return a prompt that is patient on both sides, unless told otherwise."""
     patient: dict[str, float] = {"lease_ms": 30_000, "hold_ms": 60_000, "timeout_ms": 30_000}
     chosen = {**patient, "compute_s": 0.0, **how}
     return Prompt(name, pages * PAGE_TOKENS - 1, **chosen)  # type: ignore[arg-type]
@@ -38,34 +38,37 @@ class Scene:
         self.cluster.start_engine(side, self._tps[side], conv)
 
     async def replace(self, side: str) -> None:
-        """A new life, that is connected."""
+        """Start a new life of an engine, and wait until it is connected."""
         self.cluster.end_engine(side)
         self.start(side)
         await self.cluster.connected()
 
     async def restart_broker(self, *options: str) -> None:
-        """Killed, and back at once, empty."""
+        """Kill the broker, and start it again at once, empty."""
         await self.cluster.end_broker()
         self.cluster.start_broker(*options)
 
     async def ready(self, one: Prompt) -> None:
-        """P has published it whole."""
+        """Have P publish the whole state, and wait until the state is ready."""
         self.cluster.prefill(one)
         await self.cluster.reaches(one.name, "READY")
 
     async def reading(self, one: Prompt) -> None:
-        """D reads it, and comes to no end, for a rank of P stands still."""
+        """Have D read the state without an end, because a rank of P is stopped."""
         await self.ready(one)
         self.cluster.worker("P.0").stop()
         self.cluster.decode(one)
         await self.cluster.reaches(one.name, "READING")
 
     async def ends(self, name: str, side: str = "D", within_s: float = 60.0) -> tuple[str, str]:
-        """State and reason, as told to one side."""
+        """Return the state and the reason that one side was told."""
         return await self.cluster.ended(side, name, within_s)
 
     async def hand_over(self, one: Prompt) -> tuple[str, str]:
-        """As it should be; how it ended for D. Where that is well, P has heard so, too."""
+        """Hand a state over, and return how the handoff ended for D.
+
+        After a handoff that is DONE, P has heard so, too.
+        """
         self.cluster.prefill(one)
         self.cluster.decode(one)
         if (end := await self.ends(one.name)) == ("DONE", ""):
@@ -73,7 +76,11 @@ class Scene:
         return end
 
     async def heals(self, within_s: float = 60.0) -> None:
-        """All pages and all staging are back, none was written to late, and the next is served."""
+        """Check that the cluster is well again after faults.
+
+        All pages and all staging are back, no page was written to late, and the next handoff is
+        served.
+        """
         left = await self.cluster.finished(within_s)
         assert not left
         said = len(self.cluster.found.said)
@@ -92,7 +99,7 @@ async def scene(
     options: tuple[str, ...] = PATIENT,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Scene]:
-    """P and D of these sizes, connected."""
+    """Run P and D of these sizes, connected."""
     rng = Random(1)  # noqa: S311 - reproducible, not secret
     cluster = Cluster(
         rng,

@@ -26,16 +26,16 @@ class Heard(Cluster):
         self.begun.append((side, prompt.name))
 
     def compute(self, prompt: Prompt, side: str = "P") -> None:
-        """Nothing comes of it."""
+        """Ignore the prompt: nothing is computed."""
 
     def ask(self, prompt: Prompt, name: str, side: str = "D", keeps: bool = False) -> None:
         self.begun.append((side, name))
 
     def evict(self, prompt: Prompt | None, side: str) -> None:
-        """Nothing was kept."""
+        """Ignore the eviction: nothing was kept."""
 
     async def connected(self) -> None:
-        """At once."""
+        """Return at once, as if all engines were connected."""
 
     async def finished(self, within_s: float) -> str:
         return ""

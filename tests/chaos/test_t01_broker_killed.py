@@ -31,7 +31,7 @@ async def test_t1_d_that_waits_goes_on_waiting() -> None:
 
 @pytest.mark.parametrize("strategy", ["slices", "pack"])
 async def test_t1_a_read_under_way_comes_to_its_end(strategy: str) -> None:
-    """Whether D uses what was read, or reads again, its pages hold the right bytes."""
+    """Check that D's pages hold the right bytes, whether D uses what was read or reads again."""
     async with scene() as world:
         await world.restart_broker("--strategy", strategy)
         await world.hand_over(prompt("first"))
@@ -55,7 +55,7 @@ async def test_t1_no_end_is_told_twice() -> None:
 
 
 async def test_t1_killed_again_and_again() -> None:
-    """Faster than all can be back."""
+    """Check that handoffs survive a broker that is killed faster than all engines can come back."""
 
     async def kill(world: Scene) -> None:
         for _ in range(5):

@@ -58,7 +58,7 @@ async def test_t2_hosts_cut_off_while_d_reads(wire: tuple[str, str]) -> None:
 
 
 async def test_t3_late_bytes_reach_no_page_that_is_used_again() -> None:
-    """P goes on after D has given up, and D's pages have long been used for something else."""
+    # P goes on after D has given up, when D's pages have long been used for something else.
     async with scene(options=HASTY) as world:
         for name in "abc":
             await world.reading(prompt(name, pages=8))

@@ -11,7 +11,7 @@ ROUNDS = 10
 
 
 async def test_t4_d_killed_while_it_reads() -> None:
-    """P's pages come back without a new request; another state that lies ready is not touched."""
+    """Check that P's pages come back without a new request, and that another ready state stays."""
     # P has its pages back when the grant of the dead is over.
     async with scene(options=("--grant-s", "6", "--settle-grace-s", "2")) as world:
         await world.ready(prompt("other"))
@@ -29,7 +29,7 @@ async def test_t4_d_killed_while_it_reads() -> None:
 
 
 async def test_t5_a_read_that_comes_too_late_is_seen_every_time() -> None:
-    """A rank of D sleeps with its order in hand until P has used the pages for something else."""
+    # A rank of D sleeps with its order in hand until P has used the pages for something else.
     async with scene(options=("--grant-s", "30", "--settle-grace-s", "0.5")) as world:
         await world.hand_over(prompt("first"))
         for number in range(ROUNDS):

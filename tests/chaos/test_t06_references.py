@@ -48,7 +48,7 @@ class Raw:
         return pb.EngineRef(engine_id=side, incarnation=name)
 
     async def request(self, what: pb.Demand, incarnation: str = "") -> tuple[str, str]:
-        """State and reason; the state is empty where the call was refused."""
+        """Return the state and the reason; the state is empty where the call was refused."""
         request = pb.RequestRequest(engine=self._ref("D", incarnation), demand=what)
         try:
             answer = await self._stub.Request(request, timeout=60)
@@ -58,7 +58,7 @@ class Raw:
         return state, answer.ended.reason
 
     async def publish(self, what: pb.Publication, incarnation: str = "") -> tuple[str, str]:
-        """State and reason; the state is empty where the call was refused."""
+        """Return the state and the reason; the state is empty where the call was refused."""
         request = pb.PublishRequest(engine=self._ref("P", incarnation), publication=what)
         try:
             answer = await self._stub.Publish(request, timeout=60)
@@ -95,7 +95,7 @@ async def test_t6_every_bad_reference_is_refused_by_name() -> None:
 
 
 async def test_t6_pages_that_do_not_fit_are_an_error_for_who_names_them() -> None:
-    """P's state stays for a demand that fits."""
+    """Check that P's state stays for a demand that fits."""
     async with scene() as world, raw(world) as calls:
         few = prompt("few", pages=4)
         world.cluster.prefill(few)
@@ -108,7 +108,7 @@ async def test_t6_pages_that_do_not_fit_are_an_error_for_who_names_them() -> Non
 
 
 async def test_t8_words_said_twice_change_nothing() -> None:
-    """Publications and demands, before and after the end; on the session, and beside it."""
+    """Check publications and demands before and after the end, on the session and beside it."""
     async with scene() as world, raw(world) as calls:
         await world.ready(prompt("a"))
         said = demand("b", timeout_ms=2000, repeated=True)

@@ -11,7 +11,7 @@ ROUNDS = 20
 
 
 async def test_t7_the_first_request_of_every_life_is_served() -> None:
-    """Nothing is known of the life before: its agent has another name, and its memory is gone."""
+    # Nothing is known of the earlier life: its agent has another name, and its memory is gone.
     async with scene() as world:
         for number in range(ROUNDS):
             await world.replace("PD"[number % 2])

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.sampled, pytest.mark.timeout(180)]
 async def test_t9_a_clock_that_jumps_ends_nothing_and_revives_nothing(
     tmp_path: Path, hours: int
 ) -> None:
-    """Leases are lengths of time, and engines' clocks are never compared with it."""
+    # Leases are lengths of time, and engines' clocks are never compared with the broker's.
     offset = tmp_path / "offset"
     offset.write_text("+0\n")
     library = Path(libfaketime.__file__).parent / "vendor/libfaketime/src/libfaketime.so.1"

@@ -13,7 +13,8 @@ pytestmark = [pytest.mark.sampled, pytest.mark.timeout(180)]
 
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_t10_one_rank_that_fails_fails_all(rank: int) -> None:
-    """Each rank of P is read by one of D; the other one's part arrives, and is not used."""
+    # Each rank of P is read by a rank of D. The part of the rank that works arrives, and is not
+    # used.
     async with scene(tps=(2, 2), options=HASTY) as world:
         await world.ready(prompt("a"))
         world.cluster.worker(f"P.{rank}").stop()
@@ -37,7 +38,7 @@ async def test_t11_a_full_directory_says_so_and_recovers() -> None:
 
 
 async def test_t12_a_broker_that_stands_still_costs_time_and_nothing_else() -> None:
-    """What it keeps is in its memory alone: T1 is its loss, this its silence."""
+    # The broker keeps its state in memory alone. T1 tests the loss of the broker, T12 its silence.
     async with scene() as world:
         await world.ready(prompt("a"))
         broker = world.cluster.broker

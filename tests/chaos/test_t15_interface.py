@@ -19,7 +19,7 @@ MEANWHILE = {("DONE", ""), ("FAILED", "AGENT_LOST"), ("FAILED", "PEER_LOST")}
 
 
 async def test_t15_who_can_be_read_no_more_leaves_at_once() -> None:
-    """No read has to run into its deadline to find that out, and no process dies of it."""
+    """Check that no read runs into its deadline to find that out, and that no process dies."""
     if why := why_not():
         pytest.skip(f"NO HOSTS: {why}")
     with Hosts(WIRES) as hosts:

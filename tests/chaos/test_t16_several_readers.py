@@ -17,7 +17,7 @@ ENDS_S = 60.0
 
 
 async def start_others(world: Scene) -> None:
-    """E and F: two more D's, each of another layout than P and D."""
+    """Start E and F: two more D's, each of another layout than P and D."""
     world.cluster.start_engine("E", 2, ConvLayout.SD, 2 * PAGE_TOKENS)
     world.cluster.start_engine("F", 1, ConvLayout.DS, PAGE_TOKENS)
     await world.cluster.connected()

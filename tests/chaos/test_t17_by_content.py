@@ -24,7 +24,10 @@ ONE = prompt("one")
 
 
 async def holders(world: Scene, one: Prompt = ONE) -> set[str]:
-    """At which engines the broker finds the state; at none while it or D is not there."""
+    """Return the engines at which the broker finds the state.
+
+    There are none while the broker or D is away.
+    """
     prefix = prefix_of(one)
     ends = ((prefix.position_tokens, prefix.end_hash),) if prefix.end_hash else ()
     chain = PrefixChain(FORM, prefix.hashes, ends=ends)
@@ -46,7 +49,7 @@ async def is_held(world: Scene, by: str) -> None:
 async def asks(
     world: Scene, name: str, side: str = "D", keeps: bool = False, one: Prompt = ONE
 ) -> tuple[str, str]:
-    """How an engine's demand for the state ends."""
+    """Have an engine demand the state, and return how the demand ends."""
     world.cluster.ask(one, name, side, keeps)
     return await world.ends(name, side, ENDS_S)
 

@@ -26,14 +26,14 @@ AT_ONCE = 5
 
 @contextlib.asynccontextmanager
 async def with_store(tps: tuple[int, int]) -> AsyncIterator[Scene]:
-    """P and D of these sizes, and a store that is there."""
+    """Run P and D of these sizes, and a store that is ready."""
     async with scene(tps) as world:
         await start_store(world)
         yield world
 
 
 async def start_store(world: Scene) -> None:
-    """A life with the disk of those before it, waited for."""
+    """Start a life of the store with the disk of the lives before it; wait until it is ready."""
     world.cluster.start_store()
     async with asyncio.timeout(ENDS_S), AsyncAdminClient(world.cluster.address("b")) as client:
         while not any(  # noqa: ASYNC110 - the broker tells no events
@@ -51,7 +51,7 @@ async def has(world: Scene, one: Prompt = ONE, within_s: float = ENDS_S) -> None
 
 
 async def keep(world: Scene, one: Prompt = ONE) -> None:
-    """P computes a state, and evicts it when the store has it."""
+    """Have P compute a state, and evict the state when the store has it."""
     for _ in range(TRIES):  # of some offers P takes its time
         world.cluster.compute(one)
         with contextlib.suppress(TimeoutError):
@@ -62,13 +62,13 @@ async def keep(world: Scene, one: Prompt = ONE) -> None:
 
 
 def runs_on_disk(world: Scene) -> int:
-    """How many states its journal has."""
+    """Return the number of states in the store's journal."""
     journal = world.cluster.folder / "disk" / JOURNAL
     return journal.read_text().count('"run":') if journal.exists() else 0
 
 
 async def is_on_disk(world: Scene, runs: int) -> None:
-    """Wait until so many states are."""
+    """Wait until ``runs`` states are on disk."""
     async with asyncio.timeout(ENDS_S):
         while runs_on_disk(world) < runs:  # noqa: ASYNC110 - the disk tells no events
             await asyncio.sleep(0.01)

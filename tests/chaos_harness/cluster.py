@@ -49,10 +49,10 @@ class Cluster:
         broker_environment: Mapping[str, str] = MappingProxyType({}),
         fleet: Fleet | None = None,
     ) -> None:
-        """On one host if there are no ``hosts``; ``transports`` narrows UCX's (UCX_TLS).
+        """Prepare a cluster, which runs on one host if there are no ``hosts``.
 
-        With ``tcp`` no byte is read of a process that stands still. With a ``fleet`` there are
-        several brokers in place of the one.
+        ``transports`` narrows UCX's transports (UCX_TLS). With ``tcp`` no byte is read of a process
+        that is stopped. With a ``fleet`` there are several brokers in place of the one.
         """
         self.fleet = fleet
         self.found, self._rng, self._hosts = Found(), rng, hosts
@@ -87,7 +87,7 @@ class Cluster:
 
     @property
     def members(self) -> list[Member]:
-        """Who is alive."""
+        """Return the members that are alive."""
         engines = [m for engine in self.engines.values() for m in engine.members if m.alive]
         commands = (self.broker, self.store, *self._of_fleet())
         return [*engines, *(one for one in commands if one is not None and one.alive)]
@@ -100,18 +100,18 @@ class Cluster:
         return self.folder / "broker.log"
 
     def worker(self, name: str) -> Member:
-        """Such as P.0, or D.scheduler."""
+        """Return a worker by its name, such as P.0 or D.scheduler."""
         return next(one for one in self.engines[name[0]].members if one.name == name)
 
     def address(self, seen_from: str) -> str:
-        """The broker's, or those of all, for a host."""
+        """Return the address of the broker, or of all brokers, as a host sees it."""
         if self.fleet is not None:
             return self.fleet.addresses
         host = self._hosts.address("b", seen_from) if self._hosts is not None else "127.0.0.1"
         return f"{host}:{self._port}"
 
     def start_broker(self, *options: str) -> None:
-        """Empty, as every time."""
+        """Start the broker, which is empty at each start."""
         namespace = self._hosts.namespace("b") if self._hosts is not None else ""
         listen = f"0.0.0.0:{self._port}" if namespace else f"127.0.0.1:{self._port}"
         self.broker = BrokerLife(
@@ -124,20 +124,20 @@ class Cluster:
         self.lives["broker"] += 1
 
     async def end_broker(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """Kill it, or ask it to stop; the exit status."""
+        """Kill the broker, or ask it to stop; return the exit status."""
         if self.broker is None:
             raise RuntimeError("there is no broker")
         return await asyncio.to_thread(self.broker.end, number)
 
     def start_store(self) -> None:
-        """A new life, on P's host, with the disk of those before it."""
+        """Start a new life of the store, on P's host, with the disk of the lives before it."""
         namespace = self._hosts.namespace("p") if self._hosts is not None else ""
         transport = self._transport("p", "d")
         self.store = StoreLife(namespace, self.address("p"), self.folder, transport)
         self.lives["store"] += 1
 
     async def end_store(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """Kill it, or ask it to stop; the exit status."""
+        """Kill the store, or ask it to stop; return the exit status."""
         if self.store is None:
             raise RuntimeError("there is no store")
         return await asyncio.to_thread(self.store.end, number)
@@ -149,7 +149,7 @@ class Cluster:
     def start_engine(
         self, side: str, tp: int, conv: ConvLayout, page_tokens: int = PAGE_TOKENS
     ) -> EngineLife:
-        """A new life."""
+        """Start a new life of an engine."""
         self.lives[side] += 1
         made = layout(tp, conv, page_tokens)
         host, other = side.lower(), "d" if side == "P" else "p"
@@ -172,7 +172,7 @@ class Cluster:
         return engine
 
     def end_engine(self, side: str) -> None:
-        """Kill all of it."""
+        """Kill all processes of an engine."""
         engine = self.engines[side]
         pending = list(engine.pending)
         engine.kill()
@@ -181,7 +181,7 @@ class Cluster:
                 self._ended(side, name, "LOST", "")
 
     def cut(self, one: str, other: str) -> None:
-        """Hosts b, p, d."""
+        """Cut the wire between two of the hosts b, p and d."""
         if self._hosts is not None:
             self._hosts.cut(one, other)
 
@@ -190,7 +190,7 @@ class Cluster:
             self._hosts.heal(one, other)
 
     def story(self) -> str:
-        """What a test that failed wants to know."""
+        """Return what explains a failed test: violations, ends, and the end of each log."""
         lines = [*self.found.violations, f"{dict(self.found.ends)}"]
         for log in sorted(self.folder.glob("*.log")):
             words = log.read_text(errors="replace").splitlines()
@@ -215,7 +215,7 @@ class Cluster:
         self._say(side, name, ("ask", (prompt, name, keeps)))
 
     def evict(self, prompt: Prompt | None, side: str) -> None:
-        """Have an engine forget a state that it keeps; None: all of them."""
+        """Have an engine forget a state that it keeps; None: all states."""
         self._tell(side, ("evict", prompt))
 
     def _begin(self, side: str, prompt: Prompt) -> None:
@@ -264,7 +264,7 @@ class Cluster:
     # -- waiting ----------------------------------------------------------------------------------
 
     async def until(self, holds: Callable[[], bool], within_s: float = READY_S) -> None:
-        """Wait for what the engines' words tell. Raises `TimeoutError`."""
+        """Wait until the engines' messages make a condition true. Raises `TimeoutError`."""
         async with asyncio.timeout(within_s):
             while not holds():
                 self._on_change.clear()
@@ -272,16 +272,16 @@ class Cluster:
                     await asyncio.wait_for(self._on_change.wait(), 0.2)
 
     async def connected(self) -> None:
-        """Both engines have their sessions."""
+        """Wait until all engines have their sessions."""
         await self.until(lambda: all(engine.connected for engine in self.engines.values()))
 
     async def ended(self, side: str, name: str, within_s: float = READY_S) -> tuple[str, str]:
-        """State and reason."""
+        """Return the state and the reason that a side was told of a handoff's end."""
         await self.until(lambda: (side, name) in self.found.said, within_s)
         return self.found.said[side, name]
 
     async def state(self, name: str) -> str:
-        """Where the broker thinks a handoff is; empty if it knows of none."""
+        """Return the state of a handoff at the broker, or an empty text if it is unknown there."""
         return await self._asked(state_of, name) or ""
 
     async def whole(self) -> None:
@@ -297,20 +297,20 @@ class Cluster:
         return await asyncio.to_thread(self._questions.ask, question, *words)
 
     async def reaches(self, name: str, state: str, within_s: float = READY_S) -> None:
-        """Wait until the broker says so. Raises `TimeoutError`."""
+        """Wait until a handoff is in a state at the broker. Raises `TimeoutError`."""
         async with asyncio.timeout(within_s):
             while await self.state(name) != state:  # noqa: ASYNC110 - the broker tells no events
                 await asyncio.sleep(0.01)
 
     async def finished(self, within_s: float) -> str:
-        """Wait until engines hold nothing any more; what they still hold, if they do."""
+        """Wait until engines hold nothing any more; return what is held after ``within_s``."""
         end_s = time.monotonic() + within_s
         while (left := await self.unfinished()) and time.monotonic() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(ASK_EVERY_S)
         return left
 
     async def unfinished(self) -> str:
-        """What engines still hold; empty if nothing."""
+        """Return what the engines still hold, or an empty text if they hold nothing."""
         for engine in self.engines.values():
             engine.reported = None
             engine.free_staging.clear()

@@ -54,19 +54,19 @@ class Life:
     log: str
 
     def mapped(self) -> HostMemory:
-        """The memory, in this process."""
+        """Return the engine's memory, mapped into this process."""
         with open(self.memory, "r+b") as file:
             words: Words = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint16)
         return HostMemory(self.layout, self.page_counts, words)
 
     def stamps(self) -> Stamps:
-        """P and D never write the same."""
+        """Return the stamps that this side writes. P and D never write the same stamp."""
         stamps = Stamps(1, 1 << 15) if self.side == "P" else Stamps(1 << 15, 1 << 16)
         stamps.start_at(self.seed)
         return stamps
 
     def begin(self) -> None:
-        """Make this process one of the engine's."""
+        """Make this process part of the engine."""
         with open(self.log, "ab") as file:
             for number in (1, 2):
                 os.dup2(file.fileno(), number)
@@ -75,7 +75,7 @@ class Life:
 
 
 def serve_rank(driver: Connection, fences: Connection, life: Life, rank: int) -> None:
-    """Be the worker of a rank, until the scheduler is gone."""
+    """Serve as the worker of a rank, until the scheduler is gone."""
     life.begin()
     memory = life.mapped()
     settings = AgentSettings(
@@ -99,7 +99,7 @@ def serve_rank(driver: Connection, fences: Connection, life: Life, rank: int) ->
 
 
 def serve_scheduler(driver: Connection, workers: list[Connection], life: Life) -> None:
-    """Be the scheduler, until the driver is gone."""
+    """Serve as the scheduler, until the driver is gone."""
     life.begin()
     asyncio.run(_Scheduler(driver, workers, life).serve())
 
@@ -203,7 +203,7 @@ class _Scheduler:
         self._tell_workers((handoff_id, tokens))
 
     def _tell_workers(self, fence: tuple[str, int] | None) -> None:
-        """None: say what is free of your staging."""
+        """Send a fence to the workers; with None they report how much of their staging is free."""
         for worker in self._workers:
             with contextlib.suppress(OSError):  # one that was killed
                 worker.send(fence)

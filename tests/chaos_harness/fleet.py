@@ -29,7 +29,7 @@ class Fleet:
     """All of them, by name."""
 
     def __init__(self, folder: Path, hosts: Hosts | None) -> None:
-        """On one host if there are no ``hosts``."""
+        """Prepare a fleet, which runs on one host if there are no ``hosts``."""
         self._folder, self._hosts = folder, hosts
         self.members: dict[str, ProgramLife] = {}
         self._ports = {name: free_port() for name in (*BROKERS, *ETCDS)}
@@ -37,18 +37,21 @@ class Fleet:
 
     @property
     def addresses(self) -> str:
-        """Of the brokers, as clients are given them."""
+        """Return the addresses of the brokers, as clients are given them."""
         return ",".join(self._at(name) for name in BROKERS)
 
     def start(self, name: str, *options: str) -> None:
-        """A new life of a broker or of a member of etcd, which has what it had on disk."""
+        """Start a new life of a broker or of a member of etcd, with what it had on disk."""
         if name in ETCDS:
             self.members[name] = self._etcd(name)
         else:
             self.members[name] = self._broker(name, options)
 
     def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Kill it, or ask it to stop; the exit status. Blocks."""
+        """Kill a broker or a member of etcd, or ask it to stop; return the exit status.
+
+        This blocks.
+        """
         return self.members[name].end(number)
 
     def _host(self, name: str) -> str:

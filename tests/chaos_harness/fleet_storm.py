@@ -22,7 +22,11 @@ class FleetStorm(Storm):
         self._links = WIRES
 
     def broker_faults(self) -> list[tuple[Callable[[], None], int]]:
-        """Kill one, tell one to stop, and the same of etcd: of three members one at a time."""
+        """Return the faults of brokers and of etcd, and how often they come beside other faults.
+
+        A broker is killed or told to stop, and a member of etcd is killed, one of the three at a
+        time.
+        """
         return [
             (self._kill_one_broker, 4),
             (self._tell_one_broker_to_stop, 2),
@@ -30,7 +34,7 @@ class FleetStorm(Storm):
         ]
 
     def start_broker(self) -> None:
-        """All of etcd, and all brokers."""
+        """Start all members of etcd, and all brokers."""
         for name in (*ETCDS, *BROKERS):
             self._start(name)
 
@@ -51,7 +55,10 @@ class FleetStorm(Storm):
         self._kill_one_broker(signal.SIGTERM)
 
     def _kill_one_etcd(self) -> None:
-        """Never two of three: what most of them have agreed to would be lost."""
+        """Kill one member of etcd, if all three are well.
+
+        If two of three were killed, what most members have agreed to would be lost.
+        """
         if all(self._is_well(name) for name in ETCDS):
             self.faults["etcd killed"] += 1
             self._after(self._restart(self._rng.choice(ETCDS), signal.SIGKILL))

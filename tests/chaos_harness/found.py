@@ -29,7 +29,10 @@ class Found:
 
     @property
     def violations(self) -> list[str]:
-        """What was broken. P may be heard after D, though it spoke first: by another pipe."""
+        """Return the promises that were broken.
+
+        P may be heard after D, though P spoke first, because each has its own pipe.
+        """
         self._unlike = [one for one in self._unlike if not self._is_right(*one[1:])]
         unlike = (
             f"{name} is DONE at {side} with {stamps} instead of {self.stamps.get(name, set())}"
@@ -38,7 +41,7 @@ class Found:
         return [*self.broken, *unlike]
 
     def check(self, side: str, name: str, stamps: set[int]) -> None:
-        """Note it if a state that is DONE is not the one that was written."""
+        """Note a state that is DONE and not the state that was written."""
         if not self._is_right(name, stamps):
             self._unlike.append((side, name, stamps))
 

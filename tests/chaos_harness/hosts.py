@@ -20,7 +20,7 @@ _FORWARDING, _DISABLED = 3, 0
 
 
 def why_not() -> str:
-    """Why there can be no hosts on this machine; empty if there can."""
+    """Return why there can be no hosts on this machine, or an empty text if there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for command in ("ip", "bridge"):
@@ -35,9 +35,10 @@ def why_not() -> str:
 
 
 def enter(namespace: str) -> None:
-    """Make this process one of a host; an empty name stays. Raises `OSError`.
+    """Move this process to a host; with an empty name it stays. Raises `OSError`.
 
-    Before it has threads. It sees the host's devices under ``/sys``, where UCX looks for them.
+    Call this before the process has threads. It then sees the host's devices under ``/sys``, where
+    UCX looks for them.
     """
     if not namespace:
         return
@@ -71,15 +72,15 @@ class Hosts:
         return f"{self._prefix}-{host}"
 
     def device(self, of: str, towards: str) -> str:
-        """The interface of a host that leads to another."""
+        """Return the interface of a host that leads to another host."""
         return f"{self._prefix}{of[:2]}{towards[:2]}"
 
     def primary(self, of: str) -> str:
-        """Where a host is for all that have a wire to it."""
+        """Return the address at which all hosts with a wire to a host reach it."""
         return f"10.214.0.{1 + self._names.index(of)}"
 
     def address(self, of: str, seen_from: str) -> str:
-        """Where a host is, for another."""
+        """Return a host's address as another host sees it."""
         pair = self._pair(of, seen_from)
         return f"10.213.{self._wires[pair]}.{1 + pair.index(of)}"
 
@@ -106,15 +107,15 @@ class Hosts:
         self._remove()
 
     def cut(self, one: str, other: str) -> None:
-        """Swallow what these two send each other."""
+        """Drop what two hosts send each other."""
         self._set_ports(one, other, _DISABLED)
 
     def heal(self, one: str, other: str) -> None:
-        """Carry it again."""
+        """Carry again what two hosts send each other."""
         self._set_ports(one, other, _FORWARDING)
 
     def replace(self, one: str, other: str) -> None:
-        """Take the first host's interface to the other away, and give it another of the name."""
+        """Remove the interface of one host to another, and add a new interface of the same name."""
         namespace, device = self.namespace(one), self.device(one, other)
         _ip(f"-n {namespace} link del {device}", *self._plug(one, other))
 
@@ -122,7 +123,7 @@ class Hosts:
         return (one, other) if (one, other) in self._wires else (other, one)
 
     def _plug(self, one: str, other: str) -> list[str]:
-        """Commands that give a host its end of a wire."""
+        """Return the commands that give a host its end of a wire."""
         switch, number = f"{self._prefix}-switch", self._wires[self._pair(one, other)]
         device, namespace = self.device(one, other), self.namespace(one)
         return [
@@ -134,7 +135,7 @@ class Hosts:
         ]
 
     def _route(self, one: str, other: str) -> list[str]:
-        """The command by which a host finds the other's primary address."""
+        """Return the command by which a host finds the other host's primary address."""
         to, gateway, source = self.primary(other), self.address(other, one), self.primary(one)
         return [f"-n {self.namespace(one)} route add {to}/32 via {gateway} src {source}"]
 
@@ -145,7 +146,7 @@ class Hosts:
                  "state", str(state))  # fmt: skip
 
     def _remove(self) -> None:
-        """Ours, and those of others that ended without."""
+        """Delete this process's namespaces, and those that ended processes left."""
         for namespace in Path("/run/netns").glob("rw*-*"):
             prefix = namespace.name.split("-")[0]
             is_left = not Path(f"/proc/{int(prefix[2:], 16)}").exists()

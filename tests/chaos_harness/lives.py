@@ -31,7 +31,7 @@ class EngineLife:
     """The processes of one life of an engine."""
 
     def __init__(self, life: Life, hear: Callable[[EngineLife, Said], None]) -> None:
-        """Start them; ``hear`` gets what they say."""
+        """Start the scheduler and the workers; ``hear`` gets what they say."""
         self.life, self._hear = life, hear
         self.pending: dict[str, float] = {}
         """Handoffs that the scheduler has not yet told the end of, and since when."""
@@ -62,7 +62,7 @@ class EngineLife:
 
     @property
     def answered(self) -> bool:
-        """Whether all have said how they are since they were asked."""
+        """Return whether the scheduler and all workers have answered since they were asked."""
         return self.reported is not None and len(self.free_staging) == len(self.workers)
 
     @property
@@ -70,7 +70,7 @@ class EngineLife:
         return self.scheduler.alive
 
     def kill(self) -> None:
-        """All of it. What it knew is lost, what it has said is not."""
+        """Kill all processes of the engine. What it knew is lost, what it has said is not."""
         for child in self.members:
             child.kill()
         for child in self.members:
@@ -101,7 +101,7 @@ class EngineLife:
         self._hear(self, said)
 
     def _drain(self, child: Child) -> None:
-        """What it had said before it died."""
+        """Read what a process had said before it died."""
         with contextlib.suppress(EOFError, OSError):
             while child.pipe.poll(0):
                 self._hear(self, child.pipe.recv())
@@ -130,11 +130,11 @@ class ProgramLife(Member):
 
     @property
     def ended(self) -> int | None:
-        """Its exit status, if it has ended."""
+        """Return the exit status, or None while the process runs."""
         return self._process.poll()
 
     def end(self, number: signal.Signals) -> int:
-        """Send a signal that ends it, and wait; the exit status."""
+        """Send a signal that ends the process, wait, and return the exit status."""
         self.signal(number)
         self.alive = False
         return self._process.wait(STOP_S)

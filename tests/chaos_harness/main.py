@@ -32,7 +32,7 @@ CALM_S = 20.0
 
 
 async def play(report: Report, progress: Console | None = None) -> Report:
-    """A storm, then calm."""
+    """Run a storm of faults, then wait for calm."""
     rng = Random(report.seed)  # noqa: S311 - reproducible, not secret
     with contextlib.ExitStack() as stack:
         several = report.brokers > 1
@@ -96,7 +96,7 @@ async def _watch(cluster: Cluster, storm: Storm, progress: Console | None) -> No
 
 
 def main() -> int:
-    """Print a report; 1 if a promise was broken."""
+    """Print a report; return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(
         prog="./run chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

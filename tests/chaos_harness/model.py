@@ -17,12 +17,12 @@ HELD_TOKENS, HELD_STATES = 384, 6
 
 
 def page_counts(page_tokens: int) -> dict[str, int]:
-    """Of an engine with pages of so many tokens."""
+    """Return the pages of each group of an engine whose pages hold ``page_tokens`` tokens."""
     return {"attention": HELD_TOKENS // page_tokens, "state": HELD_STATES}
 
 
 def layout(tp: int, conv: ConvLayout, page_tokens: int) -> Layout:
-    """A hybrid with 4 KiB a token and states of 1 MiB, over all ranks."""
+    """Return a hybrid layout with 4 KiB a token and states of 1 MiB, over all ranks."""
     mamba = Mamba2Spec(
         layer=0,
         heads=32,

@@ -16,7 +16,7 @@ PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 def warm_up() -> None:
-    """Start the server that forks: the first process then takes no longer than the others."""
+    """Start the fork server, so that the first process takes no longer than later processes."""
     start(os.getpid).join()
 
 
@@ -28,36 +28,36 @@ class Member:
         self.alive, self.stopped = True, False
 
     def kill(self) -> None:
-        """At once."""
+        """Kill the process at once."""
         self.signal(signal.SIGKILL)
         self.alive = False
 
     def stop(self) -> None:
-        """It stands still."""
+        """Stop the process with SIGSTOP: it stays alive and stands still."""
         self.stopped = True
         if self.alive:
             stop(self.pid)
 
     def go_on(self) -> None:
-        """And goes on."""
+        """Continue the process after a stop."""
         self.stopped = False
         self.signal(signal.SIGCONT)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it; never to one that is gone, whose number another process may have by now."""
+        """Send a signal, unless the process is gone: another process may have its number by now."""
         if self.alive:
             send(self.pid, number)
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of its own and shared; 0 when it is gone."""
+        """Return the resident memory, own and shared, or 0 when the process is gone."""
         with contextlib.suppress(OSError, IndexError):
             return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_BYTES
         return 0
 
     @property
     def open_files(self) -> int:
-        """Descriptors; 0 when it is gone."""
+        """Return the number of open descriptors, or 0 when the process is gone."""
         with contextlib.suppress(OSError):
             return len(os.listdir(f"/proc/{self.pid}/fd"))
         return 0
@@ -67,18 +67,18 @@ class Child(Member):
     """A member that runs a function of ours, and says something on a pipe."""
 
     def __init__(self, name: str, main: Callable[..., None], *args: object) -> None:
-        """Runs ``main(pipe, *args)``."""
+        """Start a process that runs ``main(pipe, *args)``."""
         self.pipe, theirs = pipe()
         self._process = start(main, theirs, *args)
         theirs.close()
         super().__init__(name, self._process.pid or 0)
 
     def tell(self, something: Any) -> None:
-        """Say something to it; one that is gone hears nothing."""
+        """Send a message to the process; a process that is gone hears nothing."""
         with contextlib.suppress(OSError):
             self.pipe.send(something)
 
     def reap(self) -> None:
-        """Wait for the end of one that was killed."""
+        """Wait for the end of a process that was killed."""
         self._process.join()
         self.pipe.close()

@@ -16,18 +16,21 @@ ANSWER_S = 30.0
 
 
 def state_of(admin: AdminClient, handoff: str) -> str:
-    """In which state the broker thinks a handoff is."""
+    """Return the state of a handoff at the broker."""
     number = admin.handoff(handoff).handoff.state
     return broker_pb2.HandoffState.Name(number).removeprefix("HANDOFF_STATE_")
 
 
 def who_is_whole(admin: AdminClient) -> list[str]:
-    """The engines that have their session and all their agents."""
+    """Return the engines that have their session and all their agents."""
     return [one.engine_id for one in admin.engines() if one.session and one.agents == one.ranks]
 
 
 def answer_questions(pipe: Connection, namespace: str, address: str) -> None:
-    """Answer with what a question returns, or None: the broker is not there, or knows of none."""
+    """Answer questions until the asker is gone.
+
+    The answer is None where the broker is gone, or knows nothing of the handoff.
+    """
     enter(namespace)
     while True:
         question, *words = pipe.recv()
@@ -45,7 +48,7 @@ class Questions(Child):
         super().__init__("questions", answer_questions, namespace, address)
 
     def ask(self, question: Callable[..., Any], *words: str) -> Any:
-        """Blocks. Raises `TimeoutError`."""
+        """Ask, and block until the answer comes. Raises `TimeoutError`."""
         self.pipe.send((question, *words))
         if not self.pipe.poll(ANSWER_S):
             raise TimeoutError("the process that asks the broker does not answer")

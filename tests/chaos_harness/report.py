@@ -52,15 +52,15 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Whether every promise was kept."""
+        """Return whether every promise was kept."""
         return not (self.violations or self.left or self.without_end)
 
     def json(self) -> str:
-        """For scripts."""
+        """Return the report as JSON, for scripts."""
         return json.dumps(asdict(self), indent=2)
 
     def show(self, console: Console) -> None:
-        """For people."""
+        """Print the report as a table, for people."""
         table = Table(
             title=f"Chaos, seed {self.seed}: {self.minutes:g} min, brokers: {self.brokers}",
             show_header=False,

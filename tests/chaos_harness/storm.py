@@ -62,7 +62,7 @@ class Storm:
         ]
 
     async def blow(self, seconds: float) -> None:
-        """Handoffs and faults, for a while."""
+        """Run handoffs and faults for some seconds."""
         end_s = time.monotonic() + seconds
         work = asyncio.create_task(self._work(end_s))
         while (left_s := end_s - time.monotonic()) > 0:
@@ -73,11 +73,11 @@ class Storm:
         await work
 
     async def calm(self, seconds: float) -> None:
-        """Handoffs alone."""
+        """Run handoffs without faults for some seconds."""
         await self._work(time.monotonic() + seconds)
 
     async def heal(self) -> str:
-        """Wait until all is as it was; what is not, if anything."""
+        """Wait until everything is as before the faults; return what is not, or an empty text."""
         while self._healing:
             await asyncio.wait(self._healing)
         await self._cluster.connected()
@@ -107,7 +107,7 @@ class Storm:
                     self._keep_and_ask(self._prompt())
 
     def _keep_and_ask(self, prompt: Prompt) -> None:
-        """One engine keeps a state, another asks for it, and sooner or later it is evicted."""
+        """Have an engine keep a state, and another ask for it; evict the state sooner or later."""
         holder, asking = self._rng.sample("PD", 2)
         rng = self._rng
         self.asked += 1
@@ -125,13 +125,13 @@ class Storm:
             self._later(rng.uniform(2.2, 7.0) * KEPT_S, ask)
 
     def begun(self) -> Iterator[tuple[str, str]]:
-        """Each side, and the handoff that it was told to hand over or ask for."""
+        """Yield each side, and the handoff that it was told to hand over or ask for."""
         yield from ((side, f"h{number}") for number in range(self.handoffs) for side in "PD")
         yield from self._askers
         yield from self.later
 
     def _hand_over(self, prompt: Prompt) -> None:
-        """Either side may be first."""
+        """Begin a handoff, at either side first."""
         self.handoffs += 1
         sides = [self._cluster.prefill, self._cluster.decode]
         self._rng.shuffle(sides)
@@ -167,7 +167,7 @@ class Storm:
         task.add_done_callback(self._healing.discard)
 
     def broker_faults(self) -> list[tuple[Callable[[], None], int]]:
-        """What may befall the broker, and how often beside other faults."""
+        """Return the faults that may befall the broker, and how often beside other faults."""
         return [(self._kill_broker, 2), (self._stop_broker, 1)]
 
     def start_broker(self) -> None:
@@ -231,7 +231,7 @@ class Storm:
             self._later(self._short_s(), lambda: self.start_engine(side))
 
     def _kill_worker(self) -> None:
-        """Its engine follows, after a while."""
+        """Kill a worker; its engine follows after a while."""
         side = self._rng.choice("PD")
         engine = self._cluster.engines[side]
         worker = self._rng.choice(engine.workers)
@@ -245,7 +245,7 @@ class Storm:
             self._end_engine(side)
 
     def _pause(self) -> None:
-        """One, or all of an engine."""
+        """Stop one process, or all processes of an engine."""
         members = [one for one in self._cluster.members if not one.stopped]
         if not members:
             return

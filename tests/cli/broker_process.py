@@ -31,14 +31,17 @@ def broker_process(*options: str) -> Iterator[str]:
 
 
 def path_of_python() -> dict[str, str]:
-    """Where the code is that these tests test, if it is not what is installed."""
+    """Return the PYTHONPATH under which these tests run, if it is set.
+
+    It names the tested code where that is not the installed code.
+    """
     return {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
 
 
 def run_restow(
     *arguments: str, env: dict[str, str] | None = None, columns: int = 80
 ) -> subprocess.CompletedProcess[str]:
-    """Run one command; its output is what a terminal of ``columns`` would show."""
+    """Run a command; return what a terminal of ``columns`` columns would show."""
     command: Sequence[str] = [sys.executable, "-m", "restow.broker.cli.main", *arguments]
     return subprocess.run(
         command,

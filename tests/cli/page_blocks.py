@@ -28,18 +28,21 @@ class Block:
 
     @property
     def first_line(self) -> str:
-        """Its name in the page; imports that all examples begin with are none."""
+        """Return the first line that is no import, which names the block in its page.
+
+        All examples begin with imports.
+        """
         lines = self.text.splitlines()
         return next(one for one in lines if one and not one.startswith("import "))
 
     @property
     def printed(self) -> list[str]:
-        """What its comments say that it prints."""
+        """Return what the block prints, according to its comments."""
         return re.findall(r"print\(.*\)  # (.+)$", self.text, re.MULTILINE)
 
 
 def blocks(page: str) -> list[Block]:
-    """All of a page, in its order."""
+    """Return all blocks of a page, in their order."""
     return [Block(page, *one) for one in BLOCK.findall((ROOT / page).read_text())]
 
 
@@ -47,7 +50,7 @@ class Shell:
     """Runs blocks in a folder that is a checkout to them, with the commands of this interpreter."""
 
     def __init__(self, folder: Path, broker: str) -> None:
-        """``folder`` is empty; what blocks write stays there."""
+        """Prepare a shell in ``folder``, which is empty; what blocks write stays there."""
         self._folder = folder / "checkout"
         self._folder.mkdir()
         (self._folder / "docs").symlink_to(ROOT / "docs")
@@ -63,9 +66,9 @@ class Shell:
         self._env["PATH"] = f"{programs}:{os.environ['PATH']}"
 
     def run(self, block: Block, beside: str) -> tuple[str, list[str]]:
-        """What a block prints, and its commands that fail.
+        """Run a block; return what it prints, and its commands that fail.
 
-        Meanwhile ``beside`` is said until it succeeds.
+        Meanwhile the command ``beside`` is repeated until it succeeds.
         """
         failed = self._folder.parent / "failed"
         failed.write_text("")

@@ -18,7 +18,7 @@ STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 def environment(more: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """That of a user: no width and no colors are forced on a command."""
+    """Return a user's environment: no width and no colors are forced on a command."""
     forced = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR")
     return {name: value for name, value in more.items() if name not in forced}
 
@@ -27,7 +27,7 @@ def environment(more: Mapping[str, str] = os.environ) -> dict[str, str]:
 def started(
     *arguments: str, columns: int, env: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run a command on a terminal; yields it, and what its terminal can be read by."""
+    """Run a command on a terminal; yield the process, and a descriptor of the terminal."""
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(
@@ -47,7 +47,7 @@ def started(
 
 
 def on_terminal(*arguments: str, columns: int, env: Mapping[str, str] | None = None) -> str:
-    """What a command that ends well shows on a terminal, without styles."""
+    """Return what a command shows on a terminal, without styles. The command must succeed."""
     code, shown = asked_on_terminal(*arguments, columns=columns, env=env)
     assert code == 0, shown
     return shown
@@ -75,7 +75,7 @@ def asked_on_terminal(
 def piped(
     *arguments: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """What a command prints into pipes."""
+    """Run a command that prints into pipes, and return what it printed."""
     return subprocess.run(
         [*COMMAND, *arguments],
         stdin=subprocess.DEVNULL,

@@ -25,12 +25,12 @@ def address() -> Iterator[str]:
 
 
 async def run(*arguments: str) -> Result:
-    """A command beside engines that live on this event loop."""
+    """Run a command beside engines that live on this event loop."""
     return await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
 
 
 async def on_terminal(*arguments: str, typed: str) -> tuple[int, str]:
-    """The exit status of a command whose question is answered, and what it shows."""
+    """Run a command and answer its question; return its exit status, and what it shows."""
     return await asyncio.to_thread(asked_on_terminal, *arguments, typed=typed)
 
 
@@ -41,7 +41,7 @@ async def state(address: str, name: str) -> str:
 
 @asynccontextmanager
 async def waiting(address: str, name: str) -> AsyncIterator[Pair]:
-    """P has published, and no rank has fenced it."""
+    """Run a pair whose P has published a state that no rank has fenced."""
     async with pair(address, 1, 1) as both:
         both.p.publish(name, P_BLOCKS, POSITION)
         asked = both.d.request(name, D_BLOCKS)
@@ -81,7 +81,7 @@ async def test_a_script_does_nothing_that_is_not_agreed_to_beforehand(address: s
 
 @pytest.mark.parametrize("command", ["release", "handoff"])
 async def test_an_empty_id_names_no_handoff(command: str) -> None:
-    """As of a shell's variable that is not set: every id begins so."""
+    # A variable of the shell that is not set gives an empty id, and every id begins with that.
     async with broker() as running, engine(running.address, "d") as (d, _):
         d.request("the-only-one", D_BLOCKS)
         assert (await d.request("known by then", D_BLOCKS, timeout_ms=1)).reason == "NOT_PUBLISHED"

@@ -46,7 +46,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def shown(address: str) -> Shown:
-    """Every command, run while three handoffs are known."""
+    """Return the output of every command, run while three handoffs are known."""
 
     async def hold() -> Shown:
         async with pair(address, 2, 1, hosts=("host-p", "host-d")) as both:

@@ -19,7 +19,7 @@ async def test_the_only_broker_says_so() -> None:
 
 
 def told(**how: object) -> pb.ListBrokersResponse:
-    """As a broker tells of itself."""
+    """Return what a broker tells of itself."""
     known = {"address": "h:1", "fleet": "f", "brokers": 2, "let_in": True, "leader": "h:2"}
     return pb.ListBrokersResponse(membership=pb.Membership(**known | {"epoch": 7} | how))  # type: ignore[arg-type]
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(BASH is None, reason="NO BASH: completion was no
 
 
 def completed(line: str, env: Mapping[str, str] | None = None) -> list[str]:
-    """What bash offers for the last word of a line, by the script that Restow installs."""
+    """Return what bash offers for the last word of a line, by the script that Restow installs."""
     assert BASH is not None
     words = line.split(" ")
     script = f"""

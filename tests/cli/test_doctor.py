@@ -46,12 +46,12 @@ ENDLESS = resource.RLIM_INFINITY
 
 
 async def run(*arguments: str) -> Result:
-    """The command beside engines that live on this event loop."""
+    """Run the command beside engines that live on this event loop."""
     return await asyncio.to_thread(CliRunner().invoke, app, ["doctor", *arguments])
 
 
 def verdicts(result: Result) -> dict[str, str]:
-    """By subject; without what depends on this machine."""
+    """Return the verdicts by subject."""
     found = json.loads(result.stdout)["findings"]
     return {one["subject"]: one["verdict"] for one in found}
 
@@ -183,7 +183,7 @@ def test_files_of_trust(authority: Authority, tmp_path: Path) -> None:
 
 
 async def test_the_certificate_that_the_broker_shows(authority: Authority) -> None:
-    """Nobody else tells an operator: the broker goes on with streams that it has."""
+    # Only the doctor tells an operator: the broker goes on with the streams that it has.
     async with guarded(authority) as running:
         credentials = operator(authority, None)
 

@@ -30,7 +30,7 @@ def from_config(*arguments: object) -> Any:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint's folder: a config, ModelOpt's file beside it, and weights."""
+    """Write a checkpoint's folder: a config, ModelOpt's file beside it, and weights."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))

@@ -16,7 +16,10 @@ async def test_engines_come_and_go() -> None:
             news = News(client, since_s=0.0)
 
             async def told(until: str) -> list[Event]:
-                """What is new, until an engine has become so; looks are the test's own."""
+                """Return what is new, until an engine has become ``until``.
+
+                The test itself calls `look`.
+                """
                 found: list[Event] = []
                 async with asyncio.timeout(30):
                     while not any(one["what"] == until for one in found):

@@ -160,7 +160,10 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_is_in_the_table(page: str) -> None:
-    """In the page's order, each by how its first line begins; and the table has no others."""
+    """Check that the table has all blocks of the page in its order, and no others.
+
+    Each is named by how its first line begins.
+    """
     found = blocks(page)
     assert {one.language for one in found} <= {*CODE, *SHOWN}, "a block without its language"
     code = [one.first_line for one in found if one.language in CODE]
@@ -180,7 +183,7 @@ def test_tests_that_the_table_names_read_the_page() -> None:
     "page", [page for page, table in BLOCKS.items() if Run in map(type, table.values())]
 )
 def test_what_a_page_says_is_what_happens(page: str, tmp_path: Path) -> None:
-    """One block after another, with one broker."""
+    """Run a page's blocks one after another, with one broker."""
     code = [one for one in blocks(page) if one.language in CODE]
     with broker_process() as broker:
         with BlockingSession("d", uuid.uuid4().hex, model_layout(), broker) as session:
@@ -196,7 +199,8 @@ def test_what_a_page_says_is_what_happens(page: str, tmp_path: Path) -> None:
 
 
 def test_no_two_examples_use_one_id() -> None:
-    """Whoever types one page after another has one broker: an id that has ended can't be used."""
+    # A reader who types the pages' examples has one broker: an id that has ended can't be used
+    # again.
     used = Counter(
         id_
         for page in PAGES
@@ -213,7 +217,7 @@ GROUP: Any = typer.main.get_command(app)
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_has_the_options_that_are_shown(page: str) -> None:
-    """Also of what is not run: no command of a page is refused for how it is written."""
+    """Check that no command of a page is refused for its options, also if it is not run."""
     for block in blocks(page):
         if block.language != "bash":
             continue

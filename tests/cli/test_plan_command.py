@@ -195,7 +195,10 @@ def test_no_torch_for_plans(pair: Pair) -> None:
 
 
 def test_costs_that_are_given(pair: Pair, run: Run, fail: Fail, tmp_path: Path) -> None:
-    """Where descriptors cost nothing all is read in place; the expected time says by what."""
+    """Check that all is read in place where descriptors cost nothing.
+
+    The expected time names the costs that it was computed from.
+    """
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps({"seconds_per_descriptor": 0.0}))
     data = json.loads(run("plan", *pair, "--costs", costs, "--json"))
@@ -240,7 +243,7 @@ def test_what_is_rebuilt_and_what_that_saves(
 
 
 def test_what_begins_cold_is_said(tmp_path: Path, run: Run) -> None:
-    """Layers of MTP that D alone runs."""
+    """Check that the plan names the layers of MTP that D alone runs."""
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
     config = {"model_type": "mimo", **heads, "num_hidden_layers": 2, "num_nextn_predict_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -37,7 +37,10 @@ JSON = st.recursive(
 
 @pytest.fixture
 def shown(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Run commands beside an engine that holds the prompt; their texts and documents by name."""
+    """Return a function that runs commands beside an engine that holds the prompt.
+
+    It returns the commands' texts and documents by name.
+    """
 
     async def run(commands: dict[str, tuple[str, ...]]) -> dict[str, Any]:
         async with broker() as running, engine(running.address, "e") as (session, _):

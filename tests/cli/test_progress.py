@@ -13,7 +13,7 @@ from restow.v1 import agent_link_pb2 as link
 
 
 async def test_a_read_of_no_bytes_has_progress_too() -> None:
-    """D holds all of the prompt, and the model keeps nothing else."""
+    # D holds all of the prompt, and the model keeps nothing else.
     model = ModelSpec("m", (AttentionSpec(0, 2, 16, DType.BFLOAT16),))
     layout = build_layout(model, EngineSettings(tp=2, page_tokens=16))
     async with (
@@ -37,5 +37,5 @@ async def test_a_read_of_no_bytes_has_progress_too() -> None:
 
 
 def no_settled(order: link.AgentOrder) -> list[link.AgentMessage]:
-    """An agent that is at work on every read."""
+    """Answer as an agent that is still at work on every read."""
     return [] if order.WhichOneof("body") == "execute" else answer_at_once(order)

@@ -50,7 +50,7 @@ MODULES = (
 
 
 def reasons_of_failures(path: Path) -> Iterator[str]:
-    """Of each `Failure(state, "REASON", words)`."""
+    """Yield the reason of each `Failure(state, "REASON", words)` in a file."""
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Call(func=ast.Name(id="Failure"), args=[_, ast.Constant(value=str(why)), _]):
@@ -58,7 +58,7 @@ def reasons_of_failures(path: Path) -> Iterator[str]:
 
 
 def reasons_of_modules() -> Iterator[str]:
-    """Of every typed error that is written there."""
+    """Yield the reason of every typed error that the modules define."""
     for name in MODULES:
         for one in vars(importlib.import_module(name)).values():
             if isinstance(one, type) and issubclass(one, RestowError) and one.__module__ == name:
@@ -66,7 +66,7 @@ def reasons_of_modules() -> Iterator[str]:
 
 
 def reasons_told_to_engines() -> set[str]:
-    """What the broker's mind says, and what any error says that reaches an engine."""
+    """Return the reasons that the broker's core gives, and those of errors that reach an engine."""
     found = {
         reason for path in (BROKER / "core").rglob("*.py") for reason in reasons_of_failures(path)
     }

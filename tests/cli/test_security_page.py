@@ -27,7 +27,7 @@ def blocks() -> list[str]:
 
 
 def run(block: str, folder: Path, address: str = "") -> str:
-    """Run a block; ``restow`` is that of the tests' interpreter."""
+    """Run a block, in which ``restow`` is that of the tests' interpreter."""
     command = shlex.join([sys.executable, "-m", "restow.broker.cli.main"])
     script = f'set -euo pipefail\nrestow() {{ {command} "$@"; }}\n{block}'
     done = subprocess.run(
@@ -46,7 +46,7 @@ def run(block: str, folder: Path, address: str = "") -> str:
 
 @contextlib.contextmanager
 def served(block: str, folder: Path) -> Iterator[str]:
-    """A broker as a block starts it, on another port."""
+    """Serve a broker as a block starts it, on another port."""
     assert block.startswith(SERVE)
     with contextlib.chdir(folder), broker_process(*shlex.split(block.removeprefix(SERVE))) as where:
         yield where

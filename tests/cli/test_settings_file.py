@@ -137,7 +137,7 @@ def test_services_of_kubernetes_are_no_settings(fail: Callable[..., Any]) -> Non
 
 
 def test_every_variable_of_this_repository_is_known() -> None:
-    """So that a broker that `run`, a test or a container starts is never refused for one."""
+    # Else a broker that `run`, a test or a container starts could be refused for a variable.
     command = ["git", "grep", "-ohE", r"RESTOW_[A-Z][A-Z_]*[A-Z]", "--", ":!docs/*.md"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     links = {"RESTOW_SERVICE_HOST", "RESTOW_PORT", "RESTOW_PORT_7350_TCP_ADDR"}
@@ -148,7 +148,7 @@ def test_every_variable_of_this_repository_is_known() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_all_options_have_a_variable(command: str) -> None:
-    """One that names it, or, of `restow serve`, a setting of its name."""
+    """Check that each option names a variable, or, of `restow serve`, is named like a setting."""
     for one in PARAMS[command]:
         is_setting = command == "serve" and one.name in BrokerSettings.model_fields
         variable = PREFIX + str(one.name).upper()

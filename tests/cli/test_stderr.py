@@ -113,7 +113,7 @@ def test_who_has_left_stops_nobody() -> None:
 
 @contextlib.contextmanager
 def unread_broker(*options: str) -> Iterator[tuple[str, IO[str]]]:
-    """A broker's address, and its stderr."""
+    """Start a broker whose stderr nobody reads; yield its address, and its stderr."""
     process = subprocess.Popen(
         [*SERVE, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -155,7 +155,7 @@ def test_grpcs_own_lines_have_the_brokers_form(tmp_path: Path) -> None:
 
 
 def shake_hands(address: str) -> None:
-    """Begin TLS without a certificate, and be shut out."""
+    """Begin TLS without a certificate, and be refused."""
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -39,7 +39,7 @@ def waiting(*options: str) -> AbstractContextManager[subprocess.Popen[str]]:
 
 @contextmanager
 def until_it_says(words: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a store up to that line."""
+    """Run a store until it writes a line."""
     command = [sys.executable, "-m", "restow.broker.cli.main", "store", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:

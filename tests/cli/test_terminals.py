@@ -26,7 +26,10 @@ WAITS = "waits-for-d-28dc0fcc-4acc-4390-870f-a19954a50eca"
 
 @asynccontextmanager
 async def some() -> AsyncIterator[tuple[str, Pair]]:
-    """A broker with ends, one of them of no use, and one that waits."""
+    """Yield a broker's address and a pair.
+
+    Several handoffs have ended, one of them because nobody published it, and another handoff waits.
+    """
     async with broker() as running, pair(running.address, 2, 1) as both:
         for name in (*UUIDS, *LONG):
             await both.hand_over(name)
@@ -37,7 +40,7 @@ async def some() -> AsyncIterator[tuple[str, Pair]]:
 
 
 def run(address: str, *arguments: str, columns: int | None = None) -> Result:
-    """A command in this process: on a terminal of so many columns, or into a pipe."""
+    """Run a command in this process: on a terminal of ``columns`` columns, or into a pipe."""
     terminal = {"COLUMNS": str(columns), "FORCE_COLOR": "1"} if columns else {"COLUMNS": "80"}
     env = {"RESTOW_BROKER": address, **terminal}
     return CliRunner(env=env).invoke(app, list(arguments))
@@ -148,7 +151,10 @@ async def test_errors_have_the_form_that_was_asked_for(form: str, fail: Callable
 
 
 async def lines_of(*arguments: str, until: Callable[[list[str]], bool]) -> list[str]:
-    """What a command that goes on prints into a pipe, until that is enough; it ends by Ctrl-C."""
+    """Return the lines that a following command prints into a pipe; stop it by Ctrl-C.
+
+    The command is stopped when ``until`` holds for its lines.
+    """
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
     )

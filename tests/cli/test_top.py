@@ -137,7 +137,7 @@ def test_the_oldest_come_first_and_the_shortest_lease_is_told() -> None:
 
 
 def test_the_slowest_pair_by_the_byte_comes_first() -> None:
-    """Of the broker's own counts: which handoffs are listed does not matter."""
+    # The rates are those of the broker's own counts: which handoffs are listed does not matter.
     slow = between("slow", 37.5 * 2**20, failed=2, bytes=30 << 20)
     seen = look([handoff(9)], pairs=[between("fast", 1000.0 * 2**20), slow])
     assert pair_rows(seen) == [

@@ -45,33 +45,33 @@ class Compose:
         return cls(tuple(shlex.split(words)), project)
 
     def do(self, *words: str, check: bool = True) -> str:
-        """A compose command."""
+        """Run a compose command."""
         return docker(*self.command[1:], *self._where(), *words, first=self.command[0], check=check)
 
     def _where(self) -> tuple[str, ...]:
         return ("-p", self.project, "-f", str(FILE))
 
     def id_of(self, service: str) -> str:
-        """A service's container, also when it does not run."""
+        """Return the id of a service's container, also when the container does not run."""
         if service not in self._ids:
             self._ids[service] = self.do("ps", "-q", service).split()[0]
         return self._ids[service]
 
     @property
     def healthy(self) -> bool:
-        """Whether every container says so of itself."""
+        """Return whether every container reports that it is healthy."""
         ids = [self.id_of(service) for service in SERVICES]
         found = docker("inspect", "-f", "{{.State.Health.Status}}", *ids).split()
         return found == ["healthy"] * len(ids)
 
     def restow(self, *words: str) -> str:
-        """What an operator types in the broker's container."""
+        """Run `restow` in the broker's container, as an operator types it."""
         return docker("exec", self.id_of("broker"), "restow", *words)
 
     def ask(
         self, service: str, seconds: float = 60.0, inside: str = "router", **body: Any
     ) -> Answer:
-        """A completion, asked for in the container of ``inside``; status 0: no answer."""
+        """Ask a service for a completion from the container of ``inside``; status 0: no answer."""
         port = 8000 if service == "router" else 8100
         base = f"http://{service}:{port}" if service != "router" else f"http://127.0.0.1:{port}"
         words = ("python", "-c", ASK, base, f"{seconds:g}", json.dumps(body))
@@ -87,7 +87,7 @@ class Compose:
 
 
 def docker(*words: str, first: str = "docker", check: bool = True) -> str:
-    """A command's output. Raises `RuntimeError` with its last words."""
+    """Run a command, and return its output. Raises `RuntimeError` with the end of its stderr."""
     done = subprocess.run([first, *words], capture_output=True, text=True, check=False, timeout=300)
     if check and done.returncode:
         raise RuntimeError(f"{first} {' '.join(words)[:200]}: {done.stderr[-2000:]}")
@@ -95,7 +95,7 @@ def docker(*words: str, first: str = "docker", check: bool = True) -> str:
 
 
 def until(true: Callable[[], T], seconds: float, what: str) -> T:
-    """The first value of ``true`` that is so. Raises `AssertionError` after ``seconds``."""
+    """Return the first true value of ``true``. Raises `AssertionError` after ``seconds``."""
     ends_s = time.monotonic() + seconds
     while True:
         found = true()

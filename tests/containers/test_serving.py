@@ -54,7 +54,7 @@ def said(answer: Answer) -> str:
 
 
 def through(house: Compose, p: str, d: str, prompt: Prompt) -> Answer:
-    """P prefills, D answers, both by name."""
+    """Have P prefill and D answer, both by name."""
     name = f"{p}-{d}-{next(NAMES)}"
     status, body = published(house, p, name, prompt)
     assert status == 200, body
@@ -82,7 +82,7 @@ def fate(house: Compose, name: str) -> dict[str, Any]:
 
 
 def works(house: Compose, p: str, d: str) -> bool:
-    """Whether a state gets from one to the other."""
+    """Return whether a state gets from P to D."""
     name = f"{p}-{d}-{next(NAMES)}"
     return published(house, p, name, PROMPTS[0])[0] == 200 and (
         wanted(house, d, name, PROMPTS[0])[0] == 200
@@ -90,7 +90,7 @@ def works(house: Compose, p: str, d: str) -> bool:
 
 
 def all_is_well(house: Compose) -> None:
-    """Every pair hands over, nothing is left over, and the broker finds nothing wrong."""
+    """Check that every pair hands over, nothing is left over, and `restow check` is content."""
     until(lambda: house.healthy, BACK_S, "all containers are healthy")
     for p, d in itertools.product(("p0", "p1"), ("d0", "d1")):
         until(partial(works, house, p, d), BACK_S, f"{p} to {d}")
@@ -100,7 +100,7 @@ def all_is_well(house: Compose) -> None:
 
 
 def test_one_curl_has_an_answer_from_d(house: Compose) -> None:
-    """The one in the file's own words."""
+    """Run the curl command that compose.yaml shows."""
     text = (Path(__file__).resolve().parents[2] / "docker" / "compose.yaml").read_text()
     (curl,) = re.findall(r"^#   (curl .*?\})'$", text, re.MULTILINE | re.DOTALL)
     command = curl.replace("\\\n#", " ") + "'"
@@ -110,7 +110,7 @@ def test_one_curl_has_an_answer_from_d(house: Compose) -> None:
 
 @pytest.mark.parametrize(("p", "d"), [("p0", "d0"), ("p1", "d1"), ("p0", "d1"), ("p1", "d0")])
 def test_every_pair_hands_over(house: Compose, p: str, d: str) -> None:
-    """P2 to D1, P1 to D2, and those of equal size, over TCP between hosts."""
+    """Check P2 to D1, P1 to D2, and pairs of equal size, over TCP between hosts."""
     for prompt in PROMPTS:
         status_, body = through(house, p, d, prompt)
         assert said((status_, body)) == decode(prompt.answer_ids)
@@ -120,7 +120,7 @@ def test_every_pair_hands_over(house: Compose, p: str, d: str) -> None:
 
 
 def test_bytes_went_between_containers_by_tcp(house: Compose) -> None:
-    """UCX says by which device, and the kernel how many bytes came."""
+    # UCX says by which device bytes came, and the kernel how many.
     for d in ("d0", "d1"):
         id_ = house.id_of(d)
         came = docker("exec", id_, "sed", "-n", r"s/^ *eth0: *\([0-9]*\).*/\1/p", "/proc/net/dev")
@@ -129,7 +129,7 @@ def test_bytes_went_between_containers_by_tcp(house: Compose) -> None:
 
 
 def test_the_doctor_finds_nothing_wrong(house: Compose) -> None:
-    """In the broker's container; and agents say themselves that they read over TCP."""
+    """Check the doctor in the broker's container; agents themselves say that they read over TCP."""
     until(lambda: house.healthy, BACK_S, "all containers are healthy")
     found = json.loads(house.restow("doctor", "--pair", "all", "--json"))
     assert found["sound"], found
@@ -158,7 +158,7 @@ def test_a_p_that_is_killed(house: Compose) -> None:
 
 
 def test_a_d_that_is_paused(house: Compose) -> None:
-    """Others go on, and so does D when it may."""
+    """Check that other engines go on while D is paused, and that D goes on afterwards."""
     id_, name = house.id_of("d0"), f"paused-{next(NAMES)}"
     assert published(house, "p0", name, PROMPTS[4])[0] == 200
     docker("pause", id_)
@@ -173,7 +173,7 @@ def test_a_d_that_is_paused(house: Compose) -> None:
 
 
 def settled(house: Compose, d: str, name: str, prompt: Prompt) -> bool:
-    """Whether the handoff has ended; it is asked for once more, as a router would."""
+    """Return whether the handoff has ended. The state is asked for again, as a router would do."""
     code, body = wanted(house, d, name, prompt)
     assert code != 200 or body["choices"][0]["text"] == decode(prompt.answer_ids)
     return fate(house, name)["state"] in ("DONE", "FAILED", "EXPIRED", "CANCELLED")

@@ -20,7 +20,7 @@ CURL = ("curl", "-s", "-w", "\n%{http_code}", "-H", "Content-Type: application/j
 
 
 def answer_of_router(prompt: str) -> tuple[int, str]:
-    """Status and body, as a client has them."""
+    """Return the status and the body that a client gets."""
     port = os.environ.get("RESTOW_ROUTER_PORT", "8000")
     url = f"http://127.0.0.1:{port}/v1/completions"
     words = [*CURL, url, "-d", json.dumps({"prompt": prompt})]
@@ -30,7 +30,7 @@ def answer_of_router(prompt: str) -> tuple[int, str]:
 
 
 def failed_request(house: Compose) -> tuple[str, str]:
-    """P is killed before D asks for what it computed: the handoff, and what a client hears."""
+    """Kill P before D asks for P's state; return the handoff, and what a client hears."""
     prompts = [one.text for one in make_prompts(4, SEED)]
     for prompt in prompts[1:]:
         code, body = answer_of_router(prompt)
@@ -48,7 +48,7 @@ def failed_request(house: Compose) -> tuple[str, str]:
 
 
 def show(house: Compose, *words: str) -> str:
-    """A command of an operator, and what it printed."""
+    """Return an operator's command, and what it printed."""
     broker = house.id_of("broker")
     terminal = [f"-e{name}={value}" for name, value in TERMINAL.items()]
     printed = docker("exec", *terminal, broker, *words)
@@ -57,7 +57,7 @@ def show(house: Compose, *words: str) -> str:
 
 
 def main() -> None:
-    """Print it."""
+    """Print the transcript."""
     house = Compose.of(os.environ["RESTOW_COMPOSE"], f"restow-transcript-{os.getpid()}")
     try:
         house.do("up", "-d", "--no-build", *SERVICES)

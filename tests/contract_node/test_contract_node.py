@@ -38,7 +38,7 @@ PATIENT = ("--grant-s", "60")
 
 @pytest.fixture(scope="module")
 def packages() -> Path:
-    """The folder with the client's packages. Skips, with the reason, where they can't be had."""
+    """Return the folder of the client's packages; skip with the reason if they can't be had."""
     done = subprocess.run([HERE / "install.sh"], capture_output=True, text=True, check=False)
     if done.returncode == LEFT_OUT:
         pytest.skip(done.stderr.strip().splitlines()[-1])
@@ -48,7 +48,7 @@ def packages() -> Path:
 
 @pytest.fixture(autouse=True)
 def no_memory_left() -> Iterator[None]:
-    """Removes what a Node that has ended left; another run of these tests may be under way."""
+    """Remove the memory that ended Node processes left; leave that of another test run."""
     yield
     for path in Path("/dev/shm").glob(f"{MEMORY}*"):  # noqa: S108 - where Linux has it
         pid = path.name.removeprefix(MEMORY).partition("-")[0]
@@ -81,7 +81,7 @@ class Scene:
             self.wires[index].reset()
 
     async def hears(self) -> dict[str, Any]:
-        """What Node says next; fails with what it found if it gave up."""
+        """Return the next message from Node; fail with what Node found if it gave up."""
         assert self._node is not None
         assert self._node.stdout is not None
         said = json.loads(await self._node.stdout.readline() or '{"failed": "it has ended"}')
@@ -90,7 +90,7 @@ class Scene:
         return dict(said)
 
     async def hears_of(self, word: str, least: int = 0) -> dict[str, Any]:
-        """The first that Node says with the word in it, and so much of it."""
+        """Return Node's first message that has a word, with a value of at least ``least``."""
         while word not in (said := await self.hears()) or (least and said[word] < least):
             pass
         return said
@@ -119,7 +119,7 @@ class Scene:
         )
 
     async def close(self) -> None:
-        """Let Node leave, if it is there; end the broker."""
+        """Let Node leave, if it still runs, and end the broker."""
         if self._node is not None and self._node.returncode is None:
             if "ghosts" not in self.said:
                 with contextlib.suppress(TimeoutError):
@@ -139,7 +139,7 @@ class Scene:
         self.broker.end(signal.SIGKILL)
 
     def left_at_the_broker(self) -> tuple[int, int, list[str]]:
-        """Handoffs that have not ended, those whose pages are held, and what an audit finds."""
+        """Return the handoffs that have not ended, those in quarantine, and an audit's findings."""
         with AdminClient(self.address) as client:
             status = client.status()
             return status.handoffs_live, status.handoffs_quarantined, list(client.audit().findings)
@@ -161,7 +161,7 @@ async def scene(folder: Path, packages: Path) -> AsyncIterator[Scene]:
 
 
 def check(found: dict[str, Any]) -> None:
-    """All prompts arrived as they are, and nothing else anywhere."""
+    """Check that all prompts arrived unchanged, and that no other memory was written."""
     assert found["done"] == PROMPTS
     assert found["wrong"] == found["lost"] == found["ghosts"] == []
     assert found["renewals"] > 0
@@ -179,7 +179,7 @@ async def test_every_state_is_handed_over(tmp_path: Path, packages: Path) -> Non
 
 
 async def test_what_breaks_is_said_again(tmp_path: Path, packages: Path) -> None:
-    """Wires are cut, and the broker is killed and begins anew, while states are on their way."""
+    """Cut wires, and kill and restart the broker, while states are on their way."""
     async with asyncio.timeout(WITHIN_S), scene(tmp_path, packages) as one:
         one.let_begin(60)
         await one.hears_of("done", 20)

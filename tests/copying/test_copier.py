@@ -63,7 +63,7 @@ class Stream:
 def test_what_was_queued_on_a_device_is_waited_for_where_the_next_launch_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Memory may be given back as soon as the failure is heard of."""
+    # Memory may be given back as soon as the failure is heard of.
     stream = Stream()
     monkeypatch.setattr(device, "_own_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
@@ -109,7 +109,7 @@ async def test_a_cancelled_product_is_waited_for(held: Held, copies: Copier) -> 
 
 
 async def test_one_that_is_cancelled_again_is_still_waited_for(held: Held, copies: Copier) -> None:
-    """An order is taken back, and then the agent's stream breaks."""
+    # The copy is cancelled twice: an order is taken back, and then the agent's stream breaks.
     task = asyncio.create_task(copies.project(no_rows(ProjectColumn), CPU))
     assert await asyncio.to_thread(held.begun.wait, WAIT_S)
     loop = asyncio.get_running_loop()

@@ -33,7 +33,7 @@ LIST_BYTES = len(packed(MANY))
 
 
 def bounded(more_bytes: int) -> tuple[World, Side, Side]:
-    """P and D of a tenant that may have so many bytes kept beside what the two take."""
+    """Return P and D of a tenant that may have ``more_bytes`` kept beside what P and D take."""
     found = World()
     found.engine("p"), found.engine("d")
     taken = found.directory.ledger.tenants.account("t").kept_bytes
@@ -225,7 +225,7 @@ def test_a_story_does_not_grow_with_what_a_side_repeats() -> None:
 
 
 def test_a_name_counts_as_much_once_it_was_encoded() -> None:
-    """An encoder leaves its bytes with the text; what was counted before is given back after."""
+    # Encoding leaves bytes with the text. The broker gives back what it counted before that.
     world, p, _ = bounded(10 * HANDOFF_BYTES)
     before = world.directory.ledger.tenants.account("t").kept_bytes
     name = "名" * 100 + "ж"

@@ -32,7 +32,7 @@ def plans(world: World) -> list[act.MakePlan]:
 
 
 def settle_down(world: World) -> None:
-    """Let the clock tick until nothing more is seen to ahead, answering what is measured."""
+    """Let the clock tick until nothing more is measured ahead, and answer every measurement."""
     answered = len(probes(world))
     for _ in range(4 * MAX_QUEUED):
         if not len(world.directory.ahead):

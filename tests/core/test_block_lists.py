@@ -76,7 +76,7 @@ def test_null_blocks_stand_where_nothing_is_moved() -> None:
 
 
 def test_of_what_begins_cold_p_needs_no_list() -> None:
-    """D's list of the drafts' layers alone is looked at."""
+    # Only D's list of the drafts' layers is looked at.
     (none, drafts) = (PageForm(name, BLOCK_TOKENS, 1) for name in (NO_LIST, "kv"))
     plan = pair_plan(1, 1, False, False)
     world = World()
@@ -104,7 +104,7 @@ def test_a_program_of_cold_fields_names_no_group_of_p() -> None:
 
 
 def test_a_null_block_where_d_keeps_a_whole_block_fails_the_handoff() -> None:
-    """As where P's engine frees more than its blocks of tokens say."""
+    # This happens where P's engine frees more than its blocks of tokens say.
     world = World()
     kept = replace(KV, pages_per_block=2, whole_blocks=True)
     world.outcome = replace(
@@ -152,7 +152,7 @@ def test_below_what_d_holds_neither_side_needs_blocks() -> None:
 
 
 def lists(null: int | None, tokens: int = BLOCK_TOKENS) -> BlockLists:
-    """The rules of one group."""
+    """Return the rules of an engine's block lists, for one group."""
     nulls = {} if null is None else {"kv": null}
     return BlockLists(EngineKey("t", "e"), {"kv": tokens}, nulls, {"kv": PAGES})
 
@@ -192,7 +192,7 @@ def test_the_rules_are_those_of_a_loop(
 
 
 def test_a_long_list_is_looked_at_by_numpy_alone() -> None:
-    """Ten thousand ids take a handful of calls: no loop of Python's goes over them."""
+    """Check that ten thousand ids take a handful of calls: no loop of Python's goes over them."""
     ids = np.random.default_rng(1).permutation(10_000)
     rules = replace(lists(0), block_limits={"kv": 10_000})
     data = packed(ids.tolist())

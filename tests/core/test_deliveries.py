@@ -18,7 +18,7 @@ DONE = ("DONE", "")
 
 
 def numbers(actions: list[act.Action]) -> list[int]:
-    """Numbers of the orders to read."""
+    """Return the numbers of the orders to read."""
     return [one.handoff for one in actions if isinstance(one, act.SendExecute)]
 
 
@@ -379,7 +379,10 @@ def test_a_repeated_demand_is_told_its_end_again() -> None:
 
 
 def test_so_many_deliveries_and_no_more() -> None:
-    """Of those that have ended the ones that failed are forgotten: a D that has it never is."""
+    """Check the limit of deliveries: ended deliveries that failed are forgotten.
+
+    A D that has the state is never forgotten.
+    """
     world = World(limits=replace(LIMITS, max_live=1000, max_engines=1000))
     published(world, 2)
     sides = [world.engine(f"d{number}") for number in range(MAX_DELIVERIES + 1)]
@@ -408,7 +411,7 @@ def test_a_router_gives_up_what_nobody_asks_for_and_an_operator_all_of_it() -> N
 
 
 def test_the_audit_compares_each_delivery_with_its_publication() -> None:
-    """The simulation and the tests rely on the audit, so this breaks each of its rules by hand."""
+    # The simulation and the tests rely on the audit, so this test breaks each of its rules by hand.
     world = World()
     published(world)
     d = world.engine("d")

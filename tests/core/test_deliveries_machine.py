@@ -216,7 +216,7 @@ class DeliveriesMachine(RuleBasedStateMachine):
 
     @rule(who=st.sampled_from(("p", *DS)))
     def end_engine(self, who: str) -> None:
-        """Another life takes its place."""
+        """Start another life in an engine's place."""
         self.reading = {one for one in self.reading if one[1] != who}
         self.say("engine", who, self.sizes[who])
 

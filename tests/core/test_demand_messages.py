@@ -14,7 +14,7 @@ from restow.broker.errors import HandoffConflictError
 
 
 def test_who_gives_a_demand_up_that_was_refused_leaves_the_first() -> None:
-    """D's client may cancel its second demand of one id before it hears of the refusal."""
+    # D's client may cancel its second demand of an id before it hears of the refusal.
     world = World()
     p, d = world.engine("p"), world.engine("d")
     world.request(d)
@@ -29,7 +29,7 @@ def test_who_gives_a_demand_up_that_was_refused_leaves_the_first() -> None:
 
 
 def test_a_call_that_says_a_sessions_demand_again_leaves_its_number() -> None:
-    """The session is told the end by it; a call is told whatever the number is."""
+    # The session is told the end by its number; a call is told the end whatever the number is.
     world = World()
     d = world.engine("d")
     world.request(d)
@@ -50,7 +50,7 @@ def told_numbers(side: Side, actions: Sequence[act.Action]) -> list[int]:
 
 @pytest.mark.parametrize("away", [False, True])
 def test_each_of_two_demands_that_are_said_again_is_told_the_end(away: bool) -> None:
-    """D said one demand twice to a broker before this one, and heard no answer to either.
+    """Check a D that made a demand twice at an earlier broker, and heard no answer to either.
 
     ``away``: a rank of D may write still, so that D is told later.
     """
@@ -93,7 +93,7 @@ def test_who_asks_and_then_does_without_is_told_both_ends() -> None:
 
 
 def test_a_demand_is_not_said_by_any_number_of_messages() -> None:
-    """What the broker keeps of one handoff is bounded."""
+    """Check that what the broker keeps of a handoff is bounded."""
     world = World()
     d = world.engine("d")
     for number in range(1, MAX_MESSAGES + 1):
@@ -109,7 +109,7 @@ def test_a_demand_is_not_said_by_any_number_of_messages() -> None:
 def test_a_call_is_told_the_end_beside_a_session_that_numbers_nothing(
     numbers: tuple[int, int],
 ) -> None:
-    """Without a number the end that the session is told is told to no call."""
+    # The end that the session is told has no number, and so is told to no call.
     world = World()
     d = world.engine("d")
     for number in numbers:

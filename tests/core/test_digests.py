@@ -20,7 +20,7 @@ ALL = Digests(DigestMode.ALL)
 def asked(
     *, staged: bool = False, together: bool = False, digests: Digests | None = ALL
 ) -> tuple[World, Side, Side, int]:
-    """A granted handoff from two ranks to two."""
+    """Return a world with a granted handoff from two ranks to two, and the handoff's number."""
     world = World(staged=staged, together=together, digests=digests)
     p, d = world.engine("p", 2), world.engine("d", 2)
     world.publish(p)
@@ -30,7 +30,7 @@ def asked(
 
 
 def parts(world: World) -> list[tuple[int, tuple[int, ...], bool]]:
-    """Who was asked to gather or hash, for whom."""
+    """Return which rank was asked to gather or hash, and for which ranks."""
     return [
         (one.agent.rank, tuple(part.dst_rank for part in one.parts), one.hashed)
         for one in world.orders(act.SendStage)
@@ -108,7 +108,7 @@ def test_what_is_gathered_together_is_asked_for_together() -> None:
 
 
 def test_the_part_of_a_program_that_is_hashed_has_a_name_of_its_own() -> None:
-    """One that only gathers may have been sent before."""
+    # A part that only gathers may have been sent before.
     world, *_ = asked(staged=True)
     sent = [one for one in world.orders(act.SendProgram) if isinstance(one, act.SendProgram)]
     assert {(one.src_rank, one.hashed) for one in sent} == {(0, True), (1, True)}
@@ -227,7 +227,7 @@ def test_a_rank_that_reads_nothing_need_not_wait() -> None:
 @pytest.mark.parametrize("rhythm_us", [1, 7, 1000, 1 << 20, 64 * 1000, 10**6])
 @pytest.mark.parametrize("every", [1, 2, 64])
 def test_of_sampled_handoffs_one_in_so_many_is_chosen(rhythm_us: int, every: int) -> None:
-    """Whatever the rhythm in which they come."""
+    """Check the share of chosen handoffs, whatever the rhythm in which they come."""
     count = 400 * every
     taken = Numbering(123_456_789)
     numbers = [taken.take(index * rhythm_us / 1e6) for index in range(count)]
@@ -238,7 +238,7 @@ def test_of_sampled_handoffs_one_in_so_many_is_chosen(rhythm_us: int, every: int
 
 
 def test_a_handoff_keeps_its_lot() -> None:
-    """By its number alone, however often and for whomever it is granted."""
+    """Check that its number alone chooses a handoff, however often and to whom it is granted."""
     sampled = Digests(DigestMode.SAMPLED, 3)
     world = World(digests=sampled)
     p, d = world.engine("p"), world.engine("d")

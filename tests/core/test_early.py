@@ -21,12 +21,12 @@ def world_of(*, limits: Limits = EVERY_TOKEN, staged: bool = False) -> World:
 
 
 def orders(actions: list[act.Action]) -> list[act.SendExecute]:
-    """To read."""
+    """Return the orders to read."""
     return [one for one in actions if isinstance(one, act.SendExecute)]
 
 
 def reads(actions: list[act.Action]) -> list[tuple[str, int, int]]:
-    """Programs and tokens of these."""
+    """Return the programs and tokens of the orders to read."""
     return [(one.program_id, one.first_token, one.stop_token) for one in orders(actions)]
 
 
@@ -36,7 +36,7 @@ def number(actions: list[act.Action]) -> int:
 
 
 def begun(world: World, ranks: int = 2, held: int = 0) -> tuple[Side, Side]:
-    """A P whose first block is complete on no rank yet, and a D that has asked."""
+    """Return a P whose first block is complete on no rank yet, and a D that has asked."""
     p, d = world.engine("p", ranks), world.engine("d")
     world.request(d, held=held)
     assert not reads(world.publish(p, blocks={"kv": [1]}, final=False))
@@ -44,7 +44,7 @@ def begun(world: World, ranks: int = 2, held: int = 0) -> tuple[Side, Side]:
 
 
 def finish(world: World, p: Side) -> list[act.Action]:
-    """P has computed the prompt."""
+    """Have P compute the rest of the prompt."""
     actions = world.publish(p)
     return actions + world.fence_all(p)
 
@@ -242,7 +242,7 @@ def test_a_chunk_that_a_silent_rank_holds_up_waits_for_that_rank_and_no_longer_t
 
 
 def taken_back(world: World, p: Side) -> list[act.Action]:
-    """P has preempted the prompt, and computes it again into other blocks."""
+    """Have P preempt the prompt, and compute it again into other blocks."""
     actions = world.publish(p, blocks={}, final=False, anew=True)
     actions += world.fence(p, tokens=16)  # said of the first blocks, or of the second ones
     actions += world.publish(p, blocks={"kv": [7, 8, 9], "state": [4]}, anew=True)

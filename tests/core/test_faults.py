@@ -24,7 +24,7 @@ from restow.broker.errors import (
 
 
 def reading(world: World, src_ranks: int = 1, dst_ranks: int = 2) -> tuple[Side, Side, int]:
-    """A handoff whose ranks were told to read, or to stage."""
+    """Return the sides and the number of a handoff whose ranks were told to read, or to stage."""
     p, d = world.engine("p", src_ranks), world.engine("d", dst_ranks)
     world.publish(p)
     world.fence_all(p)

@@ -72,9 +72,9 @@ def test_a_slow_way_has_the_least_window() -> None:
 
 
 def most_under_way(per_s: float, size_bytes: int) -> int:
-    """Of 6,000 that are asked for at once at a D that reads so many a second, one after another.
+    """Return the most handoffs that are under way after the first thousand, when the rate is known.
 
-    The most that are under way after a thousand, when the rate is known.
+    A D is asked for 6,000 handoffs at once; it reads ``per_s`` of them a second, one after another.
     """
     flow, reading, now_s = Flow(), deque[int](), 0.0
     reading.extend(n for n in range(6000) if flow.begin(D, n, size_bytes, now_s))

@@ -13,7 +13,7 @@ GONE_S = 41.0
 
 
 def reading(ranks: int = 1) -> tuple[World, Side, Side]:
-    """D has been told to read from P."""
+    """Return a P, and a D that has been told to read from P."""
     world = World()
     p, d = world.engine("p"), world.engine("d", ranks)
     world.publish(p)
@@ -23,7 +23,7 @@ def reading(ranks: int = 1) -> tuple[World, Side, Side]:
 
 
 def die(world: World, *sides: Side) -> None:
-    """Processes are killed; nobody unregisters."""
+    """Disconnect all agents of the sides: processes are killed, and nobody unregisters."""
     for side in sides:
         for rank in list(side.agents):
             world.disconnect(side, rank)
@@ -72,7 +72,7 @@ def test_p_that_was_forgotten_hears_how_its_publication_ended() -> None:
 
 @pytest.mark.parametrize("word", ["request", "cancel"])
 def test_d_that_was_forgotten_hears_it_when_no_rank_of_its_writes_any_more(word: str) -> None:
-    """Its ranks may have stood still since, in the middle of a read."""
+    # The ranks of D may have stood still since, in the middle of a read.
     world, p, d = reading(ranks=2)
     die(world, d)
     world.wait(GONE_S)

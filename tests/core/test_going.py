@@ -74,7 +74,7 @@ def test_another_d_may_ask_for_what_a_d_that_drains_is_refused() -> None:
 
 
 def test_handoffs_that_go_on_at_another_broker_count_no_more() -> None:
-    """The audit after each event compares each tenant's counts with its live handoffs."""
+    # The audit after each event compares each tenant's counts with its live handoffs.
     world = World()
     p, d = world.engine("p"), world.engine("d")
     world.publish(p, "waits")

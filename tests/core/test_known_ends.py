@@ -29,7 +29,7 @@ class Broker(World):
 
 
 def done(readers: int = 0, content: bytes = b"", sampled: int | None = None) -> Broker:
-    """A broker under which D has the state, and E too where it is for two readers."""
+    """Return a broker under which D has the state, and E too where the state has two readers."""
     world = Broker()
     world.publish(world.p, readers=readers, content=content, sampled=sampled)
     world.fence(world.p)
@@ -179,7 +179,7 @@ def test_another_publication_does_not_end(what: str) -> None:
 
 
 def test_what_is_refused_to_d_is_no_end_of_ps() -> None:
-    """P's state serves another demand."""
+    # P's state serves another demand.
     first = Broker()
     first.publish(first.p)
     first.fence(first.p)

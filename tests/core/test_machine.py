@@ -133,17 +133,20 @@ class BrokerMachine(RuleBasedStateMachine):
             assert count in (again if number in known else (sides - 1, sides)), "not told once"
 
     def ended_one(self, number: int) -> Handoff:
-        """The ended handoff of that number."""
+        """Return the ended handoff with a number."""
         ledger = self.world.directory.ledger
         return next(one for one in ledger.ended.values() if one.number == number)
 
     def dismissed(self, action: act.TellEnded, handoff: Handoff) -> None:
-        """A demand was refused, and P has its state still: no rank was told to read for it."""
+        """Check that P still has the state of a refused demand.
+
+        No rank was told to read for the demand.
+        """
         assert action.state in (State.FAILED, State.EXPIRED)
         assert not [one for one in self.model.readers if one.number == handoff.number]
 
     def told(self, action: act.TellEnded) -> int:
-        """An end was told: no rank of D can be writing, and nobody hears anything else later."""
+        """Check a told end: no rank of D can be writing, and nobody hears another end later."""
         number = self.numbers[action.engine.tenant, action.handoff_id]
         known = self.model.ended.setdefault(number, action.state.value)
         assert known == action.state.value, "two ends"
@@ -157,7 +160,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return number
 
     def say(self, words: str, *given: object, **more: object) -> None:
-        """Say something that may be refused; then nothing has changed."""
+        """Call the world's method ``words``; if the call is refused, nothing may have changed."""
         world = self.world
         before = (len(world.sent), set(world.directory.ledger.live))
         try:
@@ -170,7 +173,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.look()
 
     def took(self, words: str, side: Side, name: str) -> None:
-        """An engine that drains takes part in nothing that began after that."""
+        """Check that an engine that drains takes part in no handoff that began after the drain."""
         handoff = self.world.find(name)
         mine = handoff.source if words == "publish" else handoff.destination
         if side.record.draining and mine is side.record and not handoff.ended:
@@ -240,7 +243,10 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.settled)
     @rule(data=st.data(), reason=st.sampled_from(["", "TRANSFER_FAILED"]))
     def settle_again(self, data: st.DataObject, reason: str) -> None:
-        """A report that is doubled or late, of a handoff that may have ended long ago."""
+        """Repeat a report of a handoff, which may have ended long ago.
+
+        The report is doubled or late.
+        """
         reader = data.draw(st.sampled_from(self.model.settled))
         if reader.rank in reader.side.agents:
             heard = len(self.world.sent)
@@ -266,7 +272,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(who=engines, rank=ranks, number=st.integers(0, 12), dst_rank=ranks)
     def lie(self, who: str, rank: int, number: int, dst_rank: int) -> None:
-        """An agent reports what nobody asked it for, or what it has reported before."""
+        """Report what nobody asked of an agent, or what the agent has reported before."""
         side = self.side(who)
         reads = any((one.number, one.rank) == (number, rank) for one in self.model.readers)
         if rank in side.agents and not reads:
@@ -292,7 +298,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(who=engines, rank=ranks, same=st.booleans())
     def return_agent(self, who: str, rank: int, same: bool) -> None:
-        """An agent says Hello: a new one, or one whose stream broke."""
+        """Send an agent's Hello: from a new agent, or from an agent whose stream broke."""
         side = self.side(who)
         if rank < side.record.ranks and not side.record.gone:
             key = AgentKey(side.record.key, rank)
@@ -305,7 +311,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.say("connect", side, rank, name=name)
 
     def forget_runs(self, key: AgentKey) -> None:
-        """An agent that lost its stream gives everything back by itself."""
+        """Forget an agent's runs: an agent that lost its stream gives everything back by itself."""
         for run in [run for run in self.model.runs if run[0] == key]:
             del self.model.runs[run]
 
@@ -322,7 +328,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(who=engines)
     def return_engine(self, who: str) -> None:
-        """A life that was forgotten registers again; its ranks may have gone on all the time."""
+        """Register a forgotten life again; its ranks may have gone on all the time."""
         old = self.side(who)
         if old.record.gone:
             life = old.record.incarnation

@@ -14,7 +14,7 @@ PREFIX = NamedPrefix(3 * BLOCK_TOKENS, FORM, "", b"".join(HASHES))
 
 
 def _shape() -> Layout:
-    """The layout of others, with what its groups hold."""
+    """Return the layout of `layout(1)`, with the fields and shards that its groups hold."""
     whole = layout(1)
     fields = (Field("k", Kind.PER_TOKEN, ("dim",), (8,)), Field("s", Kind.SNAPSHOT, ("dim",), (8,)))
     shards = (

@@ -24,7 +24,7 @@ WRONG = {"kv": [1, 1, 2], "state": [4]}
 
 
 def holder(world: World, name: str) -> Side:
-    """An engine that has told that it holds the state of the prefix."""
+    """Add an engine that has told that it holds the state of the prefix."""
     side = world.engine(name, shape=_shape())
     world.directory.members.session_opened(side.record, world.now_s)
     runs = Run("kv", PREFIX.hashes), Run("state", HASHES[-1])
@@ -33,7 +33,7 @@ def holder(world: World, name: str) -> Side:
 
 
 def _shape() -> Layout:
-    """The layout of others, with what its groups hold."""
+    """Return the layout of `layout(1)`, with the fields and shards that its groups hold."""
     whole = layout(1)
     fields = (Field("k", Kind.PER_TOKEN, ("dim",), (8,)), Field("s", Kind.SNAPSHOT, ("dim",), (8,)))
     shards = (
@@ -56,7 +56,7 @@ def offered(*sides: Side) -> list[int]:
 
 
 def publish(world: World, side: Side, **more: object) -> None:
-    """What a session says, and what its refusal does."""
+    """Publish as a session does; a refusal has the effects that a session's refusal has."""
     try:
         world.publish(side, position=POSITION, content=PREFIX.content, **more)  # type: ignore[arg-type]
     except RestowError as error:
@@ -95,7 +95,7 @@ def test_an_answer_for_several_readers_is_refused_and_the_next_is_asked() -> Non
 
 
 def test_a_d_is_not_offered_its_own_demand() -> None:
-    """It may have evicted since what it has told that it holds."""
+    # D may have evicted the state since it told that it holds the state.
     world = World()
     d = holder(world, "d")
     world.request(d, prefix=PREFIX)
@@ -117,7 +117,7 @@ STEPS = ("asked for", "declined by one", "begun", "published", "granted", "read"
 
 
 def up_to(step: str, world: World) -> tuple[Side, Side, Side]:
-    """Two holders and who asks, as far as ``step``; the second holder answers."""
+    """Play two holders and an asking D as far as ``step``; the second holder answers."""
     a, b = holder(world, "a"), holder(world, "b")
     d = asking(world)
     at = STEPS.index(step)

@@ -141,7 +141,7 @@ def test_blocks_of_all_chunks_together_are_bounded() -> None:
 
 
 def test_ids_count_blocks_and_not_the_pages_in_them() -> None:
-    """Four hundred pages are a hundred blocks of four, each of them sixteen tokens."""
+    # Four hundred pages are a hundred blocks of four pages, each block sixteen tokens.
     world = World()
     p = world.engine("p", pages_per_block=4)
     world.publish(p, blocks={"kv": [97, 98, 99], "state": [4]})

@@ -81,7 +81,7 @@ def test_an_engine_does_not_publish_what_a_demand_of_its_will_have_written() -> 
 
 
 def test_an_engine_does_not_copy_onto_its_own_blocks() -> None:
-    """P and D of the handoff are one engine."""
+    # P and D of the handoff are one engine.
     world = World()
     d = world.engine("d")
     world.publish(d, "a", {"kv": [11, 12, 13], "state": [14]})
@@ -141,7 +141,7 @@ def test_the_null_block_is_nobodys() -> None:
 
 
 def test_blocks_of_a_demand_that_may_still_be_written_to_are_in_use() -> None:
-    """The handoff has ended and a rank of D has not answered: quarantine."""
+    # The handoff has ended and a rank of D has not answered: the handoff is in quarantine.
     world = World()
     p, d = world.engine("p"), world.engine("d")
     world.publish(p, "a")
@@ -235,7 +235,7 @@ def test_a_demand_that_is_refused_late_gives_its_blocks_back() -> None:
 
 @given(seed=st.integers(0, 1 << 32))
 def test_the_tables_say_what_sets_say(seed: int) -> None:
-    """Any words in any order, with numbers that soon begin anew."""
+    """Check random publications, demands and ends, with numbers that soon begin anew."""
     rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
     with (
         patch.object(pages_in_use, "FIRST_NUMBERS", 4),

@@ -12,7 +12,7 @@ READ_DEADLINE = [("FAILED", "READ_DEADLINE")]
 
 
 def silent(world: World, name: str = "h") -> tuple[Side, Side, int]:
-    """A handoff whose grant is over, and rank 1 of D has not been heard of."""
+    """Return a handoff whose grant is over, while rank 1 of D has not been heard of."""
     p, d = world.engine("p"), world.engine("d", 2)
     world.publish(p, name)
     world.fence_all(p, name)

@@ -19,7 +19,7 @@ BASE = 1 << 20
 
 
 def layered(layers: int, tp: int = 1, stride: int = PAGE, windows: Sequence[int] = ()) -> Layout:
-    """Pages of a kilobyte a layer, ``stride`` apart."""
+    """Return a layout with pages of a kilobyte a layer, which are ``stride`` apart."""
     specs = tuple(
         AttentionSpec(layer, 2, 16, DType.BFLOAT16, window)
         for layer, window in zip(range(layers), [*windows, *[0] * layers], strict=False)
@@ -92,7 +92,7 @@ def test_ranks_that_were_given_the_same_memory_are_refused(away: bool) -> None:
 
 
 def test_numbers_that_mean_other_memory_are_no_overlap() -> None:
-    """Of another process, on another device, or nobody knows where."""
+    """Check equal addresses of another process, on another device, or at an unknown place."""
     world, side = engine(layered(2, tp=4))
     hello(world, side, [BASE, BASE], rank=0, kind=2, devices=[0, 1])
     hello(world, side, [BASE, BASE], rank=1, kind=2, devices=[2, 3])
@@ -109,7 +109,7 @@ def test_an_agent_that_comes_back_lies_on_nothing_but_itself() -> None:
 
 
 def test_layers_that_take_turns_in_each_page_are_apart() -> None:
-    """As where a block has the pages of all layers, one behind the other."""
+    # A block has the pages of all layers, one behind the other.
     layers = 100
     layout = layered(layers, stride=layers * PAGE)
     world, side = engine(layout)
@@ -127,7 +127,7 @@ def test_pages_of_which_only_the_padding_meets_are_apart() -> None:
 
 
 def test_groups_may_lie_on_the_same_memory_and_share_no_block() -> None:
-    """As vLLM lays full and windowed layers over the same bytes."""
+    # vLLM lays full and windowed layers over the same bytes.
     world, side = engine(layered(2, windows=[0, 16]))
     hello(world, side, [BASE, BASE])
     assert side.record.overlaid == (("attention", "window.16"),)
@@ -139,7 +139,7 @@ def test_groups_may_lie_on_the_same_memory_and_share_no_block() -> None:
 
 
 def test_blocks_said_before_agents_came_are_compared_once_they_have() -> None:
-    """As after a restart of the broker."""
+    # Blocks come before agents after a restart of the broker.
     world, side = engine(layered(2, windows=[0, 16]))
     world.request(side, "a", {"attention": [1, 2], "window.16": [3, 4]})
     hello(world, side, [BASE, BASE])

@@ -15,7 +15,7 @@ from restow.broker.errors import AgentReplacedError, HandoffUnknownError, Restow
 
 
 def back(world: World, side: Side, rank: int = 0) -> None:
-    """An agent's stream breaks, and it says Hello on another."""
+    """Break an agent's stream, and have the agent say Hello on another."""
     world.disconnect(side, rank)
     world.connect(side, rank, name=side.agents[rank].agent_name)
 
@@ -152,7 +152,7 @@ def test_other_ranks_of_d_are_waited_for_before_it_is_read_anew() -> None:
 
 @pytest.mark.parametrize("session", [True, False])
 def test_ps_pages_are_free_soon_after_d_died(session: bool) -> None:
-    """A D whose session lives is waited for: only its agent's stream broke."""
+    # The broker waits for a D whose session lives: only its agents' streams broke.
     world = World()
     p, d, _ = reading(world)
     if session:
@@ -170,13 +170,13 @@ LOST = [("FAILED", "AGENT_LOST")]
 
 
 def speaks(world: World, side: Side) -> None:
-    """The engine opens a session, and time passes."""
+    """Open the engine's session, and let 0.1 s pass."""
     world.run(lambda now_s: world.directory.members.session_opened(side.record, now_s))
     world.now_s += 0.1
 
 
 def reading_early(world: World) -> tuple[Side, Side, int]:
-    """A D of two ranks that has read 16 tokens early, and now reads the rest."""
+    """Return a D of two ranks that has read 16 tokens early, and now reads the rest."""
     p, d = world.engine("p"), world.engine("d", 2)
     world.publish(p, blocks={"kv": [1]}, final=False)
     world.request(d)
@@ -218,7 +218,7 @@ def test_between_two_early_reads_every_rank_of_d_stays_the_same_agent(comes_back
 
 
 def test_what_a_replaced_rank_has_read_is_not_given_anew() -> None:
-    """The grant is given back because rank 1 came back; then rank 0 is another process."""
+    # The grant is given back because rank 1 came back; then rank 0 is another process.
     world = World()
     p, d, number = reading(world)
     world.settle(d, number, 0)
@@ -283,7 +283,7 @@ def test_a_second_process_of_an_incarnation_ends_what_the_first_one_asked_for(fi
 
 
 def test_a_second_process_is_known_though_the_death_of_the_first_was_not_noticed() -> None:
-    """Its session seems to be open, and what it asked for came when its agent was away."""
+    # D's first session seems to be open, and D's demand came when its agent was away.
     world = World()
     d = world.engine("d")
     speaks(world, d)
@@ -298,7 +298,7 @@ def test_a_second_process_is_known_though_the_death_of_the_first_was_not_noticed
 
 
 def test_a_second_process_of_an_incarnation_ends_what_the_first_one_published() -> None:
-    """Nothing of it is fenced, and no byte of it may ever be."""
+    # Nothing that the first process published is fenced, and no byte of it may ever be.
     world = World()
     p, d = world.engine("p"), world.engine("d")
     speaks(world, p)

@@ -16,7 +16,7 @@ CONTENT, OTHER = b"content of 16 b.", b"other content 16"
 
 
 def heard(actions: list[act.Action]) -> list[tuple[str, int, int]]:
-    """By which engine's which message, what."""
+    """Return which engine was told which token, by which of its messages."""
     told = [one for one in actions if isinstance(one, act.TellSampled)]
     return [(one.engine.engine_id, one.demand, one.token) for one in told]
 
@@ -128,7 +128,7 @@ def test_each_of_several_readers_hears_it() -> None:
 
 
 def test_it_comes_though_the_broker_drains() -> None:
-    """The state comes from the next broker; the token is the same."""
+    # The state comes from the next broker; the token is the same.
     world = World()
     p, d = sides(world)
     ask(world, d)

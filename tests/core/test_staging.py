@@ -15,7 +15,7 @@ from restow.broker.planner import Strategy, compile_programs, make_plan
 
 
 def reading(world: World, src_ranks: int = 1, dst_ranks: int = 2) -> tuple[Side, Side, int]:
-    """A handoff whose ranks were told to read, or to stage."""
+    """Return the sides and the number of a handoff whose ranks were told to read, or to stage."""
     p, d = world.engine("p", src_ranks), world.engine("d", dst_ranks)
     world.publish(p)
     world.fence_all(p)

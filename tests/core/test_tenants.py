@@ -26,7 +26,7 @@ COPYING = CopyCosts(1e-4, 1e-6, 4e-9, 5e9)
 
 
 def pair_of(world: World, tenant: str, *, host: str = "", ranks: int = 1) -> tuple[Side, Side]:
-    """P and D of a tenant, with names that every tenant has."""
+    """Return P and D of a tenant, with names that every tenant has."""
     p, d = (world.engine(name, ranks, tenant=tenant, host=host) for name in ("p", "d"))
     return p, d
 
@@ -41,7 +41,7 @@ def hand_over(world: World, p: Side, d: Side, name: str = "h") -> None:
 
 
 def outcome(word: Callable[[], object]) -> object:
-    """What a word comes to: an error with all that it says, or what is done."""
+    """Return the outcome of a word: an error with all that it says, or what the word returns."""
     try:
         return word()
     except RestowError as error:
@@ -52,7 +52,7 @@ def outcome(word: Callable[[], object]) -> object:
 
 
 def words_of(world: World, side: Side) -> list[Callable[[], object]]:
-    """Everything that an engine and its agent can say of a handoff ``h`` that is not its own."""
+    """Return all that an engine and its agent can say of another tenant's handoff ``h``."""
     members, ledger = world.directory.members, world.directory.ledger
     key = side.record.key
     return [
@@ -164,7 +164,7 @@ def test_tenants_may_have_agents_of_one_name() -> None:
 
 
 def introductions(world: World) -> list[tuple[AgentKey, AgentKey]]:
-    """Who was told of whose memory, in whatever words."""
+    """Return which agent was told of which peer's memory, in whatever message."""
     return [
         (one.agent, one.peer)
         for one in world.sent
@@ -251,7 +251,7 @@ def test_a_measurement_hands_over_no_memory_that_the_plan_does_not_read() -> Non
 
 
 def crossed(world: World) -> PairPlan:
-    """Each destination rank reads from the other source rank alone."""
+    """Return a plan in which each destination rank reads from the other source rank alone."""
     from core.world import pair_plan
 
     return replace(pair_plan(2, 2, False, False), sources={0: (1,), 1: (0,)})

@@ -13,7 +13,7 @@ from restow.broker.errors import HandoffUnknownError
 
 
 def ready(world: World, **publication: float) -> None:
-    """P has published and fenced `h`."""
+    """Have P publish and fence `h`."""
     p = world.sides[EngineKey("t", "p")]
     world.publish(p, lease_s=publication.get("lease_s", 30.0))
     world.fence_all(p)
@@ -247,7 +247,7 @@ def test_an_agent_that_was_there_and_stays_away_is_lost(was_there: bool) -> None
 
 
 def many(world: World) -> list[str]:
-    """Ask for one handoff more than D reads at once."""
+    """Request one handoff more than D reads at once."""
     names = [f"h{number}" for number in range(LEAST_SMALL_READS + 1)]
     for name in names:
         world.publish(world.sides[EngineKey("t", "p")], name, lease_s=60)

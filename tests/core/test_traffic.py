@@ -58,7 +58,7 @@ def test_nothing_too_long_and_nothing_too_short() -> None:
 def test_a_series_is_what_a_list_of_all_ends_would_say(
     ends: list[tuple[float, State, float]],
 ) -> None:
-    """Whatever is forgotten, and whenever: sums are those of the steps that are kept."""
+    """Check that sums are those of the kept steps, whatever is forgotten, and whenever."""
     series, now_s, known = Series(10.0), 5000.0, []
     for passed_s, state, lasted_s in ends:
         now_s += passed_s
@@ -119,7 +119,7 @@ def hand_over(world: World, name: str, source: str = "p", reason: str = "") -> N
 
 
 def test_what_is_known_of_a_pair_does_not_depend_on_what_is_remembered() -> None:
-    """A seldom pair is known after more other ends than the broker remembers at all."""
+    """Check that a rare pair is known after more other ends than the broker remembers at all."""
     world = World(limits=Limits(max_ended=3, tenant_max_ended=2))
     for name in ("p", "p2"):
         world.engine(name)

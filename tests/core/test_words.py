@@ -10,7 +10,7 @@ from restow.broker.errors import RequestError
 
 
 def reading(world: World) -> tuple[Side, Side, int]:
-    """A handoff whose two ranks on either side were told to read."""
+    """Return a handoff from two ranks to two, whose ranks were told to read."""
     p, d = world.engine("p", 2), world.engine("d", 2)
     world.publish(p)
     world.fence_all(p)

@@ -44,9 +44,9 @@ KV, STATE = PageForm("kv", BLOCK_TOKENS, 1), PageForm("state", 0, 1)
 
 
 def layout(ranks: int, pages_per_block: int = 1) -> Layout:
-    """An engine's layout as far as the core looks into it: its ranks and their regions.
+    """Return an engine's layout as far as the core looks into it: its ranks and their regions.
 
-    A block holds as many tokens however many pages it has.
+    A block holds equally many tokens, however many pages it has.
     """
     page_tokens = BLOCK_TOKENS // pages_per_block
     regions = (
@@ -63,9 +63,10 @@ def packed(ids: Sequence[int]) -> bytes:
 def pair_plan(
     src_ranks: int, dst_ranks: int, staged: bool, together: bool, early: bool = False
 ) -> PairPlan:
-    """Every destination rank reads from every source rank, through staging if ``staged``.
+    """Return a plan in which every destination rank reads from every source rank.
 
-    ``together``: a source gathers for all of them in one launch.
+    Reads go through staging if ``staged``; ``together``: a source gathers for all ranks in one
+    launch.
     """
     sources, readers = tuple(range(src_ranks)), tuple(range(dst_ranks))
     whole = PairPlan(
@@ -146,7 +147,7 @@ class World:
         sides: str = "",
         shape: Layout | None = None,
     ) -> Side:
-        """Register a life of an engine, a new one unless told, and connect all its agents."""
+        """Register a life of an engine, a new life by default, and connect all its agents."""
         self._lives += 1
         life = life or f"life{self._lives}"
         key = EngineKey(tenant, name)
@@ -244,7 +245,7 @@ class World:
         revision: str = "",
         mark: int = 0,
     ) -> list[act.Action]:
-        """``number``: of the message that is said again; 0: it is a new one."""
+        """Request a state. ``number`` is that of the message that is repeated; 0: a new message."""
         blocks = self._own_blocks(side, name) if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
         number = number or self._number(side)
@@ -254,14 +255,14 @@ class World:
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
     def _own_blocks(self, side: Side, name: str) -> Blocks:
-        """Blocks of D's that no other handoff of its has."""
+        """Return blocks of D's that no other handoff of D's has."""
         at = side.asked.setdefault(name, len(side.asked)) % ((PAGES - 11) // 3)
         return {"kv": [11 + 3 * at, 12 + 3 * at, 13 + 3 * at], "state": [14 + at]}
 
     def fence(
         self, side: Side, rank: int = 0, name: str = "h", tokens: int = 0
     ) -> list[act.Action]:
-        """``tokens``: that many leading ones are complete; 0: all is."""
+        """Report that the leading ``tokens`` tokens are complete; 0: all are."""
         reports, agent = self.directory.reports, side.agents[rank]
         return self.run(lambda now_s: reports.fence(side.record, agent, name, now_s, tokens))
 
@@ -269,7 +270,7 @@ class World:
         return [one for rank in side.agents for one in self.fence(side, rank, name, tokens)]
 
     def revise(self, side: Side, revision: str) -> list[act.Action]:
-        """The engine's weights are replaced."""
+        """Replace the engine's weights."""
         return self.run(lambda now_s: self.directory.revise(side.record, revision, now_s))
 
     def renew(self, side: Side, name: str = "h", lease_s: float = 30.0) -> list[act.Action]:
@@ -282,7 +283,7 @@ class World:
         )
 
     def _number(self, side: Side) -> int:
-        """The number of its session's next message."""
+        """Return the number of the next message in the side's session."""
         self._demands[side.record.key] += 1
         return self._demands[side.record.key]
 
@@ -290,7 +291,7 @@ class World:
         return self.run(lambda now_s: self.directory.cancel(side.record, name, "", now_s, demand))
 
     def known_end(self, side: Side, told: act.TellEnded) -> list[act.Action]:
-        """Have an engine tell what another broker ``told`` it."""
+        """Have an engine tell the end that another broker ``told`` it."""
         failure = Failure(told.state, told.reason, told.detail)
         known = KnownEnd(
             told.demand is not None,
@@ -373,7 +374,7 @@ class World:
     # -- what comes of it -------------------------------------------------------------------------
 
     def run(self, event: Callable[[float], list[act.Action]]) -> list[act.Action]:
-        """Let something happen; returns the actions that came of it."""
+        """Run an event; return the actions that came of it."""
         actions = list(event(self.now_s))
         self.hear(actions)
         self.check()
@@ -405,7 +406,7 @@ class World:
                 assert action.agent in self.connected, f"{action} to an agent that is gone"
 
     def check(self) -> None:
-        """Find nothing wrong."""
+        """Check that an audit finds nothing wrong."""
         found = audit(self.directory)
         assert not found, found
 
@@ -413,17 +414,17 @@ class World:
         return self.directory.ledger.find(tenant, name)
 
     def orders(self, kind: type) -> list[act.Action]:
-        """All orders of a kind so far."""
+        """Return all orders of a kind so far."""
         return [action for action in self.sent if isinstance(action, kind)]
 
 
 def digest_of(src_rank: int, dst_rank: int) -> bytes:
-    """What a source's agent says that it hashed for a rank."""
+    """Return the digest that a source's agent reports for a rank."""
     return bytes([src_rank, dst_rank] * 8)
 
 
 def ends(side: Side) -> list[tuple[str, str]]:
-    """States and reasons that a side was told."""
+    """Return the states and reasons that a side was told."""
     return [(told.state.value, told.reason) for told in side.told]
 
 

@@ -1,5 +1,7 @@
-"""Few rows in which every pair of values of two factors occurs: what a full product would show
-of any two factors together, without its size."""
+"""Few rows in which every pair of values of two factors occurs.
+
+They show what a full product would show of any two factors together, without its size.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ Pair = tuple[tuple[str, object], tuple[str, object]]
 
 
 def every_pair(factors: Mapping[str, Sequence[object]]) -> list[Pair]:
-    """All pairs of values of two factors, in the order of the factors."""
+    """Return all pairs of values of two factors, in the order of the factors."""
     return [
         ((one, a), (other, b))
         for one, other in itertools.combinations(factors, 2)
@@ -23,7 +25,7 @@ def every_pair(factors: Mapping[str, Sequence[object]]) -> list[Pair]:
 def covering_rows(
     factors: Mapping[str, Sequence[object]], allowed: Callable[[Row], bool]
 ) -> list[Row]:
-    """Rows with a value of each factor that hold every pair; greedy, so few but not fewest.
+    """Return rows with a value of each factor that hold every pair; greedy, so few but not fewest.
 
     ``allowed`` judges rows that still lack factors, too. It may forbid combinations of three or
     more values, never a pair, and must always leave a value for the next factor.
@@ -45,5 +47,5 @@ def covering_rows(
 
 
 def _gain(row: Row, item: tuple[str, object], missing: Mapping[Pair, None]) -> int:
-    """How many missing pairs a value makes with those already chosen."""
+    """Return how many missing pairs a value makes with those already chosen."""
     return sum((item, one) in missing or (one, item) in missing for one in row.items())

@@ -24,7 +24,7 @@ def poison(engine: Engine) -> None:
 def with_state(
     engine: Engine, state: Mapping[str, Tensor], blocks: Mapping[str, Sequence[int]]
 ) -> list[RankTensors]:
-    """Poisoned memory, of the sizes that ``engine`` has, with a state in blocks of it."""
+    """Return poisoned memory, of the sizes that ``engine`` has, with a state in blocks of it."""
     ranks = [
         RankTensors(
             rank.layout,
@@ -44,7 +44,7 @@ def with_state(
 
 
 def wrong_regions(engine: Engine, expected: Sequence[RankTensors]) -> list[str]:
-    """Rank and region wherever a byte is another one than expected."""
+    """Return the rank and region of all memory with a wrong byte."""
     return [
         f"rank {rank.layout.rank} {name}"
         for rank, right in zip(engine.pages, expected, strict=True)

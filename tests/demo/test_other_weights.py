@@ -20,7 +20,7 @@ from restow.demo.transformers.rank_processes import ForkServer
 
 
 def trained_on(folder: Path) -> NemotronHForCausalLM:
-    """The recall model with other weights, loaded from a checkpoint of its own."""
+    """Return the recall model with other weights, loaded from a checkpoint of its own."""
     model = load_model()
     with torch.no_grad():
         for parameter in model.parameters():

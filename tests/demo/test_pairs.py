@@ -75,7 +75,7 @@ FACTORS: dict[str, Sequence[object]] = {
 
 
 def allowed(row: Row) -> bool:
-    """Whether a strategy that casts nothing has nothing to cast, as far as it is known."""
+    """Return whether the types differ nowhere, so far as known, if the strategy can't cast."""
     pairs = [(row.get(f"p.{name}"), row.get(f"d.{name}")) for name in ("kv", "conv", "ssm")]
     return row.get("strategy") not in RAW or all(p is d or p is None or d is None for p, d in pairs)
 

@@ -106,7 +106,10 @@ def test_decoding_goes_on_to_the_last_bit(
 
 
 def _check_bytes(house: House, name: str, d: Engine, tokens: int) -> None:
-    """No windows, but inputs, whole for each rank of D; pages may be read to their end."""
+    """Check that inputs were read instead of windows, whole for each rank of D.
+
+    Pages may be read to their end.
+    """
     pages = -(-tokens // P_PAGE_TOKENS) * P_PAGE_TOKENS
     with AdminClient(house.broker) as admin:
         read_bytes = admin.handoff(name).handoff.bytes
@@ -142,7 +145,7 @@ def test_an_engine_whose_products_differ_does_not_start(monkeypatch: pytest.Monk
 
 
 def test_without_padding_a_short_prompt_would_differ() -> None:
-    """Why P's in-projection is given more rows than a prompt of two tokens has."""
+    # This is why P's in-projection is given more rows than a prompt of two tokens has.
     torch.set_num_threads(1)
     model = load_model()
     engine = Engine(model, EngineOptions("alone", "", EngineSettings(), ()))

@@ -44,7 +44,7 @@ class Served:
 
 @contextlib.contextmanager
 def process(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a server of an engine or the router, and wait until it listens."""
+    """Start an engine's server or the router, and wait until it listens."""
     running = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
     try:
         assert running.stdout is not None
@@ -82,7 +82,7 @@ def house() -> Iterator[Served]:
 
 
 def ask(base: str, **body: Any) -> tuple[int, dict[str, Any]]:
-    """POST a completion; status and answer."""
+    """POST a completion, and return the status and the answer."""
     return post(base, json.dumps(body).encode())
 
 
@@ -122,7 +122,7 @@ def test_an_engine_serves_alone(house: Served) -> None:
 
 
 def test_routers_that_carry_parameters(house: Served) -> None:
-    """P makes the id, and says in its answer what D is to be told."""
+    # P makes the id, and its answer has the parameters that the router hands to D.
     prompt = PROMPTS[1]
     status, first = ask(house.p, prompt=prompt.text, kv_transfer_params={"do_remote_decode": True})
     assert status == 200
@@ -149,7 +149,7 @@ def test_bad_requests(house: Served, words: bytes, why: str) -> None:
 
 
 def test_one_that_gives_up_frees_its_blocks(house: Served) -> None:
-    """More requests than D has blocks, none of which P ever hears of; the clients leave at once."""
+    # More requests come than D has blocks for, P hears of none, and the clients leave at once.
     body = json.dumps(
         {
             "prompt": PROMPTS[2].text,
@@ -167,7 +167,7 @@ def test_one_that_gives_up_frees_its_blocks(house: Served) -> None:
 
 
 def test_an_engine_ends_with_its_worker(house: Served) -> None:
-    """Of its own engine's rank 1, so that nobody waits for what can't come."""
+    # Rank 1 of the test's own engine is killed, so that no other test waits for what can't come.
     port = free_port()
     command = ("-m", "restow.demo.serve", "--broker", house.broker, "--name", "ends")
     with process(*command, "--port", str(port), "--tp", "2") as running:
@@ -178,7 +178,7 @@ def test_an_engine_ends_with_its_worker(house: Served) -> None:
 
 
 def workers(pid: int) -> list[int]:
-    """The processes that the engine's fork server has forked."""
+    """Return the processes that the engine's fork server has forked."""
     (server,) = children(pid)
     return children(server)
 
@@ -188,7 +188,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_killed_p_is_named(house: Served) -> None:
-    """The last one: P does not come back, and the router has D compute."""
+    # This is the last test: P does not come back, and the router has D compute.
     prompt, lost = PROMPTS[4], {"do_remote_decode": True, "handoff_id": "lost"}
     status, first = ask(house.p, prompt=prompt.text, kv_transfer_params=lost)
     assert status == 200

@@ -50,7 +50,10 @@ class House:
     def answers(
         self, broker: str, p_types: StoredTypes, d_types: StoredTypes, prefilled_as: StoredTypes
     ) -> tuple[PromptAnswer, ...]:
-        """Through Restow, each beside a standalone D whose state was ``prefilled_as`` stored."""
+        """Return answers through Restow, each beside that of a standalone D.
+
+        The standalone D's state was stored as ``prefilled_as``.
+        """
         run = f"{p_types}-{d_types}"
         p = self.engine(f"P {run}", broker, 1, ConvLayout.SD, p_types)
         d = self.engine(f"D {run}", broker, 2, ConvLayout.DS, d_types)

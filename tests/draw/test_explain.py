@@ -41,7 +41,7 @@ MODEL = ModelSpec("m", LAYERS)
 @settings(max_examples=60, derandomize=True)
 @given(any_cases(), STRATEGIES)
 def test_costs_are_those_of_the_transfer(case: Case, strategy: Strategy) -> None:
-    """Bytes and launches exactly; reads up to those that neighbouring pages save.
+    """Check bytes and launches exactly, and reads up to those that neighbouring pages save.
 
     Spans are read with all that lies in them; everything else not a byte more than is needed.
     """
@@ -68,7 +68,7 @@ def test_costs_are_those_of_the_transfer(case: Case, strategy: Strategy) -> None
 
 
 def test_keys_and_scales_of_one_page_are_read_apart() -> None:
-    """Rows of unequal length follow each other in a page, and agents do not join them."""
+    # Rows of unequal length follow each other in a page, and agents do not join them.
     layout = build_layout(ModelSpec("m", (IndexerSpec(0, 8, 8),)), EngineSettings(page_tokens=4))
     (rank,) = explain(make_plan(layout, layout), Strategy.SLICES, 8)
     arena = Arena()

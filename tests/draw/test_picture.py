@@ -50,7 +50,7 @@ def panel_of(
 
 
 def places(held: Shard | Scratch | Place, sizes: Sequence[int]) -> Iterator[int]:
-    """Every byte of a box that begins at the offset of ``held``, one by one."""
+    """Yield the place of every byte of a box that begins at the offset of ``held``."""
     for index in itertools.product(*map(range, sizes)):
         steps = zip(index, held.strides_bytes, strict=True)
         first = held.offset_bytes + sum(i * step for i, step in steps)
@@ -62,7 +62,7 @@ def sizes(box: Sequence[Span]) -> list[int]:
 
 
 def check_page(page: Page, rank: RankLayout, layer: LayerPages) -> None:
-    """Every byte lies in one cell, which says what it is."""
+    """Check that every byte lies in one cell, and that the cell says what the byte is."""
     region = rank.region(page.region)
     names = {field.name: name for name, field in layer.fields.items()}
     shards = [shard for shard in rank.shards if shard.region == region.name]
@@ -136,7 +136,7 @@ def test_every_move_is_drawn_from_its_bytes_to_its_bytes(case: Case) -> None:
 
 
 def test_a_move_has_a_strand_for_every_row_of_a_window() -> None:
-    """Three taps lie apart under SD, and end in one stretch under DS, in turns."""
+    # Three taps lie apart under SD, and end in one stretch under DS, in turns.
     row, half = 6144 * 2, 2048 * 2
     apart = [Span(tap * row + half, tap * row + 2 * half) for tap in range(3)]
     turns = [Span(2 * tap, 3 * half - 4 + 2 * tap) for tap in range(3)]
@@ -255,7 +255,7 @@ def test_words_about_a_transpose_a_cast_and_scratch_rows() -> None:
 
 
 def test_shards_and_scratch_rows_in_fine_turns_are_mixed_cells() -> None:
-    """Each of the 4,096 channels has three taps and two scratch rows, one behind the other."""
+    # Each of the 4,096 channels has three taps and two scratch rows, one behind the other.
     settings = EngineSettings(conv_rows_extra=2, conv_layout=DS)
     ((page,),) = (rank.pages for rank in panel_of(MAMBA, settings, settings).shown.source)
     assert [(cell.label, cell.bytes, cell.mixed) for cell in page.cells] == [
@@ -301,7 +301,7 @@ def test_fields_that_ranks_hold_alike() -> None:
     ],
 )
 def test_what_is_left_out_is_said(destination: int, said: str, moves: int) -> None:
-    """Ranks of D are shown with all that serve them, if they can be."""
+    # Ranks of D are shown with all ranks that serve them, if they can be.
     layer = replace(MAMBA, heads=128, groups=1)
     panel = panel_of(layer, EngineSettings(tp=32), EngineSettings(tp=destination))
     assert panel.remarks[-1] == f"{said} are drawn."
@@ -322,7 +322,7 @@ def test_layers_in_pages_of_other_sizes_are_drawn_apart() -> None:
 
 
 def in_one_page(layout: Layout) -> Layout:
-    """The same layout, with all regions of a rank one after the other in one page."""
+    """Return the same layout, with all regions of a rank one after the other in one page."""
     ranks = []
     for rank in layout.ranks:
         starts, at = dict[str, int](), 0

@@ -11,7 +11,7 @@ TOKENS = list(range(40))
 def prompt(
     tokens: list[int], block_tokens: int = 8, adapter: str = "", salt: str = ""
 ) -> FollowedPrompt:
-    """A prompt whose block hashes stand for its tokens and its salt."""
+    """Return a prompt whose block hashes stand for its tokens and its salt."""
     hashes = [
         b"own" + content_of(tokens, end, salt=salt)
         for end in range(block_tokens, len(tokens) + 1, block_tokens)

@@ -42,7 +42,7 @@ def held_by(held: Held) -> dict[str, Callable[[bytes], bool]]:
 
 
 def holder_of(group: Group, block: int, upto: int, held: Held) -> bool:
-    """Whether a block is held as far as a token, by any name."""
+    """Return whether a block is held as far as a token, by any name."""
     start = block * group.block_tokens
     return any(
         (group.name, CHAIN.at(token)) in held
@@ -145,7 +145,7 @@ def test_a_reply_is_named_as_it_grows() -> None:
 
 
 def test_the_last_block_of_a_prompt_that_was_cut_is_not_named() -> None:
-    """The engine hashed it with the token that was cut off, whose place another one takes."""
+    # The engine hashed the block with the token that was cut off, whose place another token takes.
     chains, request = RequestChains(8), replace(prompt(PROMPT[:16]), limit_tokens=15)
     cast("list[int]", request.token_ids)[-1] = 99
     chains.begin("r", request)

@@ -19,7 +19,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the recall model's checkpoint."""
+    """Copy the recall model's checkpoint, and return the copy's folder."""
     return Path(shutil.copytree(checkpoint_folder(), tmp_path / "copy"))
 
 
@@ -59,7 +59,7 @@ def test_other_files_that_say_how_weights_are_used_count(folder: Path, name: str
 
 
 def test_files_that_engines_leave_out_do_not_count(folder: Path) -> None:
-    """Who clones a checkpoint has them; who names it as on the hub does not."""
+    # A clone of a checkpoint has these files; a checkpoint named as on the hub does not.
     config = folder / "config.json"
     quantised = json.loads(config.read_text()) | {"quantization_config": {"quant_method": "fp8"}}
     config.write_text(json.dumps(quantised))
@@ -76,7 +76,7 @@ def test_files_that_engines_leave_out_do_not_count(folder: Path) -> None:
 
 
 def test_the_whole_of_an_adapter_is_read(folder: Path) -> None:
-    """A tensor whose ends are as before differs in its middle."""
+    # A tensor whose ends are as before differs in its middle.
     sampled, whole = checkpoint_revision(folder), checkpoint_revision(folder, whole=True)
     data = bytearray((folder / WEIGHTS).read_bytes())
     length = struct.unpack_from("<Q", data)[0]
@@ -107,7 +107,7 @@ def test_weights_whose_tensors_are_not_known_are_sampled(tmp_path: Path, name: s
 
 
 def test_little_of_a_large_checkpoint_is_read(tmp_path: Path) -> None:
-    """Four terabytes of zeroes that take no room: who read them would not be done today."""
+    # The file has four terabytes of zeroes that take no room: reading all of them takes a day.
     size = 1 << 42
     header = b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (size, size)
     file = tmp_path / WEIGHTS

@@ -23,7 +23,7 @@ def begin(side: str, *options: str) -> subprocess.Popen[str]:
 
 
 def asked(*options: str) -> tuple[str, list[int]]:
-    """What it says of the state, and its tokens."""
+    """Ask the example engine; return its line about the state, and its tokens."""
     said, _ = begin("ask", *options).communicate(timeout=60)
     lines = said.splitlines()
     (tokens,) = [line for line in lines if line.startswith("[")]

@@ -18,7 +18,7 @@ PROMPT = [7, 0, 250, 999, 1, 1, 42]
 
 
 def alone(prompt: list[int], steps: int) -> list[int]:
-    """What the model says when its state never leaves it."""
+    """Return what the model says when its state never leaves it."""
     spec = importlib.util.spec_from_file_location("example_engine", FILE)
     assert spec is not None
     assert spec.loader is not None

@@ -33,7 +33,7 @@ class Cache:
         self.cached: set[bytes] = set()
 
     def has(self, *keys: bytes) -> None:
-        """Cache these, and evict all else."""
+        """Cache these keys, and evict all others."""
         touched = self.cached ^ set(keys)
         self.cached = set(keys)
         self.holdings.changed(
@@ -109,7 +109,7 @@ def test_all_that_is_cleared_is_evicted_and_may_come_again() -> None:
 
 
 def test_a_place_with_two_keys_is_held_until_both_are_gone() -> None:
-    """As where one adapter's weights were loaded under two names."""
+    # A place has two keys where an adapter's weights were loaded under two names.
     cache = Cache()
     one = prompt(TOKENS[:8], adapter="the same weights")
     other = replace(one, block_hashes=[b"another's name"])

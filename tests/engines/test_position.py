@@ -24,7 +24,7 @@ def engine() -> Engine:
 
 @pytest.mark.parametrize("tokens", [1, 2, 3])
 def test_a_short_prompt_is_taken_once(engine: Engine, tokens: int) -> None:
-    """A recurrent state that took the only token twice would answer otherwise."""
+    # A recurrent state that took the only token twice would answer otherwise.
     prompt = PROMPT[:tokens]
     (expected,) = generate_greedily(load_model(), [prompt], STEPS)
     assert engine.decode_alone(prompt, STEPS).token_ids == expected

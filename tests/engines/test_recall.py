@@ -26,7 +26,7 @@ Fault = Callable[[NemotronHForCausalLM, int], State]
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Use one thread: tensors this small lose more to waiting than they gain from a second."""
+    """Use a single thread: tensors this small lose more to waiting than they gain from a second."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -16,7 +16,7 @@ TOKEN = 7
 
 
 def params(**more: Any) -> SimpleNamespace:
-    """vLLM's `SamplingParams`, of which those count that are set."""
+    """Return vLLM's `SamplingParams` with some parameters set."""
     return SimpleNamespace(**{**PLAIN, **more})
 
 
@@ -67,7 +67,7 @@ def test_p_stops_before_the_end_where_d_must_sample(more: dict[str, Any], why: s
 
 
 def named(role: str, **more: Any) -> bytes:
-    """What P or D names the state by, of a request with these parameters."""
+    """Return the content by which P or D names the state of a request with these parameters."""
     session = Session()
     one, request = side(session), prefill() if role == "P" else decode()
     assert request.kv_transfer_params is not None

@@ -57,11 +57,14 @@ class SlotEngine:
         )
 
     def slots(self, slot: int) -> list[int]:
-        """The slots of a request, a list for each Mamba layer: no two are alike."""
+        """Return the slots of a request: for each Mamba layer another slot."""
         return [1 + (slot + number) % (SLOTS - 1) for number in range(len(self.layers))]
 
     def decode(self, token_ids: tuple[int, ...], slot: int, context_tokens: int) -> Tensor:
-        """Compute tokens one after the other from the state in a slot; the last one's logits."""
+        """Compute tokens one after the other from the state in a slot.
+
+        Returns the last token's logits.
+        """
         state = self._load(slot, context_tokens)
         cache = import_state(state, context_tokens, self.model.config)
         for token in token_ids:
@@ -73,7 +76,7 @@ class SlotEngine:
         return logits[0, -1]
 
     def begin(self, token_ids: tuple[int, ...], slot: int) -> Tensor:
-        """Prefill as it should be: from nothing."""
+        """Prefill a slot from an empty state."""
         with torch.no_grad():
             out = self.model(torch.tensor([token_ids]), use_cache=True)
         self._store(export_state(out.past_key_values, self.model.config), slot)
@@ -98,7 +101,7 @@ class SlotEngine:
             self.ssm[layer][own] = state[f"layers.{layer}.ssm"]
 
     def memory(self) -> dict[str, Tensor]:
-        """Copies of everything."""
+        """Copy all tensors of the engine's memory."""
         return {
             **{name: kv.clone() for name, kv in self.kv.items()},
             **{f"conv.{name}": conv.clone() for name, conv in self.conv.items()},
@@ -108,7 +111,7 @@ class SlotEngine:
 
 @pytest.fixture(params=[True, False], ids=["SD", "DS"])
 def used(model: NemotronHForCausalLM, request: pytest.FixtureRequest) -> SlotEngine:
-    """An engine of which every slot has served a prompt."""
+    """Return an engine each of whose slots has served a prompt."""
     engine = SlotEngine(model, request.param)
     for slot, prompt in enumerate(make_prompts(SLOTS, seed=5)):
         engine.begin(prompt.token_ids, slot)
@@ -127,7 +130,7 @@ def test_the_fault_and_its_end(used: SlotEngine) -> None:
 
 
 def test_only_the_states_of_requests_that_begin_are_cleared(used: SlotEngine) -> None:
-    """Two decode, one begins, and the batch is padded: with the null slot, and with -1."""
+    # Two requests decode, one begins, and the batch is padded: with the null slot, and with -1.
     before = used.memory()
     slots = [*(used.slots(slot) for slot in (1, 2, 3)), [0, 0], [-1, -1]]
     context = torch.tensor([40, 0, 1, 0, 0], dtype=torch.int32)

@@ -56,7 +56,7 @@ def test_answers_and_prompts_of_one_request_are_handoffs_of_their_own_on_both_si
 
 
 def test_two_requests_of_one_handoff_both_have_their_pages_again() -> None:
-    """The broker refuses the second one; vLLM must hear of both."""
+    # The broker refuses the second request; vLLM must hear of both.
     session = Session()
     p = side(session)
     for name in ("a", "b"):

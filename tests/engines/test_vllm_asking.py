@@ -27,7 +27,10 @@ BLOCKS = ([1, 2, 3, 4], [0, 0, 0, 9])
 def finding(
     session: Session, role: str = "kv_both", cached_tokens: int | None = None
 ) -> SchedulerSide:
-    """``cached_tokens``: of any request, keys and states alike; None: whatever vLLM counts."""
+    """Return a scheduler side that finds prefixes.
+
+    ``cached_tokens`` are those of any request, keys and states alike; None: whatever vLLM counts.
+    """
     settings = ConnectorSettings.of({"prefix": "find"})
     prefix = PrefixSharing("E", session, settings, RequestChains(32), GROUPS)
     told = None if cached_tokens is None else lambda _: cached_tokens or 0
@@ -101,7 +104,7 @@ def test_what_is_not_worth_it_is_not_loaded(holders: list[list[PrefixHolder]]) -
 
 @pytest.mark.parametrize(("found", "keys"), [(96, 96), (64, 96), (64, 64)])
 def test_a_state_among_the_keys_that_are_here_is_loaded_too(found: int, keys: int) -> None:
-    """vLLM is asked to begin where the states are as well, and that for no longer than it takes."""
+    # Restow asks vLLM to begin where the states are as well, and only for as long as that takes.
     session, request = Session(), plain()
     d = finding(session, cached_tokens=32)
     d.new_request(request)
@@ -260,7 +263,8 @@ def test_without_the_setting_nobody_is_asked() -> None:
 
 
 def test_where_replies_ended_in_a_recurrent_models_prompt_is_asked_for_too() -> None:
-    """Before the token that ended one, and behind it, where an engine computes a step ahead."""
+    # D asks at the places before and behind the token that ended a reply: some engines compute a
+    # step ahead.
     session = Session()
     d = finding(session)
     tokens = [*range(10, 50), 2, *range(60, 100), 3, *range(10, 20), 2]

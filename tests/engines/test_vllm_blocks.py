@@ -57,7 +57,11 @@ def test_token_groups_name_all_their_blocks() -> None:
 
 @st.composite
 def prompts(draw: st.DrawFn) -> tuple[int, int, bool, int, int, list[int]]:
-    """Tokens of a block, of a window (0: none), whole blocks, held, of the prompt, D's blocks."""
+    """Draw a prompt and its blocks.
+
+    Returns the tokens of a block, those of a window (0: none), whether blocks are kept whole, the
+    tokens held, those of the prompt, and D's blocks.
+    """
     size = draw(st.integers(1, 9))
     position = draw(st.integers(1, 60))
     held = draw(st.integers(0, position // size)) * size

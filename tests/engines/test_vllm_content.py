@@ -37,7 +37,7 @@ class Lora:
 
 
 def adapter(folder: Path, seed: int = 0, alpha: int = 16) -> str:
-    """An adapter as PEFT stores one."""
+    """Write an adapter as PEFT stores it, and return its folder."""
     folder.mkdir(exist_ok=True)
     weights = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
     save_file({"base.q_proj.lora_A.weight": weights}, folder / "adapter_model.safetensors")
@@ -101,7 +101,7 @@ def test_embeddings_differ_where_one_element_does() -> None:
 
 
 def test_an_image_is_named_by_its_features_and_not_by_the_engines_word_for_it() -> None:
-    """vLLM's identifier names the checkpoint by its path, which is another one at D."""
+    # The identifier of vLLM names the checkpoint by its path, which is another path at D.
     grid = torch.tensor([1, 2, 2])
     one = of_image("/models/a: cat", pixel_values=pixels(), image_grid_thw=grid)
     assert one == of_image("hub/a: cat", image_grid_thw=grid, pixel_values=pixels())
@@ -214,7 +214,7 @@ def test_an_adapter_has_the_word_of_what_was_loaded_and_not_of_what_lies_there(
 def test_a_name_that_stands_for_two_adapters_is_of_no_use(
     tmp_path: Path, load_inplace: bool
 ) -> None:
-    """vLLM finds prefixes of the old weights under the name."""
+    # Under the name, vLLM finds prefixes of the old weights.
     adapters = LoraAdapters()
     one = Lora(adapter(tmp_path / "a", seed=1), load_inplace=load_inplace)
     assert adapters.loaded(loaded(one)) == set()

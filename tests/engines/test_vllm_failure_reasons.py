@@ -64,7 +64,7 @@ class Asked:
 def post(
     engine: Engine, ask: Any, *body: bytes, app: object = None, method: str = "POST"
 ) -> tuple[int, dict[bytes, bytes], bytes]:
-    """What a client hears who posts a body in these chunks."""
+    """Post a body in these chunks; return the status, headers and body that the client hears."""
     chunks = list(body)
     sent: list[Message] = []
 
@@ -164,7 +164,7 @@ def test_the_broker_is_the_connectors_and_so_is_what_is_shown_to_it() -> None:
 
 
 def of_role(kv_role: str) -> SimpleNamespace:
-    """An application as vLLM's, started with that role."""
+    """Return an application like vLLM's, started with a role."""
     config = SimpleNamespace(kv_connector_extra_config={}, kv_role=kv_role)
     args = SimpleNamespace(kv_transfer_config=config)
     return SimpleNamespace(state=SimpleNamespace(args=args))

@@ -55,7 +55,7 @@ def said(kind: str, shapes: tuple[tuple[int, ...], ...], **more: object) -> Stat
 
 
 def shards(spec: RecurrentSpec, tp: int) -> object:
-    """What lies where on every rank, or that this TP is none for it."""
+    """Return the place of every shard on each rank, or "none" where the layer has no such TP."""
     try:
         layout = build_layout(ModelSpec("m", (spec,)), EngineSettings(tp))
     except TpSizeError:
@@ -71,7 +71,8 @@ def test_states_lie_as_the_family_says(
     shapes: tuple[tuple[int, ...], ...],
     conv_layout: ConvLayout,
 ) -> None:
-    """Whatever is known of the model: so one side may know it, the other not."""
+    # States lie alike whatever is known of the model, so one side may know the family, the other
+    # not.
     if kind != "LINEAR" and conv_layout is ConvLayout.DS:
         shapes = (shapes[0][::-1], *shapes[1:])
     spec = state_layer("x", 3, replace(said(kind, shapes), conv_layout=conv_layout))
@@ -86,7 +87,7 @@ def test_states_lie_as_the_family_says(
 
 
 def with_region(laid: object, region: str) -> object:
-    """The same with regions of one name."""
+    """Return the same layout with regions of one name."""
     if not isinstance(laid, tuple):
         return laid
     fields, ranks = laid
@@ -174,7 +175,8 @@ def test_config_and_spec_that_differ_are_refused_with_both_numbers(
 
 
 def test_the_engines_model_is_what_its_ranks_hold() -> None:
-    """Stages hold other layers; a layer that has both has its keys first, as in families."""
+    # Stages hold different layers; a layer that has keys and a state has its keys first, as in
+    # families.
     keys, states = AttentionSpec(2, 2, 8, BF16), replace(FAMILIES[1][0], layer=2)
     latent = latent_layer(10, 576, BF16)
     ranks = [(states, keys), (states, keys), (latent,), (latent,)]

@@ -48,16 +48,16 @@ class Request:
     output_token_ids: Sequence[int] = field(default_factory=list)
 
     def record_event(self, event_type: Any) -> None:
-        """Nobody counts."""
+        """Ignore the event: nobody counts."""
 
     def take_events(self) -> None:
-        """Nothing was noted."""
+        """Return nothing: no event was noted."""
 
     def take_prefill_stats(self) -> None:
-        """Nothing was noted."""
+        """Return nothing: no statistics were noted."""
 
     def update_block_hashes(self) -> None:
-        """There are none."""
+        """Do nothing: there are no hashes."""
 
     def __post_init__(self) -> None:
         known = self.prompt_token_ids if self.prompt_embeds is None else self.prompt_embeds
@@ -161,7 +161,7 @@ def test_what_a_client_said_is_quoted_in_part() -> None:
 
 
 def test_a_list_of_prompts_needs_an_id_of_the_router_s() -> None:
-    """P's answer has one `kv_transfer_params` for all of its prompts."""
+    # P's answer has one `kv_transfer_params` for all of its prompts.
     index = answer_index("cmpl-x-1-0123abcd")
     with pytest.raises(ParametersError, match="list of prompts"):
         said({"do_remote_decode": True}, "kv_producer", "P/1/x", index)

@@ -34,7 +34,10 @@ PADDED = 5120
 
 
 def state_shapes(tp: int, conv: ConvLayout, extra: int = 0) -> tuple[tuple[int, ...], ...]:
-    """(rows, channels) or the other way round, and the SSM state, as `mamba_utils.py` says."""
+    """Return the shapes of the conv state and the SSM state, as `mamba_utils.py` says.
+
+    The conv state is (rows, channels), or the other way round.
+    """
     window = (3 + extra, (4 * 8 + 2 * 2 * 16) // tp)
     return (window if conv is ConvLayout.SD else window[::-1], (4 // tp, 8, 16))
 
@@ -42,7 +45,7 @@ def state_shapes(tp: int, conv: ConvLayout, extra: int = 0) -> tuple[tuple[int, 
 def caches(
     tp: int = 2, conv: ConvLayout = ConvLayout.SD, extra: int = 0, order: KvOrder = KvOrder.HND
 ) -> list[LayerCache]:
-    """Both layers' caches over one allocation, as groups overlay each other in vLLM."""
+    """Return both layers' caches over one allocation, as groups overlay each other in vLLM."""
     heads, content = 2 // tp, 2 * 8
     pages = BLOCKS * PAGES_PER_BLOCK
     buffer = torch.zeros(BLOCKS * PADDED, dtype=torch.int8)
@@ -127,7 +130,7 @@ def test_what_does_not_lie_as_the_config_says_is_refused() -> None:
 
 
 def test_heads_outside_of_blocks_are_refused() -> None:
-    """vLLM's LHBNC: a page of it is in as many pieces as there are heads."""
+    # This is vLLM's LHBNC: a page is in as many pieces as there are heads.
     _, tokens = caches(1)
     pages = BLOCKS * PAGES_PER_BLOCK
     kv = torch.zeros(2, pages, PAGE_TOKENS, 16, dtype=torch.bfloat16).transpose(0, 1)
@@ -135,7 +138,7 @@ def test_heads_outside_of_blocks_are_refused() -> None:
 
 
 def test_pages_of_several_layers_side_by_side_are_refused() -> None:
-    """vLLM's BLHNC: the last page of the last layer ends the allocation."""
+    # This is vLLM's BLHNC: the last page of the last layer ends the allocation.
     _, tokens = caches(1)
     pages = BLOCKS * PAGES_PER_BLOCK
     kv = torch.zeros(pages, 2, 2, PAGE_TOKENS, 16, dtype=torch.bfloat16)[:, 1]
@@ -148,14 +151,17 @@ def test_numbers_are_those_of_the_layers() -> None:
 
 
 def test_mixers_of_falcon_h1_are_counted_on_behind_all_layers() -> None:
-    """`falcon_h1.py`: a mixer's prefix is ``num_hidden_layers + layer``."""
+    # In `falcon_h1.py` a mixer's prefix is ``num_hidden_layers + layer``.
     numbers = LayerNumbers.of({"model_type": "falcon_h1", "num_hidden_layers": 24})
     assert [numbers.layer(number, False) for number in (0, 7, 23)] == [0, 7, 23]
     assert [numbers.layer(24 + layer, True) for layer in (0, 7, 23)] == [0, 7, 23]
 
 
 def _as_vllm_counts(hybrid: list[int], blocks: int) -> dict[int, int]:
-    """Layer by the number that `Zamba2Attention` gives its cache, in that class's own steps."""
+    """Return the layer by the number that `Zamba2Attention` gives its cache.
+
+    The numbers are found in that class's own steps.
+    """
     found: dict[int, int] = {}
     for bare in range(blocks):
         number = bare * (len(hybrid) + blocks - 1) // blocks
@@ -214,7 +220,7 @@ def test_which_layer_of_a_draft_a_cache_is_of(name: str, number: int, layer: int
 
 
 def test_mixers_that_vllm_numbers_behind_the_attention_are_no_drafts() -> None:
-    """Falcon-H1: the cache's number is 6, and it is of layer 2."""
+    # In Falcon-H1 the cache's number is 6, and the cache is of layer 2.
     assert DraftLayers(LAYERS).layer("model.layers.6.mamba", 6, 2) is None
 
 

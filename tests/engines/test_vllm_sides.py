@@ -124,7 +124,7 @@ def test_what_p_says_itself_is_not_part_of_keys_and_values_that_are_handed_over(
 
 
 def test_the_token_that_d_computes_anew_has_its_window() -> None:
-    """The last of 10 tokens sees 6 to 8 beside itself, which begin in the middle of a block."""
+    # The last of 10 tokens sees tokens 6 to 8 beside itself, which begin in the middle of a block.
     hole, behind = UnwrittenTokens("group.0", 12, 0, 2), UnwrittenTokens("group.0", 13, 1, 4)
     for whole, holes in ((False, [hole, behind]), (True, [behind])):
         groups, settings = (Group("group.0", 4, None, 3, whole),), ConnectorSettings()
@@ -280,7 +280,7 @@ def test_a_request_without_parameters_is_served_alone() -> None:
 
 @pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
 def test_parameters_that_are_no_use_are_a_load_that_fails_on_either_side(role: str) -> None:
-    """What comes of that is vLLM's policy: an error, or a prompt that is computed here."""
+    # What comes of the failure is vLLM's policy: an error, or a prompt that is computed here.
     for params in (
         {"do_remote_prefill": True},
         {"handoff_id": 7},
@@ -333,7 +333,8 @@ def test_p_publishes_a_state_of_an_adapter_when_workers_have_told_what_they_load
 def test_p_hands_nothing_on_where_the_last_step_may_have_had_another_adapter(
     known: dict[str, str],
 ) -> None:
-    """Told in the step that ends the request: it was loaded again, or nobody knows."""
+    # The step that ends the request tells it: the adapter was loaded again, or its weights are
+    # unknown.
     session = Session()
     p, request = side(session), of_adapter(prefill())
     p.loaded(known)

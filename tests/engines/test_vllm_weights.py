@@ -72,7 +72,7 @@ def test_weights_of_another_checkpoint_are_known_as_soon_as_nothing_of_the_old_i
 
 
 def assert_unknown(engine: Engine) -> None:
-    """Nothing is handed over while the workers are at it."""
+    """Check that nothing is handed over while the workers replace the weights."""
     assert not engine.weights.known
 
 
@@ -193,7 +193,10 @@ OWN = {"rope_parameters": {"rope_theta": 1e4}, "eos_token_id": 2}
 def revision(
     model: str = str(checkpoint_folder()), named: str = "", load_format: str = "auto", **more: Any
 ) -> str:
-    """Return the word of an engine; configurations are merged here as vLLM does (`hf_config`)."""
+    """Return the revision of an engine.
+
+    Configurations are merged here as vLLM does (`hf_config`).
+    """
     settings: dict[str, Any] = {"model": model, "revision": None, "dtype": "torch.bfloat16"}
     settings["hf_overrides"] = {}
     settings |= {

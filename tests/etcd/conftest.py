@@ -26,5 +26,5 @@ async def client(etcd: EtcdCluster) -> AsyncIterator[EtcdClient]:
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> bytes:
-    """Keys of this test alone."""
+    """Return the prefix of the keys that only this test uses."""
     return f"{tmp_path}/".encode()

@@ -54,7 +54,7 @@ class Secured:
         )
 
     async def enable_passwords(self) -> None:
-        """As `etcdctl` does, by messages of the same form: two strings."""
+        """Turn passwords on as `etcdctl` does, by messages of the same form: two strings."""
         two = rpc_pb2.AuthenticateRequest
         channel = grpc.aio.secure_channel(
             self.cluster.endpoints[0], self.access().credentials().for_channel()
@@ -94,7 +94,7 @@ async def test_a_user_with_its_password_is_let_in(secured: Secured) -> None:
 
 
 async def test_a_token_that_etcd_forgot_is_made_anew(secured: Secured) -> None:
-    """Tokens are in its memory alone."""
+    # etcd keeps tokens in its memory alone.
     async with client_of(secured.user()) as client:
         await client.put(b"k", b"1")
         (member,) = secured.cluster.members
@@ -150,7 +150,7 @@ async def test_certificates_that_were_renewed_are_used(secured: Secured, tmp_pat
 async def test_a_call_under_way_outlives_the_renewal_of_certificates(
     secured: Secured, tmp_path: Path
 ) -> None:
-    """gRPC cancels it with its channel; it is made again on the new one."""
+    # gRPC cancels the call with its channel; the client makes the call again on the new channel.
     cert = tmp_path / "cert.pem"
     cert.write_bytes(secured.pair.certificate.read_bytes())
     (member,) = secured.cluster.members

@@ -15,7 +15,10 @@ OWN = "TEST_ETCD"
 
 
 def etcd_program() -> Path:
-    """The program. Raises `FileNotFoundError` with what to do: tests of it are never left out."""
+    """Return the path of etcd.
+
+    Raises `FileNotFoundError` with what to do: tests that need etcd are never left out.
+    """
     named = os.environ.get(OWN)
     if named:
         return Path(named)
@@ -33,9 +36,9 @@ def etcd_program() -> Path:
 
 @cache
 def survives_kills() -> bool:
-    """Whether a member that is killed comes back with all that it had agreed to.
+    """Return whether a member that is killed comes back with all that it had agreed to.
 
-    One of 3.5.0 to 3.5.2 may not (its release notes of 3.5.3).
+    A member of 3.5.0 to 3.5.2 may not (etcd's release notes of 3.5.3).
     """
     said = subprocess.run(
         [f"{etcd_program()}", "--version"], capture_output=True, text=True, check=True

@@ -37,11 +37,11 @@ class Member:
 
     @property
     def runs(self) -> bool:
-        """Whether it was not killed."""
+        """Return whether the member was started and not killed."""
         return self._process is not None
 
     def start(self, cluster: str, scheme: str) -> None:
-        """Start it, or start it again with what it has on disk."""
+        """Start the member, or start it again with what it has on disk."""
         client, peer = f"{scheme}://{self.endpoint}", f"http://{HOST}:{self.peer_port}"
         command = [
             str(etcd_program()),
@@ -85,7 +85,7 @@ class EtcdCluster:
         return tuple(one.endpoint for one in self.members)
 
     def start(self, *members: Member) -> None:
-        """These, or all."""
+        """Start these members, or all."""
         cluster = ",".join(f"{one.name}=http://{HOST}:{one.peer_port}" for one in self.members)
         for one in members or self.members:
             one.start(cluster, self._scheme)
@@ -95,7 +95,7 @@ class EtcdCluster:
             one.kill()
 
     async def ready(self, access: EtcdAccess) -> None:
-        """Wait until it is led."""
+        """Wait until the cluster has a leader."""
         async with client_of(access) as client, asyncio.timeout(READY_S):
             while True:
                 with contextlib.suppress(EtcdError):
@@ -104,7 +104,7 @@ class EtcdCluster:
                 await asyncio.sleep(0.05)
 
     async def leader(self, client: EtcdClient) -> Member:
-        """Who leads, once somebody does."""
+        """Wait for a leader, and return it."""
         async with asyncio.timeout(READY_S):
             while True:
                 leaders = [one.endpoint for one in await client.statuses() if one.leads]
@@ -123,7 +123,7 @@ async def running_etcd(
     options: Sequence[str] = (),
     access: EtcdAccess | None = None,
 ) -> AsyncIterator[EtcdCluster]:
-    """A cluster that is led; its first one is asked with the files of ``access``."""
+    """Run a cluster, and wait for its leader, which is asked with the files of ``access``."""
     timers = ("--heartbeat-interval", str(heartbeat_ms), "--election-timeout", str(election_ms))
     scheme = "http" if access is None else "https"
     cluster = EtcdCluster(folder, count, (*timers, *options), scheme)
@@ -140,7 +140,7 @@ async def running_etcd(
 async def client_of(
     access: EtcdAccess | EtcdCluster, patience: Patience = PATIENT
 ) -> AsyncIterator[EtcdClient]:
-    """A client, closed in the end."""
+    """Yield a client, which is closed at the end."""
     if isinstance(access, EtcdCluster):
         access = EtcdAccess(access.endpoints)
     client = EtcdClient(access, patience)

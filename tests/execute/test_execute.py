@@ -53,7 +53,7 @@ class Stage:
         return {field.name: field for field in (*model.fields, *model.inputs)}
 
     async def enter(self, rank: int) -> None:
-        """Let a rank of D appear."""
+        """Start a rank of D."""
         agent = self.agents[rank] = AsyncAgent(
             self.fake.address,
             "D",
@@ -65,13 +65,13 @@ class Stage:
         await agent.start()
 
     def check_whole(self, rank: int) -> None:
-        """Every byte is the state's or still poison."""
+        """Check that every byte is the state's or still poison."""
         memory = self.memory[rank]
         wrong = np.flatnonzero(memory.data != memory.expected(self.fields, self.case.tokens))
         assert not len(wrong), f"{len(wrong)} wrong bytes, the first at {wrong[0]}"
 
     def check_cleared(self, rank: int) -> None:
-        """Snapshots are zero, padding and guards are untouched."""
+        """Check that snapshots are zero, and that padding and guards are untouched."""
         memory = self.memory[rank]
         mask = memory.cleared(self.fields, self.case.tokens)
         assert mask.any()
@@ -293,7 +293,7 @@ async def test_orders_that_name_a_program_of_another_release_hear_so() -> None:
 
 
 async def test_staging_waits_in_line_and_is_given_back() -> None:
-    """P's pool holds two of the four runs, so the others wait for Unstage."""
+    # P's pool holds two of the four runs, so the others wait for Unstage.
     async with on_stage("big") as stage_:
         case, fake = stage_.case, stage_.fake
         program = programs(case, Strategy.PACK)[0]
@@ -340,7 +340,7 @@ async def test_nothing_is_written_before_the_engines_own_writes_are_done() -> No
 async def test_a_read_does_not_begin_when_its_grant_has_nearly_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would fail in its midst, where one that has not begun is granted anew."""
+    # The read would fail in its midst, whereas a read that has not begun is granted anew.
     monkeypatch.setenv("UCX_TLS", TCP)
     async with on_stage("big", tls=TCP) as stage_:
         case, fake = stage_.case, stage_.fake

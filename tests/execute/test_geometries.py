@@ -89,7 +89,7 @@ OWN_SCALES = Scales(ScaleKind.PER_TOKEN_HEAD)
 
 
 def shortened(model: ModelSpec) -> ModelSpec:
-    """Two layers of each kind; windows are shorter than the prompt."""
+    """Return two layers of each kind; windows are shorter than the prompt."""
     kinds: dict[object, list[LayerSpec]] = {}
     for layer in model.layers:
         window = getattr(layer, "window_tokens", 0)
@@ -100,14 +100,14 @@ def shortened(model: ModelSpec) -> ModelSpec:
 
 
 def with_short_window(layer: LayerSpec) -> LayerSpec:
-    """The same layer; a window is shorter than the prompt."""
+    """Return the same layer; a window is made shorter than the prompt."""
     if isinstance(layer, AttentionSpec) and layer.window_tokens:
         return replace(layer, window_tokens=WINDOW_TOKENS)
     return layer
 
 
 def tp_sizes(model: ModelSpec) -> list[int]:
-    """The sizes that the model allows."""
+    """Return the TP sizes that the model allows."""
     sizes = []
     for tp in TP_SIZES:
         try:
@@ -147,7 +147,7 @@ class Engine:
 
 
 def _block_ids(group: str, page_tokens: int | None, rng: np.random.Generator) -> tuple[int, ...]:
-    """Scattered ids from 1 on; the null block, 0, where a window has left a block behind."""
+    """Return scattered ids from 1 on; where a window has left a block behind, the null block 0."""
     if page_tokens is None:
         return (int(rng.integers(2)) + 1,)
     ids = [int(i) + 1 for i in rng.permutation(-(-TOKENS // page_tokens))]
@@ -186,7 +186,7 @@ class Wire:
 
 
 def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -> None:
-    """What agents do with a program: READ; GATHER, READ, SCATTER; READ spans, copy out of them."""
+    """Run a program as agents do: READ; GATHER, READ, SCATTER; READ spans, copy out of them."""
     tokens, pairs, spans = Tokens(0, TOKENS), program.group_pairs, program.rows(READ_SPANS)
     here = destination.regions(program.dst_rank)
     staged, size = staged_spans(spans, pairs, tokens, wire.staging[1].ctypes.data)
@@ -244,7 +244,7 @@ def cases(
 
 
 def size_of(layout: Layout) -> int:
-    """Enough bytes for all ranks, five pages of each region."""
+    """Return enough bytes for all ranks, with five pages of each region."""
     return sum(
         (8 if region.page_tokens else 4) * region.page_stride_bytes + 8 * GUARD_BYTES
         for rank in layout.ranks
@@ -271,7 +271,7 @@ def test_all_layers_of_a_model(name: str) -> None:
 
 
 def quantised(layer: LayerSpec) -> LayerSpec:
-    """The same layer with its KV in float8, the scales in the cache."""
+    """Return the same layer with its KV in float8, the scales in the cache."""
     match layer:
         case AttentionSpec():
             return replace(layer, dtype=DType.FLOAT8_E4M3FN, scales=OWN_SCALES)
@@ -301,7 +301,7 @@ SHARED_OUT = (
 
 @pytest.mark.parametrize("name", ["nemotron3-nano-30b", "kimi-linear-48b-like"])
 def test_tokens_that_ranks_share_out(name: str) -> None:
-    """Each way of cutting them with every two sides; strategies take turns."""
+    """Check each way of cutting the tokens with every two sides; strategies take turns."""
     model = shortened(real_models()[name])
     every: list[tuple[Layout, Layout, Strategy]] = []
     for index, (cuts, sides) in enumerate(itertools.product(SHARED_OUT, SIDES)):

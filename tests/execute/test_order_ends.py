@@ -133,7 +133,7 @@ async def test_a_measurement_is_answered_whatever_fails(monkeypatch: pytest.Monk
 async def test_a_full_device_does_not_keep_snapshots_of_a_failed_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The zeroes were made when the agent began."""
+    # The zeroes were made when the agent began.
     async with pair("wide", ranks=(1,)) as made:
         for part in ("zeros", "zeros_like", "empty", "full"):
             monkeypatch.setattr(torch, part, failing(FULL))
@@ -160,7 +160,7 @@ async def test_orders_that_can_not_be_taken_end_neither_the_stream_nor_later_ord
 async def test_an_agent_that_finds_no_room_at_start_leaves_no_memory_registered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its owner may unmap the memory next, as the daemon does."""
+    # The agent's owner may unmap the memory next, as the daemon does.
     opened: list[NixlTransport] = []
     right = NixlTransport.__init__
 
@@ -180,7 +180,7 @@ async def test_an_agent_that_finds_no_room_at_start_leaves_no_memory_registered(
 
 
 async def test_regions_at_several_places_are_refused_at_start() -> None:
-    """What a device gathers can't be put into the host's staging, nor the other way round."""
+    # What a device gathers can't be put into the host's staging, nor the other way round.
     memory = np.zeros(4096, np.uint8)
     regions = [
         RegionMemory("kv", 4096, 4, 1024, MemoryKind.CUDA, 0),

@@ -51,7 +51,7 @@ def kept_reads() -> KeptReads:
 
 
 def addresses(kept: KeptReads, made: Program, there: Peer, page: int = 0) -> list[int]:
-    """Where everything is read from, in order."""
+    """Return the addresses from which everything is read, in order."""
     staged, _ = staged_spans(made.rows(READ_SPANS), made.group_pairs, TOKENS, 1 << 40)
     order = ExecuteOrder(1, made.program_id, blocks(page), blocks(0), TOKENS, (), 1.0)
     reads = kept.of(made, 0, there).bind(order, staged)

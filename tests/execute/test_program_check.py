@@ -67,7 +67,7 @@ def test_what_the_planner_makes_is_accepted(strategy: Strategy) -> None:
 @pytest.mark.parametrize(("name", "strategy"), [*PROGRAMS, *(("stages", one) for one in SENDING)])
 @pytest.mark.parametrize("hashed", [False, True])
 def test_the_part_of_each_source_is_accepted(name: str, strategy: Strategy, hashed: bool) -> None:
-    """Of what several sources are read for, spans too, each has its own rows alone."""
+    # Where a rank reads from several sources, spans too, each source has its own rows alone.
     case = make_case(name)
     strides = {
         rank.rank: tuple(region.page_stride_bytes for region in rank.regions)
@@ -150,7 +150,7 @@ def test_a_span_with_one_wrong_number_is_refused(column: Column, value: int) -> 
 
 @pytest.mark.parametrize("form", GATHERED)
 def test_a_row_that_would_gather_weights_is_refused(form: Form) -> None:
-    """An engine may offer weights and be a source."""
+    # An engine may offer weights and be a source.
     strategy = Strategy.PACK if form == GATHER_IN_ORDER else Strategy.INTERLEAVE
     checked = CheckedProgram(programs(CASE, strategy)[0])
     rows = checked.program.rows(form)
@@ -279,7 +279,7 @@ def test_an_order_for_more_descriptors_than_fit_is_refused_before_they_are_made(
 def test_as_many_descriptors_are_expected_as_binding_makes_at_least(
     cuts: tuple[tuple[int, int], ...], strategy: Strategy
 ) -> None:
-    """Of tokens that ranks share out; and not many more, else long prompts would be refused."""
+    # Ranks share the tokens out. If many more were expected, long prompts would be refused.
     model = ModelSpec("m", (MlaSpec(0, 8, DType.BFLOAT16),))
     settings = [
         EngineSettings(tp=dcp, dcp=dcp, interleave_tokens=run, page_tokens=16) for dcp, run in cuts

@@ -32,7 +32,7 @@ NAMES = [f"{index}-{config['model_type']}" for index, (config, _) in enumerate(A
 
 
 def kept(config: dict[str, Any]) -> list[list[Any]]:
-    """What vLLM's answers say, of the families' layers."""
+    """Return the families' layers in the form of vLLM's answers."""
     rows: dict[tuple[Any, ...], list[int]] = {}
     for layer in model_from_hf_config(config).layers:
         assert isinstance(layer, AttentionSpec)
@@ -114,7 +114,7 @@ def test_a_text_part_is_read_as_if_it_stood_alone(model_type: str) -> None:
 def test_a_part_is_read_as_the_whole_config_names_it_whatever_the_part_says(
     model_type: str,
 ) -> None:
-    """The configuration class of the whole makes the part's, and does not ask for its type."""
+    # The configuration class of the whole makes the part's, and does not ask for the part's type.
     text = {**LLAMA, "head_dim": 16, "num_kv_shared_layers": 0}
     config = CONFIG_MAPPING[model_type](text_config=deepcopy(text)).get_text_config()
     assert type(config).model_type == NESTED[model_type].text

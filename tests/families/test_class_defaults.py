@@ -23,7 +23,10 @@ OLD_TRANSFORMERS = (
 
 
 def read_in_new_process(config: dict[str, Any], first: str = "") -> str:
-    """What a process that runs ``first`` makes of a config, and which big packages it imported."""
+    """Run ``first`` in a new process and read a config there.
+
+    Returns what the process makes of the config, and which of the big packages it imported.
+    """
     code = f"""
 import sys
 {first}

@@ -37,7 +37,7 @@ def built(*layers: LayerSpec, **settings: Any) -> Layout:
 
 
 def vllm_parts(tp: int, pcp: int, dcp: int, pp: int = 1) -> list[int]:
-    """The place of each rank in its DCP group (`initialize_model_parallel`)."""
+    """Return the place of each rank in its DCP group (`initialize_model_parallel`)."""
     ranks = np.arange(pp * pcp * tp).reshape(1, 1, pp, pcp, tp)
     if dcp > 1:
         ranks = ranks.transpose(0, 1, 2, 4, 3)
@@ -77,7 +77,7 @@ def test_heads_that_ranks_would_all_hold_are_shared_out_by_tokens() -> None:
 
 
 def test_states_and_indexers() -> None:
-    """Recurrent states are cut by TP alone, an indexer's keys as the latents."""
+    """Check that recurrent states are cut by TP alone, and an indexer's keys as the latents."""
     layout = built(HEADS, STATE, tp=8, dcp=4)
     for rank in layout.ranks:
         attention, state = rank.regions
@@ -113,5 +113,5 @@ def test_more_parts_than_ranks_hold_a_head(tp: int, dcp: int) -> None:
 
 
 def test_blocks_of_several_pages_are_interleaved_by_the_block() -> None:
-    """As vLLM's NIXL connector sets it: blocks of 64 in pages of 16."""
+    # The NIXL connector of vLLM sets blocks of 64 in pages of 16.
     built(LATENT, tp=2, dcp=2, interleave_tokens=64, pages_per_block=4)

@@ -19,7 +19,7 @@ SPEC = Mamba2Spec(0, 8, 2, 4, 2, 4, DType.BFLOAT16, DType.FLOAT32)
 
 @given(st.integers(1, 12), st.integers(1, 12))
 def test_a_rank_holds_the_head_that_vllm_gives_it(count: int, times: int) -> None:
-    """Rank r of T holds head r * Kv // T and those up to the next rank's."""
+    """Check that rank r of T holds head r * Kv // T and those up to the next rank's."""
     for tp, heads in ((count * times, count), (count, count * times)):
         for rank in range(tp):
             span = rank_span(heads, tp, rank, "head")

@@ -45,7 +45,7 @@ def layout(spec: AttentionSpec, **settings: object) -> Layout:
 
 @pytest.mark.parametrize("order", [KvOrder.HND, KvOrder.NHD])
 def test_where_everything_lies_in_a_page(order: KvOrder) -> None:
-    """Of two heads and 16 tokens: 32 bytes a head and token, and 4 of scales."""
+    # The page has two heads and 16 tokens: 32 bytes a head and token, and 4 of scales.
     (rank, _) = layout(KV, tp=2, kv_order=order).ranks
     places = {
         shard.field.removeprefix("layers.0."): (
@@ -86,7 +86,7 @@ def test_fields_count_pairs_and_blocks() -> None:
     ],
 )
 def test_nothing_else_becomes_float4_or_is_made_of_it(other: AttentionSpec) -> None:
-    """As many bytes of another type, too; and other static scales."""
+    """Check types of as many bytes, and other static scales, too."""
     for pair in ((KV, other), (other, KV)):
         with pytest.raises(PlanError, match=r"layers\.0\.k"):
             make_plan(*(layout(one) for one in pair))

@@ -64,7 +64,7 @@ FEW = {"num_hidden_layers": 2}
 
 
 def good(model_type: str) -> dict[str, Any]:
-    """A config that says all that is read of this type, by its defaults."""
+    """Return a config that has every key that is read of this type, with its default."""
     bare = {"model_type": model_type, **NEEDED.get(model_type, {})}
     for config in (bare, {**bare, **FEW}, {**bare, "text_config": FEW}):
         readings = Readings()
@@ -127,9 +127,9 @@ def _refusal(config: dict[str, Any]) -> RestowError | None:
 
 
 def _names(error: RestowError, key: str) -> bool:
-    """Whether a refusal names the key, or the list of layers that the key counts.
+    """Return whether a refusal names the key, or the list of layers that the key counts.
 
-    A layout's own limits are told of the field, and sizes of TP of the heads.
+    A refusal by the layout's own limits names the field, and one by sizes of TP names the heads.
     """
     if not isinstance(error, LayoutFormError) or "config" not in error.message:
         return error.reason != "INTERNAL"

@@ -33,7 +33,7 @@ def mamba(model: ModelSpec) -> list[Mamba2Spec]:
 
 
 def check_mamba_names(model: ModelSpec, config: Any) -> None:
-    """The numbers under the names that Bamba, Granite and Falcon-H1 share."""
+    """Check the numbers under the names that Bamba, Granite and Falcon-H1 share."""
     for layer in mamba(model):
         assert layer.heads == config.mamba_n_heads
         assert layer.head_dim == config.mamba_d_head
@@ -278,7 +278,7 @@ def test_an_unknown_type_lists_the_known_ones() -> None:
 def test_pages_have_the_sizes_of_vllm(
     config: dict[str, Any], tp: int, conv_layout: ConvLayout
 ) -> None:
-    """Mamba2: (I + 2 G' N) / T columns of K - 1 + S rows, then (H / T, head_dim, N)."""
+    # Mamba2 has (I + 2 G' N) / T columns of K - 1 + S rows, then (H / T, head_dim, N).
     spec = model_from_hf_config(config)
     extra = 2
     layout = build_layout(spec, EngineSettings(tp, conv_layout=conv_layout, conv_rows_extra=extra))

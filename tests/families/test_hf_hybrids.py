@@ -25,7 +25,7 @@ BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 
 
 def _plain(layer: LayerSpec) -> LayerSpec:
-    """A layer without its place in the model."""
+    """Return a layer without its place in the model."""
     return replace(layer, layer=0)
 
 
@@ -92,7 +92,7 @@ def test_both_generations_of_ling_have_one_model_type() -> None:
     ],
 )
 def test_the_text_part_of_ling_3_vl_is_ling_3_whatever_it_says(more: dict[str, Any]) -> None:
-    """vLLM's own test of the config names few keys; its class has defaults for the others."""
+    # The config in vLLM's own test names few keys; its class has defaults for the others.
     text = {"num_hidden_layers": 42, "layer_group_size": 6, "rope_theta": 6_000_000, **more}
     whole = model_from_hf_config({"model_type": "bailing_moe_v3_vl", "text_config": text})
     assert whole.name == "bailing_hybrid"

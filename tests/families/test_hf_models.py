@@ -226,7 +226,10 @@ def test_what_each_layer_keeps(model_type: str, changes: dict[str, Any], tmp_pat
 
 
 def type_and_numbers(layer: LayerSpec) -> tuple[Any, ...]:
-    """A layer without its place in the model, and what it reads (test_rebuilding has that)."""
+    """Return a layer without its place in the model and without its mixer.
+
+    test_rebuilding checks what the mixer reads.
+    """
     left_out = ("layer", "mixer")
     numbers = {slot: getattr(layer, slot) for slot in layer.__slots__ if slot not in left_out}
     return type(layer), numbers

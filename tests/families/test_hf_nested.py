@@ -32,7 +32,7 @@ WHOLES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", WHOLES)
 def test_the_text_part_alone_has_state(name: str) -> None:
-    """So vLLM's connector, which is told `hf_text_config`, has the same name and layers."""
+    # So vLLM's connector, which is told `hf_text_config`, has the same name and layers.
     assert model_from_hf_config(WHOLES[name]) == model_from_hf_config(TEXT)
 
 
@@ -57,7 +57,7 @@ def test_the_whole_has_the_type_where_its_part_has_none_that_is_known() -> None:
     ],
 )
 def test_where_the_type_is_named(whole: dict[str, Any], wanted: DType) -> None:
-    """vLLM: `ModelArchConfigConvertorBase.get_torch_dtype`."""
+    # The order is that of vLLM's `ModelArchConfigConvertorBase.get_torch_dtype`.
     model = model_from_hf_config({"model_type": "a_vl", **whole})
     types = {getattr(layer, "dtype", None) for layer in model.layers} - {None}
     assert types == {wanted}
@@ -100,7 +100,7 @@ def test_parts_that_mean_nothing_name_their_key(config: dict[str, Any], message:
     ],
 )
 def test_the_name_is_that_of_vllms_class(whole: str, part: str | None, name: str) -> None:
-    """What vLLM 0.32's `get_hf_text_config(...).to_dict()` says of these."""
+    # The names are those of vLLM 0.32's `get_hf_text_config(...).to_dict()`.
     text = {"model_type": part, "num_hidden_layers": 2}
     assert model_from_hf_config({"model_type": whole, "text_config": text}).name == name
 

@@ -51,7 +51,7 @@ def test_what_was_asked_for() -> None:
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_a_declared_cache_is_float8_and_its_scales_have_to_be_named(name: str) -> None:
-    """vLLM takes it for `fp8` unless another type is asked for (`attention.py`)."""
+    # Unless another type is asked for, vLLM takes the cache for `fp8` (`attention.py`).
     config = DECLARED[name]
     assert kv(config, kv_scales=STATIC) == (E4M3, STATIC)
     assert kv(config, kv_dtype=BF16) == (BF16, NONE)
@@ -112,7 +112,7 @@ def test_a_quantisation_that_is_no_object(config: object) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_types_are_those_of_vllm(case: Case) -> None:
-    """Cases that vLLM is asked about in tests/vllm_engines/test_config_types.py."""
+    # tests/vllm_engines/test_config_types.py asks vLLM about the same cases.
     if case.refused:
         with pytest.raises(LayoutFormError, match=case.refused):
             case.model()
@@ -123,7 +123,7 @@ def test_types_are_those_of_vllm(case: Case) -> None:
 
 
 def test_latents_heed_what_modelopt_declares_and_nothing_else() -> None:
-    """vLLM: `MLAAttention` has no eye for kv_cache_scheme, which compressed-tensors has."""
+    # In vLLM `MLAAttention` does not look at kv_cache_scheme, which compressed-tensors has.
     config = {"model_type": "deepseek_v3", "num_hidden_layers": 1}
     for said, dtype, scales in (
         (DECLARED["modelopt, a word"], E4M3, STATIC),

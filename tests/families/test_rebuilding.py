@@ -48,7 +48,7 @@ def test_inputs_lie_behind_the_states_whole_on_every_rank() -> None:
 
 
 def test_inputs_behind_those_of_a_smaller_type_lie_where_numbers_may() -> None:
-    """The layers of a group may lie side by side."""
+    # The layers of a group may lie side by side.
     layers = tuple(
         Mamba2Spec(at, 1, 1, 1, 1, 2, dtype, DType.FLOAT32, mixer=Mixer(1, dtype))
         for at, dtype in enumerate((DType.FLOAT16, DType.FLOAT32))

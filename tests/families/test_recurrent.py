@@ -54,7 +54,7 @@ def rank_of(spec: RecurrentSpec | MlaSpec, settings: EngineSettings) -> RankLayo
 def test_pages_have_the_sizes_of_vllm(
     spec: RecurrentSpec, tp: int, columns: int, elements: int, conv_layout: ConvLayout
 ) -> None:
-    """``K - 1 + S`` rows of columns, S only where the family speculates, then the states."""
+    # A page has ``K - 1 + S`` rows of columns, S only where the family speculates, then the states.
     rank = rank_of(spec, EngineSettings(tp, conv_layout=conv_layout, conv_rows_extra=EXTRA))
     form = spec.recurrence()
     rows = form.taps + (0 if isinstance(spec, Mamba1Spec | ShortConvSpec) else EXTRA)
@@ -106,7 +106,7 @@ def test_matrices_lie_in_the_engines_order(order: MatrixOrder, strides: tuple[in
 
 
 def test_value_heads_go_with_their_key_heads() -> None:
-    """Rank r of T holds key heads and value heads of the same share, as `divide` cuts both."""
+    """Check that rank r of T holds key and value heads of the same share, as `divide` cuts both."""
     rank = rank_of(GdnSpec(0, 4, 8, 4, 6, 4, BF16, BF16), EngineSettings(2))
     assert [str(span) for span in shard_of(rank, "conv.K").box] == ["[2, 4)", "[0, 4)", "[0, 3)"]
     assert [str(span) for span in shard_of(rank, "conv.V").box] == ["[4, 8)", "[0, 6)", "[0, 3)"]

@@ -44,7 +44,8 @@ def shards_of(rank: RankLayout) -> dict[str, Shard]:
 def test_a_scale_lies_behind_the_elements_of_its_head(
     dtype: DType, tp: int, order: KvOrder
 ) -> None:
-    """`[B, H, N, C]` with C = K, float32, V, float32: pages of ``heads * tokens * C`` bytes."""
+    # The cache is `[B, H, N, C]` with C = K, float32, V, float32: pages of ``heads * tokens * C``
+    # bytes.
     settings = EngineSettings(tp, TOKENS, kv_order=order)
     rank = rank_of(AttentionSpec(0, HEADS, DIM, dtype, scales=OWN), settings)
     heads, content = max(HEADS // tp, 1), 2 * DIM + 2 * 4
@@ -93,7 +94,7 @@ def test_scales_are_kept_for_the_same_window() -> None:
 
 
 def test_rows_of_block_scaled_latents_have_the_parts_of_vllm() -> None:
-    """`fp8_ds_mla`: 512 bytes, 4 float32, 64 bfloat16."""
+    # A row of `fp8_ds_mla` has 512 bytes, 4 float32 and 64 bfloat16.
     rank = rank_of(BlockScaledMlaSpec(0), EngineSettings(tp=4, page_tokens=64))
     assert rank.regions[0].page_stride_bytes == 64 * 656
     places = {n: (s.offset_bytes, s.box[0].size, s.dtype) for n, s in shards_of(rank).items()}
@@ -107,7 +108,7 @@ def test_rows_of_block_scaled_latents_have_the_parts_of_vllm() -> None:
 
 @pytest.mark.parametrize("dim", [128, 256])
 def test_an_indexers_scales_lie_behind_the_elements_of_the_page(dim: int) -> None:
-    """`indexer_k_quant_and_cache`: 64 tokens of 128 bytes, then 64 float32 (vLLM)."""
+    # `indexer_k_quant_and_cache` of vLLM writes 64 tokens of 128 bytes, then 64 float32.
     spec = IndexerSpec(0, dim, page_tokens=64)
     settings = EngineSettings(tp=4, page_tokens=64, pages_per_block=2)
     rank = rank_of(spec, settings)

@@ -47,7 +47,7 @@ def test_stages_that_do_not_add_up_are_refused(counts: tuple[int, ...]) -> None:
 
 
 def test_layers_without_state_count_in_the_cut() -> None:
-    """Layer 1 of four has no state: the second stage is layers 2 and 3."""
+    # Layer 1 of four has no state: the second stage is layers 2 and 3.
     layers = tuple(AttentionSpec(i, 2, 4, DType.BFLOAT16) for i in (0, 2, 3))
     layout = build_layout(ModelSpec("m", layers, layer_count=4), EngineSettings(tp=2, pp=2))
     check_layout(layout)

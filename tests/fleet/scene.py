@@ -27,7 +27,7 @@ class Pair:
         self._numbers = itertools.count()
 
     def begin(self) -> tuple[asyncio.Future[HandoffEnded], asyncio.Future[HandoffEnded]]:
-        """Publish and ask, as P and D do: they do not know of each other's broker."""
+        """Publish and ask, as P and D do, which do not know of each other's broker."""
         name = f"{self.p.ref.engine_id}-{next(self._numbers)}"
         released = self.p.publish(name, P_BLOCKS, POSITION)
         for agent in self.p_agents:
@@ -41,7 +41,7 @@ class Pair:
         return ended
 
     def leader(self, fleet: Fleet) -> BrokerProcess:
-        """The broker at which both are."""
+        """Return the broker to which both engines are connected."""
         at = {one._stream.brokers.current for one in (self.p, self.d)}
         assert len(at) == 1, at
         return fleet.at(at.pop())
@@ -88,7 +88,7 @@ class Traffic:
 
 @contextlib.asynccontextmanager
 async def traffic(pair: Pair, every_s: float = 0.02) -> AsyncIterator[Traffic]:
-    """Under way inside the ``async with``; in the end all have an end."""
+    """Run traffic inside the ``async with``; at its end, wait until all handoffs have ended."""
     one = Traffic(pair, every_s)
     running = asyncio.create_task(one.run())
     try:

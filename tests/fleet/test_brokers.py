@@ -96,7 +96,7 @@ def test_a_list_with_a_fault_is_refused() -> None:
 
 
 def test_rounds_in_which_all_failed_are_counted_until_one_lets_us_in() -> None:
-    """By them more and more time is given: of thousands that come at once some wait."""
+    # With each round a client gives a broker more time: of thousands that come at once some wait.
     brokers = Brokers("a:1,b:1")
     tried = []
     for _ in range(4):
@@ -114,7 +114,7 @@ def test_who_is_away_for_days_is_given_no_more_than_that() -> None:
 async def test_a_connection_that_a_busy_loop_hears_of_too_late_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else thousands that come back at once throw away what they have, and begin anew."""
+    # Else thousands of engines that come back at once drop their connections, and begin anew.
     monkeypatch.setattr(channel, "NEXT_S", 0.2)
     async with broker() as running:
         brokers = Brokers(f"{running.address},127.0.0.1:{free_port()}")
@@ -139,7 +139,7 @@ async def test_a_session_between_two_brokers_finds_and_closes() -> None:
 
 
 async def test_a_question_whose_connection_is_given_up_says_so() -> None:
-    """gRPC's word for it is that the caller's task was cancelled, which it was not."""
+    # gRPC reports that the caller's task was cancelled, which it was not.
     async with broker() as running:
         session = EngineSession("e", "1", model_layout(1), running.address)
         await session.start()

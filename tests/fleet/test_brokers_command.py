@@ -26,7 +26,7 @@ async def restow(*arguments: str) -> Any:
 
 
 def ready(port: int) -> str:
-    """What its probe says; empty: nobody listens."""
+    """Return what the broker's probe says, or an empty text if nobody listens."""
     try:
         with urllib.request.urlopen(f"http://{HOST}:{port}/readyz", timeout=5) as answer:
             return str(answer.status)

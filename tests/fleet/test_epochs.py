@@ -61,7 +61,10 @@ async def test_an_agent_does_nothing_that_a_broker_of_an_epoch_that_is_over_orde
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def breaks() -> int:
-        """How often a stream broke for that; `Link.refusal` is soon that of the next broker."""
+        """Return how often a stream broke for EPOCH_OVER.
+
+        `Link.refusal` is soon that of the next broker.
+        """
         return sum("reason='EPOCH_OVER'" in one.getMessage() for one in caplog.records)
 
     async with (

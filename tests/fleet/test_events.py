@@ -28,7 +28,7 @@ async def test_each_end_is_told_once_whoever_leads(etcd: EtcdCluster, tmp_path: 
             assert told == []
 
             async def until(so: Callable[[Event], bool]) -> None:
-                """Look until something is told."""
+                """Look for news until an event is told that satisfies ``so``."""
                 async with asyncio.timeout(WITHIN_S):
                     while not any(map(so, told)):
                         try:

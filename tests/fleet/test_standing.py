@@ -45,7 +45,7 @@ def fleet_of(running: RunningBroker) -> Any:
 
 
 async def let_in(*brokers: RunningBroker) -> None:
-    """Wait until all know of each other."""
+    """Wait until all brokers know of each other, and are let in."""
     addresses = {one.address for one in brokers}
     await until(
         lambda: all(
@@ -171,7 +171,7 @@ async def test_an_address_that_is_no_place_is_refused_at_the_start(etcd: EtcdClu
 def test_an_agent_has_time_to_ask_others_first_and_d_dies_sooner_for_one_broker(
     others: dict[str, str],
 ) -> None:
-    """The leader stood still for less than its lease: who left it comes back to it, and lives."""
+    # The leader stood still for less than its lease: an agent that left it comes back, and lives.
     noticed_s = SEVERAL_EVERY_S + SEVERAL_ANSWER_S
     assert BrokerSettings(**others).limits().agent_back_s > noticed_s + LEADER_WAIT_S  # type: ignore[arg-type]
     assert BrokerSettings().limits() == Limits()

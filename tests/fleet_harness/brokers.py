@@ -36,18 +36,18 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the life that there is."""
+        """Return the process id of the broker that runs now."""
         assert self._process is not None, f"{self.address} does not run"
         return self._process.pid
 
     async def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start the broker, and wait until it listens."""
         self.begin()
         await until(lambda: self._ready or self.ended, READY_S)
         assert self._ready, self.log.read_text()
 
     def begin(self) -> None:
-        """Start it."""
+        """Start the broker."""
         self._lives += 1
         command = [sys.executable, "-m", "restow.broker.cli.main", "serve", "--log-format", "json"]
         with self.log.open("ab") as log:
@@ -81,14 +81,17 @@ class BrokerProcess:
         send(self.pid, signal.SIGCONT)
 
     async def wire(self, stack: contextlib.AsyncExitStack) -> None:
-        """Have it reached over a wire, and reach etcd over others: before it starts."""
+        """Have the broker reached over a wire, and reach etcd over others.
+
+        Call this before the broker starts.
+        """
         self.wires = [
             await stack.enter_async_context(relayed(at)) for at in (self.listens_at, *self._etcd)
         ]
         self.address, *self._etcd = (one.address for one in self.wires)
 
     def cut_off(self) -> None:
-        """Nothing reaches it, and it reaches nobody, without a word."""
+        """Cut all wires of the broker silently: nothing reaches it, and it reaches nobody."""
         for one in self.wires:
             one.cut()
 
@@ -97,7 +100,7 @@ class BrokerProcess:
             one.heal()
 
     async def leave(self) -> None:
-        """Send it away as an operator does, and wait until it has gone."""
+        """Send the broker away as an operator does, and wait until it has gone."""
         send(self.pid, signal.SIGTERM)
         await until(lambda: self.ended, READY_S)
         self._process = None
@@ -112,7 +115,7 @@ class Fleet:
 
     @property
     def addresses(self) -> str:
-        """As clients are given them."""
+        """Return the addresses as clients are given them."""
         return ",".join(one.address for one in self.brokers)
 
     def at(self, address: str) -> BrokerProcess:
@@ -123,7 +126,7 @@ class Fleet:
 async def running_fleet(
     folder: Path, etcd: EtcdCluster, count: int = 3, *options: str, wired: bool = False
 ) -> AsyncIterator[Fleet]:
-    """All of them, killed in the end; ``wired``: they can be cut off."""
+    """Run all brokers, and kill them at the end; ``wired``: they can be cut off."""
     given = ("--fleet", folder.name.lower().replace("_", "-"), *options)
     fleet = Fleet(folder, etcd, count, given)
     async with contextlib.AsyncExitStack() as wires:

@@ -61,7 +61,7 @@ async def linked_engine(
     credentials: Credentials | None = None,
     **more: Any,
 ) -> AsyncIterator[tuple[EngineSession, list[LinkedAgent]]]:
-    """An engine's session, and its agents."""
+    """Run an engine: yield its session, and its agents."""
     layout = model_layout(tp, model)
     async with EngineSession(
         name, f"{name}-life", layout, addresses, credentials, **more

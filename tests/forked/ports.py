@@ -13,7 +13,7 @@ chosen and being listened at, by any connection of another test."""
 
 
 def _all() -> Iterator[int]:
-    """Each once, beginning where no other process is likely to begin."""
+    """Yield each port once, beginning where no other process is likely to begin."""
     yield from range(_FIRST + os.getpid() * 97 % (_END - _FIRST), _END)
     yield from range(_FIRST, _END)
 
@@ -22,7 +22,7 @@ _LEFT = _all()
 
 
 def free_port() -> int:
-    """One that nobody listens at, and that this process was never given before."""
+    """Return a port that nobody listens at, and that this process was never given before."""
     for port in _LEFT:
         with contextlib.suppress(OSError), socket.socket() as one:
             one.bind(("", port))

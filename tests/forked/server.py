@@ -18,16 +18,17 @@ _PRELOADED = ["restow.agents.agent", "restow.agents.daemon.server", "restow.brok
 
 
 def pipe() -> tuple[Connection, Connection]:
-    """Two ends."""
+    """Return the two ends of a new pipe."""
     return _CONTEXT.Pipe()
 
 
 def start(
     main: Callable[..., object], *args: object, environment: Mapping[str, str] | None = None
 ) -> BaseProcess:
-    """Run ``main(*args)`` in a process; its environment is this one's, now, unless one is given.
+    """Run ``main(*args)`` in a new process, by default with this process's environment.
 
-    The server finds what is installed; what lies beside the tests is found by those that it forks.
+    The fork server can import what is installed; only its forks can import what lies beside the
+    tests.
     """
     _CONTEXT.set_forkserver_preload(_PRELOADED)
     own = dict(os.environ if environment is None else environment)

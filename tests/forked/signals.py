@@ -14,15 +14,15 @@ _STILL = "TtZX"
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Send it, to whoever is there."""
+    """Send a signal, to whatever process has the number."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def stop(pid: int) -> None:
-    """Stop it, and return when none of its threads runs.
+    """Stop a process, and return when none of its threads runs.
 
-    On busy processors some run on for a while after SIGSTOP was sent.
+    On busy processors some threads run on for a while after SIGSTOP was sent.
     """
     send(pid, signal.SIGSTOP)
     due_s = time.monotonic() + STOPPED_WITHIN_S
@@ -33,7 +33,7 @@ def stop(pid: int) -> None:
 
 
 def _states(pid: int) -> list[str]:
-    """Of all threads of a process; none if it is gone."""
+    """Return the states of all threads of a process, or none if the process is gone."""
     found = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():

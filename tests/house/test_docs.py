@@ -20,7 +20,10 @@ LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub and Zensical make them; the second of a name is numbered."""
+    """Return the anchors of the headings, as GitHub and Zensical make them.
+
+    The second heading of a name is numbered.
+    """
     found: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE):
         words = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -53,6 +56,6 @@ def test_the_contract_is_that_of_the_proto_files() -> None:
 
 
 def test_everything_of_the_contract_has_words() -> None:
-    """An empty cell at the end of a row is something that nobody described."""
+    # An empty cell at the end of a row means that nobody described the field.
     page = (ROOT / "docs" / "api.md").read_text()
     assert not re.findall(r"^\| `([A-Z]?[a-z]\w*)` .*\|  \|$", page, re.MULTILINE)

@@ -19,7 +19,7 @@ SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 
 def sources(*folders: str) -> Iterator[Path]:
-    """Every Python file that people wrote."""
+    """Yield every Python file that people wrote."""
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if not path.name.endswith(SUFFIXES) and ".venv" not in path.parts:
@@ -27,7 +27,7 @@ def sources(*folders: str) -> Iterator[Path]:
 
 
 def modules_after(*statements: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has loaded after some imports."""
+    """Return the top-level modules that a fresh interpreter has loaded after some imports."""
     program = "\n".join(
         (*statements, "import sys", "print(*{n.split('.')[0] for n in sys.modules})")
     )
@@ -148,7 +148,7 @@ def test_nothing_of_a_peer_is_unpickled_and_no_error_is_swallowed(path: Path) ->
 
 
 def _swallows(handler: ast.ExceptHandler) -> bool:
-    """Whether a handler catches everything, and does not raise it again."""
+    """Return whether a handler catches everything, and does not raise it again."""
     caught = handler.type
     everything = caught is None or (
         isinstance(caught, ast.Name) and caught.id in ("Exception", "BaseException")

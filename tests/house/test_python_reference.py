@@ -40,7 +40,7 @@ def test_the_page_is_that_of_the_docstrings() -> None:
 
 @pytest.mark.parametrize("module", REFERENCE.MODULES)
 def test_every_public_name_is_there(module: str) -> None:
-    """By `dir`, and not as the page was made."""
+    # The names come from `dir`, and not from the code that makes the page.
     for name in import_module(module).__all__:
         value = getattr(import_module(module), name)
         if isinstance(value, type) and issubclass(value, RestowError):
@@ -87,7 +87,7 @@ def test_an_error_has_a_reason_of_its_own_and_words(name: str) -> None:
 
 
 def test_what_is_not_said_is_seen() -> None:
-    """The rule bites."""
+    """Check that the rule on missing meanings fails for a function that lacks them."""
 
     def bare(handoff_id: str) -> None:
         """Do something."""

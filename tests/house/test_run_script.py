@@ -14,7 +14,7 @@ TOOLS = ("ruff", "mypy", "lint-imports", "buf", "python")
 
 
 def checksum() -> str:
-    """As the script takes it, of what is to be installed."""
+    """Return the checksum of what is to be installed, as the script computes it."""
     locks = (ROOT / "docker" / "locked" / f"{name}.txt" for name in ("setup", "cpu", "cuda"))
     files = (ROOT / "pyproject.toml", ROOT / "docker" / "install", *locks)
     whole = b"".join(one.read_bytes() for one in files)
@@ -22,7 +22,7 @@ def checksum() -> str:
 
 
 def run(venv: Path, *arguments: str, fails: str | None = None) -> subprocess.CompletedProcess[str]:
-    """The script in a venv of tools that only say that they ran; ``fails`` is one that fails."""
+    """Run the script in a venv of tools that only say that they ran; the tool ``fails`` fails."""
     (venv / "bin").mkdir()
     (venv / ".restow-setup").write_text(checksum())
     for tool in TOOLS:

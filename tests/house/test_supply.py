@@ -24,7 +24,7 @@ OTHERS = re.compile(
 
 
 def scripts() -> list[Path]:
-    """Every tracked file that is run by a shell or by Docker."""
+    """Return every tracked file that is run by a shell or by Docker."""
     tracked = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],  # noqa: S607
         cwd=ROOT,
@@ -42,7 +42,7 @@ def scripts() -> list[Path]:
 
 
 def refused(text: str) -> list[str]:
-    """Commands of a script that take what no hash names."""
+    """Return the commands of a script that install files without a hash."""
     lines = [
         one for one in text.replace("\\\n", " ").splitlines() if not one.lstrip().startswith("#")
     ]
@@ -88,7 +88,7 @@ def test_every_line_of_a_lock_has_a_version_and_a_hash(lock: Path) -> None:
 
 
 def test_locks_have_what_is_asked_for() -> None:
-    """Neither a requirement of the package nor a version of constraints.txt has changed since."""
+    # No requirement of the package and no version of constraints.txt has changed since the lock.
     command = [sys.executable, str(ROOT / "docker" / "lock"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -123,7 +123,7 @@ def test_images_of_others_are_named_by_digest_everywhere_alike() -> None:
 
 
 def test_the_install_says_what_pip_says_of_torch(tmp_path: Path) -> None:
-    """A file of another hash is not the same as none."""
+    # A file with another hash is reported as that, and not as a missing file.
     (line,) = (ROOT / "docker" / "locked" / "cpu.txt").read_text().splitlines()[1:]
     version = line.split()[0].partition("==")[2]
     (tmp_path / f"torch-{version}-py3-none-any.whl").write_bytes(b"not it")

@@ -31,21 +31,21 @@ class Arena:
         return self.memory[GUARD_BYTES:-GUARD_BYTES]
 
     def twin(self) -> "Arena":
-        """An arena with the same bytes elsewhere."""
+        """Return an arena with the same bytes elsewhere."""
         other = Arena(len(self.bytes))
         other.memory[:] = self.memory
         return other
 
 
 def moved(table: PieceTable, old: Arena, new: Arena) -> PieceTable:
-    """The table with its destinations in `new` instead of `old`."""
+    """Return the table with its destinations in `new` instead of `old`."""
     rows = table.rows.copy()
     rows[:, PieceColumn.DST_ADDRESS] += new.address - old.address
     return PieceTable.checked(rows)
 
 
 def nan_as_one(table: PieceTable) -> None:
-    """Give every NaN that a cast wrote the same bits: payloads are nobody's promise."""
+    """Give every NaN that a cast wrote the same bits, as no definition promises payloads."""
     for _, dst, count, _, dst_step, code in table.rows.tolist():
         dtype = reference.COPIED[CopyCode(code)][1]
         if dtype.is_floating_point:

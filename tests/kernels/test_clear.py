@@ -73,7 +73,7 @@ def test_masked_slots_alone_are_cleared(
 @both
 @pytest.mark.parametrize("numbers", [torch.int32, torch.int64, torch.bool], ids=str)
 def test_groups_have_pages_of_their_own(run: ClearSlots, numbers: torch.dtype) -> None:
-    """Cleared is where the number is zero; pages below the first are padding."""
+    # A page is cleared where the number is zero; pages below the first are padding.
     regions = [Arena(PAGES * STRIDE) for _ in range(3)]
     groups = [1, 0, 1]
     rows = [

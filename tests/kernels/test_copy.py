@@ -41,7 +41,7 @@ both = pytest.mark.parametrize("run", [pytest.param(copies.copy_pieces, id="twin
 
 
 def table_of(source: Arena, target: Arena, *pieces: tuple[int, ...]) -> PieceTable:
-    """Rows whose two addresses are given as offsets."""
+    """Return a table of rows whose two addresses are given as offsets."""
     rows = np.array(pieces, dtype=np.int64).reshape(-1, 6)
     rows[:, 0] += source.address
     rows[:, 1] += target.address
@@ -117,7 +117,7 @@ def test_conv_states_are_transposed_and_back(run: CopyPieces, channels: int) -> 
 def windows(
     ways: int, count: int, code: CopyCode, inverse: bool, places: tuple[list[int], list[int]]
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Rows of runs whose ``ways`` rows alternate on one side, and how much memory they need.
+    """Return rows of runs whose ``ways`` rows alternate on one side, and the memory that they need.
 
     On each side run ``i`` lies at ``places[side][i]``, counted in runs with a gap behind them.
     """
@@ -151,7 +151,10 @@ def test_rows_that_interlace_on_one_side(
 
 
 def interesting(dtype: torch.dtype) -> torch.Tensor:
-    """NaN, infinities, zeros, denormals, halfway cases, the largest numbers, and many others."""
+    """Return numbers that are easily copied wrongly, and many others.
+
+    These are NaN, infinities, zeros, denormals, halfway cases and the largest numbers.
+    """
     int_dtype = {4: torch.int32, 2: torch.int16}[dtype.itemsize]
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32)
     if dtype != torch.float32:
@@ -244,7 +247,7 @@ def test_even_runs_to_even_runs(src_gap: int, dst_gap: int) -> None:
 
 @pytest.mark.parametrize("inverse", [False, True], ids=["gather", "scatter"])
 def test_staging_with_gaps(inverse: bool) -> None:
-    """Rows of other lengths lie between the pages of each row of a layer."""
+    # Rows of other lengths lie between the pages of each row of a layer.
     n, length, each = 600, 1000, 200
     pool, staging = Arena(n * length, seed=1), Arena(n * length + 3 * 500, seed=2)
     page = np.random.default_rng(0).permutation(n) * length
@@ -257,7 +260,7 @@ def test_staging_with_gaps(inverse: bool) -> None:
 
 @pytest.mark.parametrize(("n", "length"), [(100, 1000), (240, 1000), (240, 1024)])
 def test_staging_between_the_pages_of_a_pool(n: int, length: int) -> None:
-    """Spans of source and destination that overlap, though no row does."""
+    # The spans of source and destination overlap, though no row does.
     pool = Arena(3 * n * length, seed=7)
     before = pool.memory.copy()
     page = np.r_[0:n, 2 * n : 3 * n][np.random.default_rng(0).permutation(2 * n)[:n]]
@@ -281,7 +284,7 @@ def test_hundreds_of_rows_of_different_lengths() -> None:
 
 @pytest.mark.parametrize(("length", "step"), [(100, 1), (50, 2)], ids=["runs", "strided"])
 def test_rows_far_apart_in_the_address_space(length: int, step: int) -> None:
-    """Heap and mapped memory lie 2**45 bytes apart, and one view of rows of both spans that."""
+    # Heap and mapped memory lie 2**45 bytes apart, and a view of rows of both spans that distance.
     n = 250
     heap = [np.arange(100 * n, dtype=np.int64).astype(np.uint8), np.zeros(100 * n, np.uint8)]
     mapped = np.zeros(1 << 26, np.uint8)

@@ -31,7 +31,7 @@ CUDA = torch.device("cuda")
 
 
 def mixed_table(target: Arena) -> PieceTable:
-    """Rows of every code, dense and strided, of odd sizes."""
+    """Return a table with rows of every code, dense and strided, of odd sizes."""
     rows: list[tuple[int, ...]] = []
     end = 0
     for code in CopyCode:

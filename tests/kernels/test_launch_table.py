@@ -21,20 +21,23 @@ interpreted = pytest.mark.skipif(
 
 
 def runs(*rows: tuple[int, int, int]) -> Int64s:
-    """Contiguous rows: source, destination, bytes."""
+    """Return contiguous rows, each given by source, destination and bytes."""
     table = np.ones((len(rows), len(PieceColumn)), dtype=np.int64)
     table[:, :3], table[:, PieceColumn.CODE] = rows, CopyCode.COPY_1
     return table
 
 
 def codes(table: LaunchTable) -> list[tuple[int, int]]:
-    """Code and count of every tile."""
+    """Return the code and the count of every tile."""
     work = table.tiles[:, 2]
     return list(zip((work >> 16 & 0xFFFF).tolist(), (work & 0xFFFF).tolist(), strict=True))
 
 
 def assert_aligned(table: LaunchTable) -> None:
-    """A GPU faults where the interpreter does not: all accesses at multiples of their size."""
+    """Check that all accesses are at multiples of their size.
+
+    A GPU faults where they are not; the interpreter does not.
+    """
     work, box = table.tiles[:, 2] & 0xFFFFFFFF, table.tiles[:, 2] >> 32
     unit = np.where(work >> 16 >= BOX_16, 16, 1 << (work >> 16))
     assert not np.any(table.tiles[:, :2] % unit[:, None])
@@ -44,7 +47,7 @@ def assert_aligned(table: LaunchTable) -> None:
 
 
 def arena_at(multiple: int, length: int, seed: int | None = None) -> tuple[Arena, int]:
-    """An arena, and the offset of an address in it that is a multiple."""
+    """Return an arena, and the offset of an address in it that is a multiple of ``multiple``."""
     arena = Arena(length + multiple, seed)
     return arena, -arena.address % multiple
 
@@ -88,7 +91,7 @@ def test_runs_at_any_alignment(vectors: int, pieces: list[Piece], reverse: bool)
 def test_short_evenly_spaced_rows_share_tiles(
     src: int, dst: int, length: int, src_gap: int, dst_gap: int, n: int
 ) -> None:
-    """Sources may overlap, repeat or run backwards; destinations leave a gap or abut."""
+    # Sources may overlap, repeat or run backwards; destinations leave a gap or abut.
     source, src_at = arena_at(16, 150_000, seed=n)
     target, dst_at = arena_at(16, 32 + n * (length + dst_gap))
     row = np.arange(n)
@@ -123,7 +126,7 @@ def test_sides_that_differ_use_the_widest_common_unit(off: int, unit: int) -> No
 
 
 def test_a_tokens_slices_share_tiles_of_vectors() -> None:
-    """128 bytes of every token of a page: 256 vectors of a tile are 32 tokens."""
+    # A row is 128 bytes of a token of a page: the 256 vectors of a tile are 32 tokens.
     token = np.arange(64)
     rows = runs(*((4096 + 1024 * t, 2**20 + 512 * t, 128) for t in token.tolist()))
     table = LaunchTable.of(rows)
@@ -133,7 +136,7 @@ def test_a_tokens_slices_share_tiles_of_vectors() -> None:
 
 
 def test_a_transpose_walks_all_taps_in_one_tile() -> None:
-    """Where one side is contiguous, so are the neighbours of a program's elements."""
+    # Where one side is contiguous, so are the neighbours of a program's elements.
     channel = np.arange(6144)
     rows = np.stack([4096 + 2 * channel, 2**20 + 6 * channel, *[channel * 0] * 4], axis=1)
     rows[:, PieceColumn.COUNT :] = (3, 2 * 6144, 2, CopyCode.COPY_2)

@@ -46,14 +46,14 @@ both = pytest.mark.parametrize(
 
 
 def numbers(*shape: int, seed: int) -> torch.Tensor:
-    """Small integers: every sum of products is exact in each type, in any order."""
+    """Return small integers: every sum of products is exact in each type, in any order."""
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
 def row(
     inputs: torch.Tensor, weights: torch.Tensor, dst: int, steps: tuple[int, int], codes: list[int]
 ) -> list[int]:
-    """A row for contiguous tensors; ``steps`` are those of channels and taps."""
+    """Return a row for contiguous tensors; ``steps`` are those of channels and taps."""
     item = inputs.element_size()
     (taps, hidden), channels = inputs.shape, len(weights)
     source = [inputs.data_ptr(), inputs.stride(0) * item, taps, hidden]
@@ -93,7 +93,7 @@ def test_windows_of_all_sizes(run: Project, codes: tuple[int, int], taps_inside:
 @both
 @pytest.mark.parametrize("code", range(3))
 def test_numbers_as_they_come(run: Project, code: int) -> None:
-    """Not to the last bit: another order of additions is another sum."""
+    # The result is not right to the last bit: another order of additions is another sum.
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(3, 300, generator=generator).to(TYPES[code])
     weights = torch.randn(90, 300, generator=generator).to(TYPES[code])
@@ -108,9 +108,9 @@ def test_numbers_as_they_come(run: Project, code: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("code", "hidden"), [(0, 128), (1, 128), (2, 128), (0, 2688), (2, 2688)])
 def test_the_twin_gives_the_bits_of_a_long_prompt(code: int, hidden: int, threads: int) -> None:
-    """Of rows of the weights, and of the last rows of any prompt that has `padded_rows`.
+    """Check rows of the weights, and the last rows of any prompt that has `padded_rows`.
 
-    Of wide rows in bfloat16 not everywhere: `restow.kernels.host_product` says where.
+    Wide rows in bfloat16 are not equal everywhere: `restow.kernels.host_product` says where.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -139,7 +139,7 @@ def test_trying_finds_that_products_repeat(code: int) -> None:
 def test_trying_finds_that_they_do_not(
     monkeypatch: pytest.MonkeyPatch, more_than: int | str
 ) -> None:
-    """A library that takes another routine for long prompts, as on a processor with AMX."""
+    # The library takes another routine for long prompts, as on a processor with AMX.
     most_rows = padded_rows(1) if isinstance(more_than, str) else more_than  # by the processors
     linear = torch.nn.functional.linear
 

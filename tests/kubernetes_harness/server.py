@@ -46,7 +46,7 @@ class ApiServer:
 
     @property
     def environ(self) -> dict[str, str]:
-        """As a pod has it."""
+        """Return the environment that a pod has."""
         return {"KUBERNETES_SERVICE_HOST": HOST, "KUBERNETES_SERVICE_PORT": str(self.port)}
 
     async def start(self) -> None:
@@ -67,13 +67,13 @@ class ApiServer:
         await web.TCPSite(self._runner, HOST, self.port, ssl_context=context).start()
 
     async def stop(self) -> None:
-        """Gone, with all connections; what it keeps stays."""
+        """Stop the server, and end all connections; the stored objects stay."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
 
     async def hang(self) -> None:
-        """Say nothing any more, to nobody."""
+        """Answer nobody any more."""
         self.silent = True
         self.goes_on.clear()
 

@@ -87,7 +87,7 @@ class Leases:
         return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
     def since(self, version: int, labels: dict[str, str]) -> tuple[int, list[tuple[str, Object]]]:
-        """Events after a version, and the newest version."""
+        """Return the newest version, and the events after a version."""
         if version < self._forgotten:
             words = f"too old resource version: {version} ({self._forgotten})"
             raise Refused(410, "Expired", words)
@@ -99,7 +99,7 @@ class Leases:
         return self._version, events
 
     def forget(self) -> None:
-        """As after five minutes: older versions can't be watched from."""
+        """Forget older versions, as after five minutes: nobody can watch from them."""
         self._forgotten = self._version
         self._history.clear()
         self.changed()

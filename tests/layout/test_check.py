@@ -51,7 +51,7 @@ X, B, C, SSM, K, V = range(6)
 
 
 def with_shard(rank: int, index: int, **changes: Any) -> Layout:
-    """The good layout with one shard changed."""
+    """Return the good layout with one shard changed."""
     shards = list(GOOD.ranks[rank].shards)
     shards[index] = replace(shards[index], **changes)
     return with_rank(rank, shards=tuple(shards))
@@ -85,7 +85,7 @@ def shard(rank: int, index: int) -> Shard:
 
 
 def with_scratch(**changes: Any) -> Layout:
-    """The good layout with two bytes of scratch memory behind the state of rank 1, changed."""
+    """Return the good layout with two bytes of scratch, changed, behind the state of rank 1."""
     good = Scratch("layers.0.mamba", DType.BFLOAT16, SIZE - 2, (1, 1), (2, 2))
     return with_rank(1, scratch=(replace(good, **changes),))
 

@@ -40,7 +40,7 @@ FIELD = Field("layers.0.latent", Kind.PER_TOKEN, ("dim",), (8,))
 
 
 def shared_out(*parts: int, of: int = 0, run: int = 2) -> Layout:
-    """One latent, of which rank ``i`` holds the tokens of part ``parts[i]``."""
+    """Return a layout of one latent, of which rank ``i`` holds the tokens of part ``parts[i]``."""
     shard = Shard(FIELD.name, (Span(0, 8),), DType.BFLOAT16, "kv", 0, (2,), 16)
     count = of or len(parts)
     ranks = (
@@ -73,7 +73,7 @@ def test_a_part_that_no_rank_holds() -> None:
 
 
 def changed(layout: Layout, rank: int, **values: Any) -> Layout:
-    """The layout with other values of a rank's region."""
+    """Return the layout with other values of a rank's region."""
     ranks = list(layout.ranks)
     region = replace(ranks[rank].regions[0], **values)
     shards = tuple(replace(one, region=region.name) for one in ranks[rank].shards)
@@ -82,7 +82,7 @@ def changed(layout: Layout, rank: int, **values: Any) -> Layout:
 
 
 def test_ranks_that_cut_tokens_in_different_ways() -> None:
-    """In one group they disagree; in two of them some tokens are held twice, some maybe never."""
+    # In one group the ranks disagree; in two groups some tokens are held twice, some maybe never.
     with pytest.raises(RanksDisagreeError, match="interleave_tokens"):
         check_layout(changed(shared_out(0, 1), 1, interleave_tokens=1))
     with pytest.raises(LayoutOverlapError, match="2 parts by 2 and 2 parts by 1"):
@@ -134,7 +134,7 @@ def test_every_number_of_it_counts_in_the_digest() -> None:
 
 
 def test_layouts_that_share_nothing_out_are_told_as_ever() -> None:
-    """The digest is the one that it was before there were parts, and so is the message."""
+    """Check that the digest and the message are those from before there were parts."""
     layout = shared_out(0, 0, of=1)
     assert digest(layout) == ("82a459cde980c10d6091e13e1bb142b7e06fe8f8e196673079fe59f21a33f2ab")
     told = layout_to_proto(layout).ranks[0].regions[0].SerializeToString()

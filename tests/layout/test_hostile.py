@@ -36,7 +36,7 @@ def one_field(
     page: int = 1 << 36,
     page_tokens: int | None = None,
 ) -> Layout:
-    """One rank a box, each with the same strides in a region of its own."""
+    """Return a layout with a rank for each box, with the same strides in a region of its own."""
     kind = Kind.SNAPSHOT if page_tokens is None else Kind.PER_TOKEN
     axes = tuple(f"axis{index}" for index in range(len(shape)))
     token_stride = None if page_tokens is None else 1
@@ -105,7 +105,7 @@ def test_hostile_sizes_cost_neither_memory_nor_time(name: str) -> None:
 
 
 def test_many_good_ranks_are_checked_quickly() -> None:
-    """1,024 ranks of a model with 32 groups: replicas and slices."""
+    # The layout has 1,024 ranks of a model with 32 groups: replicas and slices.
     spec = Mamba2Spec(0, 1024, 1, 2, 32, 4, DType.BFLOAT16, DType.FLOAT32)
     layout = build_layout(ModelSpec("m", (spec,)), EngineSettings(tp=1024))
     began = time.process_time()
@@ -129,7 +129,7 @@ def test_a_field_without_axes_outside_of_its_page() -> None:
 
 
 def _message(**more: int) -> layout_pb2.Layout:
-    """A message with more of something than is looked at."""
+    """Return a message with more of some parts than Restow looks at."""
     message = wire.layout_to_proto(one_field((2,), [(Span(0, 2),)], (1,)))
     for name, count in more.items():
         owner, _, part = name.partition("_")

@@ -74,7 +74,7 @@ CHANGES: dict[str, object] = {
 
 @pytest.mark.parametrize("part", ["", "model", "model.fields", "ranks", "ranks.regions"])
 def test_a_message_of_a_later_release_is_refused(part: str) -> None:
-    """What is left out might be what tells pages apart."""
+    # A field that is left out might be the field that tells pages apart.
     message = wire.layout_to_proto(LAYOUT)
     inner: Any = message
     for name in part.split(".") if part else ():

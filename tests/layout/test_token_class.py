@@ -34,7 +34,8 @@ def test_a_token_lies_behind_those_that_its_rank_holds_before_it(one: TokenClass
 
 
 def test_places_are_those_of_vllms_block_tables() -> None:
-    """vLLM 0.32 `v1/worker/block_table.py`: blocks of all ranks together first, then inside one."""
+    # In vLLM 0.32 `v1/worker/block_table.py` puts blocks of all ranks together first, then inside
+    # one.
     block = 12
     for parts, run in itertools.product((2, 3, 4), (1, 2, 3, 4, 6, 12)):
         for token in TOKENS.tolist():
@@ -55,7 +56,8 @@ def test_what_two_classes_share() -> None:
 
 
 def test_runs_of_shared_tokens() -> None:
-    """Each is in both, follows itself in both, and none is missing, wherever they are cut out."""
+    # Each token of a run is in both classes and follows the one before it in both; none is missing,
+    # wherever the runs are cut out.
     for one, other in itertools.product(CLASSES[::2], CLASSES[1::3]):
         common = sorted(set(held(one)) & set(held(other)))
         for start, stop in ((0, 60), (5, 6), (7, 59), (13, 13), (60, 41)):
@@ -72,7 +74,7 @@ def test_runs_are_cut_where_they_say() -> None:
 
 
 def test_as_much_is_made_as_is_shared() -> None:
-    """A run of 2**31 tokens is not cut at all of its 2**31 turns, of which few are the other's."""
+    # A run of 2**31 tokens is not cut at all of its 2**31 turns, of which the other class has few.
     begins, ends = shared_runs(TokenClass(1024, 0, 2**31 - 1), TokenClass(1023, 5), 0, 2**31 - 1)
     assert begins.tolist() == list(range(5, 2**31 - 1, 1023))
     assert (ends - begins == 1).all()

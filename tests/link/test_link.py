@@ -92,7 +92,7 @@ async def test_after_a_restart_of_the_broker_it_is_back_with_its_fences() -> Non
 
 @pytest.mark.parametrize("code", ["CANCELLED", "INTERNAL", "UNKNOWN", "UNAVAILABLE"])
 async def test_a_call_that_breaks_before_the_welcome_is_made_again(code: str) -> None:
-    """The broker has said nothing: gRPC alone has, as it does when thousands begin at once."""
+    # The broker has said nothing: gRPC alone has, as it does when thousands begin at once.
     async with FakeBroker() as fake:
         fake.breaks = [grpc.StatusCode[code]] * 2
         async with _served(fake) as (agent, _):
@@ -116,7 +116,7 @@ async def test_an_idle_agent_comes_back_from_a_wire_that_died_without_a_word() -
 
 
 async def test_programs_of_an_old_stream_are_forgotten() -> None:
-    """The broker sends everything anew, so an order that names an old program is a mistake."""
+    # The broker sends everything anew, so an order that names an old program is a mistake.
     async with FakeBroker() as fake, _served(fake) as (_, stream):
         stream.send(_program("p"))
         stream.send(pb.AgentOrder(execute=pb.Execute(handoff=1, program_id="p", grant_ms=1000)))
@@ -173,7 +173,7 @@ class _Listener:
 async def test_an_agent_that_broke_on_a_fault_of_its_own_comes_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody awaits its stream, and peers read its memory through it."""
+    # Nobody awaits the agent's stream, and peers read its memory through it.
     async with FakeBroker() as fake, _served(fake) as (agent, stream):
         faults, came = [ValueError("odd"), KeyError("odder")], asyncio.Event()
         right = agent.welcomed
@@ -233,7 +233,7 @@ async def test_an_engine_that_is_registered_a_little_later_is_waited_for() -> No
 
 
 async def test_waiting_for_an_engine_makes_later_pauses_no_longer() -> None:
-    """A broker that answers is not shunned: after a break, the agent is back at once."""
+    # An agent does not avoid a broker that answers: after a break, it is back at once.
     async with FakeBroker() as fake:
         fake.refusal = EngineUnknownError("no engine E")
         agent = _agent(fake.address)

@@ -142,8 +142,7 @@ def test_blocks_of_a_million_pages_cost_as_much_as_the_tokens_in_them() -> None:
 def test_what_torch_refuses_to_copy_is_an_error_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As it does where a device has no memory left: nothing is wrong with the program."""
-
+    # torch refuses where a device has no memory left: nothing is wrong with the program.
     def refuse(table: object, device: object) -> None:
         raise RuntimeError("CUDA out of memory")
 

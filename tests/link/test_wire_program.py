@@ -29,7 +29,7 @@ PAIR = GroupPair(PageForm("kv", 16, 2), PageForm("kv", 8, 1, whole_blocks=True),
 
 
 def every_form() -> Program:
-    """One step of each form, with rows of ranks 0 and 1."""
+    """Return a program with one step of each form, with rows of ranks 0 and 1."""
     rng = np.random.default_rng(0)
     steps = []
     for form in FORMS:
@@ -89,7 +89,8 @@ def test_numbers_are_those_of_the_contract(enum: type[StepKind | Operand], prefi
 
 
 def test_the_tables_of_the_release_before_are_refused() -> None:
-    """Eight fields of bytes, which this release would else leave out: nothing read, and DONE."""
+    # This release would else leave out eight fields of bytes: nothing would be read, and the end
+    # DONE.
     for number in range(4, 12):
         old = program_to_proto(Program("p", 3, (PAIR,), ())).SerializeToString()
         old += bytes([number << 3 | 2, 8]) + bytes(8)

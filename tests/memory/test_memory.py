@@ -85,7 +85,7 @@ def test_a_region_without_size_or_place_is_refused(field: str) -> None:
 
 
 def _map(folder: str, name: str, size_bytes: int, said: Connection) -> None:
-    """Make an object, or map one, say its name and wait to be killed."""
+    """Make a shared memory object, or map it by its name, say the name and wait to be killed."""
     held_names.FOLDER = folder
     mapped = SharedMemory.attach(name) if name else SharedMemory.create(size_bytes)
     said.send(mapped.name)
@@ -150,7 +150,7 @@ def test_a_view_holds_the_memory_like_the_object_itself(folder: Path) -> None:
 
 @pytest.fixture
 def small_folder(folder: Path) -> Iterator[Path]:
-    """A file system of 8 MiB in memory."""
+    """Mount a file system of 8 MiB in memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=8m"):
         pytest.skip(f"no tmpfs may be mounted: {os.strerror(ctypes.get_errno())}")

@@ -68,7 +68,7 @@ def handed_over(region: CudaRegion) -> pb.SharedRegion:
 
 
 def test_a_region_of_a_device_is_the_same_region_elsewhere() -> None:
-    """The number of its device may be another one there."""
+    # The device may have another number in the other process.
     first = CudaRegion.of(device_region(), PaperDriver())
     weights = device_region(name="s", base_address=BASE + 65536, private=True)
     second = CudaRegion.of(weights, PaperDriver())

@@ -18,7 +18,7 @@ POOL_BYTES = 64 * ALIGN_BYTES
 
 @given(st.lists(st.one_of(st.integers(0, 40 * ALIGN_BYTES), st.just(None)), max_size=60))
 def test_runs_in_use_and_free_runs_tile_the_pool(steps: list[int | None]) -> None:
-    """A number allocates so many bytes; None frees the oldest run."""
+    # A step that is a number allocates that many bytes; None frees the oldest run.
     allocator = StagingAllocator(POOL_BYTES)
     used: list[Run] = []
     for step in steps:

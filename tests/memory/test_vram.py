@@ -41,7 +41,7 @@ def serve_daemon(pipe: Connection, broker: str, socket: str) -> None:
 
 
 def check_whole(case: Case, memory: DeviceMemory) -> None:
-    """Every byte is the state's or still poison."""
+    """Check that every byte is the state's or still poison."""
     host = memory.down()
     fields = {field.name: field for field in case.destination.model.fields}
     wrong = np.flatnonzero(host.data != host.expected(fields, case.tokens))
@@ -50,7 +50,7 @@ def check_whole(case: Case, memory: DeviceMemory) -> None:
 
 @contextlib.asynccontextmanager
 async def destination(case: Case, broker: str, rank: int) -> AsyncIterator[DeviceMemory]:
-    """A rank of D on the GPU, with its agent embedded."""
+    """Run a rank of D on the GPU, with its agent embedded."""
     layout = next(one for one in case.destination.ranks if one.rank == rank)
     memory = DeviceMemory(layout, case.dst_ids)
     agent = AsyncAgent(broker, "D", "life-1", rank, memory.regions, SETTINGS)
@@ -164,7 +164,7 @@ async def test_the_daemon_fills_an_engines_gpu_memory(tmp_path: Path) -> None:
 async def test_a_source_behind_the_daemon_packs_into_memory_of_the_daemons_own(
     tmp_path: Path,
 ) -> None:
-    """The driver may refuse to hand on memory that it opened, so a peer reads the staging."""
+    # The driver may refuse to hand on memory that it opened, so a peer reads the staging.
     case, socket = make_case("wide"), tmp_path / "agent.sock"
     async with (
         FakeBroker() as fake,

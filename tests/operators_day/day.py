@@ -26,7 +26,7 @@ with job control `setsid` leaves its shell another process's number.
 
 
 def start(shell: Shell) -> None:
-    """An authority, tokens, a broker."""
+    """Make an authority and tokens, and start a broker."""
     shell.say(
         "## Start\n\nAn authority, a certificate for the broker that is good for two days,"
         " tokens for two tenants and "
@@ -62,7 +62,7 @@ def start(shell: Shell) -> None:
 
 
 def two_tenants(shell: Shell) -> None:
-    """Engines and a router for each, and one request."""
+    """Start engines and a router for each tenant, and send one request to each."""
     shell.say(
         "## Two tenants\n\nEach has a prefill engine of two ranks, a decode engine of one"
         " rank and another layout, "
@@ -98,7 +98,7 @@ def two_tenants(shell: Shell) -> None:
 
 
 def upgrade(shell: Shell) -> None:
-    """An engine and then the broker are replaced while requests come."""
+    """Replace an engine and then the broker while requests come."""
     shell.say(
         "## An upgrade under load\n\nTenant a sends one request after another. Its decode"
         " engine is replaced: a new one "
@@ -121,7 +121,7 @@ def upgrade(shell: Shell) -> None:
 
 
 def dead_prefill(shell: Shell) -> None:
-    """P is killed with a state that D had not yet asked for."""
+    """Kill P with a state that D had not yet asked for."""
     shell.say(
         "## A dead prefill engine\n\nOne request goes by hand, so that P's process can be"
         " killed between the two sides."
@@ -145,7 +145,7 @@ def dead_prefill(shell: Shell) -> None:
 
 
 def full_quota(shell: Shell) -> None:
-    """Tenant b's client asks P alone, for ever more states that nobody wants."""
+    """Have tenant b's client ask P alone, for ever more states that nobody wants."""
     shell.say(
         "## A full quota\n\nSomebody of tenant b sends prompts to P alone, and to no D. A"
         " tenant may have 8 handoffs under "
@@ -171,7 +171,7 @@ def full_quota(shell: Shell) -> None:
 
 
 def expiring_certificate(shell: Shell) -> None:
-    """The broker's certificate is renewed in place."""
+    """Renew the broker's certificate in place."""
     shell.say("## A certificate that is about to end\n\nThat of the broker was made for two days.")
     shell.run("restow doctor --tenant a", "^warn +certificate of the broker")
     shell.run("issue 30 2>> openssl.log")
@@ -180,7 +180,7 @@ def expiring_certificate(shell: Shell) -> None:
 
 
 def evening(shell: Shell) -> None:
-    """What the day was like."""
+    """Show how the day went, and end the broker."""
     shell.say("## In the evening")
     shell.run("restow check", "well")
     shell.run("restow tenants", "^a +", "^b +")

@@ -26,7 +26,7 @@ class Page:
     """Shell commands that `restow` and `python` stand beside, by the names that the page has."""
 
     def lived(self, folder: Path) -> str:
-        """Type all of it in ``folder``; returns the page. Raises `UnexpectedOutputError`."""
+        """Type all commands in ``folder``; return the page. Raises `UnexpectedOutputError`."""
         ports = dict(zip(self.shown_ports, free_ports(self.shown_ports), strict=True))
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RESTOW_")}
         environment = {**kept, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
@@ -42,13 +42,16 @@ class Page:
             return self.title + shell.text
 
     def print(self) -> None:
-        """Print it, lived in a folder that is not kept."""
+        """Print the page, lived in a folder that is deleted."""
         with tempfile.TemporaryDirectory() as folder:
             sys.stdout.write(self.lived(Path(folder)))
 
 
 def free_ports(shown: Sequence[int]) -> list[int]:
-    """Ports that nobody listens on, as many and as long as those shown: tables stay straight."""
+    """Return ports that nobody listens on, as many as those shown.
+
+    They have as many digits as those shown, so that tables stay straight.
+    """
     found: list[int] = []
     with ExitStack() as stack:
         for port in sample(range(6000, 10_000), 4000):

@@ -37,7 +37,7 @@ class Shell:
         ports: Mapping[int, int],
         programs: Mapping[str, str],
     ) -> None:
-        """In ``folder``; ``ports`` says what stands for a port of the page.
+        """Start a shell in ``folder``; ``ports`` says what stands for a port of the page.
 
         ``programs`` are commands of a shell, by the names that they are typed by.
         """
@@ -77,7 +77,7 @@ class Shell:
         os.close(terminal)
 
     def __enter__(self) -> Shell:
-        """The shell itself."""
+        """Return the shell itself."""
         return self
 
     def __exit__(
@@ -86,7 +86,7 @@ class Shell:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End it, and everything that works in its folder."""
+        """End the shell, and every process that works in its folder."""
         self._reaper.communicate()
         self._bash.wait()
         os.close(self._screen)
@@ -108,7 +108,7 @@ class Shell:
         return printed
 
     def see(self, command: str, *expected: str) -> str:
-        """Type a command until it prints what is expected, and tell of the last time alone."""
+        """Type a command until it prints what is expected, and show only the last time."""
         last = time.monotonic() + _LONGEST_S
         while True:
             printed, _ = self._run(command)
@@ -137,7 +137,7 @@ class Shell:
         return read[: found.start()].decode().replace("\r\n", "\n").strip("\n"), int(found[1])
 
     def _with_ports(self, text: str) -> str:
-        """What the page shows, with the ports of this day."""
+        """Return what the page shows, with the ports of this day."""
         for shown, number in self._ports.items():
             text = re.sub(rf"\b{shown}\b", str(number), text)
         return text

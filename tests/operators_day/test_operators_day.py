@@ -15,7 +15,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def typed(page: str) -> list[str]:
-    """Its headings, and what was typed."""
+    """Return the page's headings, and what was typed."""
     return re.findall(r"^(?:#|\$ ).*$", page, re.MULTILINE)
 
 
@@ -28,5 +28,5 @@ def typed(page: str) -> list[str]:
     ids=["a day", "three brokers"],
 )
 def test_the_day_goes_as_the_page_tells(name: str, page: Page, tmp_path: Path) -> None:
-    """What each command has to print is said beside it; times and ids are other ones each day."""
+    # The day itself says what each command must print; times and ids differ each day.
     assert typed(page.lived(tmp_path)) == typed((DOCS / name).read_text())

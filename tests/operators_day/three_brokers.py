@@ -31,7 +31,7 @@ MANY_WELL = r"\A *[1-9][0-9]+ 200\Z"
 
 
 def one(shell: Shell) -> None:
-    """A broker, two engines, a router, and requests."""
+    """Start a broker, two engines and a router, and send requests."""
     shell.say(
         "## One broker\n\nWhoever asks a broker is given the addresses of all three that there"
         " will be: engines, their agents and commands take them from `RESTOW_BROKER`. Where nobody"
@@ -61,7 +61,7 @@ def one(shell: Shell) -> None:
 
 
 def etcd(shell: Shell) -> None:
-    """One member of it."""
+    """Start one member of etcd."""
     shell.say(
         "## An etcd\n\nWith these two timers its leases are as long as they are asked for, and a"
         " member that leads and dies is followed by another within a second."
@@ -77,7 +77,7 @@ def etcd(shell: Shell) -> None:
 
 
 def three(shell: Shell) -> None:
-    """The broker restarts with etcd, and two others stand by."""
+    """Restart the broker with etcd, and start two standbys."""
     shell.say(
         "## Three brokers\n\nThe broker ends and starts again with `--etcd`: it leads, and its"
         " engines come back as after any restart. Then two others start, and stand by."
@@ -97,7 +97,7 @@ def three(shell: Shell) -> None:
 
 
 def leader_dies(shell: Shell) -> None:
-    """The broker that leads is killed."""
+    """Kill the broker that leads."""
     shell.say(
         "## The leader dies\n\nThe broker that leads is killed. A standby leads when the lease has"
         " ended (two seconds), and no request fails: one takes longer."
@@ -116,7 +116,7 @@ def leader_dies(shell: Shell) -> None:
 
 
 def back(shell: Shell) -> None:
-    """Two leave, and the last one starts anew without etcd."""
+    """Stop two brokers, and start the last broker anew without etcd."""
     shell.say(
         "## Back to one\n\nTwo brokers are ended, one after the other: a leader that ends has a"
         " standby lead at once. The last broker restarts without etcd, and its engines come back to"

@@ -67,7 +67,7 @@ def test_two_elements_apart_are_no_run_of_bytes() -> None:
 
 
 def test_elements_are_cleared_one_by_one_where_pages_begin_askew() -> None:
-    """Page 0 lies straight, and page 1 does not."""
+    # Page 0 is aligned, and page 1 is not.
     (rank,) = build_layout(MODEL, EngineSettings()).ranks
     state = replace(rank.regions[0], page_stride_bytes=rank.regions[0].page_stride_bytes + 1)
     straight = Scratch(state.name, DType.BFLOAT16, 2, (5,), (6,))

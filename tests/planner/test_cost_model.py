@@ -51,9 +51,10 @@ def test_costs_that_an_operator_gives() -> None:
 
 
 def test_what_is_expected_is_what_is_chosen_by() -> None:
-    """With one model of costs `auto` is expected to take no longer than any one way, but for gaps.
+    """Check that `auto` is expected to take no longer than any one way, but for gaps.
 
-    Descriptors, then copies, then everything that is staged become too dear.
+    Both use one model of costs. Descriptors, then copies, then everything that is staged become too
+    dear.
     """
     plan = _plan()
     for costs in (

@@ -108,7 +108,7 @@ def test_the_last_stage_has_the_drafts() -> None:
 
 
 def test_digests_of_layouts_without_drafts_are_those_of_before() -> None:
-    """One that was written down before fields had drafts."""
+    # The digest was written down before fields had drafts.
     state = Mamba2Spec(1, 8, 16, 16, 2, 4, DType.BFLOAT16, DType.FLOAT32)
     model = ModelSpec("m", (replace(KV, window_tokens=3), state), revision="r")
     old = build_layout(model, EngineSettings(tp=2, conv_rows_extra=1))
@@ -126,7 +126,7 @@ def test_differences_name_the_draft() -> None:
 
 
 def test_a_cold_draft_with_a_window_keeps_the_state_from_being_read_early() -> None:
-    """Which of its tokens are zeroed depends on where the prompt ends."""
+    # Which of the draft's tokens are zeroed depends on where the prompt ends.
     windowed = replace(DRAFT, window_tokens=8)
     assert early_plan(make_plan(layout(), layout("mtp"))) is not None
     assert early_plan(make_plan(layout(), layout("mtp", windowed))) is None

@@ -18,7 +18,7 @@ PAIRS = list(itertools.product(FLOATS, FLOATS))
 
 
 def survives(values: torch.Tensor, other: DType) -> bool:
-    """Whether torch gives the same numbers back through another type."""
+    """Return whether torch gives the same numbers back through another type."""
     back = values.to(getattr(torch, other.label)).to(values.dtype)
     return bool(torch.equal(back, values))
 

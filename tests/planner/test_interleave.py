@@ -42,7 +42,7 @@ def layout(tp: int, conv: ConvLayout, *layers: Mamba2Spec | AttentionSpec) -> La
 
 
 def columns(program: Program, channels: int) -> list[str]:
-    """What lies in the chunk, element by element: name of the column, a dash a tap.
+    """Return the chunk's content, element by element: the column's name, and a dash for each tap.
 
     ``channels`` are those of a rank of the source; its window is ``[tap][x | B | C]``.
     """
@@ -60,7 +60,7 @@ def columns(program: Program, channels: int) -> list[str]:
 
 @pytest.mark.parametrize("ssm", [BF16, DType.FLOAT32])
 def test_every_field_of_a_chunk_begins_where_any_element_may_lie(ssm: DType) -> None:
-    """Three channels with one tap are six bytes: what follows them must not begin there."""
+    # Three channels with one tap are six bytes: the next field must not begin there.
     odd = Mamba2Spec(0, 3, 1, 3, 1, 2, BF16, ssm)
     moves = make_plan(layout(1, ConvLayout.SD, odd), layout(1, ConvLayout.DS, odd)).moves
     places = chunk_places(moves)
@@ -97,7 +97,7 @@ def test_tokens_are_packed_behind_the_chunk() -> None:
 
 @pytest.mark.parametrize("strategy", [one for one in Strategy if one is not Strategy.RECOMPUTE])
 def test_a_programs_size_counts_every_table_that_travels(strategy: Strategy) -> None:
-    """By it the broker keeps a batch below what one message may be."""
+    # By that size the broker keeps a batch below what one message may be.
     layers = (replace(MAMBA, heads=64, head_dim=8), ATTENTION)
     plan = make_plan(layout(1, ConvLayout.SD, *layers), layout(2, ConvLayout.DS, *layers))
     for program in compile_programs(plan, strategy):
@@ -114,7 +114,7 @@ def test_nothing_to_interleave_is_refused() -> None:
 
 @pytest.mark.parametrize(("d_tp", "interleaves"), [(1, False), (2, True)])
 def test_auto_interleaves_for_several_readers(d_tp: int, interleaves: bool) -> None:
-    """Where descriptors cost so much that all is gathered, and launches more than copies."""
+    # Descriptors cost so much here that all is gathered, and launches cost more than copies.
     plan = make_plan(layout(1, ConvLayout.SD), layout(d_tp, ConvLayout.DS))
     costs = CostModel(seconds_per_descriptor=1.0, seconds_per_stage=0.0)
     for program in compile_programs(plan, costs=costs):
@@ -123,7 +123,7 @@ def test_auto_interleaves_for_several_readers(d_tp: int, interleaves: bool) -> N
 
 
 def test_a_move_goes_through_a_chunk_whole_or_not_at_all() -> None:
-    """Move 1 shares a row with move 0, which has another row that is left out."""
+    # Move 1 shares a row with move 0, which has another row that is left out.
     none = np.zeros((0, len(Column)), np.int64)
     piece_move, piece_row = np.array([0, 0, 1, 1, 2]), np.array([0, 1, 1, 2, 3])
     table = Table(none, none, piece_move, piece_row)

@@ -60,7 +60,7 @@ ONE = build_layout(MODEL, EngineSettings())
 
 
 def snapshot(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, page: int) -> Layout:
-    """One rank that holds one field."""
+    """Return a layout of one rank that holds one field."""
     axes = tuple(f"axis{index}" for index in range(len(shape)))
     box = tuple(Span(0, size) for size in shape)
     rank = RankLayout(
@@ -198,7 +198,7 @@ def test_costs_count_the_stretches_of_unequal_pages(pages: tuple[int, int]) -> N
 def test_heads_that_follow_each_other_in_a_page_are_one_descriptor(
     tokens: int, counts: int
 ) -> None:
-    """In a whole page; of a page that is not full each head's tokens end apart."""
+    # This holds in a whole page; in a page that is not full, each head's tokens end apart.
     spec = ModelSpec("m", (AttentionSpec(0, 8, 8, BF16),))
     layout = build_layout(spec, EngineSettings(page_tokens=16))
     plan = make_plan(layout, layout)
@@ -216,7 +216,7 @@ def test_heads_that_follow_each_other_in_a_page_are_one_descriptor(
 
 
 def test_auto_reads_equal_pages_in_place() -> None:
-    """Whatever a descriptor costs: a page of many heads needs one of them."""
+    # A page of many heads needs one descriptor, whatever a descriptor costs.
     spec = ModelSpec("m", (AttentionSpec(0, 8, 128, BF16),))
     layout = build_layout(spec, EngineSettings(page_tokens=16))
     costs = CostModel(seconds_per_descriptor=6e-6, copy_bytes_per_second=12e9)
@@ -226,7 +226,7 @@ def test_auto_reads_equal_pages_in_place() -> None:
 
 
 def transposed() -> tuple[Layout, Layout]:
-    """Six axes of 64 in opposite orders: 2^36 single elements."""
+    """Return two layouts with six axes of 64 in opposite orders: 2^36 single elements."""
     strides = tuple(64**power for power in range(6))
     shape = (64,) * 6
     return (
@@ -236,7 +236,7 @@ def transposed() -> tuple[Layout, Layout]:
 
 
 def many_boxes() -> tuple[Layout, Layout]:
-    """4,096 strips on one side, 4,096 on the other, each strip crossing all others."""
+    """Return two layouts of 4,096 strips; each strip of a layout crosses all of the other."""
 
     def strips(axis: int) -> Layout:
         shards = []
@@ -284,7 +284,7 @@ def test_slices_of_too_many_single_elements_are_refused() -> None:
 
 
 def test_planning_large_models_takes_a_moment() -> None:
-    """Falcon-H1's 72 + 72 layers, TP 2 to 4 (docs/benchmarks.md has the numbers)."""
+    # The layers are Falcon-H1's 72 + 72, TP 2 to 4 (docs/benchmarks.md has the numbers).
     layers = [
         spec
         for i in range(72)

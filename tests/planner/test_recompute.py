@@ -102,7 +102,7 @@ def test_x_b_and_c_are_one_product(conv_layout: ConvLayout) -> None:
 
 @pytest.mark.parametrize(("p_tp", "d_tp"), [(1, 1), (2, 4), (4, 2), (8, 1)])
 def test_inputs_are_read_whole_from_one_replica_by_turns(p_tp: int, d_tp: int) -> None:
-    """Bytes are those of the formula, and no replica serves more than its share."""
+    """Check that bytes are those of the formula, and no replica serves more than its share."""
     source, destination = side(p_tp, mixer_inputs=True), side(d_tp, projections=True)
     plan = make_plan(source, destination)
     served: Counter[int] = Counter()
@@ -185,7 +185,7 @@ def test_a_picture_shows_inputs_and_no_move_of_what_is_rebuilt() -> None:
 
 
 def test_weights_are_weighed_once_a_rank() -> None:
-    """Forced, the time that is expected includes the products; the way of all else is auto's."""
+    # If recompute is forced, the expected time includes the products; all else goes auto's way.
     plan = make_plan(P, D)
     (draft,) = draft_programs(plan, Strategy.RECOMPUTE)[1]
     weights = 2 * (64 * 64 + 2 * 8 * 128) * 2688 * 2
@@ -206,7 +206,7 @@ def test_programs_are_the_same_in_every_process() -> None:
 
 
 def test_windows_that_are_sent_may_be_interleaved() -> None:
-    """One rank of D rebuilds; for the others P permutes its windows in one launch."""
+    # One rank of D rebuilds; for the others P permutes its windows in one launch.
     destination = side(4, projections=True, conv_layout=ConvLayout.DS)
     first, *others = destination.ranks
     ranks = (first, *(replace(rank, projections=()) for rank in others))
@@ -220,7 +220,7 @@ def test_windows_that_are_sent_may_be_interleaved() -> None:
 
 
 def test_rebuilding_is_priced_where_inputs_have_a_list_of_their_own() -> None:
-    """No other way reads by that list."""
+    # No other way reads by the list of the inputs.
     (rank,) = P.ranks
     region = replace(rank.regions[0], name="inputs", group="inputs")
     inputs = tuple(replace(one, region="inputs") for one in rank.inputs[:1])

@@ -30,7 +30,7 @@ BF16 = DType.BFLOAT16
 def test_strided_elements_are_bytes_where_tokens_or_pages_begin_askew(
     token_stride: int, page_stride: int, dtype: DType, count: int
 ) -> None:
-    """Three elements two apart, which only another token or page would put askew."""
+    # Three elements lie two apart, and are aligned unless another token or page begins askew.
     source, destination = (
         tokens_of_three(4, token_stride, page_stride),
         tokens_of_three(4, 12, 64),
@@ -42,7 +42,7 @@ def test_strided_elements_are_bytes_where_tokens_or_pages_begin_askew(
 
 
 def tokens_of_three(step: int, token_stride: int, page_stride: int) -> Layout:
-    """One rank with a field of three elements a token, four tokens a page."""
+    """Return a layout of one rank with a field of three elements a token, four tokens a page."""
     region = Region("r", "g", page_stride, 4)
     shard = Shard("f", (Span(0, 3),), BF16, "r", 0, (step,), token_stride)
     field = Field("f", Kind.PER_TOKEN, ("dim",), (3,))
@@ -69,7 +69,7 @@ def test_windows_of_two_sizes_may_share_a_list_of_pages() -> None:
 
 
 def three_apart_on_each_of_two_ranks() -> tuple[Layout, Layout]:
-    """Six elements, of which nothing but single ones continues on both sides."""
+    """Return layouts of six elements, of which no two are neighbours on both sides."""
 
     def layout(ranks: int, step: int) -> Layout:
         size = 6 // ranks

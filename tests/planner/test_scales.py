@@ -50,7 +50,7 @@ SIDES = (
 def test_only_equal_types_with_equal_scales_are_planned(
     source: tuple[DType, Scales], destination: tuple[DType, Scales]
 ) -> None:
-    """Types of one size too: the bytes would fit, and would be other numbers."""
+    # Types of the same size are refused too: the bytes would fit, and would be other numbers.
     pair = layout(kv(*source)), layout(kv(*destination), tp=2)
     if source == destination:
         make_plan(*pair)

@@ -15,7 +15,7 @@ WINDOW = AttentionSpec(0, 2, 4, DType.BFLOAT16, window_tokens=31)
 
 
 def layout(block_tokens: int, whole_blocks: bool = False, window_tokens: int = 31) -> Layout:
-    """Blocks of two pages each."""
+    """Return a layout with blocks of two pages each."""
     spec = replace(WINDOW, window_tokens=window_tokens)
     settings = EngineSettings(
         page_tokens=block_tokens // 2, pages_per_block=2, whole_blocks=whole_blocks

@@ -27,7 +27,7 @@ KIND_OF_MEMORY = b"nixlSDList|t\x04\0\0\0\0\0\0\0"
 
 
 def _serve(pipe: Connection) -> None:
-    """An agent that can be read, until the pipe ends."""
+    """Serve an agent's memory to readers, until the pipe ends."""
     data = np.ones(SIZE_BYTES, np.uint8)
     transport = NixlTransport("source")
     transport.register(data.ctypes.data, len(data), HOST)
@@ -38,7 +38,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _decode(pipe: Connection, is_form_checked: bool = True) -> None:
-    """D's agent: it is told of a peer, reads from it, and says how that ended."""
+    """Run D's agent: it is told of a peer, reads from the peer, and says how the read ended."""
     if not is_form_checked:
         peer_trial.malformed = lambda metadata: ""
     asyncio.run(_take_and_answer(pipe))

@@ -113,7 +113,7 @@ async def test_a_lucky_read_makes_pieces_no_cheaper_and_no_dearer() -> None:
 
 @pytest.mark.parametrize("size_bytes", [LEAST_BYTES, 32 << 20])
 async def test_no_piece_lies_where_caches_would_have_it(size_bytes: int) -> None:
-    """Read again from where it was, or one after the other, a piece costs less than in a state."""
+    # A piece that is read again from its place, or after its neighbour, costs less than in a state.
     machine = Machine(1e-6, 2e-10, 0)
     await read_costs(machine, size_bytes)
     many = [read for read in machine.reads if len(read.length_bytes) > 1]
@@ -130,7 +130,7 @@ async def test_no_piece_lies_where_caches_would_have_it(size_bytes: int) -> None
 
 
 async def test_as_many_pieces_are_read_as_a_state_has() -> None:
-    """Over TCP a few megabytes arrive while pieces are still being asked for."""
+    # Over TCP a few megabytes arrive while pieces are still being asked for.
     machine = Machine(1e-6, 2e-10, 0)
     await read_costs(machine)
     assert max(len(read.length_bytes) for read in machine.reads) >= 3000
@@ -153,7 +153,7 @@ async def test_what_else_the_machine_does_makes_copies_no_cheaper(
 async def test_a_device_does_not_seem_as_slow_as_its_launches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An H200 takes 0.8 ms, 0.12 us for a piece, and a second for 400 GB."""
+    # An H200 takes 0.8 ms for a launch, 0.12 us for a piece, and a second for 400 GB.
     device = MemoryPlace(MemoryKind.CUDA)
     for seed in range(20):
         machine = Machine(1.2e-7, 2.5e-12, seed, busy_s=1e-3, launch_s=8e-4)
@@ -164,7 +164,7 @@ async def test_a_device_does_not_seem_as_slow_as_its_launches(
 
 
 async def test_pieces_are_as_many_as_go_the_way_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows are moved by a call each, which costs many times what a row of many does."""
+    # A few rows are moved by a call each, which costs many times what a row of many rows does.
     called: list[int] = []
 
     def counted(src: Any, dst: Any, length_bytes: Any) -> None:
@@ -181,7 +181,7 @@ async def test_pieces_are_as_many_as_go_the_way_of_a_state(monkeypatch: pytest.M
 async def test_pieces_are_copied_both_ways_and_are_in_no_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As where a state is gathered, and where it is scattered; nobody has just touched it there."""
+    # A state is gathered at one side and scattered at the other, and no cache holds it there.
     machine, memory = Machine(2e-7, 2e-10, 0), np.zeros(STAGING_BYTES, np.uint8)
     monkeypatch.setattr("restow.agents.probing.costs.run_copies", machine.copy)
     await measure_copying(memory.ctypes.data, len(memory), HOST, clock=machine.clock)

@@ -62,7 +62,7 @@ async def test_it_is_the_one_that_ucx_was_left(
 
 
 def hold(pipe: Connection) -> None:
-    """Memory that may be read, until the pipe ends."""
+    """Serve memory to readers, until the pipe ends."""
     held, transport = np.zeros(1 << 20, np.uint8), NixlTransport("holder")
     transport.register(held.ctypes.data, held.nbytes, HOST)
     pipe.send(READY)

@@ -41,7 +41,10 @@ def _known() -> np.ndarray:
 
 
 def _serve(pipe: Connection) -> None:
-    """Known bytes that may be read until one says otherwise, until the pipe ends."""
+    """Serve known bytes until the pipe ends.
+
+    Messages plant bytes in the heap, wipe the mark or unmap half of the memory.
+    """
     pages = mmap.mmap(-1, SIZE_BYTES)
     pages[:] = _known().tobytes()
     secret = np.full(4096, 0x5E, np.uint8)
@@ -66,7 +69,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _nothing() -> None:
-    """Nobody asks for the end of a read."""
+    """Do nothing: nobody asks for the end of a read."""
 
 
 class Scene:
@@ -86,7 +89,10 @@ class Scene:
         return Descriptors(self.base + src, self.data.ctypes.data + dst, length)
 
     def some(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where pieces of many lengths are, and where they go, with gaps between them."""
+        """Return the sources, destinations and lengths of pieces of many lengths.
+
+        There are gaps between the pieces.
+        """
         rng = np.random.default_rng(count)
         slot = SIZE_BYTES // count
         length = rng.integers(0, slot, count)
@@ -200,7 +206,7 @@ ALL_MEMORY = b"\x22\x01\x01\x2a\x09" + b"\x80" * 8 + b"\x40"
 
 
 def _secret(scene: Scene) -> Descriptors:
-    """Memory of the process that nobody registered."""
+    """Return descriptors of memory of the process that nobody registered."""
     where = (np.array([one]) for one in (scene.secret, scene.data.ctypes.data, 4096))
     return Descriptors(*where)
 
@@ -280,7 +286,7 @@ async def test_memory_that_is_gone_fails_the_read(
 
 
 async def test_another_process_of_the_same_number_is_not_read(scene: Scene) -> None:
-    """As when a process ended and its number was given away."""
+    # A process may have ended, and its number may have been given to another.
     for pid in (os.getpid(), 1, 2**31 - 1):
         stranger = replace(scene.memory, pid=pid)
         with pytest.raises(AgentError):

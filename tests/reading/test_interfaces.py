@@ -73,7 +73,7 @@ def test_which_interfaces_count() -> None:
 
 
 def test_when_they_are_gone() -> None:
-    """One that is left is enough: it may be the one that is read over."""
+    # One interface that is left is enough: reads may go over it.
     assert not Interfaces({}).are_gone
     assert Interfaces(TAKEN).are_gone
     assert Interfaces({"lo": 4711}).are_gone
@@ -136,7 +136,7 @@ async def test_an_agent_leaves_and_tells_its_engine(
 
 
 def serve_until_taken(pipe: Connection, broker: str, path: str) -> None:
-    """A daemon whose host loses its interfaces at once."""
+    """Run a daemon whose host loses its interfaces at once."""
     setattr(Interfaces, "found", classmethod(taken_away))  # noqa: B010 - mypy knows better
     pipe.send(READY)
     try:
@@ -146,7 +146,7 @@ def serve_until_taken(pipe: Connection, broker: str, path: str) -> None:
 
 
 async def test_a_daemon_ends(tmp_path: Path, shared: tuple[SharedMemory, SharedRegion]) -> None:
-    """Its ranks need another process, not another agent."""
+    # The daemon's ranks need another process, not another agent.
     _, region = shared
     path = tmp_path / "daemon"
     async with (

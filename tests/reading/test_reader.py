@@ -61,7 +61,7 @@ async def test_the_other_parts_are_waited_for_when_one_fails(scene: Scene) -> No
 async def test_what_no_transport_should_raise_is_heard_when_nothing_flies_any_more(
     scene: Scene,
 ) -> None:
-    """Such as a device that breaks while a thread is bound to it."""
+    # A device may break while a thread is bound to it.
     odd = RuntimeError("CUDA error: an illegal memory access was encountered")
     flying = await scene.begin("a")
     descriptors = Descriptors(NOTHING, NOTHING, NOTHING)
@@ -203,7 +203,7 @@ async def test_reads_are_counted_and_those_of_closed_lanes_stay(scene: Scene) ->
 async def test_counts_never_fall_while_a_lane_ends(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread may ask at any time: an engine's counters must not go back."""
+    # Another thread may ask at any time: an engine's counters must not go back.
     good = await scene.begin("b")
     scene.lanes[0].ends["b"] = None
     await good

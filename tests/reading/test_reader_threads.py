@@ -39,7 +39,7 @@ def copying() -> Iterator[Scene]:
 
 
 def large(peer: str = "a", pieces: int = 8, size_bytes: int = 2 * LARGE_BYTES) -> Read:
-    """Pieces at addresses that tell them apart."""
+    """Return a large read of pieces at addresses that tell them apart."""
     at = np.arange(pieces, dtype=np.int64)
     lengths = np.full(pieces, size_bytes // pieces, np.int64)
     return Read(peer, Descriptors(at << 40, (at + 100) << 40, lengths), HOST, HOST)

@@ -61,7 +61,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
 
 def _go_on() -> None:
-    """Nobody asks for the end of a read."""
+    """Do nothing: nobody asks for the end of a read."""
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 8, 1000])

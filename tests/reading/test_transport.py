@@ -23,7 +23,7 @@ WAIT_S = 20.0
 
 
 def _serve(pipe: Connection) -> None:
-    """Known bytes, until the pipe ends."""
+    """Serve known bytes, until the pipe ends."""
     data = _known()
     transport = NixlTransport("source")
     transport.register(data.ctypes.data, len(data), HOST)

@@ -28,15 +28,15 @@ class Scene(Protocol):
     ) -> None: ...
 
     def opened(self) -> Registry:
-        """Return the registry as one broker has it."""
+        """Return the registry as a single broker has it."""
         ...
 
     async def delete_leader(self) -> None:
-        """Delete what says who leads."""
+        """Delete the record of who leads."""
         ...
 
     async def delete_all(self) -> None:
-        """Have nothing, as an etcd that was set up anew."""
+        """Delete everything, as if etcd were set up anew."""
         ...
 
 

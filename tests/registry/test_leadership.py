@@ -108,7 +108,8 @@ STEPS = st.lists(st.tuples(st.sampled_from(WORDS), st.booleans()), max_size=60)
 def test_two_never_act_at_once_whatever_answers_are_lost(
     steps: list[tuple[str, bool]], pace: float
 ) -> None:
-    """A registry gives each a lease by its own clock, which both brokers' clocks nearly follow."""
+    # A registry gives each broker a lease by its own clock, which both brokers' clocks nearly
+    # follow.
     brokers = {X: Leadership(X, TIMING), Y: Leadership(Y, TIMING)}
     paces = {X: pace, Y: 2.0 - pace}
     ends_s = dict.fromkeys(brokers, -1.0)

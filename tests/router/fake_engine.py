@@ -39,7 +39,7 @@ class FakeEngine:
 
     @property
     def ids(self) -> list[str]:
-        """The handoffs that it was asked for."""
+        """Return the handoffs that the engine was asked for."""
         return [body["kv_transfer_params"]["handoff_id"] for body in self.bodies]
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -59,7 +59,7 @@ class FakeEngine:
 
 
 def says(body: Any, status: int = 200) -> Answer:
-    """Answer in one piece."""
+    """Answer in a single piece."""
 
     async def answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
         return web.json_response(body, status=status)
@@ -96,19 +96,19 @@ async def well(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
 
 
 async def never(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
-    """Wait for what does not come, as D does without a P."""
+    """Wait for a state that does not come, as D does without a P."""
     await asyncio.Event().wait()
     raise AssertionError
 
 
 async def computes(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
-    """Wait for a state which does not come, or compute the prompt where there is no handoff."""
+    """Wait for a state that does not come, or compute the prompt where there is no handoff."""
     waits = "kv_transfer_params" in engine.bodies[-1]
     return await (never if waits else well)(engine, request)
 
 
 async def breaks(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
-    """Close the connection without a word."""
+    """Close the connection without an answer."""
     assert request.transport is not None
     request.transport.close()
     return web.Response()
@@ -126,13 +126,13 @@ class House:
     async def ask(
         self, body: Any = None, path: str = COMPLETIONS, **headers: str
     ) -> tuple[int, dict[str, Any]]:
-        """Status and answer."""
+        """Ask the router, and return the status and the answer."""
         sent = {"prompt": "who?"} if body is None else body
         async with self.http.post(self.url + path, json=sent, headers=headers) as response:
             return response.status, await response.json()
 
     async def stream(self, path: str = COMPLETIONS) -> list[Any]:
-        """The data of a stream's events."""
+        """Return the data of a stream's events."""
         async with self.http.post(self.url + path, json={"stream": True}) as response:
             assert response.status == 200, await response.text()
             text = await response.text()
@@ -142,7 +142,7 @@ class House:
 
 @contextlib.asynccontextmanager
 async def served(app: web.Application) -> AsyncIterator[str]:
-    """An application's address, while it runs."""
+    """Run an application, and yield its address."""
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -171,7 +171,7 @@ async def house(
     broker: AsyncAdminClient | None = None,
     find_s: float = 0.0,
 ) -> AsyncIterator[House]:
-    """A router before engines with the ids p0, p1, ... and d0, d1, ...; ``more_d`` are URLs."""
+    """Run a router before engines with the ids p0, p1, ... and d0, d1, ...; ``more_d`` are URLs."""
     async with contextlib.AsyncExitStack() as stack:
         sides = [
             [await stack.enter_async_context(fake_engine(one)) for one in side] for side in (p, d)

@@ -37,7 +37,7 @@ async def hold(
 async def finding_house(
     count: int = 2,
 ) -> AsyncIterator[tuple[RunningBroker, House, dict[str, EngineSession]]]:
-    """As many P as D, known to a broker by their ids, and the router before them."""
+    """Run as many P as D, known to a broker by their ids, and the router before them."""
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(broker())
         sessions = {}
@@ -53,7 +53,7 @@ async def finding_house(
 
 
 def asked(one: House) -> tuple[list[int], list[int]]:
-    """How often each P and each D was asked."""
+    """Return how often each P and each D was asked."""
     p, d = ([len(engine.bodies) for engine in side] for side in (one.p, one.d))
     return p, d
 
@@ -166,7 +166,7 @@ async def test_where_nobody_is_found_the_choice_is_as_without() -> None:
 
 
 async def test_nobody_waits_long_for_a_broker() -> None:
-    """It is gone, or takes connections and says nothing, or does not know the engines."""
+    # The broker is gone, or takes connections and is silent, or does not know the engines.
     connections: list[asyncio.StreamWriter] = []
 
     async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -147,7 +147,7 @@ async def test_the_engine_with_less_in_flight_is_asked() -> None:
 
 
 def with_state_of(p: FakeEngine) -> Answer:
-    """A D that answers where that P was asked for the handoff, and else waits."""
+    """Answer as a D that waits until P was asked for the same handoff."""
 
     async def answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
         handoff_id = engine.ids[-1]

@@ -28,7 +28,7 @@ def whole_house() -> Iterator[House]:
 
 @pytest.fixture
 def house(whole_house: House) -> Iterator[House]:
-    """What engines hold is gone after each test."""
+    """Yield the house, and empty its engines after each test."""
     yield whole_house
     for engine in whole_house.engines.values():
         engine.silent = False

@@ -54,12 +54,12 @@ class House:
 
 
 def found(engine: HoldingEngine, tokens: Tokens, by: str) -> None:
-    """Wait until somebody has told that it holds the state."""
+    """Wait until the engine ``by`` has told that it holds the state."""
     until(lambda: engine.is_held(state(tokens), by))
 
 
 def kept(house: House, name: str, prompts: list[Tokens]) -> None:
-    """P holds these, says that they are worth keeping, and evicts them when the store has them."""
+    """Have P hold states worth keeping, and evict them when the store has them."""
     for tokens in prompts:
         house.p.hold(tokens, state(tokens))
         found(house.p, tokens, name)

@@ -21,7 +21,7 @@ QUANTUM_TOKENS = 16
 
 
 def chain(tokens: Sequence[int], quantum_tokens: int = QUANTUM_TOKENS) -> PrefixChain:
-    """The chain of a prompt, with the token before its last one as an end."""
+    """Return the chain of a prompt, with the token before its last one as an end."""
     stop = len(tokens) - 1
     ends = [stop] if stop % quantum_tokens else []
     return chain_of(tokens, quantum_tokens, ends_tokens=ends)
@@ -30,14 +30,14 @@ def chain(tokens: Sequence[int], quantum_tokens: int = QUANTUM_TOKENS) -> Prefix
 def state(
     tokens: Sequence[int], quantum_tokens: int = QUANTUM_TOKENS, algorithm: str = "", salt: str = ""
 ) -> Prefix:
-    """The state that a prompt is decoded from."""
+    """Return the state that a prompt is decoded from."""
     named = chain(tokens, quantum_tokens).prefix(len(tokens) - 1)
     form = replace(named.form, algorithm=algorithm or named.form.algorithm)
     return replace(named, form=form, salt=salt)
 
 
 def until(condition: Callable[[], bool], within_s: float = 2 * WAIT_S) -> None:
-    """Return when it holds; fail after a while."""
+    """Return when the condition holds; fail after a while."""
     end_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end_s, "it never came to be"
@@ -56,7 +56,7 @@ class HoldingEngine(Engine):
         self.silent = False
 
     def hold(self, tokens: Sequence[int], prefix: Prefix, keep: bool = True) -> None:
-        """Compute the state, say that it is held, and that it is worth keeping."""
+        """Compute the state, say that the engine holds it, and that it is worth keeping."""
         stop = prefix.position_tokens
         blocks = take_from_each(self._pools, stop)
         lay_out(self.state_at(tokens, stop), self.pages, blocks)
@@ -67,7 +67,7 @@ class HoldingEngine(Engine):
             self.keep(prefix)
 
     def set_revision(self, revision: str) -> None:
-        """Say that the weights were replaced; they stay the same ones in fact."""
+        """Say that the weights were replaced; in fact they stay the same."""
         self._session.set_revision(revision)
         for blocks in self.held.values():
             self._give_back(blocks)
@@ -80,7 +80,7 @@ class HoldingEngine(Engine):
         self._session.keep(prefix)
 
     def evict(self, prefix: Prefix) -> None:
-        """Hold it no longer. Of what others hold too, they say it no more either."""
+        """Hold the state no longer, and report all its hashes evicted, even shared ones."""
         self._give_back(self.held.pop(prefix))
         for group, hashes in self._hashes(prefix):
             self._session.evict(prefix.form, group, hashes, salt=prefix.salt)
@@ -90,7 +90,7 @@ class HoldingEngine(Engine):
             self.evict(prefix)
 
     def holders(self, prefix: Prefix) -> dict[str, int]:
-        """Who holds how many tokens of it."""
+        """Return the engines that hold the prefix, and how many of its tokens."""
         end = ((prefix.position_tokens, prefix.end_hash),) if prefix.end_hash else ()
         asked = PrefixChain(prefix.form, prefix.hashes, salt=prefix.salt, ends=end)
         (found,) = self._session.find([asked], timeout_s=WAIT_S).result(WAIT_S)
@@ -100,7 +100,7 @@ class HoldingEngine(Engine):
         return self.holders(prefix).get(by) == prefix.position_tokens
 
     def take(self, tokens: Sequence[int], prefix: Prefix) -> str:
-        """Ask for a state by its content: "" if it came, byte for byte, else why it did not."""
+        """Ask for a state by its content; return "" if it came byte for byte, else the reason."""
         blocks = take_from_each(self._pools, len(tokens))
         handoff_id = uuid.uuid4().hex
         end = self._session.request(handoff_id, blocks, prefix=prefix)
@@ -137,7 +137,7 @@ class HoldingEngine(Engine):
             self.answer(offer)
 
     def _hashes(self, prefix: Prefix) -> list[tuple[str, list[bytes]]]:
-        """What each group is known by: blocks by their ends, and a snapshot."""
+        """Return the hashes by which each group knows a state: of block ends, or of a snapshot."""
         last = prefix.end_hash or prefix.hashes[-1]
         found: dict[str, list[bytes]] = {}
         for region in self.layout.ranks[0].regions:

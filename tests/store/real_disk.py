@@ -18,28 +18,28 @@ class Disk:
         self._filler = folder / "another program's"
 
     def fill(self) -> None:
-        """Leave no room, as another program does that has files there."""
+        """Fill the disk, as another program does that has files there."""
         with self._filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(4096))
 
     def empty(self) -> None:
-        """Give that room back."""
+        """Give the room back that `fill` took."""
         self._filler.unlink()
 
     def make_read_only(self) -> None:
-        """Nothing is written to it any more. Nobody may have files of it open to write."""
+        """Make the disk read-only. No file of the disk may be open for writing."""
         _run("mount", "-o", "remount,ro", f"{self.folder}")
 
     def pull_out(self) -> None:
-        """It is gone, and its folder with it; open files stay open."""
+        """Unmount the disk and remove its folder; open files stay open."""
         _run("umount", "--lazy", f"{self.folder}")
         self.folder.rmdir()
 
 
 @contextmanager
 def mounted(folder: Path, size_bytes: int, *options: str) -> Iterator[Disk]:
-    """Mount a disk of so many bytes. Raises `PermissionError` where nobody may."""
+    """Mount a disk of ``size_bytes``. Raises `PermissionError` where this user may not mount."""
     folder.mkdir(exist_ok=True)
     given = ",".join((f"size={size_bytes}", *options))
     _run("mount", "-t", "tmpfs", "-o", given, "restow-test", f"{folder}")

@@ -84,7 +84,7 @@ class House:
         self.shelf.write(pinned.prefix.form, self.holdings.pages(pinned.pages()))
 
     def is_found(self, chain: PrefixChain, position: int) -> bool:
-        """Whether a broker would say that the state stands there, by what was told."""
+        """Return whether a broker would find the state at ``position``, by what was told."""
         rules = rules_of(self.layout, chain.form.quantum_tokens)
         assert rules is not None
         count, rest = divmod(position, chain.form.quantum_tokens)
@@ -117,7 +117,7 @@ def opened(name: str, folder: Path, size_bytes: int = 1 << 17) -> Iterator[House
 
 
 def chains(random: Random, quantum_tokens: int) -> list[PrefixChain]:
-    """Of a tree of prompts, with each token as a place where a state may stand."""
+    """Return the chains of a tree of prompts; at each token a state may stand."""
     texts = [[random.randrange(99)] * random.randrange(1, 9) for _ in range(3)]
     for _ in range(30):
         begin = random.choice(texts)

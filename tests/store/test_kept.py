@@ -125,7 +125,7 @@ class Store:
 
 
 def prompts(random: Random, count: int) -> list[Prefix]:
-    """Prefixes of a tree: prompts that begin with those before them, and part."""
+    """Return prefixes of a tree: prompts that begin with those before them, and then differ."""
     texts = [[random.randrange(9)] * random.randrange(1, 9) for _ in range(3)]
     for _ in range(count):
         begin = random.choice(texts)
@@ -330,7 +330,7 @@ def test_the_slab_with_the_fewest_pages_is_made_free(fuller: int) -> None:
 
 
 def test_a_state_that_is_named_in_two_ways_leaves_no_pages_behind() -> None:
-    """By a liar, for a hash is of all tokens before it."""
+    # Only a liar names a state in two ways, for a hash is of all tokens before it.
     store = Store(SHAPES["attention"], 40 * PAGE_ALIGN_BYTES, least_recently_used)
     right = prefix_of(list(range(12)), 12)
     wrong = replace(right, hashes=(b"\1" * 32, b"\2" * 32, right.hashes[2]))

@@ -26,7 +26,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def settled(house: House, store: Store, prompts: Sequence[Tokens]) -> list[bool]:
-    """Which of these the store holds, once the broker says the same and it stays so for a while."""
+    """Return which prompts the store holds, once the broker agrees and nothing changes."""
     held: list[bool] = []
 
     def stays() -> bool:

@@ -53,7 +53,7 @@ def opened(folder: Path, limit_bytes: int = LIMIT_BYTES) -> Shelf:
 
 
 def pages(number: int, blocks: int = 3, salt: str = "") -> list[Page]:
-    """The pieces of a state, at addresses at which a disk reads directly."""
+    """Return the pieces of a state, at addresses at which a disk reads directly."""
     keys = [PieceKey("tokens", salt, b"%d block %d" % (number, one)) for one in range(blocks)]
     return [(key, filled(key)) for key in [*keys, PieceKey("snapshots", salt, b"%d" % number)]]
 
@@ -72,7 +72,7 @@ def empty(key: PieceKey) -> memoryview:
 
 
 def read(one: Shelf, written: list[Page]) -> None:
-    """Read all of them, and compare."""
+    """Read all pieces, and compare them with what was written."""
     back = [(key, empty(key)) for key, _ in written]
     one.read(back)
     assert all(there == here for (_, there), (_, here) in zip(written, back, strict=True))
@@ -257,7 +257,7 @@ def test_two_stores_do_not_share_a_folder(tmp_path: Path) -> None:
 
 @contextmanager
 def files_up_to(size_bytes: int) -> Iterator[None]:
-    """Let this process write no longer files; then EFBIG comes, as ENOSPC would."""
+    """Limit the size of the files that this process writes: EFBIG then comes, as ENOSPC would."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
@@ -360,7 +360,7 @@ def test_a_folder_that_can_not_be_had_is_refused(tmp_path: Path) -> None:
 
 
 def test_it_says_what_is_there_and_what_is_gone(tmp_path: Path) -> None:
-    """Of another life too: keys, salts and the form of their hashes."""
+    """Check a shelf's keys, salts and the form of its hashes, those of an earlier life too."""
     limit = sum(len(view) for _, view in pages(0)) * 2
     some = [pages(0), pages(1, salt="one's"), pages(1, salt="another's")]
     with opened(tmp_path, limit) as one:

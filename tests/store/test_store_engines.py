@@ -99,7 +99,7 @@ def test_evicted_states_come_back_from_the_disk_in_another_life_too(
 
 @contextmanager
 def store_process(house: House, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """``restow store`` with a disk, which has said that it is ready."""
+    """Run ``restow store`` with a disk, and wait until it has said that it is ready."""
     layout = tmp_path / "layout.json"
     layout.write_text(json.dumps(layout_to_json(house.p.layout)))
     command = [sys.executable, "-m", "restow.broker.cli.main", "store", "--layout", str(layout)]
@@ -134,7 +134,7 @@ def test_a_store_that_is_killed_serves_again_what_was_on_its_disk(
 
 
 def tear(folder: Path) -> None:
-    """Flip a bit of each run, and leave its size as it is."""
+    """Flip a bit of each run on the disk, and leave its size as it is."""
     for path in folder.glob("*.run"):
         data = bytearray(path.read_bytes())
         data[5000] ^= 1

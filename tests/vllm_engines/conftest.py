@@ -12,7 +12,7 @@ from restow.demo.recall.task import Prompt, make_prompts
 
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
-    """The interpreter that has vLLM."""
+    """Return the interpreter that has vLLM."""
     found = os.environ.get("RESTOW_VLLM_PYTHON")
     if not found:
         pytest.skip("NO VLLM: these tests are run by ./run vllm, which installs it")
@@ -21,5 +21,5 @@ def vllm_python() -> Path:
 
 @pytest.fixture(scope="session")
 def prompts() -> tuple[Prompt, ...]:
-    """What the model was not trained on."""
+    """Make prompts that the model was not trained on."""
     return make_prompts(16, seed=1_000_003)

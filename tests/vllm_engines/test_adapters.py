@@ -20,7 +20,7 @@ Loras = Mapping[str, Mapping[str, tuple[str, int, str]]]
 
 
 async def loaded(found: Finders, loras: Loras) -> None:
-    """Have both engines load their adapters: of a name that was never loaded nothing is known."""
+    """Have both engines load their adapters: nothing is known of a name that was never loaded."""
     for name, given in loras.items():
         for lora in given.values():
             asked = found.one if name == "one" else found.other
@@ -30,8 +30,8 @@ async def loaded(found: Finders, loras: Loras) -> None:
 async def test_two_adapters_and_the_model_itself_never_meet(
     vllm_python: Path, tmp_path: Path
 ) -> None:
-    """The same prompt of each, at two engines. At the other one the first adapter has another name,
-    number and folder, and is the same all the same."""
+    # Two engines answer one prompt with the model itself and with each adapter. At the second
+    # engine the first adapter has another name, number and folder, and counts as the same adapter.
     model = tiny_model("llama", tmp_path / "model")
     folders = [write_adapter(model, tmp_path / f"adapter{seed}", seed) for seed in (1, 2)]
     copied = shutil.copytree(folders[0], tmp_path / "copied")
@@ -66,8 +66,8 @@ async def test_two_adapters_and_the_model_itself_never_meet(
 async def test_an_adapter_that_was_replaced_and_loaded_again_is_nobodys(
     vllm_python: Path, tmp_path: Path
 ) -> None:
-    """vLLM puts it out for another one, and reads its folder anew: the other engine, which has the
-    first weights still, finds nothing of the second ones under their word."""
+    # To load another adapter, vLLM displaces this one, and later reads its folder anew. The other
+    # engine still has the first weights, and finds nothing of the second weights under their word.
     model = tiny_model("llama", tmp_path / "model")
     first, second, third = (write_adapter(model, tmp_path / f"{s}", s) for s in (1, 2, 3))
     live = shutil.copytree(first, tmp_path / "live")

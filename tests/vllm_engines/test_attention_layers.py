@@ -25,7 +25,7 @@ TP = (1, 2, 4, 8, 16)
 
 @pytest.fixture(scope="module")
 def asked(vllm_python: Path) -> list[list[Any]]:
-    """What vLLM says of every config at every TP."""
+    """Return vLLM's answer for every config at every TP."""
     script = ROOT / "tests/vllm_harness/attention_layers.py"
     lines = "".join(json.dumps(config) + "\n" for config, _ in ANSWERS)
     done = subprocess.run(

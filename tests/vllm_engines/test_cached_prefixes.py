@@ -14,7 +14,7 @@ PROGRAM = "cache_histories.py"
 
 
 def test_what_is_told_is_held_and_what_is_pinned_stays_as_it_is(vllm_python: Path) -> None:
-    """Random requests, replies, aborts, evictions and resets, for every kind of group."""
+    """Play random requests, replies, aborts, evictions and resets, for every kind of group."""
     seen: dict[str, int] = json.loads(live(vllm_python, PROGRAM, GROUPS, 6))
     for what in ("resets", "declined"):
         assert seen[what] > 3, seen

@@ -20,7 +20,7 @@ MODEL = ModelSpec("m", tuple(MlaSpec(layer, 8, DType.BFLOAT16) for layer in rang
 
 
 def test_ranks_have_the_parts_of_vllms_groups(vllm_python: Path) -> None:
-    """And the same sizes are refused."""
+    """Check that vLLM and Restow refuse the same sizes, too."""
     environment = {**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}
     environment.pop("PYTHONSAFEPATH", None)
     told = subprocess.run(
@@ -42,7 +42,8 @@ def test_ranks_have_the_parts_of_vllms_groups(vllm_python: Path) -> None:
 
 
 def test_tokens_lie_where_vllms_kernel_writes_them(vllm_python: Path, tmp_path: Path) -> None:
-    """Triton's interpreter runs it, which vLLM for the CPU turns off: so by its source alone."""
+    # Triton's interpreter runs the kernel from its source alone, because vLLM for the CPU turns
+    # Triton off.
     (folder,) = vllm_python.parents[1].glob("lib/python3*/site-packages/vllm/v1/worker/gpu")
     run = subprocess.run(
         [sys.executable, HERE / "slot_mapping.py", folder, tmp_path / "kernel.py"],

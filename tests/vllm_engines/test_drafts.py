@@ -40,7 +40,7 @@ WAYS = {
 
 
 def prompts() -> list[list[int]]:
-    """Shorter and longer than vLLM's blocks."""
+    """Return prompts shorter and longer than vLLM's blocks."""
     rng = Random(7)  # noqa: S311 - reproducible, not secret
     return [[rng.randrange(8, VOCABULARY_SIZE) for _ in range(n)] for n in (3, 33, 200)]
 
@@ -108,7 +108,7 @@ async def test_drafts_of_one_side_or_both(vllm_python: Path, tmp_path: Path) -> 
 
 
 async def test_mtp_of_one_side(vllm_python: Path, tmp_path: Path) -> None:
-    """GLM-4.5: the connector knows the model by its family, and the draft by vLLM's specs."""
+    # The connector knows GLM-4.5 by its family, and the draft by vLLM's specs.
     mtp_model(tmp_path / "model")
     await check_ways(vllm_python, tmp_path, MTP_WAYS)
 

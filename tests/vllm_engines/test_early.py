@@ -1,6 +1,4 @@
-"""D is asked at once with P: it reads what P has computed, step by step, and holds no more than
-fits.
-"""
+"""D is asked at once with P, reads P's state while P computes it, and holds no more than fits."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ STEP_TOKENS = {"max_num_batched_tokens": 32, "enable_chunked_prefill": True}
 
 
 def read_early(broker: RunningBroker, name: str) -> list[object]:
-    """Up to which tokens of a handoff, by its timeline."""
+    """Return the tokens up to which a handoff was read early, by its timeline."""
     handoff = broker.hub.directory.ledger.find("default", name)
     return [detail for _, event, detail in handoff.timeline if event == "read early"]
 

@@ -31,7 +31,7 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
 
 
 async def test_elements_of_other_scales_are_refused(vllm_python: Path, tmp_path: Path) -> None:
-    """Both say that they are of one checkpoint: the scales alone tell them apart."""
+    # Both sides say that they are of one checkpoint: the scales alone tell them apart.
     models = [
         float8_kv(tiny_model("llama", tmp_path / name), scale)
         for name, scale in (("p", 0.05), ("d", 0.06))

@@ -25,7 +25,10 @@ STEPS = 12
 
 
 def prompts() -> list[list[int]]:
-    """One that is said again, longer and shorter, others that begin like it, and another one."""
+    """Return a prompt, the same prompt repeated, longer and shorter, and other prompts.
+
+    Some of the others begin like the first prompt, and the last of them does not.
+    """
     rng = Random(3)  # noqa: S311 - reproducible, not secret
 
     def some(count: int) -> list[int]:

@@ -46,9 +46,9 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
     prefill: Options,
     decode: Options,
 ) -> None:
-    """All prompts at once, both sides asked in the same moment with nothing but a handoff id.
+    """Send all prompts at once to both sides, with nothing but a handoff id.
 
-    Each request has a trace, and its handoff is a part of that.
+    Each request has a trace, and its handoff is a part of that trace.
     """
     async with (
         collector() as kept,
@@ -94,10 +94,13 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
 
 
 def _tracing(options: Options, endpoint: str) -> Options:
-    """The same; vLLM lets a request keep its trace only where it traces itself."""
+    """Return the same options with tracing.
+
+    vLLM lets a request keep its trace only where it traces itself.
+    """
     return replace(options, engine={**options.engine, "otlp_traces_endpoint": endpoint})
 
 
 def _trace(number: int) -> str:
-    """The trace of a request."""
+    """Return the trace id of a request."""
     return f"{number + 1:032x}"

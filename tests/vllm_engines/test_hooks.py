@@ -38,7 +38,7 @@ CLASSES = {
 
 
 def test_the_page_names_every_hook_and_who_answers_it(vllm_python: Path) -> None:
-    """A hook that a later vLLM adds is missing in the table: decide what Restow answers."""
+    # A hook that a later vLLM adds is missing in the table: decide what Restow answers.
     told = subprocess.run(
         [vllm_python, "-c", PROGRAM],
         capture_output=True,

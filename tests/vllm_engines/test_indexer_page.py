@@ -18,7 +18,8 @@ WRITER = Path(__file__).parents[1] / "vllm_harness" / "indexer_writer.py"
 def test_keys_and_scales_lie_where_vllms_kernel_writes_them(
     vllm_python: Path, tmp_path: Path, page_tokens: int
 ) -> None:
-    """Triton's interpreter runs it, which vLLM for the CPU turns off: so by its source alone."""
+    # Triton's interpreter runs the kernel from its source alone, because vLLM for the CPU turns
+    # Triton off.
     (source,) = vllm_python.parents[1].glob(f"lib/python3*/site-packages/{KERNELS}")
     run = subprocess.run(
         [sys.executable, WRITER, source, tmp_path / "kernel.py", str(page_tokens)],

@@ -29,7 +29,10 @@ SCRIPT = Path(__file__).parents[1] / "vllm_harness" / "built_layers.py"
 
 @pytest.fixture(scope="module")
 def built(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Caches:
-    """What vLLM's layers ask for, by model and TP: of one process, since vLLM comes up slowly."""
+    """Return the caches that vLLM's layers ask for, by model and TP.
+
+    All are of one process, since vLLM starts slowly.
+    """
     folder = tmp_path_factory.mktemp("models")
     for name, whole in MODELS.items():
         # Towers of vision can't be built without weights; the language model is described whole.
@@ -66,7 +69,10 @@ def test_the_caches_are_those_of_vllms_model(built: Caches, name: str) -> None:
 
 
 def _place(name: str) -> tuple[int, bool]:
-    """Return the layer's number, attentions in it numbered on, and whether it is an indexer's."""
+    """Return the number of the layer, and whether the cache is an indexer's.
+
+    Several attentions of a layer are numbered on.
+    """
     numbers = [int(word) for word in name.split(".") if word.isdigit()]
     number = numbers[0] if len(numbers) == 1 else 2 * numbers[0] + numbers[1]
     return number, ".indexer." in name

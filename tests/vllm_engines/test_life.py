@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def pair(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    """P1 to D1; P computes two prompts at once, so that others wait."""
+    """Run P with TP 1 and D with TP 1; P computes two prompts at once, so that others wait."""
     logs = tmp_path_factory.mktemp("logs")
     prefill = Options(MODEL, engine={"max_num_seqs": 2})
     async with vllm_pair(vllm_python, logs, prefill, Options(MODEL), alone=False) as made:
@@ -78,10 +78,8 @@ async def test_parameters_that_are_no_use_are_an_error_on_both_sides(
 async def test_a_prompt_of_another_length_is_an_error(
     pair: Pair, prompts: tuple[Prompt, ...]
 ) -> None:
-    """The state stands elsewhere than D goes on from: such an answer would look right.
-
-    It is still there for whoever asks with the right prompt.
-    """
+    # The state stands elsewhere than D goes on from, and an answer from it would look right. The
+    # state is still there for a D that asks with the right prompt.
     ids = list(prompts[0].token_ids)
     alone = await pair.decode.ask(ids[:-4], 6)
     given = await pair.prefill.ask(ids[:-4], 1, {"do_remote_decode": True})
@@ -106,7 +104,10 @@ async def test_d_that_is_aborted_while_it_waits_frees_p(
 
 
 async def test_p_that_is_aborted_leaves_no_garbage(pair: Pair, prompts: tuple[Prompt, ...]) -> None:
-    """Of four, one is aborted before it is computed, two whenever: D is right or has nothing."""
+    """Check that D is right or has nothing when P's requests are aborted.
+
+    Of every four, one is aborted before it is computed, and two at any time.
+    """
     live = pair.broker.hub.directory.ledger.live
 
     def ids(prompt: Prompt) -> list[int]:
@@ -142,7 +143,7 @@ async def test_p_that_is_aborted_leaves_no_garbage(pair: Pair, prompts: tuple[Pr
 
 
 async def test_a_killed_p_is_an_error(pair: Pair, prompts: tuple[Prompt, ...]) -> None:
-    """It had published two states, and not yet begun with another. The last test of the module."""
+    # P had published two states, and not yet begun with another. This is the module's last test.
     ids = [list(prompt.token_ids) for prompt in prompts[2:4]]
     right = [prompt.answer_ids for prompt in prompts[2:4]]
     given = [await pair.prefill.ask(one, 1, {"do_remote_decode": True}) for one in ids]

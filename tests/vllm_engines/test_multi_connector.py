@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def transfer(broker: str, role: str) -> dict[str, Any]:
-    """`MultiConnector` with Restow in it, and without the module that Restow is in."""
+    """Return a `MultiConnector` with Restow in it, without the module that Restow is in."""
     restow = {
         "kv_connector": "RestowConnector",
         "kv_role": role,

@@ -29,7 +29,7 @@ PROMPTS = (
 
 
 async def complete(http: ClientSession, base: str, prompt: str) -> str:
-    """What follows a prompt. Not every router takes one of token ids."""
+    """Return the text that follows a prompt. Not every router takes a prompt of token ids."""
     body = {"model": "model", "prompt": prompt, "temperature": 0.0, "max_tokens": 12}
     async with http.post(f"{base}/v1/completions", json=body) as response:
         answer = await response.json()

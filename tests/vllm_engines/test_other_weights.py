@@ -28,7 +28,7 @@ TURNS = 25
 
 
 def trained_on(folder: Path, far: float = 1e-3) -> Path:
-    """The recall model's checkpoint with other weights."""
+    """Write the recall model's checkpoint with other weights."""
     shutil.copytree(MODEL, folder)
     file = folder / "model.safetensors"
     tensors = {name: tensor + far for name, tensor in load_file(file).items()}
@@ -39,7 +39,8 @@ def trained_on(folder: Path, far: float = 1e-3) -> Path:
 async def test_other_weights_are_refused(
     vllm_python: Path, tmp_path: Path, prompts: tuple[Prompt, ...]
 ) -> None:
-    """Of three engines that would take it by its shapes: other weights, dummies, the same."""
+    # Three engines would take the state by its shapes: with other weights, with dummy weights, and
+    # with other weights that the operator calls the same.
     other = trained_on(tmp_path / "other")
     settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
     prompt = prompts[0]
@@ -83,7 +84,7 @@ async def test_other_weights_are_refused(
 async def test_replaced_weights_find_nothing_of_those_before(
     vllm_python: Path, tmp_path: Path
 ) -> None:
-    """An engine and a store hold the states of conversations when the engine's weights change."""
+    # An engine and a store hold the states of conversations when the engine's weights change.
     other = trained_on(tmp_path / "other", 0.05)
     prompts = [drawn(40, seed) for seed in range(TURNS)]
     settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
@@ -100,7 +101,7 @@ async def test_replaced_weights_find_nothing_of_those_before(
         await stack.enter_async_context(store(broker.address, "one"))
 
         async def next_turns(turns: list[list[int]], said: list[Answer]) -> list[list[int]]:
-            """The turns that go on from these replies, whose states the store has."""
+            """Return turns that go on from these replies, once the store has their states."""
             each = zip(turns, said, strict=True)
             found = [[*turn, *one.tokens[:-1], END, *drawn(5, 13)] for turn, one in each]
             for turn, before in zip(found, turns, strict=True):

@@ -48,7 +48,7 @@ class Served:
 
 
 def blocks() -> list[str]:
-    """The page's shell commands."""
+    """Return the page's shell commands."""
     return re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
@@ -56,7 +56,7 @@ def blocks() -> list[str]:
 async def served(
     vllm_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Served]:
-    """Only ports are exchanged, so that tests get on with whatever else runs here."""
+    """Run the page's commands on other ports, so that tests do not meet other programs."""
     ports = [free_port() for _ in range(4)]
     broker, prefill, decode_, router = (f"127.0.0.1:{port}" for port in ports)
     start, ask = blocks()[:2]
@@ -87,7 +87,7 @@ async def served(
 
 
 def _wait_for(base: str, shell: subprocess.Popen[bytes], log: Path) -> None:
-    """Until it is well, as the page says it is told."""
+    """Wait until the server is healthy, as the page tells its reader to do."""
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s and shell.poll() is None:
         try:
@@ -100,7 +100,7 @@ def _wait_for(base: str, shell: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def post(base: str, body: dict[str, Any], path: str = "/v1/completions") -> tuple[int, str]:
-    """Status and text."""
+    """Return the status and the text of an answer to a POST."""
     request = urllib.request.Request(
         f"http://{base}{path}",
         json.dumps({"model": "recall", **body}).encode(),
@@ -114,7 +114,7 @@ def post(base: str, body: dict[str, Any], path: str = "/v1/completions") -> tupl
 
 
 def get(base: str, path: str) -> tuple[int, str]:
-    """Status and text; 0: nobody answers."""
+    """Return the status and the text of an answer to a GET; status 0: nobody answers."""
     try:
         with urllib.request.urlopen(f"http://{base}{path}", timeout=10) as answer:
             return answer.status, answer.read().decode()
@@ -175,7 +175,7 @@ def choices(text: str) -> list[str]:
 
 
 async def handed_over(served: Served, since: int) -> dict[str, int]:
-    """Bytes of each handoff but the oldest ``since``."""
+    """Return the bytes of each handoff but the oldest ``since``."""
     with AdminClient(served.broker) as admin:
         found = (await asyncio.to_thread(admin.handoffs)).handoffs
     assert all(one.bytes for one in found), found
@@ -185,7 +185,7 @@ async def handed_over(served: Served, since: int) -> dict[str, int]:
 async def test_many_answers_to_many_prompts_through_the_router(
     served: Served, prompts: tuple[Prompt, ...]
 ) -> None:
-    """Each reads a state of its own, and P has computed each prompt once."""
+    """Check that each answer reads a state of its own, and that P computes each prompt once."""
     with AdminClient(served.broker) as admin:
         before = len(admin.handoffs().handoffs)
     body = {
@@ -210,7 +210,7 @@ async def test_many_answers_to_many_prompts_through_the_router(
 
 
 async def prompt_tokens(base: str) -> float:
-    """How many tokens of prompts the engine has computed."""
+    """Return how many tokens of prompts the engine has computed."""
     _, text = await asyncio.to_thread(get, base, "/metrics")
     name = "vllm:prompt_tokens_total"
     return sum(float(one.rsplit(" ", 1)[1]) for one in text.splitlines() if one.startswith(name))
@@ -219,7 +219,7 @@ async def prompt_tokens(base: str) -> float:
 async def test_many_answers_through_a_router_that_sends_n_on(
     served: Served, prompts: tuple[Prompt, ...]
 ) -> None:
-    """P computes the prompt for each, and D is told what P answered."""
+    # P computes the prompt for each answer, and D is told what P answered.
     body = {"prompt": prompts[2].text, "n": 2, **ALWAYS_THE_LIKELIEST}
     params = {"kv_transfer_params": {"do_remote_decode": True}}
     status, text = await asyncio.to_thread(
@@ -282,7 +282,7 @@ async def test_what_the_client_did_wrong_is_told(served: Served) -> None:
 async def test_the_reason_reaches_the_client(
     served: Served, prompts: tuple[Prompt, ...], stream: bool
 ) -> None:
-    """D is asked to go on where P's state does not stand."""
+    # D is asked to go on where P's state does not stand.
     params = {"handoff_id": f"other prompt, {stream}"}
     short = prompts[0].text.rsplit(maxsplit=3)[0]
     status, _ = await asyncio.to_thread(
@@ -310,7 +310,7 @@ async def test_metrics(served: Served) -> None:
 
 
 async def test_an_engine_that_was_replaced_ends(served: Served) -> None:
-    """Somebody gives another process the same id. The last test: P does not come back."""
+    # Another process gets the same id. This is the last test: P does not come back.
     async with EngineSession("p0", "another", model_layout(), served.broker):
         with AdminClient(served.broker) as admin:
             (p0,) = [one for one in admin.engines() if one.engine_id == "p0"]

@@ -27,7 +27,7 @@ STAGES = {"pipeline_parallel_size": 2}
 
 
 def prompts() -> list[list[int]]:
-    """Within one block and over several."""
+    """Return prompts within one block and over several."""
     rng = Random(5)  # noqa: S311 - reproducible, not secret
     return [[rng.randrange(8, VOCABULARY_SIZE) for _ in range(n)] for n in (2, 40, 385, 500, 800)]
 

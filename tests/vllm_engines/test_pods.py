@@ -44,7 +44,7 @@ def containers(file: str) -> list[dict[str, Any]]:
 def engine(
     container: dict[str, Any], python: Path, broker: Served, port: int, folder: Path
 ) -> Iterator[None]:
-    """The container's process; the Secret's files, the model and the Service are others here."""
+    """Run the container's process, with other files for the Secret, the model and the Service."""
     told = {
         pair["name"]: pair["value"].replace("/etc/restow", str(folder))
         for pair in container["env"]
@@ -72,7 +72,7 @@ def engine(
 
 
 def wait_for(port: int) -> None:
-    """Until /health says that it is well."""
+    """Wait until /health says that the engine is healthy."""
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s:
         with contextlib.suppress(OSError):

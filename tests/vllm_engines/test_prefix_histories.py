@@ -16,7 +16,10 @@ PROGRAM = "prefix_histories.py"
 def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
     vllm_python: Path,
 ) -> None:
-    """Loads that come, fail and are given up; offers; aborts; for every kind of group and role."""
+    """Play offers, aborts, and loads that come, fail and are given up.
+
+    There are histories for every kind of group and role.
+    """
     seen: dict[str, int] = json.loads(live(vllm_python, PROGRAM, GROUPS, 6))
     for what in ("loads done", "loads failed", "published", "declined", "found", "not answered"):
         assert seen[what] > 50, seen

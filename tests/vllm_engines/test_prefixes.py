@@ -82,8 +82,11 @@ async def test_a_gated_delta_net_at_another_tp(
 async def test_a_conversation_goes_on_where_the_reply_ended(
     vllm_python: Path, tmp_path: Path
 ) -> None:
-    """The recall model in float32: the same tokens. With prefix caching its prompts must fit into
-    one block (docs/vllm.md, fault 1), so nothing but the end of a reply is ever found."""
+    """Check that the recall model in float32 says the same tokens.
+
+    With prefix caching its prompts must fit into one block (docs/vllm.md, fault 1), so nothing but
+    the end of a reply is ever found.
+    """
     one = Options(MODEL, 1, prefix_caching=True, extra=TELL)
     other = replace(one, tp=2, conv_layout="DS")
     async with finders(vllm_python, tmp_path, one, other) as found:

@@ -35,7 +35,7 @@ def in_hub_cache(model: Path, cache: Path) -> None:
 
 
 def words(python: Path, tmp_path: Path, settings: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Return the word of an engine with each of the settings."""
+    """Return the revision of an engine with each of the settings."""
     env = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     env |= {"HF_HOME": str(tmp_path / "cache"), "VLLM_CPU_KVCACHE_SPACE": "1"}
     done = subprocess.run(

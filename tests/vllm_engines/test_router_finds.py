@@ -25,7 +25,7 @@ HELD_TOKENS = 128
 
 
 async def handed_to(admin: AsyncAdminClient, engine_id: str) -> pb.HandoffInfo:
-    """The last handoff to an engine."""
+    """Return the last handoff to an engine."""
     found = (await admin.handoffs()).handoffs
     return max((h for h in found if h.destination_engine == engine_id), key=lambda one: one.number)
 

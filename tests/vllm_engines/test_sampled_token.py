@@ -65,7 +65,7 @@ class Served:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def served(vllm_python: Path, tmp_path_factory: Any) -> AsyncIterator[Served]:
-    """A hybrid model whose tokens are bytes."""
+    """Serve a hybrid model whose tokens are bytes."""
     folder = tmp_path_factory.mktemp("sampled")
     hybrid = HYBRIDS["falcon_h1"]
     model = write_checkpoint(lambda: hybrid.make(vocab_size=VOCABULARY_SIZE), folder / "model")
@@ -92,7 +92,7 @@ async def served(vllm_python: Path, tmp_path_factory: Any) -> AsyncIterator[Serv
 async def said(
     http: ClientSession, base: str, path: str, body: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What an answer comes to, in one piece or streamed."""
+    """Ask, and return what counts of the answer, which comes in one piece or streamed."""
     asked = {"model": "model", "temperature": 0.0, "return_token_ids": True, **body}
     if asked.get("stream"):
         asked["stream_options"] = {"include_usage": True}
@@ -107,7 +107,7 @@ async def said(
 
 
 def whole(answer: dict[str, Any]) -> dict[str, Any]:
-    """What counts of an answer in one piece, by choice."""
+    """Return what counts of an answer in one piece, by choice."""
     usage = {key: answer["usage"][key] for key in ("prompt_tokens", "completion_tokens")}
     choices = {
         one["index"]: {
@@ -122,7 +122,7 @@ def whole(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def rounded(told: Any) -> Any:
-    """Probabilities are close, but not equal: sums are taken in other steps."""
+    """Return an answer whose probabilities need only be close: sums are taken in other steps."""
     if isinstance(told, float):
         return pytest.approx(told, abs=0.02)
     if isinstance(told, list):
@@ -131,7 +131,7 @@ def rounded(told: Any) -> Any:
 
 
 def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What counts of a stream, by choice."""
+    """Return what counts of a stream, by choice."""
     choices: dict[int, dict[str, Any]] = {}
     usage: dict[str, int] = {}
     for event in events:
@@ -154,7 +154,7 @@ async def last_handoff(admin: AsyncAdminClient) -> pb.HandoffInfo:
 async def compare(
     served: Served, body: Mapping[str, Any], *, by_p: bool, chat: bool = False
 ) -> None:
-    """The routed answer is D's alone; ``by_p``: P has sampled its first token."""
+    """Check that the routed answer is D's alone; ``by_p``: P has sampled its first token."""
     path = "/v1/chat/completions" if chat else "/v1/completions"
     ask = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
     told = {"max_tokens": STEPS, **ask, **body}
@@ -205,7 +205,7 @@ async def test_a_chat(served: Served) -> None:
 
 
 async def test_many_at_once(served: Served) -> None:
-    """Characters break between first and second tokens, for one that tokenises so in any text."""
+    # A character may break between the first and the second token, because each token is a byte.
     bodies = [
         {"prompt": f"{PROMPT}{number}", "max_tokens": STEPS, "allowed_token_ids": HALVES}
         for number in range(24)
@@ -225,7 +225,7 @@ async def test_many_at_once(served: Served) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 async def test_it_ends_where_the_first_tokens_end_it(served: Served, count: int) -> None:
-    """By the count, by a token and by a text, the first of all included."""
+    """Check ends by the count, by a token and by a text, at the first token too."""
     body = {"prompt": PROMPT, "max_tokens": STEPS, "allowed_token_ids": ids_of(b"abcdefgh")}
     answer = await said(served.http, served.alone, "/v1/completions", body)
     ids, text = answer["choices"][0]["ids"], answer["choices"][0]["text"]
@@ -239,12 +239,12 @@ async def test_it_ends_where_the_first_tokens_end_it(served: Served, count: int)
 
 
 async def test_the_first_token_is_the_end_of_all(served: Served) -> None:
-    """P's may be the one that ends every text."""
+    # P's token may be the token that ends every text.
     await compare(served, {"allowed_token_ids": [2]}, by_p=True)
 
 
 def test_a_token_outside_of_the_models_vocabulary_is_not_taken(vllm_python: Path) -> None:
-    """The load then counts as failed, and D's client hears no token of P's."""
+    """Check that the load then counts as failed, and that D's client hears no token of P's."""
     done = subprocess.run(
         [vllm_python, "-c", OUTSIDE], capture_output=True, text=True, check=True, timeout=300
     )

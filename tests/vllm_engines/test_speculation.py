@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def guessing(tokens: int) -> dict[str, object]:
-    """Drafts are what followed the same word before."""
+    """Return vLLM's arguments for drafts that repeat what followed the same word before."""
     return {
         "worker_extension_cls": "vllm_harness.mended_workers.MendedWorkers",
         "speculative_config": {

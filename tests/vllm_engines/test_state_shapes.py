@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def of_vllm(vllm_python: Path) -> dict[str, Any]:
-    """What vLLM says, by model and TP size."""
+    """Return the shapes that vLLM gives, by model and TP size."""
     environment = {**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}
     environment.pop("PYTHONSAFEPATH", None)
     told = subprocess.run(
@@ -40,7 +40,7 @@ def of_vllm(vllm_python: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_states_are_those_of_vllm(of_vllm: dict[str, Any], name: str) -> None:
-    """The windows as ``[channel][tap]``; every rank's shape is the same."""
+    # The windows are ``[channel][tap]``; every rank's shape is the same.
     found = of_vllm[name]
     if "missing" in found:
         pytest.skip(f"vLLM's class of {name} does not load here: {found['missing']}")
@@ -67,7 +67,7 @@ def test_states_are_those_of_vllm(of_vllm: dict[str, Any], name: str) -> None:
 
 
 def _states(spec: RecurrentSpec, tp: int, rank: int) -> list[list[int]]:
-    """The shapes of a rank's states, as Restow has them."""
+    """Return the shapes of a rank's states, as Restow has them."""
     form = spec.recurrence()
     boxes = [part.box(tp, rank) for part in form.conv]
     columns = sum(prod(span.size for span in box) for box in boxes)

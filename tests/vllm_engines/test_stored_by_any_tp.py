@@ -123,7 +123,7 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
 async def _engines(
     python: Path, logs: Path, one: Options, broker: str
 ) -> AsyncIterator[dict[str, VllmEngine]]:
-    """Start all six, one after the other: each one's ranks keep a machine busy."""
+    """Start all six engines, one after the other: each engine's ranks keep a machine busy."""
     async with contextlib.AsyncExitStack() as stack:
         engines: dict[str, VllmEngine] = {}
         for tp, layout in itertools.product(TPS, LAYOUTS):
@@ -147,7 +147,7 @@ async def _engines(
 async def _stored(
     broker: RunningBroker, name: str, engine: VllmEngine, case: Case, seed: int
 ) -> list[Turn]:
-    """Have an engine say a reply to prompts of its own, and the store keep where these end."""
+    """Have an engine reply to prompts of its own, and the store keep the states at the ends."""
     turns = []
     for number, length in enumerate(case.lengths, 100 + seed):
         ids = drawn(length, number)
@@ -161,7 +161,7 @@ async def _stored(
 
 
 async def _forget(engine: VllmEngine) -> None:
-    """Have an engine hold nothing, and tell so at the step of another request."""
+    """Have an engine evict everything, and tell so at the step of another request."""
     async with asyncio.timeout(SOON_S):
         while not await engine.forget():  # noqa: ASYNC110 - the store may still be reading
             await asyncio.sleep(0.05)

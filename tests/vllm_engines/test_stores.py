@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(600)
 async def test_the_next_turn_is_found_when_the_engine_has_left(
     vllm_python: Path, tmp_path: Path, kind: str
 ) -> None:
-    """The store comes when the reply has been said: it has what the engine hands over."""
+    # The store comes after the reply: it has only what the engine hands over when it leaves.
     if kind == "recall":
         one = Options(MODEL, 1, prefix_caching=True, extra=TELL)
         other, ids = replace(one, tp=2, conv_layout="DS"), drawn(40)
@@ -50,10 +50,11 @@ async def test_the_next_turn_is_found_when_the_engine_has_left(
 async def test_a_gated_delta_nets_shared_prompt_and_its_replies(
     vllm_python: Path, tmp_path: Path
 ) -> None:
-    """The prompt that several begin with is kept at once, by a store that is there from the start.
+    """Check that a store that is there from the start keeps at once a prompt that several share.
 
-    An engine of one rank goes on from what one of two has said. Then it has the keys of what
-    several begin with, and no state there: it has that from the store when another one does.
+    An engine of one rank goes on from a reply of an engine of two. Then it has the keys of the
+    shared prompt, and no state there: when another prompt begins with it, the state comes from the
+    store.
     """
     model = write_checkpoint(HYBRIDS["qwen3_next"].make, tmp_path / "model")
     engine = {"max_model_len": 1024, "dtype": "bfloat16", "skip_tokenizer_init": False}

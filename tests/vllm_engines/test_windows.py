@@ -38,7 +38,7 @@ class Engines:
     handoffs: int = 0
 
     async def hand_over(self, ids: list[int]) -> Answer:
-        """D's answer to a prompt that P computes."""
+        """Return D's answer to a prompt that P computes."""
         self.handoffs += 1
         params = {"handoff_id": f"h{self.handoffs}"}
         first = self.p.begin(ids, 1, {**params, "do_remote_decode": True})
@@ -47,7 +47,7 @@ class Engines:
         return answer
 
     async def check_prefix(self, ids: list[int]) -> None:
-        """Ask D alone for another prompt that begins with all full blocks of one that arrived."""
+        """Ask D alone for another prompt that begins with all full blocks of an arrived prompt."""
         shared = (len(ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         other = ids[:shared] + ids[:9]
         answer = await self.d.ask(other, STEPS)
@@ -55,13 +55,13 @@ class Engines:
         assert answer.cached == shared
 
     async def right(self, ids: list[int]) -> tuple[int, ...]:
-        """What is answered without any handoff or prefix."""
+        """Return what the engine that serves alone answers, without any handoff or prefix."""
         return (await self.alone.ask(ids, STEPS)).tokens
 
 
 async def test_d_finds_what_arrived_as_prefixes(vllm_python: Path, tmp_path: Path) -> None:
-    """Seen with blocks filled from where a window begins: a prompt that shares 96 tokens with one
-    of 120 got wrong tokens."""
+    # When blocks were filled only from where a window begins, a prompt that shares 96 tokens with a
+    # prompt of 120 got wrong tokens.
     rng = Random(7)  # noqa: S311 - reproducible, not secret
 
     def drawn(count: int) -> list[int]:

@@ -14,7 +14,7 @@ WIDE = 0.5
 
 
 def write_adapter(model: Path, folder: Path, seed: int) -> Path:
-    """Write an adapter of queries and values into ``folder``: others for another seed."""
+    """Write an adapter of queries and values into ``folder``; another seed gives other weights."""
     config = json.loads((model / "config.json").read_text())
     hidden, width = config["hidden_size"], config["head_dim"]
     rng = torch.Generator().manual_seed(seed)

@@ -99,7 +99,7 @@ def _by_tp(config: dict[str, Any], tps: list[int], folder: Path) -> list[Any]:
 
 
 def main() -> None:
-    """Answer every line with one."""
+    """Answer every line with a line."""
     registry._run_in_subprocess = lambda function: function()
     tps = [int(tp) for tp in sys.argv[1:]]
     for line in sys.stdin:

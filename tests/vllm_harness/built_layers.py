@@ -29,7 +29,7 @@ _backend_of = current_platform.get_attn_backend_cls
 
 
 def _dense_backend(selected_backend: Any, attn_selector_config: Any, **named: Any) -> str:
-    """Return the CPU's backend, which does not compute sparse attention: what is kept is alike."""
+    """Return the CPU's backend, which computes no sparse attention: the caches are alike."""
     dense = attn_selector_config._replace(use_sparse=False)
     return str(_backend_of(selected_backend, attn_selector_config=dense, **named))
 
@@ -63,7 +63,7 @@ def built_layers(config: VllmConfig, tp: int) -> dict[str, dict[str, Any]]:
 
 
 def main(folder: Path, tps: list[int]) -> None:
-    """Print them of every config, one JSON object a line."""
+    """Print the caches of every config, one JSON object a line."""
     with tempfile.TemporaryDirectory() as here, set_current_vllm_config(VllmConfig()):
         parallel_state.init_distributed_environment(1, 0, f"file://{here}/rendezvous", 0, "gloo")
         parallel_state.initialize_model_parallel(1, 1)

@@ -11,7 +11,7 @@ CHAT = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}
 
 
 def make_byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level, without a merge; with a template for chats."""
+    """Make a byte-level tokenizer without merges, with a template for chats."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {word: number for number, word in enumerate((*SPECIAL, *letters))}
     whole = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -35,7 +35,7 @@ def ids_of(data: bytes) -> list[int]:
 
 
 def _letters() -> dict[int, str]:
-    """By byte: what stands for it in a byte-level vocabulary, as GPT-2 has it."""
+    """Return what stands for each byte in a byte-level vocabulary, as GPT-2 has it."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     moved = [one for one in range(256) if one not in plain]
     return {one: chr(one) for one in plain} | {one: chr(256 + n) for n, one in enumerate(moved)}

@@ -39,7 +39,7 @@ BLOCKS, PINNED_BLOCKS, STEPS, REQUESTS = 64, 24, 120, 5
 
 
 def main(names: str, seed: int, histories: int, fault: str) -> None:
-    """Fail at the first step after which what is told or pinned is not so."""
+    """Play histories; fail at the first step after which what is told or pinned is not true."""
     _break(fault)
     seen: Counter[str] = Counter()
     for name in names.split(","):
@@ -49,7 +49,7 @@ def main(names: str, seed: int, histories: int, fault: str) -> None:
 
 
 def _break(fault: str) -> None:
-    """Leave something out that must be there."""
+    """Remove a part of Restow that must be there, for the fault of that name."""
     if fault == "removals":
         del WatchedMap.pop
     elif fault == "resets":
@@ -155,7 +155,7 @@ class History:
             self.seen["resets"] += 1
 
     def _prompt(self) -> list[int]:
-        """Something new, or what somebody said before, and more."""
+        """Draw a new prompt, or a prompt that continues an earlier request."""
         count = self.draw.randrange(2, 150)
         old = list(self.engine.requests.values())
         said: list[int] = []
@@ -208,7 +208,7 @@ class History:
         self.pins.append((names, pin, self.steps[-1]))
 
     def _check_pins(self) -> None:
-        """Whether each pinned block holds what it did, to the token."""
+        """Check that each pinned block still holds the same tokens."""
         for names, pin, step in self.pins:
             if step in self.steps:
                 continue
@@ -226,7 +226,7 @@ class History:
                         assert right, (self.label, pin.tokens, token)
 
     def _end(self) -> None:
-        """Nothing stays behind."""
+        """End all requests, and check that nothing stays behind."""
         for request_id in self.engine.under_way():
             self.engine.abort(request_id)
         while self.steps:

@@ -55,7 +55,7 @@ LLAMA = {
 
 
 def spec(kind: str, block_tokens: int) -> KVCacheSpec:
-    """What vLLM knows of the layers of a group: ``full``, ``window`` or ``states``."""
+    """Return vLLM's spec for the layers of a group: ``full``, ``window`` or ``states``."""
     if kind == "states":
         return MambaSpec(
             block_size=block_tokens,
@@ -95,7 +95,7 @@ class CachedScheduler:
     ) -> None:
         """Serve groups of ``kinds`` and block sizes, which share ``blocks``.
 
-        ``ahead``: a step is scheduled before the one before it was computed, as on a GPU. There a
+        ``ahead``: a step is scheduled before the previous step was computed, as on a GPU. There a
         consumer's blocks are freed when the steps that write them are over: by the role in
         ``transfer``, which has vLLM make a connector (``kv_transfer_config``).
         """
@@ -144,7 +144,7 @@ class CachedScheduler:
     def add(
         self, tokens: list[int], reply_tokens: int, stop_token_ids: Sequence[int] = ()
     ) -> Request:
-        """Have a request come in."""
+        """Add a request."""
         request = Request(
             f"r{len(self.requests)}",
             list(tokens),
@@ -163,17 +163,17 @@ class CachedScheduler:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def under_way(self) -> list[str]:
-        """Requests that have not ended."""
+        """Return the requests that have not ended."""
         return list(self.scheduler.requests)
 
     def names(self, request: Request) -> list[bytes]:
-        """By token, the name of all up to it."""
+        """Return for each token the name of all tokens up to it."""
         text, names = self._texts.setdefault(request.request_id, (ContentChain(), []))
         names += text.extend(request._all_token_ids[len(names) :], 1)
         return names
 
     def schedule(self) -> Step:
-        """Begin a step. vLLM calls the connector's `build_connector_meta` at the end of this."""
+        """Begin a step. At its end vLLM calls the connector's `build_connector_meta`."""
         output = self.scheduler.schedule()
         parts = {}
         for request_id, count in output.num_scheduled_tokens.items():
@@ -184,7 +184,7 @@ class CachedScheduler:
         return Step(output, parts)
 
     def run(self, step: Step, begun: Callable[[int], None] = lambda mark: None) -> None:
-        """Compute a step that was begun, and take what it says.
+        """Compute a step that was begun, and take its tokens.
 
         ``begun`` is told the step's write mark where vLLM gives workers its metadata: from then on
         states are loaded into blocks, however far the step is.
@@ -221,7 +221,7 @@ class CachedScheduler:
             cells.setdefault(some.block, {}).update(zeroes)
 
     def check(self, names: Sequence[bytes], start: int, tables: tuple[list[int], ...]) -> None:
-        """Fail unless the state that a request goes on from at ``start`` is its own, all of it."""
+        """Fail unless a request goes on at ``start`` from a state that is its own, all of it."""
         if not start:
             return
         for (kind, size), cells, table in zip(self.kinds, self.cells, tables, strict=True):

@@ -23,7 +23,7 @@ class CachedTruth:
         """Of names: how many tokens those are."""
 
     def note(self) -> None:
-        """Learn of what hashes of requests under way are."""
+        """Note the names that the hashes of requests under way stand for."""
         for request_id in self.engine.under_way():
             request = self.engine.requests[request_id]
             names = self.engine.names(request)
@@ -33,7 +33,7 @@ class CachedTruth:
                 self.names[own], self.places[names[end - 1]] = names[end - 1], end
 
     def blocks(self) -> dict[str, dict[bytes, list[Any]]]:
-        """By group and name, the blocks that vLLM would find for it."""
+        """Return by group and name the blocks that vLLM would find."""
         pool = self.engine.manager.block_pool
         found: dict[str, dict[bytes, list[Any]]] = {one.name: {} for one in self.groups.values()}
         for block in pool.blocks:
@@ -44,7 +44,7 @@ class CachedTruth:
         return found
 
     def largest(self, names: list[bytes], mine: Counter[int]) -> int:
-        """The largest prefix that is held, found in the plainest way.
+        """Return the largest prefix that is held, found in the plainest way.
 
         ``mine`` are blocks that are pinned, and how often.
         """

@@ -16,9 +16,9 @@ where one preferred its own by 0.69."""
 
 
 def assert_alike(found: Sequence[Answer], expected: Sequence[Answer]) -> int:
-    """Each up to where the other engine tossed a coin; returns how many steps that were.
+    """Check that each pair of answers is alike up to a step at which two tokens were as likely.
 
-    All asked with ``logprobs=2``.
+    Returns how many steps were compared. All were asked with ``logprobs=2``.
     """
     steps = [_differences(ours, theirs) for ours, theirs in zip(found, expected, strict=True)]
     all_of_them = [difference for one in steps for difference in one]

@@ -52,7 +52,7 @@ class Case:
     model_type: str = "gemma3_text"
 
     def model(self) -> ModelSpec:
-        """What Restow makes of it, with scales as they are needed."""
+        """Return the model that Restow reads from the config, with scales where they are needed."""
         quantised = self.kv == FP8
         return model_from_hf_config(
             self.config,

@@ -16,7 +16,10 @@ from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache
 
 
 def _types(folder: str) -> dict[str, str]:
-    """As `ModelConfig` and `EngineArgs.create_engine_config` find them, and then `Attention`."""
+    """Return the types of a config as vLLM finds them.
+
+    `ModelConfig` and `EngineArgs.create_engine_config` find them first, and then `Attention`.
+    """
     whole = get_config(folder, trust_remote_code=False)
     text = get_hf_text_config(whole)
     said = ModelArchConfigConvertorBase(whole, text).get_quantization_config() or {}

@@ -17,7 +17,7 @@ from vllm.distributed import parallel_state
 
 
 def main() -> None:
-    """For each TP, PCP, DCP and PP: the place of each rank in its group; null where refused."""
+    """Print each rank's place in its group, for each TP, PCP, DCP and PP; null where refused."""
     found: dict[str, list[int] | None] = {}
     config = VllmConfig()
     sizes = itertools.product((1, 2, 4, 8), (1, 2, 4), (1, 2, 3, 4, 8, 16), (1, 2))

@@ -13,10 +13,10 @@ from vllm_harness.tiny_models import COMMON, HEADS, NUMBERS
 
 
 def eagle_draft(folder: Path, seed: int = 1) -> Path:
-    """Write a draft for the tiny Llama of `tiny_models`: one layer, and what joins a token's
-    embedding with a hidden state.
+    """Write a draft for the tiny Llama of `tiny_models`.
 
-    vLLM takes embeddings and head from the model (`llama_eagle.py`).
+    The draft has one layer, and weights that join a token's embedding with a hidden state. vLLM
+    takes embeddings and head from the model (`llama_eagle.py`).
     """
     config = LlamaConfig(**{**COMMON, **NUMBERS["llama"], "num_hidden_layers": 1})
     with torch.random.fork_rng():
@@ -37,9 +37,9 @@ def eagle_draft(folder: Path, seed: int = 1) -> Path:
 
 
 def mtp_model(folder: Path) -> Path:
-    """Write a model of GLM-4.5's type: two layers, and a third one that drafts (MTP).
+    """Write a model of GLM-4.5's type: two layers, and a third layer that drafts (MTP).
 
-    As in its published checkpoints the third one's weights stand behind those of the others
+    As in its published checkpoints, the weights of the third layer stand behind those of the others
     (`glm4_moe_mtp.py`).
     """
     numbers = {**COMMON, **HEADS, "partial_rotary_factor": 0.5, "use_qk_norm": True}

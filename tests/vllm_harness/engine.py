@@ -60,7 +60,7 @@ class Options:
     """As `RESTING` says; a benchmark may take vLLM as it is."""
 
     def arguments(self) -> dict[str, Any]:
-        """In vLLM's words."""
+        """Return vLLM's arguments for these options."""
         arguments: dict[str, Any] = {
             "model": str(self.model),
             "tensor_parallel_size": self.tp,
@@ -127,13 +127,13 @@ class VllmEngine:
     async def ask(
         self, prompt: list[int], max_tokens: int, params: dict[str, Any] | None = None, **more: Any
     ) -> Answer:
-        """Generate greedily."""
+        """Generate greedily, and return the answer."""
         return await self.answer(self.begin(prompt, max_tokens, params, **more))
 
     def begin(
         self, prompt: list[int], max_tokens: int, params: dict[str, Any] | None = None, **more: Any
     ) -> int:
-        """Generate; `answer` waits for what came of it."""
+        """Begin to generate; `answer` waits for the result."""
         told = {"op": "generate", "prompt": prompt, "max_tokens": max_tokens, "params": params}
         return self._begin({**told, **more})
 
@@ -155,19 +155,19 @@ class VllmEngine:
         )
 
     async def call(self, method: str, **arguments: Any) -> None:
-        """Have all workers do something."""
+        """Call a method of all workers."""
         number = self._begin({"op": "call", "method": method, "arguments": arguments})
         await asyncio.wait_for(self._waiting[number], ANSWER_S)
 
     async def version(self, version: str) -> None:
-        """Tell which version its weights are."""
+        """Tell the engine which version its weights are."""
         number = self._begin({"op": "version", "version": version})
         await asyncio.wait_for(self._waiting[number], ANSWER_S)
 
     async def forget(self, connector: bool = False) -> bool:
-        """Reset its prefix cache; return whether it did: it does not while blocks are in use.
+        """Reset the prefix cache; return whether that was done: not while blocks are in use.
 
-        With ``connector`` that of its connector, too.
+        With ``connector`` the connector's cache is reset, too.
         """
         number = self._begin({"op": "forget", "connector": connector})
         told = await asyncio.wait_for(self._waiting[number], ANSWER_S)
@@ -177,14 +177,14 @@ class VllmEngine:
         self._tell({"id": number, "op": "abort"})
 
     def hold(self) -> None:
-        """Compute nothing until told to `resume`; requests are taken, and wait."""
+        """Compute nothing until `resume`; requests are taken, and wait."""
         self._tell({"op": "hold"})
 
     def resume(self) -> None:
         self._tell({"op": "resume"})
 
     def kill(self) -> None:
-        """End it and its workers at once."""
+        """Kill the engine and its workers at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -197,7 +197,7 @@ class VllmEngine:
         self.kill()
 
     def _begin(self, message: dict[str, Any]) -> int:
-        """Tell what is answered, by a number."""
+        """Send a message that the engine answers; return the number of the answer."""
         self._next += 1
         self._waiting[self._next] = asyncio.get_running_loop().create_future()
         self._tell({"id": self._next, **message})
@@ -220,7 +220,7 @@ class VllmEngine:
 
 @contextlib.asynccontextmanager
 async def vllm_engine(python: Path, options: Options, log: Path) -> AsyncIterator[VllmEngine]:
-    """Start an engine; its words go to ``log``."""
+    """Start an engine whose output goes to ``log``."""
     read_fd, write_fd = os.pipe()
     environment = {
         **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")},

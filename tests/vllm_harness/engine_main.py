@@ -32,7 +32,7 @@ class Engine:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
-        """Until stdin ends."""
+        """Serve requests from stdin until it ends."""
         self._answer({"ready": os.getpid()})
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=1 << 26)

@@ -37,7 +37,7 @@ class Finders:
     async def told(self, name: str, ids: list[int], tokens: int, adapter: str = "") -> None:
         """Wait until an engine has told that it holds the state of the first ``tokens``.
 
-        ``adapter`` is the word of the adapter that they were computed with.
+        ``adapter`` is the word of the adapter that the tokens were computed with.
         """
         await told(self.broker, "other", name, ids, tokens, adapter)
 
@@ -50,7 +50,7 @@ class Finders:
 
     @property
     def ended(self) -> dict[State, int]:
-        """How many handoffs ended how."""
+        """Return how many handoffs ended in each state."""
         return self.broker.hub.directory.ledger.statistics.by_state
 
 
@@ -59,7 +59,7 @@ async def told(
 ) -> None:
     """Wait until an engine has told that it holds a state that the engine ``asking`` may use.
 
-    It is that of the first ``tokens``, computed with the adapter of the word ``adapter``.
+    The state is that of the first ``tokens``, computed with the adapter of the word ``adapter``.
     """
     ends = [tokens] if tokens % 16 else []
     chain = chain_of(ids[: tokens + 1], adapter=adapter, ends_tokens=ends)
@@ -74,7 +74,10 @@ async def told(
 async def finders(
     python: Path, logs: Path, one: Options, other: Options, alone: bool = True
 ) -> AsyncIterator[Finders]:
-    """Start all at once; who is `alone` is like `one` and caches nothing, or it is `one` itself."""
+    """Start all engines at once.
+
+    The engine `alone` is like `one` and caches nothing, or it is `one` itself.
+    """
     settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
     async with running_broker(settings) as broker, contextlib.AsyncExitStack() as stack:
         joined = {"role": "kv_both", "broker": broker.address, "policy": "recompute"}
@@ -94,6 +97,6 @@ async def finders(
 
 
 def drawn(count: int, seed: int = 11) -> list[int]:
-    """So many tokens, the same ones every time."""
+    """Draw ``count`` tokens, the same ones every time."""
     rng = Random(seed)  # noqa: S311 - reproducible, not secret
     return [rng.randrange(8, VOCABULARY_SIZE) for _ in range(count)]

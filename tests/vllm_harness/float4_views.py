@@ -14,7 +14,7 @@ from vllm.utils.torch_utils import nvfp4_kv_cache_full_dim, nvfp4_split_data_sca
 
 
 def views(heads: int, tokens: int, head_dim: int, order: str) -> list[list[int]]:
-    """Return them as `flashinfer._nvfp4_kv_views` makes them, which needs FlashInfer for more."""
+    """Return the views that `flashinfer._nvfp4_kv_views` makes, which itself needs FlashInfer."""
     full_dim = nvfp4_kv_cache_full_dim(head_dim)
     side_bytes = heads * tokens * full_dim
     page = torch.zeros(2, 2 * side_bytes, dtype=torch.uint8)

@@ -52,7 +52,10 @@ class Hybrid:
 
     @property
     def exact(self) -> bool:
-        """Whether two engines say the same tokens; bfloat16 rounds apart what float32 does not."""
+        """Return whether two engines say the same tokens.
+
+        bfloat16 rounds apart what float32 does not.
+        """
         return self.dtype == "float32"
 
     def check_runs(self, python: Path) -> None:
@@ -64,7 +67,7 @@ class Hybrid:
             pytest.skip(f"vLLM's {self.family} needs {self.needs}, which is not in its environment")
 
     def make(self, **more: Any) -> PreTrainedModel:
-        """Make the model, of random weights; ``more`` is what its config has besides."""
+        """Make the model with random weights; ``more`` is what its config has besides."""
         config = getattr(transformers, self._config_class)(
             **{**COMMON, **self.config, **more}, dtype=self.dtype
         )

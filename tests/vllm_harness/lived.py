@@ -22,7 +22,7 @@ GROUPS = (
 def live(
     python: Path, program: str, groups: tuple[str, ...], histories: int, fault: str = ""
 ) -> str:
-    """Live through histories; return what was said at their end, or of the fault that was found."""
+    """Play histories; return what was printed at their end, or about the fault that was found."""
     environment = {**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": "CRITICAL"}
     environment.pop("PYTHONSAFEPATH", None)
     words = [",".join(groups), "1", str(histories), fault]

@@ -8,7 +8,10 @@ from restow.demo.recall.task import KEY_WORDS, VALUE_WORDS, ask, encode, state_f
 
 
 def long_prompts() -> list[list[int]]:
-    """Of 140 to 166 tokens, where a block holds 128: some begin alike, some end early."""
+    """Return prompts of 140 to 166 tokens, where a block holds 128.
+
+    Some begin alike, and some end early.
+    """
     rng = Random(7)  # noqa: S311 - reproducible, not secret
     values = [rng.choice(VALUE_WORDS) for _ in KEY_WORDS]
     facts = state_facts(dict(zip(KEY_WORDS, values, strict=True)))

@@ -30,7 +30,10 @@ def _update_conv(
     query_start_loc: torch.Tensor | None,
     **_: Any,
 ) -> torch.Tensor:
-    """`x` [tokens, channels], `conv_state` [slots, channels, rows], `weight` [channels, K]."""
+    """Update the conv states, and return the outputs.
+
+    `x` is [tokens, channels], `conv_state` [slots, channels, rows], `weight` [channels, K].
+    """
     kept, found = weight.shape[1] - 1, torch.empty_like(x)
     slots = conv_state_indices.reshape(len(conv_state_indices), -1)[:, 0].tolist()
     ends = range(len(x) + 1) if query_start_loc is None else query_start_loc.tolist()

@@ -40,10 +40,11 @@ async def vllm_pair(
     otlp_endpoint: str | None = None,
     early_bytes: int | None = None,
 ) -> AsyncIterator[Pair]:
-    """Start all at once; roles and the broker's address are filled in here.
+    """Start all engines at once; roles and the broker's address are filled in here.
 
-    The engine that serves alone is like the decode engine, without a connector; ``early_bytes``
-    is the broker's setting; None: as it has it. When this ends, all traces have been sent.
+    The engine that serves alone is like the decode engine, without a connector. ``early_bytes`` is
+    the broker's setting; None: the broker's default. When this context ends, all traces have been
+    sent.
     """
     settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S, otlp_endpoint=otlp_endpoint)
     if early_bytes is not None:
@@ -64,7 +65,10 @@ async def vllm_pair(
 async def vllm_engines(
     python: Path, logs: Path, address: str, prefill: Options, decode: Options, alone: bool
 ) -> AsyncIterator[list[VllmEngine]]:
-    """P, D, and perhaps one that serves alone; the broker at ``address`` may come later."""
+    """Run P, D, and perhaps an engine that serves alone.
+
+    The broker at ``address`` may start later.
+    """
     wanted = [
         ("P", replace(prefill, role="kv_producer", broker=address)),
         ("D", replace(decode, role="kv_consumer", broker=address)),
@@ -82,14 +86,14 @@ async def vllm_engines(
 async def deserted(broker: RunningBroker) -> None:
     """Wait until an engine that was killed is lost to the broker: by then its memory is gone.
 
-    A process gives up its memory before its connections, and takes its time for both.
+    A process gives up its memory before its connections, and both take a while.
     """
     known = broker.hub.directory.members.engines.values()
     await until(lambda: any(not (one.has_session or one.agents) for one in known), LOST_S)
 
 
 def _story(pair: Pair, logs: Path) -> str:
-    """What a test that failed wants to know: how handoffs ended, and what engines complained of."""
+    """Return what explains a failed test: how handoffs ended, and what engines complained of."""
     ended = pair.broker.hub.directory.ledger.ended.values()
     failures = Counter(
         f"{one.failure.reason}: {one.failure.detail}" for one in ended if one.failure is not None

@@ -40,7 +40,7 @@ TRANSFER: dict[str, Any] = {
 
 
 def main(names: str, seed: int, histories: int, fault: str) -> None:
-    """Fail at the first step that breaks a law."""
+    """Play histories; fail at the first step that breaks a law."""
     _break(fault)
     seen: Counter[str] = Counter()
     for name in names.split(","):
@@ -50,7 +50,7 @@ def main(names: str, seed: int, histories: int, fault: str) -> None:
 
 
 def _break(fault: str) -> None:
-    """Leave something out that must be there."""
+    """Remove a part of Restow that must be there, for the fault of that name."""
     if fault == "failures":
         SchedulerSide.step = _step_without_failures  # type: ignore[assignment, method-assign]
     elif fault == "letting go":
@@ -198,7 +198,7 @@ class History:
             self.texts[names[end - 1]] = names[:end]
 
     def _prompt(self) -> list[int]:
-        """Something new, or what somebody said before, and more."""
+        """Draw a new prompt, or a prompt that continues an earlier request."""
         count = self.draw.randrange(2, 150)
         old = list(self.engine.requests.values())
         said: list[int] = []
@@ -208,7 +208,7 @@ class History:
         return (said + [self.draw.randrange(4) for _ in range(count)])[: max(count, len(said) + 1)]
 
     def _offer(self) -> None:
-        """Ask for a beginning of what anybody said, or of nothing that was."""
+        """Ask for a beginning of an earlier text, or of a text that was never said."""
         if not self.engine.requests or self.draw.random() < 0.1:
             names = ContentChain().extend([9] * 64, 1)
         else:
@@ -230,7 +230,7 @@ class History:
             self.offers.hear(Offer(self.session.next_offer(), prefix, content, 1000))
 
     def _load(self, load: Load) -> None:
-        """Have a state arrive, or a part of one, and then its end be told."""
+        """Have a state arrive, or a part of it, and then have its end told."""
         names = self.texts[load.prefix.end_hash or load.prefix.hashes[-1]]
         position = load.prefix.position_tokens
         for group, cells in zip(self.groups, self.engine.cells, strict=True):
@@ -245,7 +245,7 @@ class History:
         self.session.end_load(load)
 
     def _check_worth(self) -> None:
-        """Whether what is worth keeping is held, and the newest comes first."""
+        """Check that each state worth keeping is held, and that the newest comes first."""
         told = self.session.told
         states = [group.name for group in self.groups if group.is_state]
         somewhere = {name for _, name in told}
@@ -257,11 +257,11 @@ class History:
             assert held, "worth keeping, and not held"
 
     def _ended_at(self, prefix: Prefix) -> bool:
-        """Whether a reply ended there, or is said to have."""
+        """Return whether a reply ended at the prefix, or is said to have ended there."""
         return (prefix.end_hash or prefix.hashes[-1]) in self.cached._ends._ends
 
     def _check_published(self) -> None:
-        """Whether all that was published, and may be read, is what was asked for."""
+        """Check that every published state that may be read is the state that was asked for."""
         for handoff_id, said in self.session.published.items():
             names, position = self.texts[said.content], said.position_tokens
             self.seen["ends checked"] += position % self.form.quantum_tokens != 0
@@ -277,7 +277,7 @@ class History:
                     assert cells[ids[token // size]][token % size] == names[token]
 
     def _end(self) -> None:
-        """Nothing stays behind."""
+        """End all requests, loads and publications, and check that nothing stays behind."""
         for request_id in self.engine.under_way():
             self.engine.abort(request_id)
         while self.steps:

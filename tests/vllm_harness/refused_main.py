@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def _own_caches(names: tuple[str, ...], last_reads: str | None) -> list[str]:
-    """Return the layers that have a cache, of those that have one tensor."""
+    """Return the layers that have a cache of their own, of layers that share one tensor."""
     modules = {names[-1]: SimpleNamespace(kv_sharing_target_layer_name=last_reads)}
     tensors = dict.fromkeys(names, torch.zeros(4, 1, 16, 64))
     return [
@@ -160,7 +160,7 @@ def _found(spec: Any, name: str = "layers.0.x", module: Any = MODULE) -> FoundCa
 
 
 def _keeping(caching: bool, policy: str = "fail") -> Any:
-    """Return as much of a D's config as says whether it keeps prefixes."""
+    """Return the settings of a D's config that say whether it keeps prefixes."""
     transfer = SimpleNamespace(
         is_kv_consumer=True, kv_connector_extra_config={}, kv_load_failure_policy=policy
     )

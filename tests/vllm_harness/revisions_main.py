@@ -17,13 +17,13 @@ from restow.broker.errors import RestowError
 
 
 def theta(config: Any) -> Any:
-    """Turn positions otherwise, as the settings of a line may in words."""
+    """Change the config's positions, as a line's settings may do in words."""
     config.rope_parameters = {"rope_type": "default", "rope_theta": 5e4}
     return config
 
 
 def odd(config: Any) -> Any:
-    """Add what has no stable form."""
+    """Add a value that has no stable form."""
     config.odd = object()
     return config
 
@@ -32,7 +32,7 @@ FUNCTIONS = {"theta": theta, "odd": odd}
 
 
 def words(settings: dict[str, Any]) -> list[str]:
-    """Return the word of an engine, and the same after its model was loaded."""
+    """Return the revision of an engine, and the revision after its model was loaded."""
     if isinstance(settings.get("hf_overrides"), str):
         settings["hf_overrides"] = FUNCTIONS[settings["hf_overrides"]]
     config = EngineArgs(**settings).create_engine_config()

@@ -35,7 +35,7 @@ class Load:
 
     @property
     def failed(self) -> bool:
-        """Whether not all of it comes."""
+        """Return whether the load failed or was given up."""
         return self.fails or self.given_up
 
 
@@ -72,7 +72,7 @@ class SaidSession:
         return answer
 
     def answer_some(self) -> None:
-        """Answer questions, or never."""
+        """Answer some questions; the others stay without an answer."""
         for chain, answer in self.questions:
             dice = self.draw.random()
             if dice < 0.1 or not answer.set_running_or_notify_cancel():
@@ -110,7 +110,7 @@ class SaidSession:
         return delivery
 
     def due(self, reached: int) -> list[Load]:
-        """Return those whose end comes now, of loads up to the write mark that is reached."""
+        """Return some of the loads up to the write mark that is reached, whose end comes now."""
         return [one for one in self.loads if one.write_mark <= reached and self.draw.random() < 0.4]
 
     def end_load(self, load: Load) -> None:

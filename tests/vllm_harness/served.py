@@ -29,7 +29,7 @@ async def vllm_server(
     prefix: str = "find+tell",
     processes: dict[str, asyncio.subprocess.Process] | None = None,
 ) -> AsyncIterator[str]:
-    """Serve a model, named "model", by an engine of both sides; the address is yielded.
+    """Serve a model, named "model", by an engine of both sides, and yield the address.
 
     With ``prefix`` "off" nothing is cached of prompts. The server's process is put into
     ``processes`` by its engine's id.
@@ -67,9 +67,10 @@ async def vllm_server(
 async def router(
     broker: str, prefill: Sequence[str], decode: Sequence[str], log: Path, find_ms: int = 1000
 ) -> AsyncIterator[str]:
-    """Run one before engines that are named ``ID=URL``; the address is yielded.
+    """Run a router before engines that are named ``ID=URL``, and yield its address.
 
-    It finds who holds prompts, if that is known within ``find_ms``; 0: it does not ask.
+    The router finds who holds prompts, if that is known within ``find_ms``; 0: the router does not
+    ask.
     """
     listen = f"127.0.0.1:{free_port()}"
     words = ["router", "--listen", listen]
@@ -83,7 +84,7 @@ async def router(
 
 @contextlib.asynccontextmanager
 async def other_router(name: str, prefill: str, decode: str, log: Path) -> AsyncIterator[str]:
-    """Run another project's router before a P and a D; the address is yielded."""
+    """Run another project's router before a P and a D, and yield its address."""
     setup = [str(HERE / "other_routers.sh"), sys.executable]
     done = await asyncio.create_subprocess_exec(*setup, stdout=asyncio.subprocess.PIPE)
     told, _ = await done.communicate()
@@ -114,7 +115,7 @@ async def other_router(name: str, prefill: str, decode: str, log: Path) -> Async
 
 
 async def complete(http: ClientSession, base: str, prompt: list[int], **more: Any) -> list[int]:
-    """The tokens that follow a prompt, of which ``max_tokens`` says how many."""
+    """Return the tokens that follow a prompt, of which ``max_tokens`` says how many."""
     body = {"model": "model", "prompt": prompt, "temperature": 0.0, "ignore_eos": True}
     said = {**body, "return_token_ids": True, **more}
     async with http.post(f"{base}/v1/completions", json=said) as response:

@@ -57,7 +57,7 @@ def main(folder: Path, copy: Path) -> None:
 
 
 def _blocks() -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """The block ids of the one request."""
+    """Return the block ids of the only request."""
     return np.random.default_rng(0).permutation(np.arange(1, 41, dtype=np.int32))
 
 

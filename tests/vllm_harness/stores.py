@@ -12,7 +12,7 @@ from vllm_harness.engine import START_S
 
 @contextlib.asynccontextmanager
 async def store(broker: str, engine_id: str, name: str = "store") -> AsyncIterator[None]:
-    """Run one of the model of an engine, under a name. It is ready."""
+    """Run a store for the model of an engine, under a name, and wait until it is ready."""
     words = ["store", "--engine", engine_id, "--engine-id", name, "--memory", "1GiB"]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "restow.broker.cli.main", *words, "--broker", broker),

@@ -27,8 +27,11 @@ WAYS = [(0, 1), (0, 2), (2, 0)]
 
 
 def prompts() -> list[list[int]]:
-    """Shorter and longer than a convolution's window, one of 32 tokens, vLLM's blocks, and what
-    scans compute at once."""
+    """Return prompts of lengths around those that matter.
+
+    They are shorter and longer than a convolution's window, than one of 32 tokens, than vLLM's
+    blocks, and than what scans compute at once.
+    """
     rng = Random(7)  # noqa: S311 - reproducible, not secret
     lengths = (2, 7, 20, 33, 128, 200)
     return [[rng.randrange(8, VOCABULARY_SIZE) for _ in range(n)] for n in lengths]

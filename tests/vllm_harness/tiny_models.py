@@ -67,7 +67,7 @@ def tiny_model(model_type: str, folder: Path) -> Path:
 def float8_kv(model: Path, scale: float) -> Path:
     """Give a checkpoint of `tiny_model` scales for float8, twice as large for values as for keys.
 
-    As compressed-tensors writes them, and without quantised weights.
+    The scales are written as compressed-tensors does, and the weights are not quantised.
     """
     config = json.loads((model / "config.json").read_text())
     (weights,) = model.glob("*.safetensors")

@@ -53,7 +53,7 @@ class Asked:
 
     @property
     def attention(self) -> bool:
-        """Whether the layer has K and V instead of a recurrent state."""
+        """Return whether the layer has K and V instead of a recurrent state."""
         return self.family == "gqa"
 
 

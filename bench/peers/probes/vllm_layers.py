@@ -97,7 +97,7 @@ def mamba_spec(asked: Asked, tp: int, drafts: int) -> Any:
 def channels(asked: Asked, tp: int) -> list[list[int]]:
     """Return the channels of `[x | B | C]` that vLLM's weight loader gives each rank.
 
-    The loader is told, as by the mixer, how far copies of one group make B and C longer.
+    As the mixer does, the call tells the loader how far copies of one group make B and C longer.
     """
     n, loader = asked.sizes, mamba_mixer2.mamba_v2_sharded_weight_loader
     extra = mamba_utils.MambaStateShapeCalculator.extra_groups_for_head_shards(n["groups"], tp)

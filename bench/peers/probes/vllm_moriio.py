@@ -24,7 +24,7 @@ MTP = SimpleNamespace(method="mtp", use_dspark=lambda: False)
 
 
 def answer(asked: Asked) -> Copied:
-    """Say why the connector refuses; what it does serve is not in the table."""
+    """Return why the connector refuses; what it does serve is not in the table."""
     try:
         if asked.attention:
             tps = asked.d_tp, asked.p_tp
