@@ -243,10 +243,10 @@ def known_end_of(ended: pb.Ended) -> KnownEnd:
 
 
 def failure_of(reason: str, detail: str) -> tuple[str, str]:
-    """Return an agent's failure in words that may be shown; an empty reason means success.
+    r"""Return an agent's failure in words that may be shown; an empty reason means success.
 
     >>> failure_of("READ_FAILED", "no\nroute")
-    ('READ_FAILED', 'no\\\\nroute')
+    ('READ_FAILED', 'no\\nroute')
     >>> failure_of("read failed", "no route")
     ('INTERNAL', "the agent gave 'read failed' as its reason: no route")
     """
