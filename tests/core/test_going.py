@@ -90,6 +90,21 @@ def test_handoffs_that_go_on_at_another_broker_count_no_more() -> None:
     assert ends(p) == ends(d) == []
 
 
+def test_an_id_that_ended_before_another_broker_led_may_be_used_anew() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p)
+    world.fence_all(p)
+    world.request(d)
+    world.settle(d, world.find().number)
+    moved = EngineUnknownError("another broker leads")
+    world.run(lambda now_s: world.directory.members.hand_on(moved, now_s))
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, repeated=True)  # as it was published to the other broker
+    assert ends(p) == []
+    assert world.find().state is State.WAITING
+
+
 def test_a_new_life_does_not_drain() -> None:
     world = World()
     world.drain_engine(world.engine("p"))

@@ -198,12 +198,14 @@ class Membership:
         return self.remove_engine(engine, error, now_s)
 
     def hand_on(self, error: RestowError, now_s: float) -> list[Action]:
-        """Forget all engines and live handoffs, and end all streams with ``error``.
+        """Forget all engines and handoffs, and end all streams with ``error``.
 
-        Another broker leads now. The handoffs do not end: their engines announce them to it.
+        Another broker leads now. The live handoffs do not end: their engines announce them to it.
+        Ended handoffs are forgotten too, because under the other broker their ids may be used anew.
         """
         for handoff in list(self._ledger.live.values()):
             self._ledger.forget(handoff, now_s)
+        self._ledger.forget_ended()
         engines = list(self.engines.values())
         return [a for engine in engines for a in self.remove_engine(engine, error, now_s)]
 

@@ -140,5 +140,13 @@ class Table:
         if forgotten is not None:
             del self.ended[handoff.tenant, forgotten]
         if len(self.ended) > self.limits.max_ended:
-            (tenant, _), _ = self.ended.popitem(last=False)
-            self.tenants.forget_oldest(tenant)
+            self._forget_oldest()
+
+    def forget_ended(self) -> None:
+        """Forget all ended handoffs."""
+        while self.ended:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        (tenant, _), _ = self.ended.popitem(last=False)
+        self.tenants.forget_oldest(tenant)

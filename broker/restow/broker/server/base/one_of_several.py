@@ -216,6 +216,7 @@ class OneOfSeveral:
             pause_s = self._registry.look_every_s
             try:
                 self.leadership.saw(await self._registry.look())
+                self._look_at_it()  # before it leads again: another broker may have led meanwhile
                 await self._do(self.leadership.want(self._clock()))
             except LeaseEndedError as error:
                 self._failed(error)
