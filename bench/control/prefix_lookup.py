@@ -15,7 +15,7 @@ from bench.report import Put, Row, compared
 from restow.broker.core.common.events import Chain, HashForm
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.common.limits import Limits
-from restow.broker.core.prefix.index import KEY_BYTES, Keyer, Keys
+from restow.broker.core.prefix.index import KEY_BYTES, HashKeys, Keyer
 from restow.broker.core.prefix.prefixes import Holders, Prefixes
 from restow.broker.core.prefix.rules import SNAPSHOT, GroupRule
 from restow.broker.layout.values import ModelIdentity
@@ -85,9 +85,9 @@ def hashes_of(number: int) -> bytes:
     return bytes(drawn)
 
 
-def _part(keys: Keys, first: int, count: int) -> Keys:
+def _part(keys: HashKeys, first: int, count: int) -> HashKeys:
     stop = first + count
-    return Keys(keys.values[first:stop], keys.raw[first * KEY_BYTES : stop * KEY_BYTES])
+    return HashKeys(keys.values[first:stop], keys.raw[first * KEY_BYTES : stop * KEY_BYTES])
 
 
 def _looked_up(entries: int, holders: int, repeats: int) -> list[Row]:

@@ -19,7 +19,7 @@ from bench.model_sizes import real_models
 from bench.report import Put, Row, compared
 from restow.agents.binding.copies import Copies, bind_copies
 from restow.agents.binding.operands import DST, SRC, in_order, paged
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_bytes
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange, staged_bytes
 from restow.agents.copying.copier import piece_table
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.layout import RankLayout
@@ -84,7 +84,7 @@ def state_cases(device: torch.device, tokens: int) -> Iterator[DeviceCase]:
     rows = program.rows(GATHER_IN_ORDER)
     src_rank = int(rows[0, RowColumn.SRC_RANK])
     rows = rows[rows[:, RowColumn.SRC_RANK] == src_rank]
-    span = Tokens(0, tokens)
+    span = TokenRange(0, tokens)
     staging = _noise(device, 1, -(-staged_bytes(rows, program.group_pairs, span) // 16) * 16)
     p_rank = next(rank for rank in source.ranks if rank.rank == src_rank)
     d_rank = next(rank for rank in target.ranks if rank.rank == program.dst_rank)
@@ -194,7 +194,7 @@ class _RankPages:
     """A rank's regions in one tensor, and blocks in random order."""
 
     def __init__(
-        self, device: torch.device, layout: RankLayout, program: Program, tokens: Tokens
+        self, device: torch.device, layout: RankLayout, program: Program, tokens: TokenRange
     ) -> None:
         rng = np.random.default_rng(layout.rank)
         ids: dict[str, Int64s] = {}

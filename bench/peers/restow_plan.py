@@ -6,7 +6,7 @@ import numpy as np
 
 from bench.peers.layers import KINDS, PAGE_TOKENS, Geometry, Kind
 from bench.peers.score import Copy, Form
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange
 from restow.agents.binding.reads import Reads
 from restow.broker.families import (
     AttentionSpec,
@@ -23,7 +23,7 @@ from restow.broker.layout import DType, RankLayout
 from restow.broker.planner import Strategy, compile_programs, make_plan
 from restow.broker.planner.program import READ_PAGES
 
-TOKENS = Tokens(0, PAGE_TOKENS)
+TOKENS = TokenRange(0, PAGE_TOKENS)
 BLOCKS = Blocks({"state": np.zeros(1, np.int64), "attention": np.zeros(1, np.int64)})
 
 

@@ -22,7 +22,7 @@ import torch
 
 from bench.processes import module, open_log
 from bench.rank_process import touched
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_spans
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange, staged_spans
 from restow.agents.binding.reads import Descriptors, Reads, SpanReads
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.lane import Known, Read
@@ -63,7 +63,7 @@ class NixlAlone:
         self, plan: Plan, tokens: int, sources: dict[int, Rank], readers: dict[int, Rank]
     ) -> None:
         self._programs = compile_programs(plan)
-        self._tokens = Tokens(0, tokens)
+        self._tokens = TokenRange(0, tokens)
         self._sources, self._readers = sources, readers
         for reader in readers.values():
             reader.ask({"peers": [(one.name, one.metadata) for one in sources.values()]})

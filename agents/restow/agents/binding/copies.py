@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from restow.agents.binding.operands import BoundOperand, SideColumns, one_if_alike
-from restow.agents.binding.pages import SNAPSHOT, Stretches, Tokens, cut_tokens
+from restow.agents.binding.pages import SNAPSHOT, Stretches, TokenRange, cut_tokens
 from restow.broker.layout.rows import Int64s
 from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner.program import Column, GroupPair, cut_shared
@@ -27,7 +27,7 @@ class AlikeRows:
     whole: bool
     index: Int64s
 
-    def stretches(self, tokens: Tokens) -> Stretches:
+    def stretches(self, tokens: TokenRange) -> Stretches:
         """Return the stretches inside pages of all sides, single tokens, or one for a snapshot."""
         pair = self.pair
         if not pair.per_token:
@@ -40,7 +40,7 @@ class AlikeRows:
         held = pair.src.tokens
         first = held.before(pair.first_token(tokens.start, tokens.stop))
         places = cut_tokens(
-            Tokens(first, held.before(tokens.stop)), [form.page_tokens for form in forms]
+            TokenRange(first, held.before(tokens.stop)), [form.page_tokens for form in forms]
         )
         if held.parts == 1:
             return places
@@ -124,7 +124,11 @@ class Copies:
 
 
 def bind_copies(
-    rows: Int64s, pairs: Sequence[GroupPair], src: BoundOperand, dst: BoundOperand, tokens: Tokens
+    rows: Int64s,
+    pairs: Sequence[GroupPair],
+    src: BoundOperand,
+    dst: BoundOperand,
+    tokens: TokenRange,
 ) -> Copies:
     """Return copies of all rows from one operand to the other; each grid is ``[rows, stretches]``.
 

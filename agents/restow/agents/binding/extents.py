@@ -23,7 +23,7 @@ from restow.agents.binding.operands import (
     span_lines,
     staged_pages,
 )
-from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, TokenRange
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import READ_PAGES, READ_SPANS, Column, GroupPair, Program
 
@@ -80,7 +80,7 @@ def source_extents(
     src_rank: int,
     memory: RegionTable,
     blocks: Blocks,
-    tokens: Tokens,
+    tokens: TokenRange,
     staged: Extents,
 ) -> Extents:
     """Return all bytes that ``program`` reads from a rank, as that rank finds them in its memory.
@@ -103,7 +103,7 @@ def direct_extents(
     memory: RegionTable,
     side: SideColumns,
     blocks: Blocks,
-    tokens: Tokens,
+    tokens: TokenRange,
 ) -> list[Extents]:
     """Return the bytes of a source rank's direct rows, on the given side.
 
@@ -124,7 +124,7 @@ def direct_extents(
 
 
 def own_span_extents(
-    program: Program, src_rank: int, memory: RegionTable, blocks: Blocks, tokens: Tokens
+    program: Program, src_rank: int, memory: RegionTable, blocks: Blocks, tokens: TokenRange
 ) -> list[Extents]:
     """Return the bytes of a source rank's spans, in its own pages.
 
@@ -139,7 +139,7 @@ def own_span_extents(
 
 
 def staged_span_extents(
-    program: Program, src_rank: int, staged: RegionTable, tokens: Tokens
+    program: Program, src_rank: int, staged: RegionTable, tokens: TokenRange
 ) -> list[Extents]:
     """Return the bytes of a rank's spans in the reader's staging; span ``i`` is region ``i``."""
     found = []
@@ -149,7 +149,9 @@ def staged_span_extents(
     return found
 
 
-def _spans(program: Program, src_rank: int, tokens: Tokens) -> Iterator[tuple[GroupPair, Int64s]]:
+def _spans(
+    program: Program, src_rank: int, tokens: TokenRange
+) -> Iterator[tuple[GroupPair, Int64s]]:
     """Yield a rank's spans that have pages, as ``[spans, 1]``, by pair of page lists."""
     spans = program.rows(READ_SPANS)
     mine = spans[:, Column.SRC_RANK] == src_rank

@@ -19,7 +19,7 @@ from restow.agents.binding.operands import (
     span_lines,
     staged_pages,
 )
-from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, TokenRange
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import Column, GroupPair
 
@@ -150,7 +150,7 @@ class Reads:
         ]
         return cls(tuple(found))
 
-    def bind(self, src_blocks: Blocks, dst_blocks: Blocks, tokens: Tokens) -> Descriptors:
+    def bind(self, src_blocks: Blocks, dst_blocks: Blocks, tokens: TokenRange) -> Descriptors:
         """Return the descriptors of one handoff.
 
         A row whose tokens follow each other without a gap on both sides becomes one descriptor for
@@ -201,7 +201,7 @@ class SpanReads:
             found.append(_Spans(pair, index, lines, table[..., Column.COUNT]))
         return cls(tuple(found))
 
-    def bind(self, staged: RegionTable, src_blocks: Blocks, tokens: Tokens) -> Descriptors:
+    def bind(self, staged: RegionTable, src_blocks: Blocks, tokens: TokenRange) -> Descriptors:
         """Return the descriptors of one handoff, page by page into the regions of ``staged``.
 
         Raises `PageCountError` and `PageRangeError`.

@@ -23,7 +23,7 @@ import xxhash
 from restow.agents.binding.copies import Copies, Grid, by_pair
 from restow.agents.binding.extents import Extents
 from restow.agents.binding.operands import DST, in_regions
-from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, TokenRange
 from restow.agents.memory.cuda import bind_thread, finished
 from restow.agents.memory.errors import ProgramInvalidError
 from restow.agents.memory.regions import HOST, MemoryPlace
@@ -155,7 +155,7 @@ def bind_projections(
     staged: RegionTable,
     memory: RegionTable,
     dst_blocks: Blocks,
-    tokens: Tokens,
+    tokens: TokenRange,
 ) -> Int64s:
     """Return the kernels' project table; span ``i`` is region ``i`` of ``staged``.
 

@@ -16,7 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from restow.agents.link.settings import AgentFigures
-from restow.broker.http.server import Answer, Pages, healthy_page, http_server, metrics_page
+from restow.broker.http.server import Answer, HttpPages, healthy_page, http_server, metrics_page
 from restow.broker.versions import own_version
 
 
@@ -80,7 +80,7 @@ async def showing(
     for one in (FiguresCollector(figures), *others):
         registry.register(one)
     ProcessCollector(registry=registry)
-    pages = Pages("agent", {"/metrics": metrics_page(registry), "/healthz": healthy_page}, {})
+    pages = HttpPages("agent", {"/metrics": metrics_page(registry), "/healthz": healthy_page}, {})
 
     async def answering(request: web.BaseRequest) -> Answer:
         return await pages.answer(request.method, request.path, request.query)

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from restow.agents.agent import Agent
-from restow.agents.store.holdings import DiskThread, Holdings
+from restow.agents.store.holdings import DiskThread, StoredStates
 from restow.agents.store.kept import Pinned
 from restow.agents.store.run_files import RunLostError
 from restow.broker.client import (
@@ -77,13 +77,13 @@ MOST_AT_ONCE = 4
 """Open requests, enough to have the next request granted while a state is read."""
 
 
-class Asking:
+class StateRequests:
     """Requests states, a few at a time. All methods but `hear` run on one thread."""
 
     def __init__(
         self,
         session: BlockingSession,
-        holdings: Holdings,
+        holdings: StoredStates,
         run: Callable[[Callable[[], None]], None],
         arrived: Callable[[Prefix], None],
     ) -> None:
@@ -205,7 +205,7 @@ class Giving:
         self,
         session: BlockingSession,
         agent: Agent,
-        holdings: Holdings,
+        holdings: StoredStates,
         disk: DiskThread | None,
         run: Callable[[Callable[[], None]], None],
     ) -> None:

@@ -28,7 +28,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class State:
+class KeptState:
     """A state, which its key names."""
 
     pieces: tuple[PieceKey, ...]
@@ -49,7 +49,7 @@ class States:
     def __init__(self, free: Callable[[PieceKey, int], None]) -> None:
         """Begin empty; ``free`` is called with each piece that goes, and its page."""
         self.pieces: dict[PieceKey, Piece] = {}
-        self.by_key: dict[StateKey, State] = {}
+        self.by_key: dict[StateKey, KeptState] = {}
         self.order: list[StateKey] = []
         """All states, in arbitrary order, to sample from."""
         self._places: dict[StateKey, int] = {}
@@ -57,7 +57,7 @@ class States:
         """States by their last whole block: those that end in or at the end of it."""
         self._free = free
 
-    def add(self, name: StateKey, state: State) -> None:
+    def add(self, name: StateKey, state: KeptState) -> None:
         """Add a state whose pieces exist."""
         self.by_key[name] = state
         self._places[name] = len(self.order)
@@ -100,7 +100,7 @@ class States:
             self.pieces[key].pins -= 1
             self._drop_unused(key)
 
-    def _find_base(self, state: State, name: StateKey) -> StateKey | None:
+    def _find_base(self, state: KeptState, name: StateKey) -> StateKey | None:
         """Find the nearest state before this one, by its blocks."""
         for at in (*reversed(state.block_hashes), b""):
             known = [
@@ -134,7 +134,7 @@ class States:
             self._free(key, piece.page)
 
 
-def _last(name: StateKey, state: State) -> StateKey:
+def _last(name: StateKey, state: KeptState) -> StateKey:
     """Return the key of the last whole block; states without one share one key a salt."""
     return name._replace(hash=state.block_hashes[-1] if state.block_hashes else b"")
 
@@ -426,7 +426,7 @@ class Kept:
 
     def _add(self, prefix: Prefix, now_s: float) -> None:
         keys = tuple(_keys(self.shape.pieces(prefix)))
-        state = State(keys, prefix.position_tokens, self.shape.block_hashes(prefix), now_s)
+        state = KeptState(keys, prefix.position_tokens, self.shape.block_hashes(prefix), now_s)
         self._states.add(StateKey.of(prefix), state)
 
     def _owner(self, prefix: Prefix, keys: tuple[PieceKey, ...]) -> StateKey | None:

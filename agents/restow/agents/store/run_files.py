@@ -121,7 +121,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FileRun:
     """A run: the size of its file, and its pieces in the file's order."""
 
     size_bytes: int
@@ -135,7 +135,7 @@ class Runs:
         """Begin without runs. Pages of each group have ``strides`` bytes."""
         self.used_bytes = 0
         self.pieces: dict[PieceKey, Written] = {}
-        self.by_number: OrderedDict[int, Run] = OrderedDict()
+        self.by_number: OrderedDict[int, FileRun] = OrderedDict()
         """Runs by number, least recently used first."""
         self._strides = dict(strides)
 
@@ -149,7 +149,7 @@ class Runs:
         for key, checksum in checksums.items():
             self.pieces[key] = Written(run, end, checksum)
             end += self._strides[key.group]
-        self.by_number[run] = Run(end, tuple(checksums))
+        self.by_number[run] = FileRun(end, tuple(checksums))
         self.used_bytes += end
 
     def forget(self, run: int) -> tuple[PieceKey, ...]:

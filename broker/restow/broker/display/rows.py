@@ -17,7 +17,7 @@ NOTHING: Final = "-"
 """Shown for what is not known."""
 
 
-class Column(NamedTuple):
+class ShownColumn(NamedTuple):
     """Show a part of a document as a text, and sort by an amount, or else by that text."""
 
     text: Callable[[Values], str]
@@ -49,34 +49,36 @@ def _reason_and_detail(one: Values) -> str:
     return f"{one['reason']}: {one['detail']}" if one["reason"] else ""
 
 
-COLUMNS: Final[Mapping[str, Column]] = {
-    "tenant": Column(lambda one: one["tenant"]),
-    "broker": Column(lambda one: one["broker"] or NOTHING),
-    "handoff": Column(lambda one: one["handoff_id"]),
-    "state": Column(lambda one: one["state"]),
-    "from": Column(lambda one: one["source_engine"] or NOTHING),
-    "to": Column(destination_text),
-    "tokens": Column(
+COLUMNS: Final[Mapping[str, ShownColumn]] = {
+    "tenant": ShownColumn(lambda one: one["tenant"]),
+    "broker": ShownColumn(lambda one: one["broker"] or NOTHING),
+    "handoff": ShownColumn(lambda one: one["handoff_id"]),
+    "state": ShownColumn(lambda one: one["state"]),
+    "from": ShownColumn(lambda one: one["source_engine"] or NOTHING),
+    "to": ShownColumn(destination_text),
+    "tokens": ShownColumn(
         lambda one: str(one["position_tokens"] or NOTHING), lambda one: one["position_tokens"]
     ),
-    "read": Column(lambda one: size_text(one["bytes"]), lambda one: one["bytes"]),
-    "progress": Column(progress_text, lambda one: one["bytes"] if one["reading_ranks"] else None),
-    "age": Column(lambda one: duration_text(one["age_s"]), lambda one: one["age_s"]),
-    "lease": Column(
+    "read": ShownColumn(lambda one: size_text(one["bytes"]), lambda one: one["bytes"]),
+    "progress": ShownColumn(
+        progress_text, lambda one: one["bytes"] if one["reading_ranks"] else None
+    ),
+    "age": ShownColumn(lambda one: duration_text(one["age_s"]), lambda one: one["age_s"]),
+    "lease": ShownColumn(
         lambda one: known(one["lease_s"], lambda left_s: duration_text(max(0.0, left_s))),
         lambda one: one["lease_s"],
     ),
-    "in": Column(
+    "in": ShownColumn(
         lambda one: known(one["transfer_s"], duration_text), lambda one: one["transfer_s"]
     ),
-    "ago": Column(
+    "ago": ShownColumn(
         lambda one: known(one["ended_ago_s"], duration_text), lambda one: one["ended_ago_s"]
     ),
-    "by": Column(lambda one: ", ".join(one["strategies"]) or NOTHING),
-    "waits for": Column(lambda one: one["waits_for"] or ""),
-    "reason": Column(lambda one: one["reason"] or NOTHING),
-    "detail": Column(lambda one: one["detail"] or one["waits_for"] or ""),
-    "why": Column(_reason_and_detail),
+    "by": ShownColumn(lambda one: ", ".join(one["strategies"]) or NOTHING),
+    "waits for": ShownColumn(lambda one: one["waits_for"] or ""),
+    "reason": ShownColumn(lambda one: one["reason"] or NOTHING),
+    "detail": ShownColumn(lambda one: one["detail"] or one["waits_for"] or ""),
+    "why": ShownColumn(_reason_and_detail),
 }
 """Columns of handoffs, by title."""
 UNDER_WAY: Final = (
@@ -173,7 +175,7 @@ def figures(
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ChartSeries:
     """Hold a number of each step of the last quarter of an hour; None: it is not known."""
 
     title: str
@@ -187,7 +189,7 @@ class Series:
         return f"top {self.words(highest)}" if highest else "none"
 
 
-def series(traffic: Values, last_s: float | None = None) -> list[Series]:
+def series(traffic: Values, last_s: float | None = None) -> list[ChartSeries]:
     """Return rates of ends and of bytes, times from the grant to the end, and failures.
 
     ``last_s`` is how long the last step has lasted; None: take it for a whole one.
@@ -197,11 +199,13 @@ def series(traffic: Values, last_s: float | None = None) -> list[Series]:
     timed = list(zip(steps, seconds, strict=False))
     ends = [(one["done"] + one["failed"] + one["cancelled"]) / lasted for one, lasted in timed]
     return [
-        Series("ended", ends, lambda rate: f"{rate:.1f}/s"),
-        Series("read", [one["bytes"] / lasted for one, lasted in timed], rate_text),
-        Series("p50", [one["p50_s"] for one in steps], duration_text),
-        Series("p99", [one["p99_s"] for one in steps], duration_text),
-        Series("failed", [float(one["failed"]) for one in steps], lambda count: f"{count:.0f}"),
+        ChartSeries("ended", ends, lambda rate: f"{rate:.1f}/s"),
+        ChartSeries("read", [one["bytes"] / lasted for one, lasted in timed], rate_text),
+        ChartSeries("p50", [one["p50_s"] for one in steps], duration_text),
+        ChartSeries("p99", [one["p99_s"] for one in steps], duration_text),
+        ChartSeries(
+            "failed", [float(one["failed"]) for one in steps], lambda count: f"{count:.0f}"
+        ),
     ]
 
 

@@ -51,7 +51,7 @@ STATE_GROUP = "state"
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class LayerPages:
     """The regions of a layer, and the contents of a page of each."""
 
     regions: tuple[Region, ...]
@@ -61,7 +61,7 @@ class Pages:
     projections: tuple[Projection, ...] = ()
 
 
-def layer_pages(layer: LayerSpec, settings: EngineSettings, stage_rank: int) -> Pages:
+def layer_pages(layer: LayerSpec, settings: EngineSettings, stage_rank: int) -> LayerPages:
     """Return the pages of a layer on a rank. Raises `TpSizeError` and `LayoutFormError`."""
     check_context(layer, settings)
     tp_rank = stage_rank % settings.tp
@@ -77,7 +77,7 @@ def layer_pages(layer: LayerSpec, settings: EngineSettings, stage_rank: int) -> 
     return replace(pages, regions=with_tokens(pages.regions, settings, stage_rank))
 
 
-def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:
+def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> LayerPages:
     """Return keys and values of the rank's heads, side by side or in regions of their own.
 
     They are ``[head][token]`` (HND) or ``[token][head]`` (NHD); with HDN each head has its keys as
@@ -131,10 +131,10 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
                 strides_bytes=(head_stride,),
             )
             shards.append(scale)
-    return Pages(tuple(regions.values()), tuple(shards))
+    return LayerPages(tuple(regions.values()), tuple(shards))
 
 
-def _packed(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:
+def _packed(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> LayerPages:
     """Return float4 pages: ``[K | k_scale | V | v_scale]``, each of all heads and tokens.
 
     This is the layout of vLLM's `_nvfp4_kv_views` and `nvfp4_split_data_scale`, except on GPUs of
@@ -168,7 +168,7 @@ def _packed(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pag
                 )
             )
             end += heads.size * tokens * row
-    return Pages((_token_region(name, _group(layer), end, settings),), tuple(shards))
+    return LayerPages((_token_region(name, _group(layer), end, settings),), tuple(shards))
 
 
 def _group(layer: AttentionSpec) -> str:
@@ -176,7 +176,7 @@ def _group(layer: AttentionSpec) -> str:
     return f"window.{layer.window_tokens}" if layer.window_tokens else ATTENTION_GROUP
 
 
-def _parts(layer: LatentSpec | IndexerSpec, settings: EngineSettings) -> Pages:
+def _parts(layer: LatentSpec | IndexerSpec, settings: EngineSettings) -> LayerPages:
     """Return pages that are the same on every rank: latents, or an indexer's keys.
 
     The parts of a latent lie side by side, token by token; an indexer has each part of all tokens,
@@ -207,7 +207,7 @@ def _parts(layer: LatentSpec | IndexerSpec, settings: EngineSettings) -> Pages:
         )
         for (field, dtype), start, end in zip(parts, (0, *ends[:-1]), ends, strict=True)
     )
-    return Pages((region,), shards)
+    return LayerPages((region,), shards)
 
 
 def _token_region(name: str, group: str, page_bytes: int, settings: EngineSettings) -> Region:
@@ -222,7 +222,7 @@ def _token_region(name: str, group: str, page_bytes: int, settings: EngineSettin
     )
 
 
-def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> Pages:
+def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> LayerPages:
     """Return a page of conv windows, their channels in the order of the parts, then the states.
 
     A window's rows for speculative tokens follow its live rows; padding follows the states.
@@ -279,7 +279,7 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
     page_bytes = aligned(end, state_align_bytes(settings))
     region = Region(name, STATE_GROUP, page_bytes, None, null_block=settings.null_block)
     kept = (scratch,) if extra and columns else ()
-    return Pages((region, *constant), tuple(shards), kept, inputs, projections)
+    return LayerPages((region, *constant), tuple(shards), kept, inputs, projections)
 
 
 def _state_strides(
@@ -433,7 +433,7 @@ def _rank(
     pages = [layer_pages(layer, settings, stage_rank) for layer in (*own, *drafts)]
     parts = {
         part.name: tuple(chain.from_iterable(getattr(one, part.name) for one in pages))
-        for part in fields(Pages)
+        for part in fields(LayerPages)
     }
     layout = RankLayout(rank, **parts)
     return join_layers(layout) if settings.cross_layer_blocks else layout

@@ -48,7 +48,7 @@ class Answer:
 Page = Callable[[Query], Answer]
 
 
-class Pages:
+class HttpPages:
     """Answer requests with pages, each made once for all who wait for it."""
 
     def __init__(

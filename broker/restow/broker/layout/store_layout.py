@@ -55,14 +55,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FieldPlace:
     """The place of a whole field: its offset, and the stride of each axis by name."""
 
     offset_bytes: int
     strides_bytes: dict[str, int]
 
 
-def pack(parts: Sequence[Part]) -> tuple[dict[str, Place], int]:
+def pack(parts: Sequence[Part]) -> tuple[dict[str, FieldPlace], int]:
     """Return the place of each field, and the bytes of all fields together.
 
     >>> head, token = Axis("head", 2, 2, 64), Axis(TOKEN, 4, 4, 16)
@@ -71,7 +71,7 @@ def pack(parts: Sequence[Part]) -> tuple[dict[str, Place], int]:
     >>> places["v"].offset_bytes, places["v"].strides_bytes, size
     (8, {'dim': 2, '': 16, 'head': 64}, 128)
     """
-    places: dict[str, Place] = {}
+    places: dict[str, FieldPlace] = {}
     end = 0
     for some in _interleaved(parts):
         found, size = _pack_together(some)
@@ -93,13 +93,13 @@ def _interleaved(parts: Sequence[Part]) -> Iterator[list[Part]]:
         yield some
 
 
-def _pack_together(parts: list[Part]) -> tuple[dict[str, Place], int]:
+def _pack_together(parts: list[Part]) -> tuple[dict[str, FieldPlace], int]:
     """Pack interleaved parts: along a common outermost axis if there is one, otherwise apart."""
     if len(parts) == 1:
         return _pack_alone(parts[0])
     outermost = {part.axes[:1] for part in parts}
     if len(outermost) > 1 or not parts[0].axes:
-        places: dict[str, Place] = {}
+        places: dict[str, FieldPlace] = {}
         end = 0
         for part in parts:
             found, size = _pack_alone(part)
@@ -113,12 +113,12 @@ def _pack_together(parts: list[Part]) -> tuple[dict[str, Place], int]:
     return inner, size * axis.size
 
 
-def _pack_alone(part: Part) -> tuple[dict[str, Place], int]:
+def _pack_alone(part: Part) -> tuple[dict[str, FieldPlace], int]:
     strides, size = {}, part.item_bytes
     for axis in reversed(part.axes):
         strides[axis.name] = size
         size *= axis.size
-    return {part.field: Place(0, strides)}, size
+    return {part.field: FieldPlace(0, strides)}, size
 
 
 SNAPSHOTS = "snapshots"

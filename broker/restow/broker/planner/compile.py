@@ -29,8 +29,17 @@ from restow.broker.planner.program import (
     no_rows,
 )
 from restow.broker.planner.recompute import Recompute
-from restow.broker.planner.table import Cutter, Table
-from restow.broker.planner.ways import Interleave, Pack, Sent, Share, Slices, Spared, Way, Whole
+from restow.broker.planner.table import Cutter, RowTable
+from restow.broker.planner.ways import (
+    Interleave,
+    Pack,
+    Sent,
+    Share,
+    Slices,
+    Spared,
+    Way,
+    WholeSpans,
+)
 from restow.broker.strategy import Strategy
 from restow.broker.words import member
 
@@ -59,7 +68,7 @@ class Draft:
 
     dst_rank: int
     moves: tuple[Move, ...]
-    table: Table
+    table: RowTable
     ways: Int64s
     shares: tuple[Share, ...]
     cleared: Int64s
@@ -101,7 +110,7 @@ def estimate(
 
 WAYS: tuple[Way, ...] = (
     Slices(),
-    Whole(),
+    WholeSpans(),
     Pack(),
     Interleave(),
     Recompute(),

@@ -15,7 +15,7 @@ from restow.broker.planner.program import Column, GroupPair, PageForm, join_rows
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RowTable:
     """The rows of all moves to a rank, and the move of each piece.
 
     ``rows`` is int64 ``[rows, len(Column)]``. Pieces are the rows before joining: piece ``i``
@@ -76,19 +76,19 @@ class Cutter:
         """Return the pairs of lists in the order of their numbers."""
         return tuple(self._numbers)
 
-    def table(self, moves: Sequence[Move]) -> Table:
+    def table(self, moves: Sequence[Move]) -> RowTable:
         """Return the table of moves to a rank.
 
         Raises `CastUnsupportedError` (see `_cut_box`) and `TooManyPiecesError`.
         """
         if not moves:
             nothing = np.empty(0, np.int64)
-            return Table(no_rows(), no_rows(), nothing, nothing)
+            return RowTable(no_rows(), no_rows(), nothing, nothing)
         pieces, counts = self._pieces_of(
             [self._cut_box(move, self._src(move), self._dst(move)) for move in moves]
         )
         rows, piece_row = join_rows(pieces)
-        return Table(rows, pieces, np.repeat(np.arange(len(moves)), counts), piece_row)
+        return RowTable(rows, pieces, np.repeat(np.arange(len(moves)), counts), piece_row)
 
     def through(self, moves: Sequence[Move], places: Sequence[Place]) -> tuple[Int64s, Int64s]:
         """Return rows from the sources to ``places`` in a chunk, and from there to D's pages.

@@ -1,6 +1,7 @@
 """The ways in which rows travel: `Way` is their interface, and `recompute` has another way.
 
-`Slices` reads rows into place, `Whole` reads whole pages and extracts rows, `Pack` gathers rows.
+`Slices` reads rows into place, `WholeSpans` reads whole pages and extracts rows, and `Pack` gathers
+rows.
 `Interleave` sends a state in an order in which each reader's part of a source is a single run: the
 source groups the columns of a state by destination rank and writes each rank's *chunk* in the order
 of the fields' axes, with the last axis innermost. A conv window ``[tap][channel]`` becomes channel
@@ -38,7 +39,7 @@ from restow.broker.planner.program import (
     no_rows,
     split_rows,
 )
-from restow.broker.planner.table import Cutter, Table
+from restow.broker.planner.table import Cutter, RowTable
 from restow.broker.strategy import Strategy
 from restow.broker.words import Worded
 
@@ -52,7 +53,7 @@ class Sent(Worded):
 
     strategy: Strategy
     moves: tuple[Move, ...]
-    table: Table
+    table: RowTable
     priced: PricedRows
     cutter: Cutter
     readers: Mapping[int, int]
@@ -309,7 +310,7 @@ class Extracted:
         )
 
 
-class Whole(Way):
+class WholeSpans(Way):
     """Reads whole spans with unneeded bytes, so that there are fewer reads."""
 
     strategy = Strategy.WHOLE
@@ -504,7 +505,7 @@ def chunk_places(moves: Sequence[Move]) -> list[Place]:
     return places
 
 
-def whole_moves(table: Table, rows: Bools) -> Bools:
+def whole_moves(table: RowTable, rows: Bools) -> Bools:
     """Return a mask of the moves that travel only in ``rows``, and share none with other moves."""
     while True:
         moves = np.ones(int(table.piece_move.max(initial=-1)) + 1, np.bool_)

@@ -153,7 +153,7 @@ class Patience:
     """Pause before members are asked again."""
 
 
-class Asking:
+class EtcdCalls:
     """Makes calls to whichever member answers. On one loop."""
 
     def __init__(self, access: EtcdAccess, patience: Patience) -> None:
@@ -271,7 +271,7 @@ class EtcdClient:
 
     def __init__(self, access: EtcdAccess, patience: Patience = PATIENCE) -> None:
         """Prepare; the first call connects."""
-        self._asking = Asking(access, patience)
+        self._asking = EtcdCalls(access, patience)
 
     async def close(self) -> None:
         """End all calls. May be repeated."""

@@ -31,7 +31,7 @@ class Want(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class BrokerLease:
     """A broker's lease, by its own clock."""
 
     length_s: float
@@ -50,7 +50,7 @@ class Leadership:
     def __init__(self, address: str, timing: Timing) -> None:
         """Begin outside of the fleet."""
         self.address, self.timing = address, timing
-        self.lease: Lease | None = None
+        self.lease: BrokerLease | None = None
         self.epoch = 0
         """The epoch in which this broker leads; 0: it does not lead."""
         self.fleet = Fleet(None, frozenset())
@@ -87,7 +87,7 @@ class Leadership:
     def kept(self, sent_s: float, length_s: float) -> None:
         """Note that the lease was renewed. Answers may arrive in any order."""
         if self.lease is None or sent_s > self.lease.sent_s:
-            self.lease = Lease(length_s, sent_s)
+            self.lease = BrokerLease(length_s, sent_s)
 
     def lost(self) -> None:
         """Note that the lease has ended."""

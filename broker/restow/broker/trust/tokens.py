@@ -40,7 +40,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class KnownTokens:
     """The tokens that a broker knows."""
 
     known: tuple[Token, ...]
@@ -73,7 +73,7 @@ def new_token(roles: Sequence[Role], tenant: str | None, engine: str) -> tuple[s
     return secret, entry
 
 
-def read_tokens(path: Path) -> Tokens:
+def read_tokens(path: Path) -> KnownTokens:
     """Read the broker's list. Raises `TokensFileError` that names the wrong entry only."""
     refuse_writable("tokens file", path, TokensFileError)
     try:
@@ -93,7 +93,7 @@ def read_tokens(path: Path) -> Tokens:
             raise _invalid_list(path, f"entry {number}: {error}", entry=number) from None
     if len({token.sha256 for token in known}) < len(known):
         raise _invalid_list(path, "lists a token twice")
-    return Tokens(tuple(known))
+    return KnownTokens(tuple(known))
 
 
 def read_secret(path: Path) -> str:

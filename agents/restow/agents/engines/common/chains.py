@@ -84,7 +84,7 @@ class FollowedPrompt:
         return {"adapter": self.adapter, "salt": self.salt, "attachments": self.attachments}
 
 
-class NamedPrefix(NamedTuple):
+class HashedPrefix(NamedTuple):
     """The tokens before ``token``, by the hash that all engines compute alike.
 
     ``parent`` is the engine's own hash of the block before; None: this is the first block.
@@ -118,7 +118,7 @@ class RequestChains:
         self._hash_block_tokens = hash_block_tokens
         self.quantum_tokens = quantum_of(hash_block_tokens)
         self._followed: dict[str, _Followed] = {}
-        self._named: dict[bytes, NamedPrefix] = {}
+        self._named: dict[bytes, HashedPrefix] = {}
         self._uses: dict[bytes, int] = {}
 
     def begin(self, request_id: str, prompt: FollowedPrompt) -> None:
@@ -159,7 +159,7 @@ class RequestChains:
         names = contents_of(token_ids, ends, **found.prompt.made_of)
         return tuple(zip(ends, names, strict=True))
 
-    def named(self, own: bytes) -> NamedPrefix | None:
+    def named(self, own: bytes) -> HashedPrefix | None:
         """Translate the engine's own block hash; None: no request under way has that block."""
         found = self._named.get(own)
         if found is None:
@@ -169,9 +169,9 @@ class RequestChains:
             found = self._named.get(own)
         return found
 
-    def before(self, named: NamedPrefix, block_tokens: int) -> bytes:
+    def before(self, named: HashedPrefix, block_tokens: int) -> bytes:
         """Return the hash of the tokens before the full block that ends at ``named``."""
-        found: NamedPrefix | None = named
+        found: HashedPrefix | None = named
         for _ in range(block_tokens // self._hash_block_tokens):
             found = self._named.get(found.parent) if found and found.parent is not None else None
         return found.hash if found else b""
@@ -189,7 +189,7 @@ class RequestChains:
             count = min(count, limit_tokens // self._hash_block_tokens)
         for index in range(len(one.own), count):
             own = block_hashes[index]
-            self._named[own] = NamedPrefix(
+            self._named[own] = HashedPrefix(
                 (index + 1) * self._hash_block_tokens,
                 one.hashes[(index + 1) * quanta - 1],
                 one.own[index - 1] if index else None,

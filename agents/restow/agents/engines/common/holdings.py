@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from restow.agents.engines.common.blocks import Group
-from restow.agents.engines.common.chains import NamedPrefix
+from restow.agents.engines.common.chains import HashedPrefix
 from restow.broker.client import Prefix
 
 GROUP_BYTES = 4
@@ -71,8 +71,8 @@ class CacheHoldings:
     def __init__(
         self,
         groups: Mapping[int, Group],
-        named: Callable[[bytes], NamedPrefix | None],
-        before: Callable[[NamedPrefix, int], bytes],
+        named: Callable[[bytes], HashedPrefix | None],
+        before: Callable[[HashedPrefix, int], bytes],
     ) -> None:
         """Hold nothing of ``groups``, which are given by the engine's numbers.
 

@@ -32,7 +32,7 @@ class HashForm(NamedTuple):
         return f"{self.algorithm!r} after every {tokens} tokens, of {size} bytes"
 
 
-class Run(NamedTuple):
+class HashRun(NamedTuple):
     """Consecutive hashes of a chain for one group; ``parent`` is the hash before the first.
 
     Each hash stands for what the group holds of the tokens just before it: a block or a snapshot.
@@ -49,8 +49,8 @@ class Batch(NamedTuple):
     number: int
     form: HashForm
     salt: str
-    held: tuple[Run, ...] = ()
-    evicted: tuple[Run, ...] = ()
+    held: tuple[HashRun, ...] = ()
+    evicted: tuple[HashRun, ...] = ()
     revision: str = ""
     """Revision of the weights that computed the states; empty: that of the engine's layout."""
 

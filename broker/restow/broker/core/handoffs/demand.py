@@ -15,7 +15,7 @@ from restow.broker.errors import ContentMismatchError, PagesError
 
 
 @dataclass(slots=True, eq=False)
-class Offer:
+class PrefixOffers:
     """The offers of a demand by prefix to its holders; operators see it, also after the end."""
 
     tokens: int

@@ -13,7 +13,7 @@ from restow.broker.core.common.pair import PairPlan
 from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.handoffs.demand import NO_DEMAND, Demand, DemandMessages, Offer
+from restow.broker.core.handoffs.demand import NO_DEMAND, Demand, DemandMessages, PrefixOffers
 from restow.broker.core.handoffs.lease import Lease
 from restow.broker.core.handoffs.publication import Publication, SourceSide
 from restow.broker.core.handoffs.timeline import Timeline
@@ -184,7 +184,7 @@ class Handoff:
     """Whether D had already asked an earlier broker."""
     sampled_told: bool = False
     """Whether each of D's messages was told the token that P sampled."""
-    offer: Offer | None = None
+    offer: PrefixOffers | None = None
     """The offers, if D asked by prefix and no publication was waiting."""
     lease: Lease = field(default_factory=Lease)
     queued: bool = False

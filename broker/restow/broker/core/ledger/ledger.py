@@ -9,7 +9,7 @@ from restow.broker.core.common.events import Failure
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import Checks
-from restow.broker.core.common.traffic import End
+from restow.broker.core.common.traffic import CountedEnd
 from restow.broker.core.engines.account import HANDOFF_BYTES
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.flow import Flow
@@ -18,7 +18,7 @@ from restow.broker.core.handoffs.grant import release_staging
 from restow.broker.core.handoffs.handoff import Handoff, named_late, no_place
 from restow.broker.core.ledger.ends import told, told_destination
 from restow.broker.core.ledger.statistics import Statistics
-from restow.broker.core.ledger.table import Deadlines, Table
+from restow.broker.core.ledger.table import Deadlines, HandoffTable
 from restow.broker.errors import HandoffUnknownError
 from restow.broker.reasons import ORDINARY
 
@@ -191,7 +191,7 @@ TOO_SLOW = frozenset({"READ_DEADLINE", "GRANT_OUTLIVED"})
 """Reasons of reads that did not finish inside their grant."""
 
 
-class Ledger(Table):
+class Ledger(HandoffTable):
     """All handoffs and their progress. `EngineRecord.handoffs` has the numbers of an engine's."""
 
     def __init__(self, limits: Limits, first_us: int) -> None:
@@ -470,7 +470,7 @@ class Ledger(Table):
         if source is not None and destination is not None:
             pair = source.key.engine_id, destination.key.engine_id
         took_s = now_s - handoff.granted_s if handoff.granted_s else None
-        end = End.of(handoff.state, handoff.bytes_read, took_s)
+        end = CountedEnd.of(handoff.state, handoff.bytes_read, took_s)
         self.tenants.count_end(handoff.tenant, end, pair, now_s)
         self.statistics.count(handoff, end)
         self.bytes_read += handoff.bytes_read

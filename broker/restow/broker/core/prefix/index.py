@@ -23,7 +23,7 @@ bits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class HashKeys:
     """Keys of consecutive hashes, as integers and as 8 bytes each."""
 
     values: list[int]
@@ -54,7 +54,7 @@ class Keyer:
         drawn = hashlib.blake2b(b"factors", key=secret, digest_size=MAX_HASH_BYTES).digest()
         self._factors = np.frombuffer(drawn, "<u8") | np.uint64(1)
 
-    def keys(self, model: ModelIdentity, form: HashForm, salt: str, hashes: bytes) -> Keys:
+    def keys(self, model: ModelIdentity, form: HashForm, salt: str, hashes: bytes) -> HashKeys:
         """Return the keys of ``hashes``; keys differ between models, forms and salts."""
         named = json.dumps([model.name, model.revision, model.adapter, model.quantisation])
         named += json.dumps([*form, salt])
@@ -65,7 +65,7 @@ class Keyer:
         mixed ^= mixed >> np.uint64(29)
         summed = mixed.sum(axis=1, dtype=np.uint64) + np.frombuffer(seed, "<u8")
         keys = (summed * self._factors[0]) >> np.uint64(_SPARE_BITS)
-        return Keys(keys.tolist(), keys.astype("<u8").tobytes())
+        return HashKeys(keys.tolist(), keys.astype("<u8").tobytes())
 
 
 MAX_PLACES = 512
@@ -189,7 +189,7 @@ class Index:
         """Return whether there are no segments."""
         return not self._segments
 
-    def hold(self, slot: int, keys: Keys, parent: int | None = None) -> None:
+    def hold(self, slot: int, keys: HashKeys, parent: int | None = None) -> None:
         """Store that a slot holds ``keys``; ``parent`` is the key before them, if known."""
         keys = keys.distinct()
         before: tuple[Segment, int] | None = None
@@ -204,7 +204,7 @@ class Index:
             first += count
 
     def _place(
-        self, keys: Keys, first: int, before: tuple[Segment, int] | None
+        self, keys: HashKeys, first: int, before: tuple[Segment, int] | None
     ) -> tuple[Segment, int, int]:
         """Return the segment and place of the key at ``first``, and how many keys match there.
 
@@ -244,12 +244,12 @@ class Index:
         self.counts[slot] = self.counts.get(slot, 0) + (bits ^ before).bit_count()
         self._segments.move_to_end(segment.number)
 
-    def evict(self, slot: int, keys: Keys) -> None:
+    def evict(self, slot: int, keys: HashKeys) -> None:
         """Store that a slot no longer holds ``keys``."""
         for _, segment, place, count in self._stretches(keys, 0):
             self._let_go(segment, slot, ((1 << count) - 1) << place)
 
-    def look(self, keys: Keys, step: int) -> dict[int, int]:
+    def look(self, keys: HashKeys, step: int) -> dict[int, int]:
         """Return for each slot which of ``keys`` it holds: a bit per key, the lowest for the first.
 
         The search ends at a key that nobody holds if its number is a multiple of ``step`` (a
@@ -272,7 +272,7 @@ class Index:
             for slot, windows in found.items()
         }
 
-    def _stretches(self, keys: Keys, step: int) -> Iterator[tuple[int, Segment, int, int]]:
+    def _stretches(self, keys: HashKeys, step: int) -> Iterator[tuple[int, Segment, int, int]]:
         """Yield stored stretches of ``keys``: number of the first key, segment, place, length."""
         first, total, raw = 0, len(keys), keys.raw
         while first < total:

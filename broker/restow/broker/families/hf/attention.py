@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from restow.broker.families.hf.keys import Keys
+from restow.broker.families.hf.keys import ConfigKeys
 from restow.broker.families.hf.kv_types import Types
 from restow.broker.families.recurrent import RecurrentSpec
 from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec
 
 Layers = list[tuple[LayerSpec, ...]]
 """The state of each layer of a model; empty for a layer without state."""
-Reader = Callable[[Keys, Types], Layers]
+Reader = Callable[[ConfigKeys, Types], Layers]
 """Reads the layers of a language model from its config."""
 ModelTable = dict[str, Reader]
 """Readers by ``model_type``."""
 
 
 def layers_by_kind(
-    keys: Keys,
+    keys: ConfigKeys,
     kinds: Sequence[str],
     attention: AttentionSpec | MlaSpec | None,
     recurrent: RecurrentSpec | None = None,
@@ -66,13 +66,13 @@ class Gqa:
     grouped: bool = True
     windows: bool = False
     listed: bool = False
-    kinds: Callable[[Keys, int], list[str]] | None = None
+    kinds: Callable[[ConfigKeys, int], list[str]] | None = None
     uniform: bool = False
     gate: str = ""
     extra: int = 0
     names: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, keys: Keys, types: Types) -> Layers:
+    def __call__(self, keys: ConfigKeys, types: Types) -> Layers:
         """Return the state of each layer. Raises `LayoutFormError`."""
         keys = keys.renamed(self.names)
         for key in ("per_layer_config", "sliding_windows"):
@@ -83,7 +83,7 @@ class Gqa:
         sliding = replace(attention, window_tokens=window_tokens)
         return layers_by_kind(keys, kinds, attention, sliding=sliding)
 
-    def shape(self, keys: Keys) -> tuple[int, int]:
+    def shape(self, keys: ConfigKeys) -> tuple[int, int]:
         """Return the number of heads with keys and their size. Raises `LayoutFormError`."""
         heads, key = keys.number("num_attention_heads"), "num_key_value_heads"
         kv_heads = keys.number(key, None if self.grouped else heads, derived=heads)
@@ -100,7 +100,7 @@ class Gqa:
             raise keys.wrong("hidden_size", hidden, wanted)
         return kv_heads, hidden // heads
 
-    def layer_windows(self, keys: Keys) -> tuple[list[str], int]:
+    def layer_windows(self, keys: ConfigKeys) -> tuple[list[str], int]:
         """Return the kinds of all layers, and how many tokens the next one sees in a window."""
         both = keys.config.get("use_bidirectional_attention")
         if both not in (None, False, "vision"):
@@ -129,7 +129,7 @@ class Gqa:
             kinds = ["attention"] * count
         return kinds, window - 1 + self.extra
 
-    def _of_class(self, keys: Keys, count: int, window: int) -> list[str]:
+    def _of_class(self, keys: ConfigKeys, count: int, window: int) -> list[str]:
         """Return the kinds that the configuration class lists, by the numbers in the config."""
         numbers: dict[str, int] = {"sliding_window": window}
         for key in _PERIODS:
@@ -148,17 +148,17 @@ _PERIODS = (
 """Keys of a period of layers, of which one has full attention."""
 
 
-def _alternating(_keys: Keys, count: int) -> list[str]:
+def _alternating(_keys: ConfigKeys, count: int) -> list[str]:
     return ["attention" if i % 2 else "sliding" for i in range(count)]
 
 
-def _from_layer(keys: Keys, count: int) -> list[str]:
+def _from_layer(keys: ConfigKeys, count: int) -> list[str]:
     """Return the kinds of Qwen2 and Qwen3: windows from layer ``max_window_layers`` on."""
     start = keys.number("max_window_layers", least=0)
     return ["sliding" if i >= start else "attention" for i in range(count)]
 
 
-def _without_rope(keys: Keys, count: int) -> list[str]:
+def _without_rope(keys: ConfigKeys, count: int) -> list[str]:
     """Return the kinds of SmolLM3: windows, if any, in layers without rotary embeddings."""
     if not keys.config.get("use_sliding_window", False):
         return ["attention"] * count
@@ -170,7 +170,7 @@ def _without_rope(keys: Keys, count: int) -> list[str]:
     return ["attention" if one else "sliding" for one in roped]
 
 
-def _gpt_oss(keys: Keys, types: Types) -> Layers:
+def _gpt_oss(keys: ConfigKeys, types: Types) -> Layers:
     """GPT-OSS: vLLM has windows in every even layer, whatever the config lists."""
     count = keys.number("num_hidden_layers")
     if keys.listed_kinds(count) not in (None, _alternating(keys, count)):
@@ -179,7 +179,7 @@ def _gpt_oss(keys: Keys, types: Types) -> Layers:
     return Gqa(windows=True, kinds=_alternating)(keys, types)
 
 
-def _chatglm(keys: Keys, types: Types) -> Layers:
+def _chatglm(keys: ConfigKeys, types: Types) -> Layers:
     """ChatGLM: grouped queries only where ``multi_query_attention`` says so."""
     grouped = keys.config.get("multi_query_attention", False)
     kv_heads = keys.number("multi_query_group_num", 1) if grouped else None
@@ -187,7 +187,7 @@ def _chatglm(keys: Keys, types: Types) -> Layers:
     return form(_with_kv_heads(keys, kv_heads), types)
 
 
-def _falcon(keys: Keys, types: Types) -> Layers:
+def _falcon(keys: ConfigKeys, types: Types) -> Layers:
     """Falcon: one head with keys, unless the config has the new form."""
     keys = keys.renamed({"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"})
     kv_heads = 1 if keys.config.get("multi_query", True) else None
@@ -197,20 +197,20 @@ def _falcon(keys: Keys, types: Types) -> Layers:
     return _IGNORING(_with_kv_heads(keys, kv_heads), types)
 
 
-def _gpt_bigcode(keys: Keys, types: Types) -> Layers:
+def _gpt_bigcode(keys: ConfigKeys, types: Types) -> Layers:
     """GPT BigCode: one head with keys, unless ``multi_query`` is false."""
     kv_heads = 1 if keys.config.get("multi_query", True) else None
     return Gqa(sized=False, names=_GPT2)(_with_kv_heads(keys, kv_heads), types)
 
 
-def _step3(keys: Keys, types: Types) -> Layers:
+def _step3(keys: ConfigKeys, types: Types) -> Layers:
     """Step 3: queries are made of latents; one head has keys, which every rank holds."""
     if keys.number("num_attention_groups", 1) != 1:
         raise keys.wrong("num_attention_groups", keys.config["num_attention_groups"], "1")
     return Gqa(by_layer=False)(_with_kv_heads(keys, 1), types)
 
 
-def _dbrx(keys: Keys, types: Types) -> Layers:
+def _dbrx(keys: ConfigKeys, types: Types) -> Layers:
     """DBRX: the number of heads with keys stands in ``attn_config``."""
     names = {
         "num_hidden_layers": "n_layers",
@@ -221,16 +221,16 @@ def _dbrx(keys: Keys, types: Types) -> Layers:
     return replace(_IGNORING, names=names)(_with_kv_heads(keys, kv_heads), types)
 
 
-def _with_kv_heads(keys: Keys, kv_heads: int | None) -> Keys:
+def _with_kv_heads(keys: ConfigKeys, kv_heads: int | None) -> ConfigKeys:
     return keys.put("num_key_value_heads", kv_heads)
 
 
-def _gemma3n(keys: Keys, types: Types) -> Layers:
+def _gemma3n(keys: ConfigKeys, types: Types) -> Layers:
     """Gemma 3n: the last layers read the caches of earlier ones, and have none."""
     return _without_shared(Gqa(windows=True, listed=True)(keys, types), keys)
 
 
-def _gemma4(keys: Keys, types: Types) -> Layers:
+def _gemma4(keys: ConfigKeys, types: Types) -> Layers:
     """Gemma 4: as Gemma 3n, but full layers have heads of their own size and number.
 
     Later checkpoints have these in ``per_layer_config``, layer by layer.
@@ -255,7 +255,7 @@ def _gemma4(keys: Keys, types: Types) -> Layers:
     return _without_shared(layers, keys, kinds)
 
 
-def _without_shared(layers: Layers, keys: Keys, kinds: list[str] | None = None) -> Layers:
+def _without_shared(layers: Layers, keys: ConfigKeys, kinds: list[str] | None = None) -> Layers:
     """Return the layers without the caches of the last ones, which read those of earlier layers.
 
     Raises `LayoutFormError`.
@@ -268,14 +268,14 @@ def _without_shared(layers: Layers, keys: Keys, kinds: list[str] | None = None) 
     return [*layers[:kept], *((),) * shared]
 
 
-def _llama4(keys: Keys, types: Types) -> Layers:
+def _llama4(keys: ConfigKeys, types: Types) -> Layers:
     """Llama 4: attention in chunks, whose layers keep all tokens where vLLM is told so."""
     if keys.has("layer_types"):
         keys.sequence("layer_types", keys.number("num_hidden_layers"))
     return Gqa()(keys.put("layer_types", None), types)
 
 
-def _mimo_v2(keys: Keys, types: Types) -> Layers:
+def _mimo_v2(keys: ConfigKeys, types: Types) -> Layers:
     """MiMo-V2: layers with windows have heads of their own number and size, and values theirs."""
     pattern = keys.sequence("hybrid_layer_pattern", keys.number("num_hidden_layers"), (0, 1))
     attention = sliding = _mimo_v2_layer(keys, types, "")
@@ -286,7 +286,7 @@ def _mimo_v2(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, kinds, attention, sliding=sliding)
 
 
-def _mimo_v2_layer(keys: Keys, types: Types, prefix: str) -> AttentionSpec:
+def _mimo_v2_layer(keys: ConfigKeys, types: Types, prefix: str) -> AttentionSpec:
     """Return a layer by the keys that begin with ``prefix``."""
     heads = keys.number(f"{prefix}num_attention_heads")
     kv_heads = keys.number(f"{prefix}num_key_value_heads")
@@ -299,7 +299,7 @@ def _mimo_v2_layer(keys: Keys, types: Types, prefix: str) -> AttentionSpec:
     return attention if value_dim == head_dim else replace(attention, value_dim=value_dim)
 
 
-def _step3p5(keys: Keys, types: Types) -> Layers:
+def _step3p5(keys: ConfigKeys, types: Types) -> Layers:
     """Step 3.5 and 3.7: one kind of layers may have other heads (``attention_other_setting``)."""
     count = keys.number("num_hidden_layers")
     listed = keys.config.get("layer_types") or None
@@ -322,12 +322,12 @@ def _step3p5(keys: Keys, types: Types) -> Layers:
     return layers
 
 
-def _nemotron_nas(keys: Keys, types: Types) -> Layers:
+def _nemotron_nas(keys: ConfigKeys, types: Types) -> Layers:
     """Llama-Nemotron: a block has attention with queries in groups of its own size, or none."""
     heads = keys.number("num_attention_heads")
     layers: Layers = []
     for index, block in enumerate(keys.sequence("block_configs", keys.number("num_hidden_layers"))):
-        one = Keys(block, f"{keys.path}block_configs[{index}].", keys.readings)
+        one = ConfigKeys(block, f"{keys.path}block_configs[{index}].", keys.readings)
         attention = one.part("attention")
         if attention.config.get("no_op"):
             layers.append(())

@@ -1,7 +1,7 @@
 """Read a model's state from its Hugging Face ``config.json``: `model_from_hf_config`.
 
-The language model may stand in a part of the config, beside vision or audio (`Whole`); draft layers
-(MTP) repeat one of its layers.
+The language model may stand in a part of the config, beside vision or audio (`WrappedModel`); draft
+layers (MTP) repeat one of its layers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from restow.broker.errors import LayoutFormError, UnknownModelError
 from restow.broker.families.hf import attention, hybrids, latent
 from restow.broker.families.hf.attention import ModelTable, Reader
-from restow.broker.families.hf.keys import FLOATS, Keys, Readings
+from restow.broker.families.hf.keys import FLOATS, ConfigKeys, Readings
 from restow.broker.families.hf.kv_types import KvTypes, Quantisation, Types, quantisation_of
 from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec, ModelSpec, Scales
 from restow.broker.layout import DType
@@ -51,7 +51,7 @@ _DRAFTS: dict[str, tuple[str, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WrappedModel:
     """A type of models whose language model stands in a part of the config.
 
     The part is of type ``text``, or of another known type that it names. If ``fixed``, the whole's
@@ -69,7 +69,7 @@ class Whole:
     fixed: bool = False
     architecture: str = ""
 
-    def types(self, keys: Keys) -> tuple[str, str]:
+    def types(self, keys: ConfigKeys) -> tuple[str, str]:
         """Return the name of the part with these keys, and the type to read it as.
 
         Raises `LayoutFormError` if there is no part, or one of a type that vLLM does not run.
@@ -96,35 +96,35 @@ _FIXED = (
     *("ernie4_5_vl_moe", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm4v", "glm4v_moe"),
     *("glm_ocr", "llama4", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "aria"),
 )
-WHOLES: dict[str, Whole] = {
-    **{name: Whole(f"{name}_text", fixed=True) for name in _FIXED},
+WHOLES: dict[str, WrappedModel] = {
+    **{name: WrappedModel(f"{name}_text", fixed=True) for name in _FIXED},
     **{
-        name: Whole(f"{name}_text", flat=True, fixed=True)
+        name: WrappedModel(f"{name}_text", flat=True, fixed=True)
         for name in ("paddleocr_vl", "qwen2_5_vl", "qwen2_vl")
     },
     **{
-        name: Whole(f"{name}_text", name=f"{name}_text", fixed=True)
+        name: WrappedModel(f"{name}_text", name=f"{name}_text", fixed=True)
         for name in ("qwen2_5_omni", "qwen3_omni_moe")
     },
-    **{name: Whole("llama") for name in ("idefics3", "llava", "llava_next", "smolvlm")},
-    **{name: Whole("qwen3_5_text") for name in ("minicpmv4_6", "minicpmv4_7")},
-    **{name: Whole("qwen2") for name in ("internvl", "internvl_chat")},
-    "bailing_moe_v3_vl": Whole(
+    **{name: WrappedModel("llama") for name in ("idefics3", "llava", "llava_next", "smolvlm")},
+    **{name: WrappedModel("qwen3_5_text") for name in ("minicpmv4_6", "minicpmv4_7")},
+    **{name: WrappedModel("qwen2") for name in ("internvl", "internvl_chat")},
+    "bailing_moe_v3_vl": WrappedModel(
         "bailing_hybrid", name="bailing_hybrid", fixed=True, architecture=hybrids.LING_3
     ),
-    "cohere2_vision": Whole("cohere2"),
-    "deepseek_vl_v2": Whole("deepseek_v2", ("deepseek_vl_v2",), alone=True),
-    "exaone4_5": Whole("exaone4"),
-    "kimi_k25": Whole("deepseek_v3", ("kimi_k2",), alone=True),
-    "kimi_k3": Whole("kimi_linear", fixed=True),
-    "kimi_vl": Whole("deepseek_v2", ("deepseek_v3",), alone=True),
-    "lfm2_vl": Whole("lfm2"),
-    "mistral3": Whole("mistral"),
-    "NemotronH_Nano_VL_V2": Whole("nemotron_h"),
-    "paligemma": Whole("gemma"),
-    "qwen3_asr": Whole("qwen3"),
-    "step3_vl": Whole("step3_text", alone=True),
-    "step3p7": Whole("step3p7_text", ("step3p5",), alone=True, name="step3p5"),
+    "cohere2_vision": WrappedModel("cohere2"),
+    "deepseek_vl_v2": WrappedModel("deepseek_v2", ("deepseek_vl_v2",), alone=True),
+    "exaone4_5": WrappedModel("exaone4"),
+    "kimi_k25": WrappedModel("deepseek_v3", ("kimi_k2",), alone=True),
+    "kimi_k3": WrappedModel("kimi_linear", fixed=True),
+    "kimi_vl": WrappedModel("deepseek_v2", ("deepseek_v3",), alone=True),
+    "lfm2_vl": WrappedModel("lfm2"),
+    "mistral3": WrappedModel("mistral"),
+    "NemotronH_Nano_VL_V2": WrappedModel("nemotron_h"),
+    "paligemma": WrappedModel("gemma"),
+    "qwen3_asr": WrappedModel("qwen3"),
+    "step3_vl": WrappedModel("step3_text", alone=True),
+    "step3p7": WrappedModel("step3p7_text", ("step3p5",), alone=True, name="step3p5"),
 }
 """Models with a language model among their parts, by ``model_type``."""
 
@@ -169,7 +169,7 @@ def model_from_hf_config(
     for name, state in (("conv_dtype", conv_dtype), ("ssm_dtype", ssm_dtype), ("dtype", dtype)):
         if state is not None and not state.castable:
             raise LayoutFormError(f"{name}: recurrent states are never {state.label}: {FLOATS}")
-    whole = _typed(Keys(config, readings=Readings() if readings is None else readings))
+    whole = _typed(ConfigKeys(config, readings=Readings() if readings is None else readings))
     model_type, read, text = _reader(whole, _text_part(whole))
     found = quantisation_of(whole, text, quant_config)
     computed = dtype or _computed(whole, text)
@@ -197,7 +197,7 @@ def model_from_hf_config(
     )
 
 
-def _typed(keys: Keys) -> Keys:
+def _typed(keys: ConfigKeys) -> ConfigKeys:
     """Return a config without ``model_type`` with the one that vLLM gives it.
 
     That is one of `_BY_ARCHITECTURE`, or of Mistral's own ``params.json`` of a model with latents
@@ -216,7 +216,7 @@ def _typed(keys: Keys) -> Keys:
     return keys
 
 
-def _text_part(keys: Keys) -> Keys:
+def _text_part(keys: ConfigKeys) -> ConfigKeys:
     """Return the keys of the language model: the same keys if the config has no parts.
 
     Raises `LayoutFormError` for a config with parts of which none is a language model.
@@ -249,7 +249,7 @@ def _text_part(keys: Keys) -> Keys:
     return keys
 
 
-def _reader(whole: Keys, text: Keys) -> tuple[str, Reader, Keys]:
+def _reader(whole: ConfigKeys, text: ConfigKeys) -> tuple[str, Reader, ConfigKeys]:
     """Return the language model's name, its reader, and the keys to read.
 
     The text part may have a type of its own, or none; a type of `WHOLES` decides over the part's.
@@ -273,7 +273,7 @@ def _reader(whole: Keys, text: Keys) -> tuple[str, Reader, Keys]:
 
 
 def _drafted(
-    keys: Keys, model_type: str, own: Sequence[LayerSpec], first: int, count: int
+    keys: ConfigKeys, model_type: str, own: Sequence[LayerSpec], first: int, count: int
 ) -> tuple[LayerSpec, ...]:
     """Return the state of ``count`` draft layers, numbered from ``first`` on.
 
@@ -302,7 +302,7 @@ def _drafted(
     return tuple(replace(full[-1], layer=first + index) for index in range(count))
 
 
-def _computed(whole: Keys, text: Keys) -> DType:
+def _computed(whole: ConfigKeys, text: ConfigKeys) -> DType:
     """Return the type in which vLLM computes by ``--dtype auto`` (`_resolve_auto_dtype`, 0.32)."""
     parts = [whole, text]
     parts += [whole.part(name) for name in ("vision_config", "encoder_config") if whole.has(name)]

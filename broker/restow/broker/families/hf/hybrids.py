@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from restow.broker.families.hf.attention import Layers, ModelTable, layers_by_kind
-from restow.broker.families.hf.keys import Keys
+from restow.broker.families.hf.keys import ConfigKeys
 from restow.broker.families.hf.kv_types import Types
 from restow.broker.families.hf.latent import latent
 from restow.broker.families.recurrent import (
@@ -28,7 +28,7 @@ Name = str | tuple[str, ...]
 
 
 def _mamba1_layer(
-    keys: Keys, types: Types, channels: int, names: tuple[Name, Name], mixer: Mixer
+    keys: ConfigKeys, types: Types, channels: int, names: tuple[Name, Name], mixer: Mixer
 ) -> Mamba1Spec:
     """Return a Mamba1 layer; ``names`` are the keys of its state and its taps."""
     state, taps = keys.number(names[0]), keys.number(names[1], least=2)
@@ -36,7 +36,11 @@ def _mamba1_layer(
 
 
 def _mamba2_layer(
-    keys: Keys, types: Types, shape: tuple[int, int], names: tuple[Name, Name, Name], mixer: Mixer
+    keys: ConfigKeys,
+    types: Types,
+    shape: tuple[int, int],
+    names: tuple[Name, Name, Name],
+    mixer: Mixer,
 ) -> Mamba2Spec:
     """Return a Mamba2 layer of ``shape``: heads and their size.
 
@@ -47,7 +51,7 @@ def _mamba2_layer(
     return Mamba2Spec(0, *shape, state, groups, taps, types.conv, types.state(keys), mixer)
 
 
-def _nemotron_h(keys: Keys, types: Types) -> Layers:
+def _nemotron_h(keys: ConfigKeys, types: Types) -> Layers:
     """Nemotron-H: each layer is one of Mamba2, attention, MLP, experts, by a pattern or a list."""
     lists = ("layers_block_type", "layer_types", "hybrid_override_pattern")
     key = next((k for k in lists if keys.has(k)), None)
@@ -65,12 +69,12 @@ def _nemotron_h(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, kinds, attention, mamba)
 
 
-def _granite(keys: Keys, types: Types) -> Layers:
+def _granite(keys: ConfigKeys, types: Types) -> Layers:
     """Granite 4: Mamba2 layers with attention layers among them."""
     return _mamba_names(keys, types, keys.layer_kinds(), _channels(keys))
 
 
-def _bamba(keys: Keys, types: Types) -> Layers:
+def _bamba(keys: ConfigKeys, types: Types) -> Layers:
     """Bamba: as Granite, with the attention layers listed by number."""
     count = keys.number("num_hidden_layers")
     listed = keys.indices("attn_layer_indices", range(count))
@@ -80,7 +84,7 @@ def _bamba(keys: Keys, types: Types) -> Layers:
     return _mamba_names(keys, types, kinds, _channels(keys))
 
 
-def _falcon_h1(keys: Keys, types: Types) -> Layers:
+def _falcon_h1(keys: ConfigKeys, types: Types) -> Layers:
     """Falcon-H1: attention and Mamba2 side by side in every layer."""
     unsized = "mamba_d_ssm" in keys.config and not keys.has("mamba_d_ssm")
     channels = _channels(keys) if unsized else keys.number("mamba_d_ssm")
@@ -90,12 +94,12 @@ def _falcon_h1(keys: Keys, types: Types) -> Layers:
     return _mamba_names(keys, types, kinds, channels, why)
 
 
-def _channels(keys: Keys) -> int:
+def _channels(keys: ConfigKeys) -> int:
     return keys.number("mamba_expand") * keys.number("hidden_size")
 
 
 def _mamba_names(
-    keys: Keys, types: Types, kinds: list[str], channels: int, obstacle: str = ""
+    keys: ConfigKeys, types: Types, kinds: list[str], channels: int, obstacle: str = ""
 ) -> Layers:
     """Return layers by the names that Bamba, Granite and Falcon-H1 share."""
     heads = keys.number("mamba_n_heads")
@@ -114,7 +118,7 @@ def _mamba_names(
     return layers_by_kind(keys, kinds, attention, mamba)
 
 
-def _zamba2(keys: Keys, types: Types) -> Layers:
+def _zamba2(keys: ConfigKeys, types: Types) -> Layers:
     """Zamba2: Mamba2 everywhere, and in hybrid layers attention over twice the hidden size."""
     hidden = keys.number("hidden_size")
     channels = keys.number("mamba_expand") * hidden
@@ -130,7 +134,7 @@ def _zamba2(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, keys.layer_kinds(), attention, mamba)
 
 
-def _mamba(keys: Keys, types: Types) -> Layers:
+def _mamba(keys: ConfigKeys, types: Types) -> Layers:
     """Mamba and Falcon-Mamba: Mamba1 in every layer."""
     if keys.has("intermediate_size"):
         channels = keys.number("intermediate_size")
@@ -141,7 +145,7 @@ def _mamba(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, ["recurrent"] * keys.number("num_hidden_layers"), None, mamba)
 
 
-def _mamba2(keys: Keys, types: Types) -> Layers:
+def _mamba2(keys: ConfigKeys, types: Types) -> Layers:
     """Mamba2 in every layer."""
     heads, head_dim = keys.number("num_heads"), keys.number("head_dim")
     channels = keys.number("expand") * keys.number("hidden_size")
@@ -152,7 +156,7 @@ def _mamba2(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, ["recurrent"] * keys.number("num_hidden_layers"), None, mamba)
 
 
-def _jamba(keys: Keys, types: Types) -> Layers:
+def _jamba(keys: ConfigKeys, types: Types) -> Layers:
     """Jamba: Mamba1, and attention in one layer of a period."""
     period, offset = keys.number("attn_layer_period"), keys.number("attn_layer_offset", least=0)
     if offset >= period:
@@ -170,7 +174,7 @@ def _last_of_each(count: int, group: int) -> list[str]:
     return ["recurrent" if (i + 1) % group else "attention" for i in range(count)]
 
 
-def _qwen(keys: Keys, types: Types) -> Layers:
+def _qwen(keys: ConfigKeys, types: Types) -> Layers:
     """Qwen3-Next and Qwen3.5: gated delta nets, and full attention in every fourth layer."""
     count = keys.number("num_hidden_layers")
     kinds = keys.listed_kinds(count)
@@ -181,7 +185,7 @@ def _qwen(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, kinds, attention, gdn)
 
 
-def _gdn(keys: Keys, types: Types, key_dim: int, all_heads: int | None = None) -> GdnSpec:
+def _gdn(keys: ConfigKeys, types: Types, key_dim: int, all_heads: int | None = None) -> GdnSpec:
     """Return a gated delta net, by default of ``all_heads`` heads, with values twice as wide."""
     return GdnSpec(
         0,
@@ -195,7 +199,7 @@ def _gdn(keys: Keys, types: Types, key_dim: int, all_heads: int | None = None) -
     )
 
 
-def _olmo_hybrid(keys: Keys, types: Types) -> Layers:
+def _olmo_hybrid(keys: ConfigKeys, types: Types) -> Layers:
     """OLMo Hybrid: gated delta nets, and full attention in every fourth layer."""
     hidden, heads = keys.number("hidden_size"), keys.number("num_attention_heads")
     key_heads = keys.number("linear_num_key_heads", derived=heads)
@@ -205,7 +209,7 @@ def _olmo_hybrid(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, keys.layer_kinds(), attention, gdn)
 
 
-def _kimi_linear(keys: Keys, types: Types) -> Layers:
+def _kimi_linear(keys: ConfigKeys, types: Types) -> Layers:
     """Kimi-Linear: KDA, and latent attention in some layers.
 
     Checkpoints say it in ``linear_attn_config``, with layers counted from 1; transformers' own
@@ -238,7 +242,7 @@ def _kimi_linear(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, kinds or keys.layer_kinds(count), latent(keys, types), kda)
 
 
-def _bailing(keys: Keys, types: Types) -> Layers:
+def _bailing(keys: ConfigKeys, types: Types) -> Layers:
     """Ling 2.5 (linear attention) and Ling 3 (KDA), and latent attention in the last of a group.
 
     Both have one ``model_type``, so the architecture says which. A config without architectures
@@ -268,7 +272,7 @@ def _bailing(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, kinds, latent(keys, types), linear)
 
 
-def _minimax(keys: Keys, types: Types) -> Layers:
+def _minimax(keys: ConfigKeys, types: Types) -> Layers:
     """MiniMax-Text-01 and M1: linear attention, and full attention where the layers are listed.
 
     Checkpoints list numbers (``attn_type_list``), transformers' own class has names.
@@ -284,7 +288,7 @@ def _minimax(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, kinds, types.attention(keys.kv_heads(), dim), linear)
 
 
-def _lfm2(keys: Keys, types: Types) -> Layers:
+def _lfm2(keys: ConfigKeys, types: Types) -> Layers:
     """LFM2: short convolutions over the hidden size, and attention among them."""
     count = keys.number("num_hidden_layers")
     kinds = keys.listed_kinds(count)

@@ -1,8 +1,9 @@
 """Read the keys of a config.json, with the defaults of the model type's configuration class.
 
-A config may leave keys out. `Keys` then asks transformers' configuration class of the model type,
-if transformers is installed (the ``engine`` extra); without it a key that is needed must be in the
-file. The classes are imported when the first key is missing: transformers imports torch with them.
+A config may leave keys out. `ConfigKeys` then asks transformers' configuration class of the model
+type, if transformers is installed (the ``engine`` extra); without it a key that is needed must be
+in the file. The classes are imported when the first key is missing: transformers imports torch with
+them.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def _class_list(found: Any, **numbers: object) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class ConfigKeys:
     """The keys of a config, or of a part of it; a null counts as missing.
 
     ``path`` precedes the keys of a part, and ``origins`` maps keys to their names in the file.
@@ -147,12 +148,12 @@ class Keys:
             what = f"expected an object, got {type(self.config).__name__}"
             raise LayoutFormError(f"config: {self.path and self.path[:-1] + ': '}{what}")
 
-    def put(self, key: str, value: object, origin: str = "") -> Keys:
+    def put(self, key: str, value: object, origin: str = "") -> ConfigKeys:
         """Return the keys with another value, which the file has under the name ``origin``."""
         origins = {**self.origins, key: origin or key}
         return replace(self, config={**self.config, key: value}, origins=origins)
 
-    def renamed(self, names: Mapping[str, str]) -> Keys:
+    def renamed(self, names: Mapping[str, str]) -> ConfigKeys:
         """Return the keys under their usual names; ``names`` maps these to the file's names."""
         keys = self
         for name, other in names.items():
@@ -168,12 +169,12 @@ class Keys:
         """Return whether the file has the key, and not as null."""
         return self.config.get(key) is not None
 
-    def part(self, key: str) -> Keys:
+    def part(self, key: str) -> ConfigKeys:
         """Return the keys of an object inside; a missing object is empty."""
         value = self.config.get(key)
         if value is not None and not isinstance(value, Mapping):
             raise self.wrong(key, value, "an object")
-        return Keys(value or {}, f"{self.path}{key}.", self.readings)
+        return ConfigKeys(value or {}, f"{self.path}{key}.", self.readings)
 
     def text(self, key: str) -> str:
         """Return a name that must be in the file."""

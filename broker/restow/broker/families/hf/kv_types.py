@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families.hf.keys import CONFIG, QUANT_CONFIG, Keys, Reading, Readings
+from restow.broker.families.hf.keys import CONFIG, QUANT_CONFIG, ConfigKeys, Reading, Readings
 from restow.broker.families.recurrent import Mixer
 from restow.broker.families.specs import (
     NO_SCALES,
@@ -101,7 +101,7 @@ class Quantisation:
 
 
 def quantisation_of(
-    whole: Keys, text: Keys, quant_config: Mapping[str, Any] | None
+    whole: ConfigKeys, text: ConfigKeys, quant_config: Mapping[str, Any] | None
 ) -> Quantisation:
     """Return the declaration in the first place where vLLM 0.32 looks (`get_quant_config`).
 
@@ -288,7 +288,7 @@ class Types:
         """Return a layer with one latent vector a token."""
         return MlaSpec(0, latent_dim, *self.keys_and_values.chosen(latents=True))
 
-    def mixer(self, keys: Keys, bias_key: str, obstacle: str = "") -> Mixer:
+    def mixer(self, keys: ConfigKeys, bias_key: str, obstacle: str = "") -> Mixer:
         """Return a recurrent layer's input; ``obstacle`` says why windows can't be rebuilt."""
         found = self.keys_and_values.found
         if not obstacle and keys.config.get(bias_key):
@@ -298,6 +298,6 @@ class Types:
             obstacle = f"the in-projection is quantized ({found.place or found.file})"
         return Mixer(keys.number("hidden_size"), self.weights, obstacle)
 
-    def state(self, keys: Keys, key: str = "", unless_named: DType | None = None) -> DType:
+    def state(self, keys: ConfigKeys, key: str = "", unless_named: DType | None = None) -> DType:
         """Return the type of recurrent states; vLLM's "auto" is that of the conv states."""
         return self.ssm or keys.dtype(key, self.conv, unless_named)

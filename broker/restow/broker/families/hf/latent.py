@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.hf.attention import Gqa, Layers, ModelTable, layers_by_kind
-from restow.broker.families.hf.keys import Keys
+from restow.broker.families.hf.keys import ConfigKeys
 from restow.broker.families.hf.kv_types import Types
 from restow.broker.families.specs import (
     BlockScaledMlaSpec,
@@ -25,12 +25,12 @@ _SPARSE = ("sparse_attention", "sparse", "indexed_attention", "deepseek_sparse_a
 """Names of layers with an indexer, where a config has layers of both kinds."""
 
 
-def latent(keys: Keys, types: Types) -> MlaSpec:
+def latent(keys: ConfigKeys, types: Types) -> MlaSpec:
     """Return a layer with one latent vector a token."""
     return types.latent(sum(_latent_dims(keys)))
 
 
-def _latent_dims(keys: Keys) -> tuple[int, int]:
+def _latent_dims(keys: ConfigKeys) -> tuple[int, int]:
     """Return the sizes of the compressed keys and values, and of the rotary part behind them."""
     for key in ("kv_lora_rank", "qk_rope_head_dim"):
         if keys.config.get(key, 0) is None:
@@ -39,11 +39,11 @@ def _latent_dims(keys: Keys) -> tuple[int, int]:
     return keys.number("kv_lora_rank"), keys.number("qk_rope_head_dim")
 
 
-def _every_layer(keys: Keys, spec: MlaSpec) -> Layers:
+def _every_layer(keys: ConfigKeys, spec: MlaSpec) -> Layers:
     return layers_by_kind(keys, ["attention"] * keys.number("num_hidden_layers"), spec)
 
 
-def _deepseek(keys: Keys, types: Types) -> Layers:
+def _deepseek(keys: ConfigKeys, types: Types) -> Layers:
     """DeepSeek-V2 and V3, Kimi-K2 and others: latent attention in every layer.
 
     Small models of the family have keys and values of heads in place of latents (DeepSeek-OCR,
@@ -57,13 +57,13 @@ def _deepseek(keys: Keys, types: Types) -> Layers:
     return _every_layer(keys, latent(keys, types))
 
 
-def _without_latents(keys: Keys) -> bool:
+def _without_latents(keys: ConfigKeys) -> bool:
     """Return whether vLLM runs the attention of the first DeepSeek (`DeepseekV2DecoderLayer`)."""
     sizes = [keys.config.get(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim")]
     return not keys.has("kv_lora_rank") and "kv_lora_rank" in keys.config and sizes == [0, 0]
 
 
-def _longcat_flash(keys: Keys, types: Types) -> Layers:
+def _longcat_flash(keys: ConfigKeys, types: Types) -> Layers:
     """LongCat-Flash: two latent attentions in each layer, each with a number of its own."""
     given = keys.has("num_hidden_layers")
     attentions = keys.number("num_hidden_layers", None if given else 2 * keys.number("num_layers"))
@@ -74,14 +74,14 @@ def _longcat_flash(keys: Keys, types: Types) -> Layers:
     return [flat[2 * i] + flat[2 * i + 1] for i in range(count)]
 
 
-def _minicpm3(keys: Keys, types: Types) -> Layers:
+def _minicpm3(keys: ConfigKeys, types: Types) -> Layers:
     """MiniCPM3: of latents each head's keys and values are made and kept, as wide as its query."""
     key_dim = keys.number("qk_nope_head_dim") + keys.number("qk_rope_head_dim")
     heads = types.attention(keys.number("num_attention_heads"), key_dim)
     return layers_by_kind(keys, ["attention"] * keys.number("num_hidden_layers"), heads)
 
 
-def _deepseek_sparse(keys: Keys, types: Types) -> Layers:
+def _deepseek_sparse(keys: ConfigKeys, types: Types) -> Layers:
     """DeepSeek-V3.2, GLM-5: every layer is sparse; some read what an earlier one has chosen."""
     count = keys.number("num_hidden_layers")
     choosing = _by_pattern(keys, count)
@@ -96,7 +96,7 @@ def _deepseek_sparse(keys: Keys, types: Types) -> Layers:
     return _with_indexer(keys, types, choosing)
 
 
-def _hy_v4(keys: Keys, types: Types) -> Layers:
+def _hy_v4(keys: ConfigKeys, types: Types) -> Layers:
     """HY V4: ``layer_types`` says which are sparse, ``indexer_types`` which of these choose."""
     count = keys.number("num_hidden_layers")
     kinds = keys.sequence("layer_types", count) if keys.config.get("layer_types") else []
@@ -109,7 +109,7 @@ def _hy_v4(keys: Keys, types: Types) -> Layers:
     return _with_indexer(keys, types, [a and b for a, b in zip(sparse, choosing, strict=True)])
 
 
-def _with_indexer(keys: Keys, types: Types, choosing: list[bool]) -> Layers:
+def _with_indexer(keys: ConfigKeys, types: Types, choosing: list[bool]) -> Layers:
     """Return latents for every layer, with an indexer's keys for those that choose tokens."""
     spec = _sparse_latent(keys, types)
     key_dim = keys.number("index_head_dim")
@@ -123,7 +123,7 @@ def _with_indexer(keys: Keys, types: Types, choosing: list[bool]) -> Layers:
     ]
 
 
-def _sparse_latent(keys: Keys, types: Types) -> LatentSpec:
+def _sparse_latent(keys: ConfigKeys, types: Types) -> LatentSpec:
     if types.scales.kind is not ScaleKind.PER_BLOCK:
         return latent(keys, types)
     spec = BlockScaledMlaSpec(0)
@@ -141,7 +141,7 @@ def _sparse_latent(keys: Keys, types: Types) -> LatentSpec:
     return spec
 
 
-def _by_pattern(keys: Keys, count: int) -> list[bool]:
+def _by_pattern(keys: ConfigKeys, count: int) -> list[bool]:
     """Return which layers have an indexer, as vLLM finds it (`DeepseekV32Attention`)."""
     pattern = keys.config.get("index_topk_pattern")
     if pattern is None:
@@ -156,7 +156,7 @@ def _by_pattern(keys: Keys, count: int) -> list[bool]:
     return [one == "F" for one in pattern[:count]]
 
 
-def _listed(keys: Keys, count: int) -> list[bool] | None:
+def _listed(keys: ConfigKeys, count: int) -> list[bool] | None:
     """Return which layers have an indexer by ``indexer_types``; None if that is missing."""
     if not keys.has("indexer_types"):
         return None

@@ -30,8 +30,8 @@ from restow.broker.addresses import HTTP_PORT, host_and_port
 from restow.broker.display.documents import Values
 from restow.broker.http.server import (
     Answer,
+    HttpPages,
     Page,
-    Pages,
     Query,
     healthy_page,
     http_server,
@@ -73,7 +73,7 @@ async def serving(
     host, _ = host_and_port(listen, HTTP_PORT)
     named = frozenset(one.lower() for one in (*hosts, host))
     loop, document = asyncio.get_running_loop(), status_page_html() if status_page else ""
-    pages = Pages("broker", _pages(hub, document, certificate_end_s), FIELDS)
+    pages = HttpPages("broker", _pages(hub, document, certificate_end_s), FIELDS)
 
     def tell_refused(path: str, asked_as: str, peer: str) -> None:
         hub.said.warning("page refused", path=path, host=cut(asked_as), peer=peer)

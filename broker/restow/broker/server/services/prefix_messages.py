@@ -14,11 +14,11 @@ from restow.broker.core.common.events import (
     Chain,
     ChainEnd,
     HashForm,
+    HashRun,
     NamedPrefix,
-    Run,
 )
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.prefix.prefixes import Holders, Teller
+from restow.broker.core.prefix.prefixes import Announcements, Holders
 from restow.broker.errors import ChainInvalidError, HoldingsError, RequestError
 from restow.broker.layout.values import ModelIdentity
 from restow.broker.rpc import wire
@@ -71,7 +71,7 @@ def batch_of(holdings: pb.Holdings) -> Batch:
     )
 
 
-def _runs_of(runs: Iterable[pb.HeldRun], form: HashForm) -> tuple[Run, ...]:
+def _runs_of(runs: Iterable[pb.HeldRun], form: HashForm) -> tuple[HashRun, ...]:
     for run in runs:
         _check_size(run.hashes, form)
         if len(run.parent) not in (0, form.hash_bytes):
@@ -80,7 +80,7 @@ def _runs_of(runs: Iterable[pb.HeldRun], form: HashForm) -> tuple[Run, ...]:
                 f"{form.hash_bytes} bytes",
                 field="parent",
             )
-    return tuple(Run(run.group, run.hashes, run.parent) for run in runs if run.hashes)
+    return tuple(HashRun(run.group, run.hashes, run.parent) for run in runs if run.hashes)
 
 
 def chains_of(request: pb.FindRequest, model: ModelIdentity) -> list[Chain]:
@@ -208,7 +208,7 @@ def fill_found(found: pb.FoundPrefix, held: list[tuple[EngineRecord, int]], limi
 
 
 def engine_holdings(
-    teller: Teller, holders: Holders, engine: EngineRecord | None
+    teller: Announcements, holders: Holders, engine: EngineRecord | None
 ) -> admin_pb2.EngineHoldings:
     """Return what an engine holds of each group, and how its offers ended."""
     counts, tokens = holders.count(teller), teller.form.quantum_tokens
