@@ -66,7 +66,9 @@ async def test_a_broker_says_that_it_stands_still_and_why_and_one_that_is_not_le
 ) -> None:
     ports = [free_port(), free_port()]
     async with running_etcd(tmp_path, 1, heartbeat_ms=50, election_ms=500) as etcd:
-        fleet = Fleet(tmp_path, etcd, 2, ("--fleet", "still"))
+        # With a longer lease it stands still for 6 s, and not for 1.5 s.
+        options = ("--fleet", "still", "--member-lease-s", "8")
+        fleet = Fleet(tmp_path, etcd, 2, options)
         for one, port in zip(fleet.brokers, ports, strict=True):
             one._options = (*one._options, "--http-listen", f"{HOST}:{port}")
         first, late = fleet.brokers
