@@ -39,7 +39,7 @@ class _Pages:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """An end of a move; ``aligned``: its elements are aligned to their size."""
+    """An end of a move; ``aligned`` says that its elements are aligned to their size."""
 
     region: int
     place: Place
@@ -47,7 +47,7 @@ class _End:
 
 
 class Cutter:
-    """Cuts the moves of a plan into rows; caches cuts, because layers are alike."""
+    """Cut the moves of a plan into rows; cache the cuts, because layers are alike."""
 
     def __init__(self, plan: Plan) -> None:
         """Assign numbers to all pairs of lists, common to all programs of the plan."""
@@ -91,9 +91,9 @@ class Cutter:
         return RowTable(rows, pieces, np.repeat(np.arange(len(moves)), counts), piece_row)
 
     def through(self, moves: Sequence[Move], places: Sequence[Place]) -> tuple[Int64s, Int64s]:
-        """Return rows from the sources to ``places`` in a chunk, and from there to D's pages.
+        """Return rows from the sources to ``places`` in a chunk, and from the chunk to D's pages.
 
-        The chunk's region has number 0. Raises as `table`.
+        The chunk's region has number 0. Raises what `table` raises.
         """
         if not moves:
             return no_rows(), no_rows()

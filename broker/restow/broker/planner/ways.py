@@ -64,8 +64,8 @@ class Work:
     """The work of agents for a share of a program.
 
     ``gathering`` has the source ranks that must gather; a rank gathers once for all shares, with a
-    launch on both sides and a single read. ``launches`` and ``reads`` count the others, ``seconds``
-    is the time of copying and computing.
+    launch on both sides and a single read. ``launches`` and ``reads`` count other work, and
+    ``seconds`` is the time of copying and computing.
     """
 
     bytes: int = 0
@@ -80,7 +80,7 @@ class Share(Protocol):
 
     @property
     def strategy(self) -> Strategy:
-        """Return the strategy's word."""
+        """Return the strategy of this way."""
 
     def steps(self, first_span: int) -> Sequence[Step]:
         """Return the share's steps of a `Program`; its spans are numbered from ``first_span`` on.
@@ -110,7 +110,7 @@ class Way:
     strategy: ClassVar[Strategy]
 
     def demanded(self, sent: Sent) -> Int64s | None:
-        """Return a strategy number per row for a requested way; None: the cost model decides.
+        """Return a strategy number per row for a requested way; None if the cost model decides.
 
         Raises `StrategyRefusedError`.
         """
@@ -133,7 +133,7 @@ class Way:
         return None
 
     def sparing(self, plan: Plan, strategy: Strategy) -> Sparing | None:
-        """Return what finds moves that this way can replace; None if there are none.
+        """Return a function that finds moves that this way can replace; None if there are none.
 
         Raises `StrategyRefusedError` if this way is requested but cannot serve, and
         `TooManyPiecesError`.
@@ -167,7 +167,7 @@ class Sliced:
 
 
 class Slices(Way):
-    """Reads rows into place; cannot cast."""
+    """Read rows into place; this way cannot cast."""
 
     strategy = Strategy.SLICES
 
@@ -311,7 +311,7 @@ class Extracted:
 
 
 class WholeSpans(Way):
-    """Reads whole spans with unneeded bytes, so that there are fewer reads."""
+    """Read whole spans with unneeded bytes, so that there are fewer reads."""
 
     strategy = Strategy.WHOLE
 
@@ -337,7 +337,7 @@ class WholeSpans(Way):
 def _shared(priced: PricedRows, small: Bools) -> Seconds:
     """Return each row's share of its span's read, proportional to the row's cost on its own.
 
-    So all rows of a span gain or lose together.
+    All rows of a span therefore gain or lose together.
     """
     costs, weights = priced.costs, priced.into_place_s[small]
     spans = Spans.of(priced.rows[small], priced.pairs, costs.gap_bytes)
@@ -375,7 +375,7 @@ class Packed:
 
 
 class Pack(Way):
-    """Sends exactly the needed bytes, whatever their form."""
+    """Send exactly the needed bytes, whatever their form."""
 
     strategy = Strategy.PACK
 
@@ -397,8 +397,8 @@ class Pack(Way):
 class Chunks:
     """The chunks of a destination rank, one per source rank.
 
-    ``interleaved`` rows copy from a source's pages to its chunk, ``restored`` rows from there to
-    the destination's pages. Offsets on the chunk's side count from the beginning of the chunk.
+    ``interleaved`` rows copy from a source's pages to its chunk, ``restored`` rows from the chunk
+    to the destination's pages. Offsets on the chunk's side count from the beginning of the chunk.
     """
 
     interleaved: Int64s
@@ -406,7 +406,7 @@ class Chunks:
 
     @classmethod
     def of(cls, moves: Sequence[Move], cutter: Cutter) -> Chunks:
-        """Return the rows through chunks for ``moves``, which are all of snapshots."""
+        """Return the rows through chunks for ``moves``, which all move snapshots."""
         return cls(*cutter.through(moves, chunk_places(moves)))
 
     strategy: ClassVar[Strategy] = Strategy.INTERLEAVE
@@ -416,7 +416,7 @@ class Chunks:
         return Step(GATHER_PLACED, self.interleaved), Step(SCATTER_PLACED, self.restored)
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
-        """Count a copy on both sides, each with its own rows; bytes travel as when packed."""
+        """Count a copy on both sides, each side with its own rows; bytes travel as in `Packed`."""
         there = PricedRows(self.interleaved, pairs, tokens, costs)
         back = PricedRows(self.restored, pairs, tokens, costs)
         return Work(
@@ -427,12 +427,12 @@ class Chunks:
 
 
 class Interleave(Way):
-    """Permutes states for all readers at once; rows are never assigned to it singly."""
+    """Permute states for all readers at once; rows are never assigned to this way singly."""
 
     strategy = Strategy.INTERLEAVE
 
     def demanded(self, sent: Sent) -> Int64s | None:
-        """Take all snapshots and pack the rest. Raises `StrategyRefusedError` without any."""
+        """Take all snapshots and pack the rest. Raises `StrategyRefusedError` without snapshots."""
         if all(pair.per_token for pair in sent.priced.pairs):
             raise StrategyRefusedError(
                 "interleave permutes snapshots, but no snapshot is moved: use pack or auto",
@@ -506,7 +506,7 @@ def chunk_places(moves: Sequence[Move]) -> list[Place]:
 
 
 def whole_moves(table: RowTable, rows: Bools) -> Bools:
-    """Return a mask of the moves that travel only in ``rows``, and share none with other moves."""
+    """Return a mask of the moves that travel only in ``rows`` and share no row with others."""
     while True:
         moves = np.ones(int(table.piece_move.max(initial=-1)) + 1, np.bool_)
         moves[table.piece_move[~rows[table.piece_row]]] = False

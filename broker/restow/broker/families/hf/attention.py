@@ -1,7 +1,7 @@
 """Models with attention alone: full, in sliding windows, or of several shapes.
 
 Windows are those of vLLM (`engine/arg_utils.py`, `model_executor/layers/attention/attention.py`): a
-window of ``sliding_window`` tokens contains the token itself, so the next token sees one less.
+window of ``sliding_window`` tokens contains the token itself, so the next token sees one fewer.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def layers_by_kind(
         specs: list[LayerSpec] = []
         for spec in by_kind[kind]:
             if spec is None:
-                said = f": layer {index}: this model type has no layers of that kind ({kind})"
-                raise keys.fault("layer_types", said)
+                problem = f": layer {index}: this model type has no layers of that kind ({kind})"
+                raise keys.fault("layer_types", problem)
             specs.append(replace(spec, layer=index))
         layers.append(tuple(specs))
     return layers
@@ -51,12 +51,12 @@ def layers_by_kind(
 
 @dataclass(frozen=True, slots=True)
 class Gqa:
-    """Reads the layers of a model with grouped-query attention, by what vLLM heeds of its config.
+    """Read the layers of a model with grouped-query attention, by the keys that vLLM heeds.
 
     vLLM heeds ``layer_types`` if ``by_layer`` and ``head_dim`` if ``sized``. Unless ``grouped``,
-    all heads have keys where the config says nothing. With ``windows`` the configuration class may
+    all heads have keys if the config says nothing. With ``windows`` the configuration class may
     have windows that the config leaves out, and with ``listed`` a list of the layers that have
-    them; ``kinds`` makes that list where the class is not asked. Without the key ``gate`` there are
+    them; ``kinds`` makes that list if the class is not asked. Without the key ``gate`` there are
     no windows. vLLM adds ``extra`` tokens to them, and starts no ``uniform`` model with windows in
     only some layers. ``names`` are the config's own names for keys.
     """
@@ -101,7 +101,7 @@ class Gqa:
         return kv_heads, hidden // heads
 
     def layer_windows(self, keys: ConfigKeys) -> tuple[list[str], int]:
-        """Return the kinds of all layers, and how many tokens the next one sees in a window."""
+        """Return the kinds of all layers, and how many tokens the next token sees in a window."""
         both = keys.config.get("use_bidirectional_attention")
         if both not in (None, False, "vision"):
             raise keys.wrong("use_bidirectional_attention", both, "of a model that decodes")
@@ -120,11 +120,11 @@ class Gqa:
         elif kinds is None:
             kinds = self._of_class(keys, count, window) if self.listed else ["sliding"] * count
         if self.uniform and len(set(kinds)) > 1:
-            said = (
+            problem = (
                 ": windows in some of the layers (max_window_layers): vLLM serves this model type "
                 "with windows in all of them or in none"
             )
-            raise keys.fault("layer_types", said)
+            raise keys.fault("layer_types", problem)
         if not self.by_layer and "attention" in kinds:
             kinds = ["attention"] * count
         return kinds, window - 1 + self.extra
@@ -145,7 +145,7 @@ _PERIODS = (
     *("sliding_window_pattern", "prefix_dense_sliding_window_pattern"),
     "global_attn_every_n_layers",
 )
-"""Keys of a period of layers, of which one has full attention."""
+"""Keys of a period of layers; one layer of a period has full attention."""
 
 
 def _alternating(_keys: ConfigKeys, count: int) -> list[str]:
@@ -167,20 +167,20 @@ def _without_rope(keys: ConfigKeys, count: int) -> list[str]:
     else:
         period = keys.number("no_rope_layer_interval")
         roped = [(i + 1) % period for i in range(count)]
-    return ["attention" if one else "sliding" for one in roped]
+    return ["attention" if rope else "sliding" for rope in roped]
 
 
 def _gpt_oss(keys: ConfigKeys, types: Types) -> Layers:
     """GPT-OSS: vLLM has windows in every even layer, whatever the config lists."""
     count = keys.number("num_hidden_layers")
     if keys.listed_kinds(count) not in (None, _alternating(keys, count)):
-        said = ": windows stand in other layers than 0, 2, 4, ..., where vLLM has them"
-        raise keys.fault("layer_types", said)
+        problem = ": windows stand in other layers than 0, 2, 4, ..., where vLLM has them"
+        raise keys.fault("layer_types", problem)
     return Gqa(windows=True, kinds=_alternating)(keys, types)
 
 
 def _chatglm(keys: ConfigKeys, types: Types) -> Layers:
-    """ChatGLM: grouped queries only where ``multi_query_attention`` says so."""
+    """ChatGLM: grouped queries only if ``multi_query_attention`` says so."""
     grouped = keys.config.get("multi_query_attention", False)
     kv_heads = keys.number("multi_query_group_num", 1) if grouped else None
     form = replace(_IGNORING, names={"num_hidden_layers": "num_layers"})
@@ -226,14 +226,14 @@ def _with_kv_heads(keys: ConfigKeys, kv_heads: int | None) -> ConfigKeys:
 
 
 def _gemma3n(keys: ConfigKeys, types: Types) -> Layers:
-    """Gemma 3n: the last layers read the caches of earlier ones, and have none."""
+    """Gemma 3n: the last layers read the caches of earlier layers, and have no caches."""
     return _without_shared(Gqa(windows=True, listed=True)(keys, types), keys)
 
 
 def _gemma4(keys: ConfigKeys, types: Types) -> Layers:
-    """Gemma 4: as Gemma 3n, but full layers have heads of their own size and number.
+    """Gemma 4: the same as Gemma 3n, but full layers have heads of their own size and number.
 
-    Later checkpoints have these in ``per_layer_config``, layer by layer.
+    Later checkpoints have size and number in ``per_layer_config``, layer by layer.
     """
     form, own = Gqa(windows=True, listed=True), keys.part("per_layer_config")
     keys = keys.put("per_layer_config", None)
@@ -249,14 +249,17 @@ def _gemma4(keys: ConfigKeys, types: Types) -> Layers:
                 dim = keys.number("global_head_dim", 512)
                 if keys.config.get("attention_k_eq_v", False):
                     heads = keys.number("num_global_key_value_heads", kv_heads)
-        one = own.part(str(index))
-        heads, dim = one.number("num_key_value_heads", heads), one.number("head_dim", dim)
+        layer_keys = own.part(str(index))
+        heads, dim = (
+            layer_keys.number("num_key_value_heads", heads),
+            layer_keys.number("head_dim", dim),
+        )
         layers.append((replace(types.attention(heads, dim), layer=index, window_tokens=window),))
     return _without_shared(layers, keys, kinds)
 
 
 def _without_shared(layers: Layers, keys: ConfigKeys, kinds: list[str] | None = None) -> Layers:
-    """Return the layers without the caches of the last ones, which read those of earlier layers.
+    """Return the layers without the caches of the last layers, which read earlier layers' caches.
 
     Raises `LayoutFormError`.
     """
@@ -269,20 +272,20 @@ def _without_shared(layers: Layers, keys: ConfigKeys, kinds: list[str] | None = 
 
 
 def _llama4(keys: ConfigKeys, types: Types) -> Layers:
-    """Llama 4: attention in chunks, whose layers keep all tokens where vLLM is told so."""
+    """Llama 4: attention in chunks, whose layers keep all tokens if vLLM is told so."""
     if keys.has("layer_types"):
         keys.sequence("layer_types", keys.number("num_hidden_layers"))
     return Gqa()(keys.put("layer_types", None), types)
 
 
 def _mimo_v2(keys: ConfigKeys, types: Types) -> Layers:
-    """MiMo-V2: layers with windows have heads of their own number and size, and values theirs."""
+    """MiMo-V2: layers with windows have other heads (number, size), and values another size."""
     pattern = keys.sequence("hybrid_layer_pattern", keys.number("num_hidden_layers"), (0, 1))
     attention = sliding = _mimo_v2_layer(keys, types, "")
     if 1 in pattern:
         window = keys.number(("sliding_window_size", "sliding_window"), least=2)
         sliding = replace(_mimo_v2_layer(keys, types, "swa_"), window_tokens=window - 1)
-    kinds = ["sliding" if one else "attention" for one in pattern]
+    kinds = ["sliding" if windowed else "attention" for windowed in pattern]
     return layers_by_kind(keys, kinds, attention, sliding=sliding)
 
 
@@ -310,25 +313,28 @@ def _step3p5(keys: ConfigKeys, types: Types) -> Layers:
     form = Gqa(listed=True)
     kinds, window_tokens = form.layer_windows(keys)
     kv_heads, head_dim = form.shape(keys)
-    other = keys.part("attention_other_setting")
-    others = other.text("attention_type") if other.config and listed else None
+    other_keys = keys.part("attention_other_setting")
+    other_kind = other_keys.text("attention_type") if other_keys.config and listed else None
     layers: Layers = []
     for index, kind in enumerate(kinds):
         heads, dim = kv_heads, head_dim
-        if listed and listed[index] == others:
-            heads, dim = other.number("num_attention_groups"), other.number("head_dim", dim)
+        if listed and listed[index] == other_kind:
+            heads, dim = (
+                other_keys.number("num_attention_groups"),
+                other_keys.number("head_dim", dim),
+            )
         window = window_tokens if kind == "sliding" else 0
         layers.append((replace(types.attention(heads, dim), layer=index, window_tokens=window),))
     return layers
 
 
 def _nemotron_nas(keys: ConfigKeys, types: Types) -> Layers:
-    """Llama-Nemotron: a block has attention with queries in groups of its own size, or none."""
+    """Llama-Nemotron: a block has attention with groups of queries of its own size, or none."""
     heads = keys.number("num_attention_heads")
     layers: Layers = []
     for index, block in enumerate(keys.sequence("block_configs", keys.number("num_hidden_layers"))):
-        one = ConfigKeys(block, f"{keys.path}block_configs[{index}].", keys.readings)
-        attention = one.part("attention")
+        block_keys = ConfigKeys(block, f"{keys.path}block_configs[{index}].", keys.readings)
+        attention = block_keys.part("attention")
         if attention.config.get("no_op"):
             layers.append(())
             continue

@@ -24,7 +24,7 @@ _BAILING = ("BailingMoeV2_5ForCausalLM", LING_3)
 
 
 Name = str | tuple[str, ...]
-"""A key, or several names of it."""
+"""A key, or several names of the key."""
 
 
 def _mamba1_layer(
@@ -52,7 +52,7 @@ def _mamba2_layer(
 
 
 def _nemotron_h(keys: ConfigKeys, types: Types) -> Layers:
-    """Nemotron-H: each layer is one of Mamba2, attention, MLP, experts, by a pattern or a list."""
+    """Nemotron-H: a layer is Mamba2, attention, MLP or experts, by a pattern or a list."""
     lists = ("layers_block_type", "layer_types", "hybrid_override_pattern")
     key = next((k for k in lists if keys.has(k)), None)
     if key is None:
@@ -75,7 +75,7 @@ def _granite(keys: ConfigKeys, types: Types) -> Layers:
 
 
 def _bamba(keys: ConfigKeys, types: Types) -> Layers:
-    """Bamba: as Granite, with the attention layers listed by number."""
+    """Bamba: the same as Granite, with the attention layers listed by number."""
     count = keys.number("num_hidden_layers")
     listed = keys.indices("attn_layer_indices", range(count))
     kinds = keys.listed_kinds(count) or [
@@ -88,7 +88,7 @@ def _falcon_h1(keys: ConfigKeys, types: Types) -> Layers:
     """Falcon-H1: attention and Mamba2 side by side in every layer."""
     unsized = "mamba_d_ssm" in keys.config and not keys.has("mamba_d_ssm")
     channels = _channels(keys) if unsized else keys.number("mamba_d_ssm")
-    # Rounded differently from a plain product.
+    # The scaled product is rounded differently from a plain product.
     why = "the in-projection is scaled by multipliers (ssm_multipliers)"
     kinds = ["both"] * keys.number("num_hidden_layers")
     return _mamba_names(keys, types, kinds, channels, why)
@@ -109,8 +109,8 @@ def _mamba_names(
     if keys.config.get("mamba_d_head", "auto") not in ("auto", None):
         head_dim = keys.number("mamba_d_head")
         if head_dim * heads != channels:
-            said = f" {head_dim} for mamba_n_heads {heads} are not the {channels} channels"
-            raise keys.fault("mamba_d_head", said)
+            problem = f" {head_dim} for mamba_n_heads {heads} are not the {channels} channels"
+            raise keys.fault("mamba_d_head", problem)
     mixer = types.mixer(keys, "mamba_proj_bias", obstacle)
     names = "mamba_d_state", "mamba_n_groups", "mamba_d_conv"
     mamba = _mamba2_layer(keys, types, (heads, head_dim), names, mixer)
@@ -150,7 +150,7 @@ def _mamba2(keys: ConfigKeys, types: Types) -> Layers:
     heads, head_dim = keys.number("num_heads"), keys.number("head_dim")
     channels = keys.number("expand") * keys.number("hidden_size")
     if heads * head_dim != channels:
-        raise keys.wrong("num_heads", heads, f"so many that {head_dim} each make {channels}")
+        raise keys.wrong("num_heads", heads, f"a number that makes {channels} with {head_dim} each")
     names, mixer = ("state_size", "n_groups", "conv_kernel"), types.mixer(keys, "use_bias")
     mamba = _mamba2_layer(keys, types, (heads, head_dim), names, mixer)
     return layers_by_kind(keys, ["recurrent"] * keys.number("num_hidden_layers"), None, mamba)
@@ -170,7 +170,7 @@ def _jamba(keys: ConfigKeys, types: Types) -> Layers:
 
 
 def _last_of_each(count: int, group: int) -> list[str]:
-    """Return the kinds of ``count`` layers, of which the last of each group attends."""
+    """Return the kinds of ``count`` layers, where the last layer of each group has attention."""
     return ["recurrent" if (i + 1) % group else "attention" for i in range(count)]
 
 
@@ -212,8 +212,8 @@ def _olmo_hybrid(keys: ConfigKeys, types: Types) -> Layers:
 def _kimi_linear(keys: ConfigKeys, types: Types) -> Layers:
     """Kimi-Linear: KDA, and latent attention in some layers.
 
-    Checkpoints say it in ``linear_attn_config``, with layers counted from 1; transformers' own
-    class in keys beside the others.
+    Checkpoints list the layers in ``linear_attn_config``, counted from 1; transformers' own class
+    has keys beside the others.
     """
     linear = keys.part("linear_attn_config")
     count = keys.number("num_hidden_layers")
@@ -243,23 +243,27 @@ def _kimi_linear(keys: ConfigKeys, types: Types) -> Layers:
 
 
 def _bailing(keys: ConfigKeys, types: Types) -> Layers:
-    """Ling 2.5 (linear attention) and Ling 3 (KDA), and latent attention in the last of a group.
+    """Ling 2.5 (linear attention) and Ling 3 (KDA); the last layer of a group has latent attention.
 
-    Both have one ``model_type``, so the architecture says which. A config without architectures
-    that has a short convolution is Ling 3; one without either is refused. The numbers are the
-    defaults of vLLM's class of Ling 3.
+    Both have the same ``model_type``, so the architecture tells them apart. A config without
+    architectures that has a short convolution is Ling 3; a config without either is refused. The
+    numbers are the defaults of vLLM's class of Ling 3.
     """
     named = keys.config.get("architectures") or ()
-    found = [one for one in _BAILING if isinstance(named, list | tuple) and one in named]
+    known = [
+        architecture
+        for architecture in _BAILING
+        if isinstance(named, list | tuple) and architecture in named
+    ]
     if not named and keys.has("short_conv_kernel_size"):
-        found = [LING_3]
-    if len(found) != 1:
+        known = [LING_3]
+    if len(known) != 1:
         raise keys.wrong("architectures", named or None, " or ".join(_BAILING))
-    v3 = found == [LING_3]
+    v3 = known == [LING_3]
     count = keys.number("num_hidden_layers", 20 if v3 else None)
     group = keys.number("layer_group_size", 5 if v3 else None)
     kinds = _last_of_each(count, group)
-    if v3:  # the layers left over behind the last group attend
+    if v3:  # the layers left over behind the last group have attention
         kinds[count // group * group :] = ["attention"] * (count % group)
     if (keys.listed_kinds(count) or kinds) != kinds:
         raise keys.fault("layer_types", f" are not those of layer_group_size {group}")
@@ -273,9 +277,9 @@ def _bailing(keys: ConfigKeys, types: Types) -> Layers:
 
 
 def _minimax(keys: ConfigKeys, types: Types) -> Layers:
-    """MiniMax-Text-01 and M1: linear attention, and full attention where the layers are listed.
+    """MiniMax-Text-01 and M1: linear attention, and full attention in the listed layers.
 
-    Checkpoints list numbers (``attn_type_list``), transformers' own class has names.
+    Checkpoints list numbers (``attn_type_list``); transformers' own class has names.
     """
     count = keys.number("num_hidden_layers")
     if keys.has("attn_type_list") or keys.model_type != "minimax":
