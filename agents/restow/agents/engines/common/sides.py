@@ -68,12 +68,12 @@ class PrefillSide:
         """
         if not self._unfenced:
             return []
-        found: list[str] = []
+        handoff_ids: list[str] = []
         for request_id, tokens in progress:
             if tokens >= self._unfenced.get(request_id, tokens + 1):
                 del self._unfenced[request_id]
-                found += self._handoffs[request_id]
-        return found
+                handoff_ids += self._handoffs[request_id]
+        return handoff_ids
 
     def finish(
         self,
@@ -196,15 +196,15 @@ class EarlyPrefill:
         The step that completes a prompt is left to `PrefillSide`.
         """
         fences: dict[str, int] = {}
-        for one in scheduled:
-            prompt = self._prompts.get(one.request_id)
+        for part in scheduled:
+            prompt = self._prompts.get(part.request_id)
             if prompt is None:
                 continue
-            if one.tokens >= prompt.tokens:
-                del self._prompts[one.request_id]
+            if part.tokens >= prompt.tokens:
+                del self._prompts[part.request_id]
                 continue
-            self._publish(prompt, {name: one.blocks.get(name, ()) for name in self.groups})
-            fences |= dict.fromkeys(prompt.handoff_ids, one.tokens)
+            self._publish(prompt, {name: part.blocks.get(name, ()) for name in self.groups})
+            fences |= dict.fromkeys(prompt.handoff_ids, part.tokens)
         return fences
 
     def preempted(self, request_ids: Iterable[str]) -> None:
