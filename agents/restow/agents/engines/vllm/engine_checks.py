@@ -87,7 +87,7 @@ def check_groups(config: KVCacheConfig) -> None:
         for spec in iter_layer_specs(group.kv_cache_spec):
             if isinstance(spec, ChunkedLocalAttentionSpec):
                 raise EngineUnsupportedError(
-                    "attention in chunks, of which vLLM keeps only the last one: start with "
+                    "attention in chunks, of which vLLM keeps only the last chunk: start with "
                     "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=0 to keep all tokens"
                 )
             if isinstance(spec, _OTHER) or not isinstance(spec, AttentionSpec | MambaSpec):

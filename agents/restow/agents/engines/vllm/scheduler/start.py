@@ -105,14 +105,14 @@ def _is_empty(config: VllmConfig, pool: BlockPool | None) -> bool:
         return True
     if pool is None or len(pool.cached_block_hash_to_block):
         return False
-    return bool(pool.get_num_free_blocks() == pool.num_gpu_blocks - 1)  # but the null block
+    return bool(pool.get_num_free_blocks() == pool.num_gpu_blocks - 1)  # all but the null block
 
 
 def cached_tokens_of(manager: KVCacheManager) -> Callable[[Request], int]:
     """Return a function that counts the tokens of a request that all groups have cached."""
 
     def cached_tokens(request: Request) -> int:
-        # As vLLM looks itself: at least one token is computed.
+        # As when vLLM itself looks: at least one token is computed.
         hashes, last = request.block_hashes, len(request._all_token_ids) - 1
         _, tokens, _ = manager.coordinator.find_longest_cache_hit(hashes, last)
         return int(tokens)
