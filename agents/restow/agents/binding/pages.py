@@ -181,7 +181,7 @@ def row_begins(rows: Int64s, pairs: Sequence[GroupPair], tokens: TokenRange) -> 
 
 
 def wire_dtypes(rows: Int64s) -> Int64s:
-    """Return the type in which each row travels: the narrower one, so that both sides agree."""
+    """Return the type in which each row travels: the narrower type, so that both sides agree."""
     src, dst = rows[..., Column.SRC_DTYPE], rows[..., Column.DST_DTYPE]
     return np.where(ITEM_BYTES[dst] <= ITEM_BYTES[src], dst, src)
 

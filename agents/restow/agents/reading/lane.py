@@ -70,7 +70,7 @@ class Transport(Protocol):
         """
 
     def takes(self, read: Read) -> bool:
-        """Return whether this transport should do a read, rather than a later one of the lane."""
+        """Return whether this transport of a lane should do a read, and not a later transport."""
 
     def post(self, read: Read, check: Callable[[], None]) -> Flight:
         """Begin a read; may take as long as the bytes need, and calls ``check`` now and then.
