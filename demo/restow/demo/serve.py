@@ -143,8 +143,8 @@ def _refused(error: RestowError, status: HTTPStatus) -> web.Response:
     reason = error.reason
     if isinstance(error, HandoffFailedError):
         reason = str(error.subject.get("handoff_reason", reason))
-    said = {"message": error.message, "type": reason, "code": status.value}
-    return web.json_response({"error": said}, status=status)
+    fault = {"message": error.message, "type": reason, "code": status.value}
+    return web.json_response({"error": fault}, status=status)
 
 
 async def _body(request: web.Request) -> Body:

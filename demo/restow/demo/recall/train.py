@@ -38,7 +38,7 @@ EVALUATION_SEED = 1_000_003  # far from any training seed: held-out prompts are 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One step of the curriculum: how many facts are stated and how many keys asked for."""
+    """A step of the curriculum: how many facts are stated and how many keys asked for."""
 
     most_pairs: int
     questions: int
@@ -54,7 +54,7 @@ CURRICULUM = (
 )
 
 
-# The next lesson begins once the last one is learned. When the whole curriculum is, the learning
+# The next lesson begins once the last lesson is learned. When all lessons are learned, the learning
 # rate falls to zero over ANNEAL_STEPS.
 MAX_STEPS = 8_000
 ANNEAL_STEPS = 1_500
@@ -155,7 +155,7 @@ def draw_batch(rng: Random, lesson: Lesson) -> TrainingBatch:
     pair_count = rng.randint(FEWEST_PAIRS, lesson.most_pairs)
     questions_per_block: list[int] = []
     while sum(questions_per_block) < KEYS_PER_SEQUENCE:
-        # Short questions stay in the mix, yet the longest, which the prompts ask, prevails.
+        # Short questions stay in the mix, yet the longest questions, as in the prompts, prevail.
         questions_per_block.append(max(rng.randint(1, lesson.questions) for _ in range(2)))
     drawn = [draw_sequence(rng, pair_count, questions_per_block) for _ in range(BATCH_SEQUENCES)]
     token_ids = torch.tensor([ids for ids, _ in drawn])

@@ -112,8 +112,8 @@ class Engine:
     ) -> None:
         """Prepare the engine; ``with`` starts it.
 
-        ``announce`` returns the layout that the broker is told: the true one, unless a test lies.
-        Raises `RebuildingInexactError`, and `LayoutFormError` for context parallelism.
+        ``announce`` returns the layout that the broker is told: the engine's own, unless a test
+        lies. Raises `RebuildingInexactError`, and `LayoutFormError` for context parallelism.
         """
         self._model = model
         self._options = options

@@ -96,7 +96,7 @@ class WorkerAgent:
 
     @property
     def lost(self) -> bool:
-        """Whether the process has ended. Only a new engine starts another one."""
+        """Whether the process has ended. Only a new engine starts another process."""
         readable, _, _ = select.select([self._socket], [], [], 0)
         return bool(readable) and not self._socket.recv(1, socket.MSG_PEEK)
 
@@ -150,15 +150,15 @@ def serve(engine: socket.socket) -> None:
     """Serve a rank until the socket ends. An error at start is answered instead of `READY_WORD`."""
     log_to_stderr(level=logging.WARNING)
     with engine, engine.makefile("rw") as lines:
-        told = json.loads(lines.readline())
-        regions = [SharedRegion(**region) for region in told["regions"]]
+        order = json.loads(lines.readline())
+        regions = [SharedRegion(**region) for region in order["regions"]]
         names = {region.shared_memory for region in regions}
         attached = {name: SharedMemory.attach(name) for name in names}
         agent = Agent(
-            broker=told["broker"],
-            engine_id=told["engine_id"],
-            incarnation=told["incarnation"],
-            rank=told["rank"],
+            broker=order["broker"],
+            engine_id=order["engine_id"],
+            incarnation=order["incarnation"],
+            rank=order["rank"],
             regions=[region.memory(attached[region.shared_memory]) for region in regions],
             on_lost=lambda _: engine.shutdown(socket.SHUT_RDWR),
         )
