@@ -63,7 +63,7 @@ def showing_store(listen: str, store: Store) -> Iterator[str]:
     Raises `ListenError` and `AddressInvalidError`.
     """
     thread = LoopThread(
-        "restow-store-metrics", lambda: SessionClosedError("metrics are shown no more")
+        "restow-store-metrics", lambda: SessionClosedError("metrics are no longer shown")
     )
     stack = AsyncExitStack()
     try:

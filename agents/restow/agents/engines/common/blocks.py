@@ -74,7 +74,7 @@ def handoff_blocks(
     Raises `BlocksError`.
     """
     if len(groups) != len(blocks):
-        raise BlocksError(f"{len(blocks)} block lists for {len(groups)} groups")
+        raise BlocksError(f"the engine gave {len(blocks)} block lists for {len(groups)} groups")
     return {
         group.name: [state_block(group, ids)] if group.is_state else list(ids)
         for group, ids in zip(groups, blocks, strict=True)

@@ -80,7 +80,7 @@ class FollowedPrompt:
 
     @property
     def made_of(self) -> dict[str, Any]:
-        """Whatever the content is made of beside tokens."""
+        """What the content consists of beside tokens."""
         return {"adapter": self.adapter, "salt": self.salt, "attachments": self.attachments}
 
 
@@ -145,8 +145,8 @@ class RequestChains:
         """Return where replies may have ended in a prompt: token counts and their hashes.
 
         A reply's state stands before the token that ended it, or behind that token if the engine
-        computes a step ahead. Ends at a whole quantum are left out, since the chain names them. Of
-        the others the last `MAX_ENDS` are returned.
+        computes a step ahead. Ends at a whole quantum are left out, since the chain names them. The
+        last `MAX_ENDS` of the other ends are returned.
         """
         followed = self._followed.get(request_id)
         if followed is None or not followed.prompt.stop_token_ids:

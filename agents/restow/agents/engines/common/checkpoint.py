@@ -43,9 +43,10 @@ def checkpoint_revision(path: Path, *, whole: bool = False) -> str:
     """Return a word for the weights of a checkpoint's folder, or file, wherever it lies.
 
     The word is made of the names of the files that engines read, of the `CONFIGS`, and of the
-    headers of safetensors with the first and last bytes of each tensor; of other weights, of bytes
-    all over the file. So it tells apart checkpoints of equal shapes that were trained on, and takes
-    a few milliseconds. ``whole``: read small files, such as adapters, from beginning to end.
+    headers of safetensors with the first and last bytes of each tensor. For other weights it is
+    made of bytes all over the file. So it tells a checkpoint from the same model after more
+    training, and takes a few milliseconds. ``whole``: read small files, such as adapters, from
+    beginning to end.
 
     It finds accidents: somebody who wants to can make two checkpoints look alike. Raises
     `CheckpointInvalidError` where there are no weights, or none that can be read.

@@ -1,4 +1,4 @@
-"""How handoffs end, brought to the scheduler's thread, and the counts of an interval.
+"""Bring the ends of handoffs to the scheduler's thread, and count them in intervals.
 
 Counts are plain values, so that an engine can carry them between its processes and add them up.
 """

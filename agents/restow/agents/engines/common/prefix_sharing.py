@@ -65,7 +65,7 @@ class PrefixCache(Protocol):
         """Forget a request that has ended; what was cached of it stays known."""
 
     def forget(self) -> None:
-        """Hold nothing of all that is cached now."""
+        """Forget everything that is cached now."""
 
     def forget_ends(self) -> None:
         """Forget the states that `replied` has kept."""
@@ -81,7 +81,7 @@ class _Question:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody need wait any longer."""
+        """Whether the request need not wait any longer."""
         return self.answer.done() or time.monotonic() >= self.until_s
 
 

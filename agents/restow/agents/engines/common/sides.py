@@ -171,7 +171,7 @@ class EarlyPrefill:
     ) -> EarlyPrefill:
         """Serve an engine of ``groups``.
 
-        Of an engine with windows nothing is published early, since only their last tokens stay.
+        An engine with windows publishes nothing early, since only the last tokens of windows stay.
         """
         tokens = [group for group in groups if not group.is_state]
         windows = any(group.window_tokens or group.whole_blocks for group in tokens)

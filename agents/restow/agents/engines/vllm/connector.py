@@ -209,8 +209,8 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def unregister_kv_caches(self) -> None:
         """Refuse to give the caches' memory back. Raises `EngineUnsupportedError`."""
         raise EngineUnsupportedError(
-            "the memory of the KV caches may not be given back while Restow serves it: others may "
-            "be reading it"
+            "the memory of the KV caches may not be given back while Restow serves it: other "
+            "engines may be reading it"
         )
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:

@@ -66,7 +66,9 @@ class CacheWatch:
             for group_manager in manager.coordinator.single_type_managers
         }
         if pools != {id(manager.block_pool)}:
-            raise EngineUnsupportedError("groups of layers with block pools of their own")
+            raise EngineUnsupportedError(
+                "groups of layers with block pools of their own are not supported"
+            )
         self.pool = manager.block_pool
         self._holdings = holdings
         self._map = self._replaced()
@@ -190,7 +192,7 @@ class ReplyEnds:
         self._new = left
 
     def give_back(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Give references back, those to be reused first in front. The ends in them stay known."""
+        """Give references back, in the order of reuse. The ends in the blocks stay known."""
         self._pool.unpin_blocks(blocks, self._reused)
 
     def _reused(self, block: KVCacheBlock) -> None:
@@ -355,7 +357,7 @@ class CachedPrefixes:
         self._ends = ReplyEnds(manager.block_pool, self._groups)
 
     def forget(self) -> None:
-        """Hold nothing of all that is cached now; blocks that come later are reported again."""
+        """Forget everything that is cached now; blocks that come later are reported again."""
         self._watch.look()
         self._holdings.cleared()
         self._ends.forget()

@@ -415,14 +415,14 @@ _OF_EACH_TOKEN = (
     *("structured_outputs", "thinking_token_budget", "repetition_detection"),
     "trace_decode_token_ids",
 )
-"""Parameters for which D would have to know more of a token than its id."""
+"""Parameters with which D would have to know more of a token than its id."""
 
 
 def sampling_word(request: Request) -> bytes:
     """Return a hash of the parameters that decide the next token.
 
-    P's token is D's first if both have the same hash. Neither stop tokens decide it, nor a seed at
-    temperature 0.
+    P's token is D's first if both have the same hash. Stop tokens do not decide the token, and a
+    seed does not at temperature 0.
     """
     params = request.sampling_params
     given = {name: getattr(params, name, None) for name in _DECIDING}

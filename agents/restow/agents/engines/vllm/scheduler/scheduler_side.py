@@ -105,10 +105,10 @@ class SchedulerSide:
         self._handed_on: set[str] = set()
         """Requests whose first token P samples for D."""
         self._sampling: dict[str, bytes] = {}
-        """By request whose token P samples: the word of what decides it, the same on P and D."""
+        """By request whose token P samples: a hash of what decides it, the same on P and D."""
         self._adapters = LoraAdapters()
         self._unnamed: list[_Unnamed] = []
-        """Computed prompts of which workers have not reported their adapters yet."""
+        """Computed prompts whose adapters the workers have not reported yet."""
         self._followed: dict[str, str] = {}
         """Requests whose prefixes are followed, and the names of their adapters."""
         self._parameters: dict[str, HandoffParameters] = {}
@@ -245,8 +245,8 @@ class SchedulerSide:
     def wants_whole_hits(self) -> bool:
         """Whether a request is to begin where keys and states are cached, and load from there.
 
-        vLLM counts keys as computed that reach further. A state that stands among them would add no
-        tokens to them, so vLLM would compute the prompt.
+        vLLM counts keys that reach further as computed. A state that stands among these keys would
+        add no tokens, so vLLM would compute the prompt.
         """
         return bool(self._behind)
 
@@ -454,7 +454,7 @@ class SchedulerSide:
 
     @property
     def computing(self) -> Container[str]:
-        """P's requests of which `step` wants the ``scheduled`` blocks."""
+        """P's requests whose ``scheduled`` blocks `step` wants."""
         return self._early.request_ids
 
     def step(

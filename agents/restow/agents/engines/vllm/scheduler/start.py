@@ -65,7 +65,7 @@ def start_scheduler_side(
     if settings.tells and loop is None:
         raise EngineUnsupportedError(
             "prefix: find+tell needs vLLM's engine core in a process of its own "
-            "(VLLM_ENABLE_V1_MULTIPROCESSING), where it can be woken for others"
+            "(VLLM_ENABLE_V1_MULTIPROCESSING), where it can be woken for other engines"
         )
     offers = PrefixOffers(loop.wake) if settings.tells and loop is not None else None
     to_keep = StatesToKeep()
