@@ -118,7 +118,7 @@ def _prompt(text: object) -> tuple[int, ...]:
         raise BadRequestError(f"the model does not know the word {error}") from None
     if not 2 <= len(token_ids) <= MAX_PROMPT_TOKENS:
         raise BadRequestError(
-            f"a prompt of {len(token_ids)} words: from 2 to {MAX_PROMPT_TOKENS} are served"
+            f"the prompt has {len(token_ids)} words: from 2 to {MAX_PROMPT_TOKENS} are served"
         )
     return token_ids
 

@@ -1,7 +1,7 @@
 """A process for each rank of an engine, which embeds the rank's agent as an engine's worker would.
 
 A fork server imports everything once and forks the ranks' processes: importing torch takes seconds,
-forking milliseconds. Nothing of gRPC or NIXL may be started before the fork, only imported.
+forking milliseconds. Before the fork gRPC and NIXL may be imported, but not started.
 
 A process and its engine exchange lines of JSON on a socket. The engine first says whom the process
 serves and where the memory is; the process attaches the memory, starts the agent and answers
