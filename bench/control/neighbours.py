@@ -39,7 +39,7 @@ LARGE = "falcon-h1-34b-like"
 LARGE_TENANT = "large"
 LARGE_TPS = ((16, 32), (32, 16))
 PLANNED_S = 300.0
-"""A plan that takes longer was refused."""
+"""A plan that takes longer counts as refused."""
 PER_S = 200
 QUIET_S = 3.0
 TOKENS = 8192

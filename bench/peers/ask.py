@@ -1,7 +1,7 @@
 """Ask every peer in a process of its own which bytes it would copy, and score the copies.
 
-Of SGLang and LMCache only sources are read. Their wheels are fetched by version and hash; nothing
-that they require is installed, and none of them is imported.
+Only the sources of SGLang and LMCache are read. Their wheels are fetched by version and hash;
+nothing that they require is installed, and neither is imported.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _answers(asking: Asking, geometries: Sequence[Geometry]) -> dict[str, Any]:
 def score_answers(geometry: Geometry, answers: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Score the peers' answers, and Restow's plan between pages of every form that a peer has.
 
-    Of Restow's scores the worst is returned. Raises `FormError` if a peer's ranks hold something
+    The worst of Restow's scores is returned. Raises `FormError` if a peer's ranks hold something
     else than the layer's definition says.
     """
     kind = KINDS[geometry.kind]

@@ -1,7 +1,7 @@
-"""What it adds when D requests a state by its content instead of by a router's handoff id.
+"""The time added when D requests a state by its content instead of by a router's handoff id.
 
-By content the broker looks up who holds the state and offers it to P, which then publishes it. By
-an id P publishes while D requests. Both are measured in turns.
+For a request by content, the broker looks up who holds the state and offers it to P, which then
+publishes it. For a request by id, P publishes while D requests. Both are measured in turns.
 """
 
 from __future__ import annotations

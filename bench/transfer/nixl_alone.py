@@ -145,7 +145,7 @@ def _rank(layout: RankLayout, page_counts: dict[str, int]) -> Iterator[Rank]:
         )
     to, come = process.stdin, process.stdout
     if to is None or come is None:
-        raise RuntimeError("a process without pipes")
+        raise RuntimeError("a process has no pipes")
     try:
         counts = [page_counts[region.group] for region in layout.regions]
         strides = [region.page_stride_bytes for region in layout.regions]
