@@ -122,7 +122,7 @@ class _Rows:
         )
         length = rows[..., Column.COUNT]
         if not alike.pair.per_token:
-            # Joined at page 0: at any other page, rows of a region keep the same distance.
+            # Rows are joined at page 0: at any other page, rows of a region keep the same distance.
             begins = breaks(src_lines.first_address, dst_lines.first_address, length)
             length = np.add.reduceat(length.ravel(), np.flatnonzero(begins))[:, None]
             src_lines, dst_lines = src_lines.some(begins), dst_lines.some(begins)

@@ -157,7 +157,7 @@ class AsyncAgent:
         with ExitStack() as undone:
             memory = self._memory = ServedMemory(label, self._regions, self._settings)
             undone.callback(memory.close)
-            # Not at `begin`, when an engine may already be capturing CUDA graphs.
+            # `begin` would be too late: an engine may already be capturing CUDA graphs then.
             prepare(memory.place.device)
             self._trial = PeerTrial(memory.metadata(), self._settings.try_metadata)
             quarantine_s = self._settings.quarantine_s

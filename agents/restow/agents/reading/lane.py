@@ -178,7 +178,7 @@ class Ticker:
         self._plan()
 
     def _tick(self) -> None:
-        # Processor time, because on a crowded host an idle tick may last long too.
+        # Count processor time, because on a crowded host an idle tick may last long too.
         began_s = time.thread_time()
         try:
             self._work()

@@ -124,7 +124,7 @@ class InterfaceWatch:
 
 
 def _number(name: str) -> int | None:
-    # Faster than listing all, because a tick of a few microseconds must not look like work.
+    # Listing all interfaces is slower, and a tick of a few microseconds must not look like work.
     try:
         return socket.if_nametoindex(name)
     except OSError:

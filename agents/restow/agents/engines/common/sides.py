@@ -345,7 +345,7 @@ class DecodeSide:
         self.do_without(request_id, "its request ended before it was scheduled")
         delivery = self._loading.pop(request_id, None)
         if delivery is not None:
-            delivery.cancel()  # this demand alone: another request may have the same handoff
+            delivery.cancel()  # only this demand: another request may have the same handoff
 
     def received(self) -> list[HandoffEnd]:
         """Return the waits that have ended since the last call. The pages are D's own again."""

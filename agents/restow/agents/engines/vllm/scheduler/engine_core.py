@@ -111,7 +111,7 @@ class SampledTokens:
 
     def _hand_on(self, request: Request, token: int) -> None:
         reason, stop = _end_by(request, token)
-        request.record_event(EngineCoreEventType.SCHEDULED)  # or its prefill would end before that
+        request.record_event(EngineCoreEventType.SCHEDULED)  # before its prefill ends
         output = EngineCoreOutput(
             request.request_id,
             [token],

@@ -348,7 +348,7 @@ def _features_hash(item: Any) -> bytes:
 
     If a request names an image again, vLLM gives it the same item, so the item carries its hash.
     """
-    if item is None or "address" in item:  # in shared memory, which only workers read
+    if item is None or "address" in item:  # it lies in shared memory, which only workers read
         return b""
     digest: bytes | None = getattr(item, FEATURES_HASH, None)
     if digest is None:

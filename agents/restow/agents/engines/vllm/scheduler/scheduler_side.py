@@ -435,7 +435,7 @@ class SchedulerSide:
         self._revise(revision)
 
     def _revise(self, revision: str) -> None:
-        with suppress(SessionClosedError):  # the engine ends, too
+        with suppress(SessionClosedError):  # the engine is ending, too
             self._session.set_revision(revision)
 
     def reset_cache(self) -> None:

@@ -112,7 +112,7 @@ def cached_tokens_of(manager: KVCacheManager) -> Callable[[Request], int]:
     """Return a function that counts the tokens of a request that all groups have cached."""
 
     def cached_tokens(request: Request) -> int:
-        # As when vLLM itself looks: at least one token is computed.
+        # vLLM itself looks in this way: at least one token is computed.
         hashes, last = request.block_hashes, len(request._all_token_ids) - 1
         _, tokens, _ = manager.coordinator.find_longest_cache_hit(hashes, last)
         return int(tokens)

@@ -235,7 +235,7 @@ def layer_caches(
         places: dict[int, str] = {}
         for name in group.layer_names:
             tensor, module = tensors.get(name), layers.get(name)
-            if tensor is None:  # another stage's
+            if tensor is None:  # another stage has the layer
                 continue
             if getattr(module, "kv_sharing_target_layer_name", None):
                 continue
