@@ -143,7 +143,7 @@ class _Reads:
         """Have a store keep states of P, which evicts them, and give each to every D."""
         samples = Samples()
         async with self._store():
-            for number in range(turns * len(TPS)):  # from the disk each goes to one D
+            for number in range(turns * len(TPS)):  # the disk gives each state to one D
                 self._report(_chain(number), held=True)
                 self.running[1].sessions["P", "layout"].keep(_chain(number).prefix(TOKENS))
                 await self._held(_chain(number), {P, "store"})

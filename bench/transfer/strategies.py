@@ -97,7 +97,7 @@ def pieces() -> Iterator[Case]:
             goal = PIECE_GOALS.get(piece_bytes) if not environment else None
             name = f"pieces of {piece_bytes} bytes, {transport}"
             plan = make_plan(layout, layout)
-            # One thread: whether a second thread helps is learned anew by every agent.
+            # One thread reads, because every agent learns anew whether a second thread helps.
             host_reads = False if transport.endswith(BY_NIXL) else None
             yield Case(name, plan, tokens, environment, None, goal, 1, host_reads)
 
@@ -157,8 +157,8 @@ def _run(suite: str, cases: Iterator[Case], put: Put, repeats: int, sets: int) -
         taken: dict[str, dict[str, list[float]]] = {}
         undecided = list(alike)
         with _brokers() as brokers:
-            # First all cases, then those near a goal again: two sets of one case are minutes
-            # apart, so that other work of the machine does not disturb both.
+            # All cases are measured before those near a goal are measured again: two sets of a case
+            # are minutes apart, so that other work of the machine does not disturb both.
             for number in range(sets):
                 now, undecided = undecided, []
                 for index, case in enumerate(now):

@@ -230,7 +230,7 @@ async def _measured(
                 for way in ways:
                     await asyncio.gather(*(_client(way, prompts, n, count) for n in range(count)))
                     times.clients[count][way.name] = way.take()
-            # Last, because what a failure leaves behind would disturb the other measurements.
+            # This comes last, because a failure may disturb all measurements after it.
             for way in ways:
                 began_s = time.monotonic()
                 await asyncio.gather(

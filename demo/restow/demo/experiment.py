@@ -257,7 +257,7 @@ class Outcome:
 
 def run_experiment(options: DemoOptions, progress: Progress) -> Outcome:
     """Start a broker, a P and a D; answer all prompts the right way, then the wrong ways."""
-    # One thread: the order of additions, so the last bit, does not depend on the machine.
+    # With one thread the order of additions, and so the last bit, depends on no machine.
     torch.set_num_threads(1)
     with ExitStack() as stack:
         forks = stack.enter_context(ForkServer())

@@ -152,7 +152,7 @@ def conv_weights(model: NemotronHForCausalLM) -> dict[str, Tensor]:
     inner = config.mamba_num_heads * config.mamba_head_dim
     weights: dict[str, Tensor] = {}
     for index, linear in in_projections(model):
-        # The rows of the gate come first, those of the time steps last.
+        # The rows of the gate come first, and the rows of the time steps last.
         rows = linear.weight.detach()[inner : linear.out_features - config.mamba_num_heads]
         weights |= conv_fields(f"layers.{index}", rows, config)
     return weights
