@@ -35,19 +35,19 @@ def copies(geometry: Geometry, p_form: Form, d_form: Form) -> list[Copy]:
         build_layout(model, _settings(kind, form, tp))
         for form, tp in ((p_form, geometry.p_tp), (d_form, geometry.d_tp))
     )
-    found = []
+    all_copies = []
     for program in compile_programs(make_plan(source, destination), Strategy.SLICES):
-        here = _regions(destination.ranks[program.dst_rank])
+        own_regions = _regions(destination.ranks[program.dst_rank])
         for rank in program.src_ranks:
             rows = program.rows(READ_PAGES, rank)
-            reads = Reads.of(rows, program.group_pairs, _regions(source.ranks[rank]), here)
+            reads = Reads.of(rows, program.group_pairs, _regions(source.ranks[rank]), own_regions)
             read = reads.bind(BLOCKS, BLOCKS, TOKENS)
             columns = (read.src_address, read.dst_address, read.length_bytes)
-            found += [
+            all_copies += [
                 Copy(rank, program.dst_rank, *place)
                 for place in zip(*(column.tolist() for column in columns), strict=True)
             ]
-    return found
+    return all_copies
 
 
 def _settings(kind: Kind, form: Form, tp: int) -> EngineSettings:

@@ -28,7 +28,7 @@ class AlikeRows:
     index: Int64s
 
     def stretches(self, tokens: TokenRange) -> Stretches:
-        """Return the stretches inside pages of all sides, single tokens, or one for a snapshot."""
+        """Return stretches inside pages of all sides, or of single tokens, or of a snapshot."""
         pair = self.pair
         if not pair.per_token:
             return SNAPSHOT
@@ -84,7 +84,7 @@ def by_pair(numbers: Int64s, pairs: Sequence[GroupPair]) -> Iterator[tuple[Group
 class Grid:
     """Strided copies: int64 arrays that broadcast to the shape of the addresses.
 
-    ``src_dtype`` and ``dst_dtype`` are `DType` numbers; equal ones copy bytes unchanged.
+    ``src_dtype`` and ``dst_dtype`` are `DType` numbers; equal numbers copy bytes unchanged.
     """
 
     src_address: Int64s

@@ -109,7 +109,7 @@ def direct_extents(
 
     Raises `PageCountError` and `PageRangeError`.
     """
-    found = []
+    extents = []
     rows = program.rows(READ_PAGES, src_rank)
     # The pages of both sides cut the rows on both sides; otherwise the two orders would differ.
     for both in alike_rows(rows, program.group_pairs, (SRC, DST)):
@@ -119,8 +119,8 @@ def direct_extents(
             bound = rows.take(alike.index, axis=0)
             address = side_end(bound, memory, side, side).lines.addresses(pages, stretches)
             length = bound[..., Column.COUNT] * stretches.count[:, None]
-            found.append(Extents(address.ravel(), length.ravel()))
-    return found
+            extents.append(Extents(address.ravel(), length.ravel()))
+    return extents
 
 
 def own_span_extents(
@@ -130,23 +130,23 @@ def own_span_extents(
 
     Raises `PageCountError` and `PageRangeError`.
     """
-    found = []
+    extents = []
     for pair, index in _spans(program, src_rank, tokens):
         spans = program.rows(READ_SPANS)[index]
         pages = held_pages(pair, blocks, tokens)
-        found.append(_whole_pages(span_lines(spans, memory).addresses(pages, SNAPSHOT), spans))
-    return found
+        extents.append(_whole_pages(span_lines(spans, memory).addresses(pages, SNAPSHOT), spans))
+    return extents
 
 
 def staged_span_extents(
     program: Program, src_rank: int, staged: RegionTable, tokens: TokenRange
 ) -> list[Extents]:
     """Return the bytes of a rank's spans in the reader's staging; span ``i`` is region ``i``."""
-    found = []
+    extents = []
     for pair, index in _spans(program, src_rank, tokens):
         address = in_regions(staged, index).addresses(staged_pages(pair, tokens), SNAPSHOT)
-        found.append(_whole_pages(address, program.rows(READ_SPANS)[index]))
-    return found
+        extents.append(_whole_pages(address, program.rows(READ_SPANS)[index]))
+    return extents
 
 
 def _spans(

@@ -43,11 +43,11 @@ class Lines:
 
     >>> from restow.agents.binding.pages import TokenRange, cut_tokens
     >>> stretches = cut_tokens(TokenRange(2, 9), (4,))
-    >>> one = np.ones((1, 1), np.int64)
-    >>> paged = Lines(one * 1008, one * 256, one * 16)
+    >>> unit = np.ones((1, 1), np.int64)
+    >>> paged = Lines(unit * 1008, unit * 256, unit * 16)
     >>> paged.addresses(PageList(np.array([5, 7, 3]), 4), stretches).tolist()
     [[2320, 2800, 1776]]
-    >>> run = Lines(one * 4096, one * 0, one * 16)
+    >>> run = Lines(unit * 4096, unit * 0, unit * 16)
     >>> run.addresses(PageList(None), stretches).tolist()
     [[4096, 4128, 4192]]
     """
@@ -94,13 +94,13 @@ class Lines:
         """Raise `PageRangeError` for the first page id that its region does not have."""
         count = self.page_count
         if page is not None and len(page) and (page.min() < 0 or page.max() >= count):
-            wrong, there = page[(page < 0) | (page >= count)][0], f"[0, {count})"
+            wrong, allowed = page[(page < 0) | (page >= count)][0], f"[0, {count})"
             raise PageRangeError(
-                f"{self.name} page {wrong} is outside of {there}, the pages of its region: "
+                f"{self.name} page {wrong} is outside of {allowed}, the pages of its region: "
                 f"the engine named a wrong block id",
                 side=self.name,
                 page=wrong,
-                range=there,
+                range=allowed,
             )
 
 

@@ -181,7 +181,7 @@ def row_begins(rows: Int64s, pairs: Sequence[GroupPair], tokens: TokenRange) -> 
 
 
 def wire_dtypes(rows: Int64s) -> Int64s:
-    """Return the type in which each row travels: the narrower one, so that both sides agree."""
+    """Return the type in which each row travels: the narrower type, so that both sides agree."""
     src, dst = rows[..., Column.SRC_DTYPE], rows[..., Column.DST_DTYPE]
     return np.where(ITEM_BYTES[dst] <= ITEM_BYTES[src], dst, src)
 
@@ -197,7 +197,7 @@ def staged_spans(
     The pages of a span are consecutive, and so are the spans. So staging is memory with regions
     and pages like any other: span ``i`` is region ``i``.
     """
-    if not len(spans):  # the case of most programs
+    if not len(spans):  # most programs have no spans
         return NO_REGIONS, 0
     counts = [len(pair.src_pages(tokens.start, tokens.stop)) for pair in pairs]
     pages = np.array(counts, np.int64)[spans[:, Column.GROUP_PAIR]]

@@ -165,8 +165,8 @@ def peer_from_proto(message: pb.Peer) -> Peer:
     } or {HOST}
     if len(places) > 1:
         raise OrderInvalidError(
-            f"agent {message.agent_name} has regions at several places, but an agent serves one: "
-            f"{', '.join(sorted(map(str, places)))}",
+            f"agent {message.agent_name} has regions at several places, but an agent serves only "
+            f"one place: {', '.join(sorted(map(str, places)))}",
             agent=message.agent_name,
         )
     return Peer(

@@ -28,7 +28,7 @@ from restow.broker.errors import ChainFormError, ChainInvalidError, RestowError
 from restow.broker.logs import get_logger
 
 MAX_HASHES = 1 << 18
-"""Most hashes of all waiting states: about 20 MB. Of longer prompts fewer may wait."""
+"""Most hashes of all waiting states: about 20 MB. Fewer states of longer prompts may wait."""
 
 
 class Waiting:
@@ -117,18 +117,18 @@ class StateRequests:
             if self._holdings.holds(prefix):
                 self._holdings.use(prefix)
                 return
-            found = self._session.find([prefix.chain], limit=1)
+            answer = self._session.find([prefix.chain], limit=1)
         except RestowError as error:
             self._refuse(error)
             return
         self._open.add(prefix)
-        found.add_done_callback(lambda _: self._run(lambda: self._found(prefix, found)))
+        answer.add_done_callback(lambda _: self._run(lambda: self._found(prefix, answer)))
 
-    def _found(self, prefix: Prefix, found: Future[Holders]) -> None:
+    def _found(self, prefix: Prefix, answer: Future[Holders]) -> None:
         """Request the state if someone holds it: nothing is evicted for a state that is gone."""
         self._open.discard(prefix)
         try:
-            (holders,) = found.result()
+            (holders,) = answer.result()
             if any(holder.tokens == prefix.position_tokens for holder in holders):
                 self._reserve(prefix)
         except RestowError as error:

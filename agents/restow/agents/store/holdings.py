@@ -188,7 +188,7 @@ class StoredStates:
         self.shape.check(prefix)
         if self.form not in (None, prefix.form):
             raise ChainFormError(
-                f"the store has states hashed by {self.form}, but this one is hashed by "
+                f"the store has states hashed by {self.form}, but this state is hashed by "
                 f"{prefix.form}: have all engines hash alike, or start another store"
             )
 

@@ -164,7 +164,7 @@ class Runs:
 
     def use(self, keys: Iterable[PieceKey]) -> None:
         """Mark the runs of these pieces as the most recently used."""
-        for run in {found.run for key in keys if (found := self.pieces.get(key))}:
+        for run in {written.run for key in keys if (written := self.pieces.get(key))}:
             self.by_number.move_to_end(run)
 
 
@@ -231,7 +231,7 @@ def read_journal(folder: Path, form: Record) -> tuple[list[Record], bool]:
     if not records:
         raise DiskOtherError(
             f"{folder / NAME} does not begin as a store's journal, so the folder may be another "
-            f"program's: give the store an empty folder, or empty this one",
+            f"program's: give the store an empty folder, or empty this folder",
             path=str(folder),
         )
     expected = {"format": FORMAT, **form}
@@ -239,7 +239,7 @@ def read_journal(folder: Path, form: Record) -> tuple[list[Record], bool]:
         unlike = ", ".join(_unlike(records[0], expected))
         raise DiskOtherError(
             f"{folder} has states of a store that differs in {unlike}: give this store another "
-            f"folder, or empty this one",
+            f"folder, or empty this folder",
             path=str(folder),
         )
     return records[1:], whole

@@ -277,10 +277,10 @@ def _check_state(
         dtypes.append(form.state_dtype)
     if list(cache.state_shapes) != expected:
         raise _unlike(cache, f"states of {expected}", list(cache.state_shapes))
-    found = [dtype_of(dtype) for dtype in cache.state_dtypes]
-    if found != dtypes:
+    cache_dtypes = [dtype_of(dtype) for dtype in cache.state_dtypes]
+    if cache_dtypes != dtypes:
         wanted = ", ".join(dtype.label for dtype in dtypes)
-        raise _unlike(cache, wanted, ", ".join(dtype.label for dtype in found))
+        raise _unlike(cache, wanted, ", ".join(dtype.label for dtype in cache_dtypes))
 
 
 def _check_end(cache: LayerCache, memory: RegionMemory) -> None:
