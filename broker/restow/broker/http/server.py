@@ -1,8 +1,8 @@
 """Serve metrics, probes and pages over HTTP, on an event loop and a thread of their own.
 
 A page is made on the event loop of the process that it shows. That loop may be busy, and a probe
-must be told so within a bounded time: so the server has a loop of its own, asks the other loop for
-each page, and answers 503 when the page does not come.
+must learn this within a bounded time. The server therefore has a loop of its own, asks the other
+loop for each page, and answers 503 when the page does not come.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from restow.broker.addresses import HTTP_PORT, host_and_port
 from restow.broker.errors import ListenError
 
 MAX_OPEN: Final = 64
-"""Connections. The oldest makes room for a new one, so that probes are always let in."""
+"""Most open connections. A new connection closes the oldest, so that probes are always let in."""
 IDLE_S: Final = 10.0
-"""Close a connection on which nothing is asked for this long."""
+"""A connection without requests is closed after this time."""
 STOP_S: Final = 0.5
-"""How long answers under way may take when the server ends, and again until they are cancelled."""
+"""When the server ends: time for answers under way, and again until they are cancelled."""
 
 Query = Mapping[str, str]
 
@@ -158,9 +158,9 @@ async def _serve(
     held: socket.socket, answering: Answering, headers: Mapping[str, str], ends: asyncio.Event
 ) -> None:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        found = await answering(request)
-        said = {"Content-Type": found.media_type, "Server": "restow", **headers}
-        return web.Response(body=found.body, status=found.status, headers=said)
+        answer = await answering(request)
+        fields = {"Content-Type": answer.media_type, "Server": "restow", **headers}
+        return web.Response(body=answer.body, status=answer.status, headers=fields)
 
     # A stranger must not be able to fill the log with requests that are not HTTP.
     logger = logging.getLogger("restow.http")

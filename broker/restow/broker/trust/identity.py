@@ -30,13 +30,13 @@ def identity_of(uris: Iterable[str]) -> Identity | None:
 
     Raises `IdentityInvalidError` for a malformed URI of Restow, and for URIs of several tenants.
     """
-    found = [_read(uri) for uri in uris if _is_ours(uri)]
-    if not found:
+    pairs = [_read(uri) for uri in uris if _is_ours(uri)]
+    if not pairs:
         return None
-    tenants = {tenant for tenant, _ in found}
+    tenants = {tenant for tenant, _ in pairs}
     if len(tenants) > 1:
         raise IdentityInvalidError("its URIs name several tenants, or a tenant and all tenants")
-    return Identity(tenants.pop(), frozenset(right for _, right in found))
+    return Identity(tenants.pop(), frozenset(right for _, right in pairs))
 
 
 def _is_ours(uri: str) -> bool:
