@@ -1,7 +1,7 @@
-"""Open handoffs of a session: what the engine said of each, until it ends.
+"""Open handoffs of a session: what the engine said of each handoff, until the handoff ends.
 
-A caller waits on a `HandoffFuture`; that of a demand is a `Delivery`, which also tells when D's
-pages are free again.
+A caller waits on a `HandoffFuture`. The future of a demand is a `Delivery`, which also tells when
+D's pages are free again.
 """
 
 from __future__ import annotations
@@ -257,7 +257,8 @@ KNOWN_S = 60.0
 MAX_KNOWN = 1024
 """Time for which ends are remembered, and their number.
 
-The next broker is told of them, because the last one may have died before it told the other side.
+The next broker is told of them, because the last broker may have died before it told the other
+side.
 """
 
 
@@ -304,7 +305,7 @@ class OpenHandoffs:
         if handoff_id in self._used or self._is_another(handoff_id, publication):
             raise HandoffConflictError(
                 f"handoff {handoff_id} was published or given up before: an id names one state, so "
-                f"use a new one",
+                f"use a new id",
                 handoff=handoff_id,
             )
         publication.anew = any(entry.message.publish.anew for entry in self._said_of(handoff_id))

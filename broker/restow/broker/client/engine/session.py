@@ -56,7 +56,7 @@ NUMBER_BITS = 48
 CLOSE_S = 1.0
 """Time for which a closing session waits for the ends of its demands."""
 MAX_BATCH = 128
-"""Messages in a batch: few enough that the broker handles one while the next is written."""
+"""Messages in a batch: few enough that the broker handles a batch while the next is written."""
 
 
 class SessionStream(KeptStream[pb.EngineMessage, pb.SessionRequest, pb.SessionResponse]):
@@ -166,7 +166,7 @@ class SessionStream(KeptStream[pb.EngineMessage, pb.SessionRequest, pb.SessionRe
             if is_cancelled():
                 raise
             # The channel was closed because another broker is tried.
-            raise self._unreached("the connection was given up") from None
+            raise self._unreached("the connection was closed to try another broker") from None
 
     async def leave(self) -> None:
         """Unregister the engine."""
