@@ -19,7 +19,7 @@ from restow.broker.server.base.settings import BrokerSettings
 AT_ONCE, EACH_S = 20, 1.0
 """Lines of each event and tenant: at once, and seconds between further lines."""
 MAX_KEPT = 1024
-"""Most allowances kept; the one used least recently starts anew."""
+"""Most allowances kept; the allowance used least recently starts anew."""
 LOOK_S = 10.0
 
 

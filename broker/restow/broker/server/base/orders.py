@@ -40,10 +40,10 @@ MESSAGE_BYTES = 128
 class Outbox(Generic[Batch]):
     """A bounded queue of batches, in which messages are written in place.
 
-    Batches grow with the load: no message waits for others, and none is copied. A reader loses
-    its stream if more than ``max_queue`` messages (rounded up to whole batches),
-    ``MAX_QUEUE_BYTES``, or more than its tenant's account allows are waiting. Nothing more is
-    sent then, because messages after a gap could be misunderstood.
+    Batches grow with the load: no message waits for others or is copied. A reader loses its stream
+    if more than ``max_queue`` messages (rounded up to whole batches), ``MAX_QUEUE_BYTES``, or more
+    than its tenant's account allows are waiting. Nothing more is sent then, because messages after
+    a gap could be misunderstood.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Outbox(Generic[Batch]):
             self._on_full()
 
     def close(self, end: RestowError | None = None) -> None:
-        """End the stream after the queued messages, with an error if one is given."""
+        """End the stream after the queued messages, with the error ``end`` if it is given."""
         if not self._closed:
             self._closed = True
             self._end = end
