@@ -147,10 +147,10 @@ class Ahead:
         if not self._queues:
             return None
         tenant, queue = self._queues.popitem(last=False)
-        found = queue.popitem(last=False)
+        entry = queue.popitem(last=False)
         if queue:
             self._queues[tenant] = queue
-        return found
+        return entry
 
     def _put_back(self, key: PairKey, pair: _Expected) -> None:
         """Queue a pair again, behind all others."""

@@ -308,9 +308,9 @@ class PagesInUse:
         except IndexError:
             table = self._grown(group, ids.max().item())
             writers = table.writers.take(ids)
-        found = self._opened_array.take(writers).tobytes().find(1)
-        if found >= 0:
-            raise self._written(handoff_id, group, ids.item(found), writers.item(found))
+        index = self._opened_array.take(writers).tobytes().find(1)
+        if index >= 0:
+            raise self._written(handoff_id, group, ids.item(index), writers.item(index))
         return table, ids
 
     def _check_unread(self, handoff_id: str, table: _Table, group: str, ids: Int64s) -> None:
@@ -329,11 +329,11 @@ class PagesInUse:
             del self.demands[handoff.writing]
             handoff.writing = 0
 
-    def move(self, handoff: Writer, other: Writer) -> None:
+    def move(self, handoff: Writer, target: Writer) -> None:
         """Transfer a demand from a handoff to another handoff."""
         if handoff.writing:
-            self.demands[handoff.writing] = other
-            other.writing, handoff.writing = handoff.writing, 0
+            self.demands[handoff.writing] = target
+            target.writing, handoff.writing = handoff.writing, 0
 
     def _held(self, group: str, held_tokens: int) -> int:
         """Return the number of leading blocks held whole; a partly held block is written."""

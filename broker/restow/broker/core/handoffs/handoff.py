@@ -86,7 +86,7 @@ MAX_DELIVERIES = 128
 
 @dataclass(slots=True, eq=False)
 class Deliveries:
-    """The deliveries of a publication, one per D that asked, and the number of its readers."""
+    """The deliveries of a publication, one for each D that asked, and the number of its readers."""
 
     readers: int = 0
     """Readers that must have the state before P's pages are free. 0 if nobody named a number; the
@@ -119,10 +119,17 @@ class Deliveries:
         return 0 < self.readers <= self.done + self.declined
 
     def has_room(self) -> bool:
-        """Make room for another delivery; return False if none can be forgotten."""
+        """Make room for another delivery; return False if no delivery can be forgotten."""
         if len(self.by_engine) >= MAX_DELIVERIES:
-            ended = self.by_engine.items()
-            lost = next((k for k, one in ended if one.ended and one.state is not State.DONE), None)
+            deliveries = self.by_engine.items()
+            lost = next(
+                (
+                    key
+                    for key, delivery in deliveries
+                    if delivery.ended and delivery.state is not State.DONE
+                ),
+                None,
+            )
             if lost is None:
                 return False
             del self.by_engine[lost]
@@ -158,7 +165,7 @@ MAX_RANK_BYTES = 1 << 50
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """A handoff: a publication, a delivery of a shared publication, or both in one."""
+    """A handoff: a publication, a delivery of a shared publication, or both."""
 
     number: int
     tenant: str

@@ -155,7 +155,7 @@ class TransferSettings(BaseModel):
         "all handoffs.",
     )
     digest_every: Count = setting(
-        Digests().every, "With --digests sampled: check one handoff of every this many."
+        Digests().every, "With --digests sampled: check one in this many handoffs."
     )
     early_bytes: Annotated[int, Field(ge=0)] = setting(
         LIMITS.early_bytes,
