@@ -1,4 +1,4 @@
-"""The operator's view of brokers: one set of calls, made blocking or with ``await``."""
+"""Operators' clients of brokers, with the same calls, blocking or with ``await``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class _Stubs(NamedTuple):
-    """The stubs of one broker, over one channel."""
+    """The stubs of a broker, over a channel."""
 
     channel: Any
     admin: Any

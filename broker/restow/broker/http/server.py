@@ -68,7 +68,7 @@ class HttpPages:
         self._answer_s = answer_s
         self._loop = asyncio.get_running_loop()
         self._made: dict[tuple[str, tuple[tuple[str, str], ...]], Future[Answer]] = {}
-        """Pages that are asked for and not yet made."""
+        """Pages that are being made, by path and query."""
 
     async def answer(self, method: str, path: str, query: Query) -> Answer:
         """Return the answer to a request. Called on the server's loop."""
@@ -174,7 +174,7 @@ async def _serve(
 
 class _BoundedServer(web.Server):  # type: ignore[misc]
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Let a connection in, and close the oldest ones beyond `MAX_OPEN`."""
+        """Let a connection in, and close the oldest connections beyond `MAX_OPEN`."""
         super().connection_made(handler, transport)
         for oldest in self.connections[:-MAX_OPEN]:
             if oldest.transport is not None:

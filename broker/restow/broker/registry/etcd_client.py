@@ -252,7 +252,7 @@ def patience_for(timing: Timing) -> Patience:
 
 
 class MemberStatus(NamedTuple):
-    """The status of one member of etcd."""
+    """The status of a member of etcd."""
 
     endpoint: str
     version: str

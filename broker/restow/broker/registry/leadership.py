@@ -47,7 +47,7 @@ class BrokerLease:
 
 
 class Leadership:
-    """Whether one broker leads, and whether it may act now."""
+    """Whether a broker leads, and whether it may act now."""
 
     def __init__(self, address: str, timing: Timing) -> None:
         """Begin outside of the fleet."""

@@ -77,7 +77,7 @@ class RunningBroker:
     hub: Hub
     address: str
     clock: asyncio.Task[None]
-    """Never ends by itself. If it fails, nothing would ever expire."""
+    """The task that runs the clock. It ends only by a failure; nothing would expire without it."""
     checks: health.aio.HealthServicer
     http_address: str | None = None
     """Address of metrics and probes."""

@@ -114,7 +114,7 @@ class Identity:
     tenant: str | None
     rights: frozenset[Right]
     shown_by: str = field(default="", compare=False)
-    """What the caller presented, for people: which certificate or token."""
+    """The certificate or token that the caller presented, in words."""
 
     def __post_init__(self) -> None:
         """Raise `IdentityInvalidError` for a tenant that does not fit the rights."""
@@ -134,9 +134,9 @@ class Identity:
         >>> str(Identity(None, frozenset({Right(Role.OPERATOR)}), "certificate ops"))
         'operator of all tenants, by certificate ops'
         """
-        whose = "all tenants" if self.tenant is None else f"tenant {self.tenant}"
+        scope = "all tenants" if self.tenant is None else f"tenant {self.tenant}"
         known = f", by {self.shown_by}" if self.shown_by else ""
-        return f"{' and '.join(sorted(self.roles))} of {whose}{known}"
+        return f"{' and '.join(sorted(self.roles))} of {scope}{known}"
 
     @property
     def roles(self) -> frozenset[Role]:

@@ -576,7 +576,7 @@ class OpenHandoffs:
         said.fail(error, free=True)
 
     def close(self, error: RestowError) -> None:
-        """Fail every caller, including later ones."""
+        """Fail every caller, including later callers."""
         self._closed = self._closed or error
         known, self._open = self._open, {}
         self._emptied.set()
@@ -585,7 +585,7 @@ class OpenHandoffs:
                 said.fail(error, free=not said.sent)
 
     def cancel_all(self, reason: str, detail: str) -> None:
-        """End every handoff as CANCELLED, and refuse later ones."""
+        """End every handoff as CANCELLED, and refuse later handoffs."""
         known, self._open = self._open, {}
         self._emptied.set()
         for handoff_id, handoff in known.items():

@@ -50,7 +50,7 @@ LOOK_EVERY_S = 0.25
 MAY_COME = (BrokerUnreachableError.reason, NotLeaderError.reason, NoLeaderError.reason)
 """Refusals after which `EngineSession.start` retries until its time is over."""
 LIFTED = frozenset({*MAY_PASS, "UNAUTHENTICATED", "PERMISSION_DENIED"})
-"""Statuses of refusals that time or somebody may lift, for an engine that was registered."""
+"""Statuses of refusals that may pass, or that an operator may lift, for a registered engine."""
 NUMBER_BITS = 48
 """Bits of the random number after which a session numbers its messages."""
 CLOSE_S = 1.0

@@ -434,8 +434,8 @@ class PagesInUse:
         self._opened[1 : len(demands) + 1] = b"\1" * len(demands)
 
     def _written(self, handoff_id: str, group: str, block: int, number: int) -> PageRepeatedError:
-        other = self.demands[number].handoff_id
-        return self._repeated(handoff_id, group, block, other, "to be written")
+        other_id = self.demands[number].handoff_id
+        return self._repeated(handoff_id, group, block, other_id, "to be written")
 
     def _read(self, handoff_id: str, group: str, block: int) -> PageRepeatedError:
         groups = self._lists.together(group)
@@ -443,25 +443,26 @@ class PagesInUse:
             (writer.handoff_id, self._held_of(writer.demand.blocks, writer.demand.held_tokens))
             for writer in self.demands.values()
         )
-        other = next(
+        other_id = next(
             name
             for name, blocks in itertools.chain(self.publications.values(), held)
             if any(block in unsigned(blocks.get(member, b"")) for member in groups)
         )
-        return self._repeated(handoff_id, group, block, other, "read")
+        return self._repeated(handoff_id, group, block, other_id, "read")
 
     def _repeated(
-        self, handoff_id: str, group: str, block: int, other: str, how: str
+        self, handoff_id: str, group: str, block: int, other_id: str, how: str
     ) -> PageRepeatedError:
         engine_id = self._lists.key.engine_id
         return PageRepeatedError(
             f"engine {engine_id}, group {group}: block {block} of handoff {handoff_id} is {how} by "
-            f"handoff {other}, which has not ended: name a block that no other open handoff uses",
+            f"handoff {other_id}, which has not ended: name a block that no other open handoff "
+            f"uses",
             engine=engine_id,
             group=group,
             page=block,
             handoff=handoff_id,
-            other_handoff=other,
+            other_handoff=other_id,
         )
 
     def wrong(self) -> Iterator[str]:

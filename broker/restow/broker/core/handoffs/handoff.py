@@ -21,21 +21,21 @@ from restow.broker.errors import HandoffConflictError, HandoffOwnedError, Restow
 
 
 def owned(
-    handoff_id: str, side: str, verb: str, owner: EngineRecord, other: EngineRecord
+    handoff_id: str, side: str, verb: str, owner: EngineRecord, caller: EngineRecord
 ) -> HandoffOwnedError:
     """Return the error for a side of a handoff that another engine has."""
     return HandoffOwnedError(
         f"handoff {handoff_id} was {verb} by engine {owner.key.engine_id} (incarnation "
-        f"{owner.incarnation}), not by {other.key.engine_id} (incarnation {other.incarnation})",
+        f"{owner.incarnation}), not by {caller.key.engine_id} (incarnation {caller.incarnation})",
         handoff=handoff_id,
         side=side,
     )
 
 
-def no_place(handoff_id: str, words: str, other: EngineRecord) -> HandoffOwnedError:
+def no_place(handoff_id: str, words: str, engine: EngineRecord) -> HandoffOwnedError:
     """Return the error for a demand when all readers of the handoff have their deliveries."""
     return HandoffOwnedError(
-        f"handoff {handoff_id} has no reader's place for engine {other.key.engine_id}: {words}",
+        f"handoff {handoff_id} has no reader's place for engine {engine.key.engine_id}: {words}",
         handoff=handoff_id,
         side="destination",
     )
@@ -86,7 +86,7 @@ MAX_DELIVERIES = 128
 
 @dataclass(slots=True, eq=False)
 class Deliveries:
-    """The deliveries of a publication, one for each D that asked, and the number of its readers."""
+    """The deliveries of a publication, by D, and the number of its readers."""
 
     readers: int = 0
     """Readers that must have the state before P's pages are free. 0 if nobody named a number; the

@@ -57,8 +57,8 @@ class BoundedLog:
         if allowance is None:
             allowance = self._allowances[key] = Allowance(AT_ONCE, EACH_S)
             if len(self._allowances) > MAX_KEPT:
-                (old, whose), former = self._allowances.popitem(last=False)
-                self._tell(old, whose, former)
+                (old_event, old_tenant), former = self._allowances.popitem(last=False)
+                self._tell(old_event, old_tenant, former)
         self._allowances.move_to_end(key)
         left_out = allowance.take(self._now_s())
         if left_out is None:

@@ -65,7 +65,7 @@ class Outbox(Generic[Batch]):
         self._carried_bytes = self._carried_in_taken = self._carried_in_last = 0
         self._on_full = on_full
         self._full: deque[tuple[Batch, int, int, int]] = deque()
-        """Each with its number of messages, its bytes, and what the account carries for it."""
+        """Full batches, each with its message count, its bytes, and its bytes in the account."""
         self._in_full = self._bytes_in_full = 0
         self._last = make()
         self._in_last = 0

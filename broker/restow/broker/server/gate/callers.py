@@ -58,7 +58,7 @@ def listed_tenant(context: Context) -> str | None:
 def tenant_of(context: Context) -> str:
     """Return the tenant that a call acts for.
 
-    Raises `ForbiddenError` if the caller belongs to one tenant and names another, or names all
+    Raises `ForbiddenError` if the caller belongs to a tenant and names another, or names all
     tenants where a single tenant is needed.
     """
     named = _named(context)
