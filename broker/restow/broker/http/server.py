@@ -53,18 +53,18 @@ class HttpPages:
 
     def __init__(
         self,
-        who: str,
+        process: str,
         pages: Mapping[str, Page],
         fields: Mapping[str, Collection[str]],
         answer_s: float = 5.0,
     ) -> None:
-        """Serve ``pages`` by path, made on the loop that runs now; ``who`` names the process.
+        """Serve ``pages`` by path, made on the loop that runs now; ``process`` is its name.
 
         ``fields`` are the names that a page reads of its query, by path. The others are dropped:
         a caller who varies them does not have the page made again. A page that is not made within
         ``answer_s`` is answered with 503.
         """
-        self._who, self._pages, self._fields = who, dict(pages), dict(fields)
+        self._process, self._pages, self._fields = process, dict(pages), dict(fields)
         self._answer_s = answer_s
         self._loop = asyncio.get_running_loop()
         self._made: dict[tuple[str, tuple[tuple[str, str], ...]], Future[Answer]] = {}
@@ -84,12 +84,12 @@ class HttpPages:
             try:
                 made = asyncio.run_coroutine_threadsafe(_made(page, used), self._loop)
             except RuntimeError:
-                return line(HTTPStatus.SERVICE_UNAVAILABLE, f"the {self._who} has ended")
+                return line(HTTPStatus.SERVICE_UNAVAILABLE, f"the {self._process} has ended")
             self._made[key] = made
             made.add_done_callback(lambda _: self._made.pop(key, None))
         done, _ = await asyncio.wait({asyncio.wrap_future(made)}, timeout=self._answer_s)
         if not done or made.cancelled():
-            return line(HTTPStatus.SERVICE_UNAVAILABLE, f"the {self._who} does not answer")
+            return line(HTTPStatus.SERVICE_UNAVAILABLE, f"the {self._process} does not answer")
         return made.result()
 
 

@@ -173,7 +173,7 @@ class Said:
             self.end.free()
 
     def fail(self, error: Exception, free: bool = False) -> None:
-        """Tell that there is no end: refused (``free``: nothing came of it), or nobody can say."""
+        """Fail the caller with ``error``; ``free`` says that a refused message had no effect."""
         self.end.fail(error)
         if isinstance(self.end, Delivery):
             self.end.free(None if free else error)
@@ -208,7 +208,7 @@ def cancellation_of(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineM
 
 
 def contradicts(first: pb.Publication, second: pb.Publication) -> bool:
-    """Return whether two chunks give a place in a list different blocks: they are of two states."""
+    """Return whether two chunks name different blocks for a place, and so belong to two states."""
     return any(
         _differ(said, more)
         for said in first.blocks
@@ -351,7 +351,7 @@ class OpenHandoffs:
     def cancel(self, handoff_id: str, detail: str) -> None:
         """Give a handoff up, unless its publication has ended; its id is not published again.
 
-        Ranks may have fenced a handoff of which nothing was sent, and the broker then forgets that.
+        Ranks may have fenced a handoff of which nothing was sent; the broker forgets these fences.
         """
         message = cancellation_of(handoff_id, detail)
         known = self._open.get(handoff_id)

@@ -132,7 +132,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListTenants(
         self, request: pb.ListTenantsRequest, context: Context
     ) -> pb.ListTenantsResponse:
-        """Return what each tenant has that the caller may see."""
+        """Return what each tenant holds, for the tenants that the caller may see."""
         self._hub.standing.check()
         own = scope_of(context)
         tenants = self._hub.directory.ledger.tenants

@@ -237,7 +237,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         key = engine_key(context, Role.ENGINE, ref.engine_id)
         await self._hub.standing.sure()
         engine = self._hub.directory.members.engine(key, ref.incarnation)
-        # A leader that leaves has its engines yet, and may not act for them any more.
+        # A leader that leaves still has its engines, but may no longer act for them.
         self._hub.standing.check()
         engine.last_seen_s = self._hub.now_s()
         return engine
