@@ -1,7 +1,7 @@
 """The directory: the broker's whole state, and the effect of each message of an engine.
 
-It does no I/O: events and a time go in, actions come out. It is not thread-safe; the server calls
-it from a single event loop.
+It does no I/O: it takes events and a time, and returns actions. It is not thread-safe; the server
+calls it from a single event loop.
 """
 
 from __future__ import annotations

@@ -304,6 +304,6 @@ class Membership:
         for engine in self.engines.values():
             asking[pool_of(engine)] += engine.may_ask
         for engine in self.engines.values():
-            others = asking[pool_of(engine)] - engine.may_ask
-            for number in () if others else engine.handoffs:
+            other_askers = asking[pool_of(engine)] - engine.may_ask
+            for number in () if other_askers else engine.handoffs:
                 self._ledger.wait_for_demand(self._ledger.by_number[number], now_s)

@@ -48,11 +48,11 @@ class KnownTokens:
     def find(self, secret: str) -> Identity | None:
         """Return the owner of a token, in the same time for all tokens, known or not."""
         digest = digest_of(secret)
-        found = None
+        owner = None
         for token in self.known:
             if hmac.compare_digest(token.sha256, digest):
-                found = token.identity
-        return found
+                owner = token.identity
+        return owner
 
 
 def digest_of(secret: str) -> bytes:
@@ -103,14 +103,15 @@ def read_secret(path: Path) -> str:
         secret = path.read_text(encoding="ascii").strip()
     except OSError as error:
         raise TokenFileError(
-            f"token file {path} can't be read ({error.strerror}): `restow token` makes one",
+            f"token file {path} can't be read ({error.strerror}): `restow token` makes a token",
             file=path,
         ) from None
     except ValueError:
         secret = ""
     if not secret or not secret.isprintable() or " " in secret:
         raise TokenFileError(
-            f"token file {path} holds no token (a single line of ASCII): `restow token` makes one",
+            f"token file {path} holds no token (a single line of ASCII): `restow token` makes "
+            f"a token",
             file=path,
         )
     return secret

@@ -44,7 +44,7 @@ class HashRun(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What an engine has evicted, and what it has held since then. Numbers rise by 1, from 1."""
+    """An engine's evictions, and what it has held since then. Batch numbers rise by 1, from 1."""
 
     number: int
     form: HashForm

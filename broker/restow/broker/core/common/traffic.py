@@ -243,5 +243,5 @@ class Traffic:
 def busiest(pairs: Iterable[PairTally], most: int) -> tuple[list[PairTally], int]:
     """Return the pairs with the most bytes and the number of the others; see `MAX_LOOKED_AT`."""
     looked_at = list(islice(pairs, MAX_LOOKED_AT))
-    found = nlargest(most, looked_at, key=lambda pair: (pair.tally.bytes_read, pair.tally.ended))
-    return found, len(looked_at) - len(found)
+    chosen = nlargest(most, looked_at, key=lambda pair: (pair.tally.bytes_read, pair.tally.ended))
+    return chosen, len(looked_at) - len(chosen)

@@ -222,9 +222,9 @@ class Ledger(HandoffTable):
 
     def part_of(self, handoff: Handoff, engine: EngineRecord) -> Handoff:
         """Return the delivery of a D that has asked, live or ended; else the handoff itself."""
-        found = handoff.deliveries.by_engine.get(engine.key)
-        if found is not None and found.destination in (engine, None):
-            return found
+        delivery = handoff.deliveries.by_engine.get(engine.key)
+        if delivery is not None and delivery.destination in (engine, None):
+            return delivery
         return handoff
 
     def _take_back(self, handoff: Handoff, engine: EngineRecord, now_s: float) -> None:
@@ -263,7 +263,7 @@ class Ledger(HandoffTable):
 
     def due(self, now_s: float) -> list[Handoff]:
         """Return the live handoffs whose deadline has passed."""
-        found: dict[int, Handoff] = {}
+        handoffs: dict[int, Handoff] = {}
         for number in self.deadlines.due(now_s):
             handoff = self.by_number.get(number)
             if handoff is None:
@@ -272,8 +272,8 @@ class Ledger(HandoffTable):
             if handoff.next_look_s() > now_s:
                 self.watch(handoff)
             else:
-                found[number] = handoff
-        return list(found.values())
+                handoffs[number] = handoff
+        return list(handoffs.values())
 
     def stop(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
         """End a handoff that failed.
@@ -294,7 +294,7 @@ class Ledger(HandoffTable):
         handoff.lease.settle_until_s = 0.0
         actions = self.give_back(handoff, failure, now_s)
         self.watch(handoff)
-        if handoff.parent is not None:  # it had time as long as this one might read
+        if handoff.parent is not None:  # the parent has no deadline while a delivery may read
             self.watch(handoff.parent)
         return actions
 

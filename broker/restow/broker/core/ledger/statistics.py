@@ -74,10 +74,10 @@ class Statistics:
     @property
     def by_state(self) -> Counter[State]:
         """Return how many handoffs ended in each state."""
-        found: Counter[State] = Counter()
+        counts: Counter[State] = Counter()
         for (state, _), count in self.ends.items():
-            found[state] += count
-        return found
+            counts[state] += count
+        return counts
 
     def refuse(self, reason: str) -> None:
         """Count a refused message; the handoff goes on, or had ended."""

@@ -93,10 +93,10 @@ class Segment:
     @property
     def anyone(self) -> int:
         """Return the places that any slot holds, as bits."""
-        found = 0
+        places = 0
         for bits in self.held.values():
-            found |= bits
-        return found
+            places |= bits
+        return places
 
     def place_of(self, key: bytes) -> int:
         """Return the place of a key that is in this segment."""
@@ -107,8 +107,8 @@ class Segment:
 
     def common(self, place: int, raw: bytes, first: int) -> int:
         """Return how many keys from ``place`` on equal the keys of ``raw`` from ``first`` on."""
-        at, other = (place + 1) * KEY_BYTES, (first + 1) * KEY_BYTES
-        if self.keys[at : at + KEY_BYTES] != raw[other : other + KEY_BYTES]:
+        at, raw_at = (place + 1) * KEY_BYTES, (first + 1) * KEY_BYTES
+        if self.keys[at : at + KEY_BYTES] != raw[raw_at : raw_at + KEY_BYTES]:
             return 1  # keys that were announced singly: do not compare long slices
         mine = self.keys[place * KEY_BYTES :]
         theirs = raw[first * KEY_BYTES : first * KEY_BYTES + len(mine)]
@@ -147,8 +147,8 @@ class Segment:
     def all_keys(self) -> list[int]:
         """Return all keys in this segment."""
         keys = np.frombuffer(self.keys, "<u8")
-        found: list[int] = keys[keys != np.frombuffer(BLANK, "<u8")].tolist()
-        return found
+        stored: list[int] = keys[keys != np.frombuffer(BLANK, "<u8")].tolist()
+        return stored
 
 
 HASH_BYTES = 80
@@ -255,21 +255,21 @@ class Index:
         The search ends at a key that nobody holds if its number is a multiple of ``step`` (a
         ``step`` of 0 never ends it), and after `MAX_LOOKS`.
         """
-        found: dict[int, dict[int, int]] = {}
+        by_slot: dict[int, dict[int, int]] = {}
         looks = 0
         for first, segment, place, count in self._stretches(keys, step):
             looks += 1 + len(segment.held)
             if looks > MAX_LOOKS:
                 break
-            ones, (window, at) = (1 << count) - 1, divmod(first, WINDOW)
+            mask, (window, at) = (1 << count) - 1, divmod(first, WINDOW)
             for slot, bits in segment.held.items():
-                if some := bits >> place & ones:
-                    windows = found.setdefault(slot, {})
+                if some := bits >> place & mask:
+                    windows = by_slot.setdefault(slot, {})
                     windows[window] = windows.get(window, 0) | some << at
             self._segments.move_to_end(segment.number)
         return {
             slot: reduce(or_, (bits << window * WINDOW for window, bits in windows.items()))
-            for slot, windows in found.items()
+            for slot, windows in by_slot.items()
         }
 
     def _stretches(self, keys: HashKeys, step: int) -> Iterator[tuple[int, Segment, int, int]]:

@@ -105,7 +105,7 @@ class Holders:
         """
         held = _by_engine(alike, self.index.look(keys, alike.step))
         tails = _by_engine(alike, self.index.look(ends, 0)) if positions else {}
-        found = []
+        holders = []
         for engine in held.keys() | tails.keys():
             teller, groups = alike.by_engine[engine], held.get(engine, {})
             quantum_tokens = teller.form.quantum_tokens
@@ -118,8 +118,8 @@ class Holders:
                     tokens = last
                 there ^= 1 << there.bit_length() - 1
             if tokens:
-                found.append(Held(engine, tokens))
-        return found
+                holders.append(Held(engine, tokens))
+        return holders
 
     def count(self, teller: Announcements) -> dict[str, int]:
         """Return the number of an engine's holdings by group."""
@@ -144,10 +144,10 @@ class Holders:
         return segments
 
 
-def _by_engine(alike: Tellers, found: Mapping[int, int]) -> dict[EngineKey, dict[str, int]]:
+def _by_engine(alike: Tellers, bits_by_slot: Mapping[int, int]) -> dict[EngineKey, dict[str, int]]:
     """Return the bits of slots by engine and group, without slots of engines that left."""
     held: dict[EngineKey, dict[str, int]] = {}
-    for slot, bits in found.items():
+    for slot, bits in bits_by_slot.items():
         teller = alike.of_slot.get(slot)
         if teller is not None:
             held.setdefault(teller.engine, {})[teller.groups[slot]] = bits

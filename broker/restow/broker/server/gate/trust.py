@@ -67,8 +67,8 @@ def trust_of(settings: BrokerSettings) -> Trust | None:
         )
     if settings.client_ca is not None and settings.tokens is not None:
         raise TrustSettingsError(
-            "--client-ca and --tokens exclude each other: give the one by which clients are to be "
-            "identified"
+            "--client-ca and --tokens exclude each other: give the option by which clients are to "
+            "be identified"
         )
     log = get_logger("restow.trust")
 
@@ -170,7 +170,7 @@ def by_token(context: RawContext, tokens: KnownTokens) -> Identity:
     identity = tokens.find(sent[0][len(BEARER) :].strip())
     if identity is None:
         raise UnauthenticatedError(
-            "the broker does not know the call's token: `restow token` makes one, and prints the "
-            "line for the broker's tokens file"
+            "the broker does not know the call's token: `restow token` makes a token, and prints "
+            "the line for the broker's tokens file"
         )
     return identity
