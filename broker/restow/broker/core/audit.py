@@ -188,7 +188,7 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
                 continue
             if returned or directory.probing.awaited_by(handoff.number):
                 continue
-            if pair is not None and not directory.granting.draining:
+            if pair is not None and handoff.stands and not directory.granting.draining:
                 yield f"handoff {name} could be granted, but is not"
             elif pair is None and handoff.number not in directory.plans.planning.get(key, ()):
                 yield f"handoff {name} waits for a plan that nobody makes"

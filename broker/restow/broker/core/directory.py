@@ -177,7 +177,8 @@ class Directory:
                 self.ledger.wait_for_demand(handoff, now_s)
             raise
         if asking is None:
-            return self.ledger.part_of(handoff, engine).tell_sampled()
+            part = self.ledger.part_of(handoff, engine)
+            return part.tell_sampled() + self.granting.advance(part, now_s)
         engine.asks = True
         if wish.revision != engine.revision and not engine.has_revision(wish.revision):
             return self.ledger.stop(asking, revision_changed(engine), now_s)

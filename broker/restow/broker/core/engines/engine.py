@@ -171,6 +171,9 @@ class EngineRecord(BlockLists):
     has_session: bool = False
     session_s: float = inf
     """When the open session was opened."""
+    repeat_from_s: float = -inf
+    """Handoffs that the engine named earlier are granted only after it has repeated them: no agent
+    had told which process the engine is, and the session ended on which it named them."""
     publishes: bool = False
     asks: bool = False
     """Whether it has announced that it will publish or ask, or has done so."""
@@ -276,6 +279,11 @@ class EngineRecord(BlockLists):
     def complete(self) -> bool:
         """Return whether the agents of all ranks are connected."""
         return len(self.agents) == len(self.layout.ranks)
+
+    def session_over(self, now_s: float) -> None:
+        """Note that a session has ended, or that another session begins."""
+        if self.unheard_ranks:
+            self.repeat_from_s = now_s
 
     def fingerprint(self) -> bytes:
         """Return a fingerprint of the names of all agents; empty unless all are connected."""

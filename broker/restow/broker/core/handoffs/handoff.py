@@ -293,6 +293,17 @@ class Handoff:
         """Return the time from the grant to the end; None without a grant or before the end."""
         return self.ended_s - self.granted_s if self.ended and self.granted_s else None
 
+    @property
+    def stands(self) -> bool:
+        """Return whether both engines have named the handoff in their present process."""
+        source, destination = self.side.engine, self.destination
+        return (
+            source is not None
+            and destination is not None
+            and self.side.said_s >= source.repeat_from_s
+            and self.asked_s >= destination.repeat_from_s
+        )
+
     def gathers_on(self, src_rank: int) -> bool:
         """Return whether a rank of P has gathered or hashed for this handoff, or was told to."""
         return self.pair is not None and any(

@@ -33,6 +33,9 @@ def waits_for(handoff: Handoff) -> str:
     if (lacking := _lacking(handoff)) is not None:
         name, ranks = lacking.key.engine_id, lacking.missing_ranks
         return f"engine {name}: no agent is connected for ranks {ranks}"
+    if not handoff.stands:
+        unsaid = source if handoff.side.said_s < source.repeat_from_s else destination
+        return f"engine {unsaid.key.engine_id} has not repeated it since its session ended"
     if (taken := _no_place(handoff)) is not None:
         return taken
     if handoff.queued:
