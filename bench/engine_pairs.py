@@ -153,22 +153,22 @@ class RunningPairs:
 
     def blocks(self, layout: Layout, rng: np.random.Generator) -> dict[str, list[int]]:
         """Draw a prompt's blocks from the room of two prompts, in order unless scattered."""
-        found: dict[str, list[int]] = {}
+        by_group: dict[str, list[int]] = {}
         for group, page_tokens in page_tokens_of(layout).items():
             count = -(-self.tokens // page_tokens) if page_tokens else 1
             ids = rng.permutation(2 * count)[:count]
             if page_tokens and not self.scattered:
                 ids = np.arange(count) + int(rng.integers(2)) * count
-            found[group] = ids.tolist()
-        return found
+            by_group[group] = ids.tolist()
+        return by_group
 
     def blocks_of_place(self, layout: Layout, place: int) -> dict[str, list[int]]:
         """Return the blocks of one of ``prompts`` places, which have no block in common."""
-        found: dict[str, list[int]] = {}
+        by_group: dict[str, list[int]] = {}
         for group, page_tokens in page_tokens_of(layout).items():
             count = -(-self.tokens // page_tokens) if page_tokens else 1
-            found[group] = (place + self.prompts * np.arange(count)).tolist()
-        return found
+            by_group[group] = (place + self.prompts * np.arange(count)).tolist()
+        return by_group
 
 
 def must_be_done(ended: HandoffEnded) -> HandoffEnded:

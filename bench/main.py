@@ -157,8 +157,9 @@ def main(
     """
     suites = _chosen(suite or [])
     for given, option, enough in ((case, "--case", all), (sets > 1, "--sets", any)):
-        if given and not (suite and enough(one.by_case for one in suites)):
-            words = f"name suites too: {', '.join(one.name for one in SUITES if one.by_case)}"
+        if given and not (suite and enough(named.by_case for named in suites)):
+            by_case = ", ".join(possible.name for possible in SUITES if possible.by_case)
+            words = f"name suites too: {by_case}"
             raise typer.BadParameter(words, param_hint=option)
     # A file may have long lines; a terminal has its own width.
     console = Console() if sys.stdout.isatty() else Console(width=180)
@@ -172,8 +173,8 @@ def main(
         if json_file is not None:  # at once, so that it is kept if a later suite fails
             write_json(list(rows.values()), json_file, about)
 
-    for one in suites:
-        one.run(put, repeats, *((case or (), sets) if one.by_case else ()))
+    for chosen in suites:
+        chosen.run(put, repeats, *((case or (), sets) if chosen.by_case else ()))
     show(list(rows.values()), console)
     console.print(f"Logs: {logs_folder()}")
 

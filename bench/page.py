@@ -62,17 +62,17 @@ def handoff(rows: Rows) -> list[str]:
 def strategies(rows: Rows) -> list[str]:
     """Make a line for each case: the milliseconds of `auto` and of every forced strategy."""
     cases = _by_case(rows)
-    ways = list(dict.fromkeys(way for found in cases.values() for way in found))
+    ways = list(dict.fromkeys(way for by_way in cases.values() for way in by_way))
     forced = [way for way in ways if way not in (CONTIGUOUS, BY_NIXL)]
     columns = ("MB", "samples", "auto by", "auto, ms", *ways, "best of the others", "of READ")
     lines = _head("case", *columns)
-    for case, found in cases.items():
-        own = next(iter(found.values()))
-        best = min(row["ratio"] for way, row in found.items() if way in forced)
+    for case, by_way in cases.items():
+        own = next(iter(by_way.values()))
+        best = min(row["ratio"] for way, row in by_way.items() if way in forced)
         lines.append(
             f"| {case} | {own['bytes'] / 1e6:.0f} | {own['samples']} | {own['note']} "
-            f"| {own['value'] * 1e3:.1f} | {' | '.join(_ms(found.get(way)) for way in ways)} "
-            f"| {best:.2f} | {found[CONTIGUOUS]['ratio']:.2f} |"
+            f"| {own['value'] * 1e3:.1f} | {' | '.join(_ms(by_way.get(way)) for way in ways)} "
+            f"| {best:.2f} | {by_way[CONTIGUOUS]['ratio']:.2f} |"
         )
     return lines
 
@@ -80,11 +80,11 @@ def strategies(rows: Rows) -> list[str]:
 def forced_strategies(rows: Rows) -> list[str]:
     """Make a line for each case: the milliseconds of every forced strategy."""
     cases = _by_case(rows)
-    ways = list(dict.fromkeys(way for found in cases.values() for way in found))
+    ways = list(dict.fromkeys(way for by_way in cases.values() for way in by_way))
     lines = _head("case", "MB", *(f"{way}, ms" for way in ways))
-    for case, found in cases.items():
-        size = next(iter(found.values()))["bytes"] / 1e6
-        times = (_ms(found.get(way)) for way in ways)
+    for case, by_way in cases.items():
+        size = next(iter(by_way.values()))["bytes"] / 1e6
+        times = (_ms(by_way.get(way)) for way in ways)
         lines.append(f"| {case} | {size:.0f} | {' | '.join(times)} |")
     return lines
 
@@ -96,16 +96,16 @@ def without_clients(rows: Rows) -> list[str]:
 
 def clients(rows: Rows) -> list[str]:
     """Make a line for each pair of engines and number of clients, with the times to two tokens."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    by_case: dict[str, dict[str, dict[str, float]]] = {}
     for row in rows:
         if named := CLIENTS.match(row["case"]):
-            times = found.setdefault(named["case"], {}).setdefault(named["token"], {})
+            times = by_case.setdefault(named["case"], {}).setdefault(named["token"], {})
             times |= {named["way"]: row["value"], row["reference"]: row["reference_value"]}
     references = {row["reference"] for row in rows}
-    every = dict.fromkeys(way for one in found.values() for way in one["first"])
+    every = dict.fromkeys(way for tokens in by_case.values() for way in tokens["first"])
     ways = sorted(every, key=lambda way: way in references)
     lines = _head("to the first / second token, ms", *ways)
-    for case, tokens in found.items():
+    for case, tokens in by_case.items():
         cells = (
             f"{tokens['first'][way] * 1e3:.3g} / {tokens['second'][way] * 1e3:.3g}" for way in ways
         )
@@ -145,16 +145,16 @@ class Goal:
 
     def cell(self, rows: Rows) -> str:
         """Show the least and the greatest ratio of a machine, and how many reach the goal."""
-        found = self.ratios(rows)
-        if not found:
+        ratios = self.ratios(rows)
+        if not ratios:
             return ""
-        text = f"{min(found):.2f}"
-        if len(found) > 1:
-            text += f" to {max(found):.2f}"
+        text = f"{min(ratios):.2f}"
+        if len(ratios) > 1:
+            text += f" to {max(ratios):.2f}"
         if self.wanted is None:
             return text
-        reached = sum(ratio >= self.wanted for ratio in found)
-        return f"{text}, {reached} of {len(found)}"
+        reached = sum(ratio >= self.wanted for ratio in ratios)
+        return f"{text}, {reached} of {len(ratios)}"
 
 
 def goals() -> Iterator[Goal]:
@@ -271,14 +271,14 @@ def _machine(measured: dict[str, Any]) -> str:
 def _put(page: str, name: str, lines: list[str]) -> str:
     """Return the page with one table in its place."""
     text = "\n".join(lines)
-    page, found = re.subn(
+    page, count = re.subn(
         rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
         lambda match: f"{match[1]}{text}\n{match[2]}",
         page,
         flags=re.DOTALL,
     )
-    if found != 1:
-        raise ValueError(f"{PAGE.name} has {found} places for {name}, not one")
+    if count != 1:
+        raise ValueError(f"{PAGE.name} has {count} places for {name}, not one")
     return page
 
 

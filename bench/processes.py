@@ -92,5 +92,5 @@ def running_broker(*options: str) -> Iterator[Broker]:
 
 def peak_bytes_of(pid: int) -> int:
     """Return the largest resident size that a process ever had."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(match[1]) * 1024 if match else 0

@@ -41,7 +41,7 @@ class Row:
 Put = Callable[[Row], None]
 """Takes each row when it is measured, so that a long run shows its progress.
 
-A later row replaces an earlier one of the same suite, case and reference.
+A later row replaces an earlier row of the same suite, case and reference.
 """
 
 

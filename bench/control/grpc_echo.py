@@ -1,7 +1,7 @@
 """The reference of the control plane: a gRPC server in Python that only echoes, and its clients.
 
 ``/bench/Unary`` returns 46 bytes. ``/bench/Batches`` answers a stream of batches: each message is
-parsed, and one is built for it. Run as a module, this file is the server.
+parsed, and a message is built for it. Run as a module, this file is the server.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ async def unary_seconds(address: str, calls: int, in_flight: int) -> float:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/bench/Unary")
         await call(SMALL)
 
-        async def some(count: int) -> None:
+        async def call_in_turn(count: int) -> None:
             for _ in range(count):
                 await call(SMALL)
 
         begun_s = time.perf_counter()
-        await asyncio.gather(*(some(calls // in_flight) for _ in range(in_flight)))
+        await asyncio.gather(*(call_in_turn(calls // in_flight) for _ in range(in_flight)))
         return time.perf_counter() - begun_s
 
 
@@ -76,7 +76,7 @@ async def batches_seconds(address: str, messages: int, streams: int = 4) -> floa
             "/bench/Batches", pb.SessionRequest.SerializeToString, pb.SessionResponse.FromString
         )
 
-        async def one(batches: int) -> None:
+        async def stream_batches(batches: int) -> None:
             stream = open_stream()
             for _ in range(batches):
                 await stream.write(request)
@@ -84,7 +84,9 @@ async def batches_seconds(address: str, messages: int, streams: int = 4) -> floa
             await stream.done_writing()
 
         begun_s = time.perf_counter()
-        await asyncio.gather(*(one(messages // BATCH // streams) for _ in range(streams)))
+        await asyncio.gather(
+            *(stream_batches(messages // BATCH // streams) for _ in range(streams))
+        )
         return time.perf_counter() - begun_s
 
 
@@ -102,7 +104,7 @@ async def hops_seconds(address: str, round_trips: int, pause_s: float) -> float:
             begun_s = time.perf_counter()
             await stream.write(request)
             await stream.read()
-            if number:  # the first one opens the stream
+            if number:  # the first round trip opens the stream
                 took_s += time.perf_counter() - begun_s
         await stream.done_writing()
     return took_s / round_trips / 2

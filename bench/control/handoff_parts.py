@@ -53,8 +53,8 @@ class _Engine:
 
     def stamps(self) -> dict[str, float]:
         """Wait for the times at which the steps were done."""
-        found: dict[str, float] = json.loads(self.hear())
-        return found
+        stamps: dict[str, float] = json.loads(self.hear())
+        return stamps
 
     def end(self) -> None:
         """End the process."""
@@ -75,9 +75,9 @@ def run(put: Put, repeats: int) -> None:
         for turn in range(WARM + SAMPLES_PER_REPEAT * repeats):
             hop_s = uvloop.run(hops_seconds(echo, 1, PAUSE_S))
             for name, (p, d) in sides.items():
-                found = _hand_over(p, d, f"{name}/{turn}", admin)
+                seconds = _hand_over(p, d, f"{name}/{turn}", admin)
                 if turn >= WARM:
-                    parts[name].append(found)
+                    parts[name].append(seconds)
             if turn >= WARM:
                 hops.append(hop_s)
         busy = uvloop.run(hops_seconds(echo, 2000, 0.0))
@@ -104,7 +104,7 @@ def _hand_over(p: _Engine, d: _Engine, handoff_id: str, admin: AdminClient) -> d
     time.sleep(PAUSE_S)
     p.say({"publish": handoff_id})
     began, done = p.stamps(), d.stamps()
-    at_ms = {one.event: one.at_ms for one in admin.handoff(handoff_id).timeline}
+    at_ms = {entry.event: entry.at_ms for entry in admin.handoff(handoff_id).timeline}
     told_s = (at_ms["ended"] - at_ms["granted"]) / 1e3
     at_d_s = done["reported"] - done["ordered"]
     whole_s = done["ended"] - began["began"]
@@ -121,15 +121,15 @@ def _hand_over(p: _Engine, d: _Engine, handoff_id: str, admin: AdminClient) -> d
 def _rows(
     name: str, parts: Sequence[dict[str, float]], hops: Sequence[float], busy: float
 ) -> Iterator[Row]:
-    reads = [one["READ"] for one in parts]
+    reads = [sample["READ"] for sample in parts]
     floor = [HOPS * median(hops) + median(reads)]
     goal = 1 / GOAL_OF_FLOOR
     note = f"a hop of a busy stream {1e6 * busy:.0f} us, in this rhythm {1e6 * median(hops):.0f}"
-    whole = [one["whole"] for one in parts]
+    whole = [sample["whole"] for sample in parts]
     reference = f"{HOPS} bare hops and the READ"
     yield compared(SUITE, f"{name}: whole", whole, reference, floor, goal=goal, note=note)
-    two = "2 bare hops", [2 * median(hops)]
-    itself = "the READ", reads
-    for number, part in enumerate(one for one in parts[0] if one != "whole"):
-        beside = two if number < 2 else itself
-        yield compared(SUITE, f"{name}: {part}", [one[part] for one in parts], *beside)
+    two_hops = "2 bare hops", [2 * median(hops)]
+    the_read = "the READ", reads
+    for number, part in enumerate(key for key in parts[0] if key != "whole"):
+        beside = two_hops if number < 2 else the_read
+        yield compared(SUITE, f"{name}: {part}", [sample[part] for sample in parts], *beside)

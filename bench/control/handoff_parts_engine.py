@@ -1,4 +1,4 @@
-"""The process of one engine of `handoff_parts`: a session, and the agent of its one rank.
+"""The process of one engine of `handoff_parts`: a session, and the agent of its only rank.
 
 It reads lines of JSON from stdin: first its name and broker, then handoffs to publish or to
 request. Its answer to each is the times at which the agent's steps were done, by the host's clock.
@@ -49,9 +49,9 @@ class StepTimes:
                 self.stamps["ordered"] = time.monotonic()
             take(agent, order)
 
-        def posting(lane: Lane, *given: Any) -> Any:
+        def posting(lane: Lane, *arguments: Any) -> Any:
             self.stamps["posted"] = time.monotonic()
-            flight = post(lane, *given)
+            flight = post(lane, *arguments)
             if flight.done:
                 self.stamps["landed"] = time.monotonic()
             return flight

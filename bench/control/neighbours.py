@@ -39,7 +39,7 @@ LARGE = "falcon-h1-34b-like"
 LARGE_TENANT = "large"
 LARGE_TPS = ((16, 32), (32, 16))
 PLANNED_S = 300.0
-"""A plan that takes longer was refused."""
+"""A plan that takes longer counts as refused."""
 PER_S = 200
 QUIET_S = 3.0
 TOKENS = 8192
@@ -127,12 +127,12 @@ async def _plan(address: str, pairs: list[tuple[Large, Large]]) -> float:
         sessions = []
         for engines in pairs:
             plans = (await admin.GetStatus(STATUS)).plans
-            for one in engines:
-                await register(one.registration, metadata=metadata)
+            for large in engines:
+                await register(large.registration, metadata=metadata)
                 session = broker.Session(metadata=metadata)
-                await session.write(broker_pb2.SessionRequest(engine=one.engine))
+                await session.write(broker_pb2.SessionRequest(engine=large.engine))
                 await session.read()
-                await session.write(broker_pb2.SessionRequest(messages=[one.message]))
+                await session.write(broker_pb2.SessionRequest(messages=[large.message]))
                 sessions.append(session)
             async with asyncio.timeout(PLANNED_S):
                 while (await admin.GetStatus(STATUS)).plans == plans:  # noqa: ASYNC110 - no events
@@ -161,15 +161,15 @@ def _while_strangers_connect(repeats: int) -> Iterator[Row]:
     quiet: dict[str, list[float]] = {}
     beside: dict[str, list[float]] = {}
     try:
-        with tempfile.TemporaryDirectory() as folder, served(Path(folder), FILES) as one:
-            began_mib = one.most_mib()
-            uvloop.run(_ask(one, repeats, quiet))
+        with tempfile.TemporaryDirectory() as folder, served(Path(folder), FILES) as broker:
+            began_mib = broker.most_mib()
+            uvloop.run(_ask(broker, repeats, quiet))
             with (
-                connections(one.address, STRANGERS),
-                connections(one.address, STRANGERS, sending=UNFINISHED_HELLO),
+                connections(broker.address, STRANGERS),
+                connections(broker.address, STRANGERS, sending=UNFINISHED_HELLO),
             ):
-                uvloop.run(_ask(one, repeats, beside))
-            taken_mib = one.most_mib() - began_mib
+                uvloop.run(_ask(broker, repeats, beside))
+            taken_mib = broker.most_mib() - began_mib
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     note = f"{STRANGERS} idle, {STRANGERS} half open, {FILES} files; {taken_mib:.0f} MiB in all"
@@ -182,12 +182,12 @@ def _while_strangers_connect(repeats: int) -> Iterator[Row]:
         yield compared(SUITE, case, seconds, "without strangers", quiet[case], note=note)
 
 
-async def _ask(one: Served, repeats: int, seconds: dict[str, list[float]]) -> None:
-    async with pair(one.address, 1, 1, credentials=one.known) as both:
+async def _ask(broker: Served, repeats: int, seconds: dict[str, list[float]]) -> None:
+    async with pair(broker.address, 1, 1, credentials=broker.known) as engines:
         for number in range(repeats):
             begun_s = time.perf_counter()
-            await both.hand_over(f"{begun_s}-{number}")
+            await engines.hand_over(f"{begun_s}-{number}")
             asked_s = time.perf_counter()
             seconds.setdefault("a handoff", []).append(asked_s - begun_s)
-            await ask(one.address, one.known, AdminClient.status)
+            await ask(broker.address, broker.known, AdminClient.status)
             seconds.setdefault("an operator's status", []).append(time.perf_counter() - asked_s)

@@ -15,7 +15,7 @@ from bench.report import Put, Row, compared
 from restow.broker.core.common.events import Chain, HashForm
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.common.limits import Limits
-from restow.broker.core.prefix.index import KEY_BYTES, Keyer, Keys
+from restow.broker.core.prefix.index import KEY_BYTES, HashKeys, Keyer
 from restow.broker.core.prefix.prefixes import Holders, Prefixes
 from restow.broker.core.prefix.rules import SNAPSHOT, GroupRule
 from restow.broker.layout.values import ModelIdentity
@@ -75,8 +75,8 @@ class Held:
 
     def find(self, hashes: bytes) -> int:
         """Return the tokens of the holder that holds most."""
-        found = self.prefixes.find(TENANT, Chain(MODEL, FORM, "", hashes))
-        return max((one.tokens for one in found), default=0)
+        holders = self.prefixes.find(TENANT, Chain(MODEL, FORM, "", hashes))
+        return max((holder.tokens for holder in holders), default=0)
 
 
 def hashes_of(number: int) -> bytes:
@@ -85,9 +85,9 @@ def hashes_of(number: int) -> bytes:
     return bytes(drawn)
 
 
-def _part(keys: Keys, first: int, count: int) -> Keys:
+def _part(keys: HashKeys, first: int, count: int) -> HashKeys:
     stop = first + count
-    return Keys(keys.values[first:stop], keys.raw[first * KEY_BYTES : stop * KEY_BYTES])
+    return HashKeys(keys.values[first:stop], keys.raw[first * KEY_BYTES : stop * KEY_BYTES])
 
 
 def _looked_up(entries: int, holders: int, repeats: int) -> list[Row]:
@@ -96,24 +96,26 @@ def _looked_up(entries: int, holders: int, repeats: int) -> list[Row]:
     for chain in range(held.chains):
         plain.update(dict.fromkeys(_single(hashes_of(chain)), chain))
     rng = np.random.default_rng(0)
-    looks = [hashes_of(int(one)) for one in rng.integers(held.chains, size=LOOKS)]
+    looks = [hashes_of(int(number)) for number in rng.integers(held.chains, size=LOOKS)]
     misses = [hashes_of(held.chains + number) for number in range(LOOKS)]
-    if {held.find(one) for one in looks} != {CHAIN_TOKENS} or any(map(held.find, misses)):
-        raise RuntimeError("what is held is not what is found")
+    if {held.find(look) for look in looks} != {CHAIN_TOKENS} or any(map(held.find, misses)):
+        raise RuntimeError("the index does not find what its holders reported")
     words = f"8,192 tokens of {entries / 1e6:.0f} M hashes, {holders} holder{'s' * (holders > 1)}"
     rows = []
     for name, asked in ((words, looks), (f"{words}, a miss", misses)):
         ours, theirs = [], []
         for _ in range(repeats):
-            for one in asked:
-                ours += [_once(partial(held.find, one))]
-                theirs += [_once(partial(_plainly, plain, one))]
+            for look in asked:
+                ours += [_once(partial(held.find, look))]
+                theirs += [_once(partial(_plainly, plain, look))]
         rows.append(compared(SUITE, name, ours, "a dict of bytes, each hash", theirs))
         rows.append(compared(SUITE, name, ours, "budget of 0.5 ms", [LOOK_GOAL_S], goal=1.0))
         if not name.endswith("miss") and holders == 1:
-            each = [_each(held, asked) for _ in range(repeats)]
+            look_up_s = [_seconds_of_each(held, asked) for _ in range(repeats)]
             case = f"{name}, one after the other, of processor time"
-            rows.append(compared(SUITE, case, each, "10,000 a second", [EACH_GOAL_S], goal=1.0))
+            rows.append(
+                compared(SUITE, case, look_up_s, "10,000 a second", [EACH_GOAL_S], goal=1.0)
+            )
     return rows
 
 
@@ -128,10 +130,10 @@ def _once(call: Callable[[], object]) -> float:
     return time.perf_counter() - begun_s
 
 
-def _each(held: Held, asked: list[bytes]) -> float:
+def _seconds_of_each(held: Held, asked: list[bytes]) -> float:
     begun_s = time.process_time()
-    for one in asked:
-        held.find(one)
+    for look in asked:
+        held.find(look)
     return (time.process_time() - begun_s) / len(asked)
 
 
@@ -152,8 +154,8 @@ def _fragments(repeats: int) -> Row:
                 own.index.evict(teller.slots["attention"], _part(keys, place, 1))
             own.index.hold(first.slots["attention"], _part(keys, place, 1))
     looks = [hashes_of(number) for number in range(held.chains)]
-    if {held.find(one) for one in looks} != {CHAIN_TOKENS}:
-        raise RuntimeError("what is held is not what is found")
+    if {held.find(look) for look in looks} != {CHAIN_TOKENS}:
+        raise RuntimeError("the index does not find what its holders reported")
     seconds = [_once(partial(held.find, look)) for _ in range(repeats) for look in looks]
     case = "8,192 tokens of which every other block was evicted and reported again"
     return compared(SUITE, case, seconds, "budget of 0.5 ms", [LOOK_GOAL_S])

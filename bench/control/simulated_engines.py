@@ -1,4 +1,4 @@
-"""Simulated engines and agents, which send the messages of real ones and move no bytes.
+"""Simulated engines and agents, which send the messages of real engines and move no bytes.
 
 They do as little as they can, because they share the machine with the broker that is measured.
 """
@@ -72,7 +72,7 @@ class Stream:
 
 @dataclass
 class Side:
-    """One engine: its session, and its one agent."""
+    """An engine: its session, and its only agent."""
 
     ref: broker_pb2.EngineRef
     session: Stream
@@ -136,15 +136,15 @@ async def hear_ends(source: Side, destination: Side, tally: Tally, in_flight: in
     """
     live: dict[str, int] = {}
 
-    async def hear(one: Side) -> None:
-        async for response in one.session.read():
+    async def hear(engine: Side) -> None:
+        async for response in engine.session.read():
             now_s = time.perf_counter()
             for event in response.events:  # type: ignore[attr-defined]
                 ended = event.ended
                 name = ended.handoff_id
                 if ended.state != broker_pb2.HANDOFF_STATE_DONE:
                     tally.failures += 1
-                if one is destination:
+                if engine is destination:
                     tally.latency_s.append(now_s - tally.started_s[name])
                 heard = live.get(name, 0) + 1
                 if heard < 2:
@@ -174,7 +174,7 @@ async def run_handoffs(
 ) -> tuple[float, list[float]]:
     """Run handoffs; return the seconds that all of them took, and the latency of each.
 
-    With ``rate`` as many are started each second; without it ``in_flight`` are kept under way.
+    ``rate`` handoffs begin each second; with None, ``in_flight`` handoffs are kept under way.
     """
     tally = Tally(count)
     stamp = time.time_ns()

@@ -109,7 +109,9 @@ class Tenant:
 def _layout(ranks: int = 1, groups: int = 1, shards: int = 1, tag: str = "") -> Layout:
     """Make a layout with one region per group and rank, and shards of 64 bytes."""
     names = [
-        (group, f"f{tag}.{group}.{one}", one) for group in range(groups) for one in range(shards)
+        (group, f"f{tag}.{group}.{index}", index)
+        for group in range(groups)
+        for index in range(shards)
     ]
     fields = tuple(Field(name, Kind.PER_TOKEN, ("head", "dim"), (ranks, 2)) for _, name, _ in names)
     return Layout(
@@ -121,9 +123,9 @@ def _layout(ranks: int = 1, groups: int = 1, shards: int = 1, tag: str = "") -> 
                 tuple(
                     Shard(
                         name, (Span(rank, rank + 1), Span(0, 2)), DType.BFLOAT16,
-                        f"r{group}", one * 64, (4, 2), 4,
+                        f"r{group}", index * 64, (4, 2), 4,
                     )
-                    for group, name, one in names
+                    for group, name, index in names
                 ),
             )
             for rank in range(ranks)
@@ -147,7 +149,7 @@ async def publications(tenant: Tenant) -> None:
 async def empty_publications(tenant: Tenant) -> None:
     """Publish 60,000 states without blocks, with long ids."""
     ref = await tenant.engine("p", _layout(groups=GROUPS))
-    names = ((f"{batch}.{one}" + "x" * 240 for one in range(500)) for batch in range(120))
+    names = ((f"{batch}.{number}" + "x" * 240 for number in range(500)) for batch in range(120))
     await tenant.send(ref, [[_published(name) for name in batch] for batch in names])
 
 
@@ -193,7 +195,9 @@ async def fences(tenant: Tenant) -> None:
     """Send 60 early fences with ids of 14 MiB, and 60,000 with ids of 200 wide characters."""
     ref = await tenant.engine("p", _layout())
     large = [[f"{number}" + "y" * LARGE_BYTES] for number in range(60)]
-    wide = [[f"{batch}.{one}" + "é\U0001f600" * 100 for one in range(500)] for batch in range(120)]
+    wide = [
+        [f"{batch}.{number}" + "é\U0001f600" * 100 for number in range(500)] for batch in range(120)
+    ]
     await tenant.agent(ref, 0, large + wide)
 
 
@@ -204,9 +208,9 @@ async def refusals(tenant: Tenant) -> None:
     for number in range(500):
         odd = [
             _published(
-                f"h{number}", blocks=[broker_pb2.BlockList(group=f"{one}" + "\U0001f600" * 240)]
+                f"h{number}", blocks=[broker_pb2.BlockList(group=f"{index}" + "\U0001f600" * 240)]
             )
-            for one in range(250)
+            for index in range(250)
         ]
         batches.append([_published(f"h{number}"), *odd])
     await tenant.send(ref, batches)
@@ -270,9 +274,9 @@ def _resident_mib(pid: int) -> float:
     """Return the resident memory of a process and its children."""
     total = 0.0
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for one in (pid, *map(int, children)):
+    for process_id in (pid, *map(int, children)):
         with contextlib.suppress(FileNotFoundError):
-            lines = Path(f"/proc/{one}/status").read_text().splitlines()
+            lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
             total += sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
     return total / 1024
 

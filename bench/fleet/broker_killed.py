@@ -68,12 +68,12 @@ class Killed:
 
     def where(self, wanted: Callable[[Handoff], bool]) -> list[Handoff]:
         """Return the handoffs that a condition selects."""
-        return [one for one in self.handoffs if wanted(one)]
+        return [handoff for handoff in self.handoffs if wanted(handoff)]
 
     @property
     def at_work(self) -> int:
         """Count the handoffs that were under way when the broker was killed."""
-        return len(self.where(lambda one: one.begun_s < self.killed_s < one.ended_s))
+        return len(self.where(lambda handoff: handoff.begun_s < self.killed_s < handoff.ended_s))
 
     @property
     def caught_up_s(self) -> float:
@@ -89,27 +89,27 @@ class Killed:
 
 def run(put: Put, repeats: int) -> None:
     """Kill the broker once per repeat."""
-    found = [uvloop.run(_killed(number)) for number in range(min(repeats, MAX_KILLS))]
-    away = statistics.median(one.back_s - one.killed_s for one in found)
-    asked = sum(len(one.handoffs) for one in found)
-    at_work = [one.at_work for one in found]
+    kills = [uvloop.run(_killed(number)) for number in range(min(repeats, MAX_KILLS))]
+    away = statistics.median(killed.back_s - killed.killed_s for killed in kills)
+    asked = sum(len(killed.handoffs) for killed in kills)
+    at_work = [killed.at_work for killed in kills]
     for case, seconds, note in (
         (
             "directory whole after the broker's return",
-            [one.whole_s - one.back_s for one in found],
+            [killed.whole_s - killed.back_s for killed in kills],
             f"2 engines, {2 * RANKS} agents; the broker was away for {away:.1f} s",
         ),
         (
             "all requested before its return are handed over",
-            [one.caught_up_s for one in found],
+            [killed.caught_up_s for killed in kills],
             f"{asked} handoffs at {RATE_PER_S} a second, not DONE: "
-            f"{not_done(h for one in found for h in one.handoffs)}; live when all had ended: "
-            f"{sum(one.left for one in found)}; {min(at_work)} to {max(at_work)} under way when it "
-            "was killed",
+            f"{not_done(h for killed in kills for h in killed.handoffs)}; live when all had ended: "
+            f"{sum(killed.left for killed in kills)}; {min(at_work)} to {max(at_work)} under way "
+            "when it was killed",
         ),
         (
             "the slowest requested after its return",
-            [one.slowest_later_s for one in found],
+            [killed.slowest_later_s for killed in kills],
             "from the request to its end",
         ),
     ):
@@ -119,7 +119,7 @@ def run(put: Put, repeats: int) -> None:
 
 def not_done(handoffs: Iterator[Handoff]) -> str:
     """Count the ends other than DONE, in words."""
-    ends = Counter(one.end for one in handoffs if one.ended_s and one.end != "DONE")
+    ends = Counter(handoff.end for handoff in handoffs if handoff.ended_s and handoff.end != "DONE")
     return ", ".join(f"{count} {end}" for end, count in ends.items()) or "none"
 
 
@@ -157,25 +157,29 @@ async def steady_load(
     rng, places = np.random.default_rng(0), deque(range(PLACES))
     began_s = time.monotonic()
     while True:
-        one = Handoff(time.monotonic())
-        handoffs.append(one)
-        task = asyncio.create_task(_hand_over(engines, len(handoffs), one, places, rng))
+        handoff = Handoff(time.monotonic())
+        handoffs.append(handoff)
+        task = asyncio.create_task(_hand_over(engines, len(handoffs), handoff, places, rng))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         await asyncio.sleep(began_s + len(handoffs) / RATE_PER_S - time.monotonic())
 
 
 async def _hand_over(
-    engines: RunningPairs, number: int, one: Handoff, places: deque[int], rng: np.random.Generator
+    engines: RunningPairs,
+    number: int,
+    handoff: Handoff,
+    places: deque[int],
+    rng: np.random.Generator,
 ) -> None:
     place = places.popleft()
     try:
         ended = await engines.attempt_in_place(PAIR, number, place, rng)
-        one.end = ended.reason or ended.state
+        handoff.end = ended.reason or ended.state
     except RestowError as error:
-        one.end = error.reason
+        handoff.end = error.reason
     places.append(place)
-    one.ended_s = time.monotonic()
+    handoff.ended_s = time.monotonic()
 
 
 def run_reconnect(put: Put, repeats: int) -> None:
@@ -231,15 +235,20 @@ def broker_that_knows(addresses: Sequence[str], engines: int, agents: int) -> st
     Standbys answer with the leader's address.
     """
     began_s = time.monotonic()
-    found = dict[str, int]()
+    known_agents = dict[str, int]()
     with contextlib.ExitStack() as stack:
-        admins = {one: stack.enter_context(AdminClient(one, timeout_s=30.0)) for one in addresses}
+        admins = {
+            address: stack.enter_context(AdminClient(address, timeout_s=30.0))
+            for address in addresses
+        }
         while time.monotonic() - began_s < CONNECT_S:
             for address, admin in admins.items():
                 with contextlib.suppress(RestowError):
                     status = admin.status()
-                    found[address] = status.agents
+                    known_agents[address] = status.agents
                     if (status.engines, status.agents) == (engines, agents):
                         return status.membership.address or address
             time.sleep(0.1)
-    raise RuntimeError(f"after {CONNECT_S:g} s brokers know these numbers of agents: {found}")
+    raise RuntimeError(
+        f"after {CONNECT_S:g} s brokers know these numbers of agents: {known_agents}"
+    )

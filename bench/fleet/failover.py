@@ -62,16 +62,16 @@ class Load:
 
     async def leader(self) -> BrokerProcess:
         """Return the broker that serves P and D."""
-        addresses = [one.address for one in self.fleet.brokers]
-        found = await asyncio.to_thread(broker_that_knows, addresses, 2, 2 * RANKS)
-        return self.fleet.at(found)
+        addresses = [broker.address for broker in self.fleet.brokers]
+        leading = await asyncio.to_thread(broker_that_knows, addresses, 2, 2 * RANKS)
+        return self.fleet.at(leading)
 
     async def next_done_s(self, after_s: float) -> float:
         """Return when the first handoff after a moment ended as DONE."""
         async with asyncio.timeout(WITHIN_S):
             while True:
                 ends = [h.ended_s for h in self.handoffs[-4000:] if h.end == "DONE"]
-                later = [one for one in ends if one > after_s]
+                later = [end_s for end_s in ends if end_s > after_s]
                 if later:
                     return min(later)
                 await asyncio.sleep(0.005)
@@ -95,10 +95,10 @@ def run(put: Put, repeats: int) -> None:
     ):
         seconds, note = uvloop.run(_faults(times, fault, repair, wired))
         for what, pick in (("median", None), ("99 %", max)):
-            found = seconds if pick is None else [pick(seconds)]
+            samples = seconds if pick is None else [pick(seconds)]
             case = f"leader {name}: until the next DONE, {what} of {times}"
             budget = f"budget of {GOAL_S[what]:g} s"
-            put(compared(SUITE, case, found, budget, [GOAL_S[what]], goal=1.0, note=note))
+            put(compared(SUITE, case, samples, budget, [GOAL_S[what]], goal=1.0, note=note))
     pauses, note = uvloop.run(_leaves(max(2, times // 2)))
     budget = f"budget of {PAUSE_GOAL_S:g} s"
     case = "a broker leaves (SIGTERM) and joins again: longest pause"
@@ -189,11 +189,11 @@ async def _load(lease_s: float, wired: bool = False) -> AsyncIterator[tuple[Etcd
             handoffs: list[Handoff] = []
             tasks: set[asyncio.Task[None]] = set()
             load = asyncio.create_task(steady_load(engines, handoffs, tasks))
-            one = Load(fleet, engines, handoffs)
+            requested = Load(fleet, engines, handoffs)
             try:
-                await one.next_done_s(0.0)
+                await requested.next_done_s(0.0)
                 await asyncio.sleep(SETTLED_S)
-                yield etcd, one
+                yield etcd, requested
             finally:
                 load.cancel()
                 await asyncio.gather(load, return_exceptions=True)
@@ -205,22 +205,22 @@ async def _faults(
     times: int, fault: Action, repair: Action, wired: bool
 ) -> tuple[list[float], str]:
     """Return the seconds from each fault to the next handoff that is DONE."""
-    found = []
+    pauses_s = []
     async with _load(1.0, wired) as (_, load):
         for _ in range(times):
             leader = await load.leader()
             await fault(leader)
             began_s = time.monotonic()
-            found.append(await load.next_done_s(began_s + 0.02) - began_s)
+            pauses_s.append(await load.next_done_s(began_s + 0.02) - began_s)
             await asyncio.sleep(SETTLED_S)
             await repair(leader)
             await asyncio.sleep(SETTLED_S)
-    return found, _note(load)
+    return pauses_s, _note(load)
 
 
 async def _leaves(times: int) -> tuple[list[float], str]:
     """Return the longest pause around each time that the broker leaves and comes back."""
-    found = []
+    pauses_s = []
     async with _load(1.0) as (_, load):
         for _ in range(times):
             leader, began_s = await load.leader(), time.monotonic()
@@ -228,8 +228,8 @@ async def _leaves(times: int) -> tuple[list[float], str]:
             await asyncio.sleep(SETTLED_S)
             await leader.start()
             await asyncio.sleep(SETTLED_S)
-            found.append(load.longest_pause_s(began_s))
-    return found, _note(load)
+            pauses_s.append(load.longest_pause_s(began_s))
+    return pauses_s, _note(load)
 
 
 async def _leaderless(lease_s: float) -> tuple[float, str]:
@@ -237,13 +237,13 @@ async def _leaderless(lease_s: float) -> tuple[float, str]:
     async with _load(lease_s) as (etcd, load):
         async with client_of(etcd) as client:
             leader = await etcd.leader(client)
-        others = [one for one in etcd.members if one is not leader]
+        others = [member for member in etcd.members if member is not leader]
         began_s = time.monotonic()
-        for one in (leader, others[0]):
-            one.stop()
+        for member in (leader, others[0]):
+            member.stop()
         await asyncio.sleep(LEADERLESS_S)
-        for one in (leader, others[0]):
-            one.go_on()
+        for member in (leader, others[0]):
+            member.go_on()
         await load.next_done_s(time.monotonic())
         await asyncio.sleep(SETTLED_S)
         return load.longest_pause_s(began_s), _note(load)
@@ -251,9 +251,9 @@ async def _leaderless(lease_s: float) -> tuple[float, str]:
 
 async def _crowd_moves(deaths: int) -> tuple[list[float], int]:
     """Return the seconds from each kill until another broker has the crowd, and the peak memory."""
-    found, peaks_bytes = [], []
+    moves_s, peaks_bytes = [], []
     async with _fleet(1.0, brokers=deaths + 1) as (_, fleet):
-        left = {one.address: one for one in fleet.brokers}
+        left = {broker.address: broker for broker in fleet.brokers}
         with crowd(fleet.addresses):
             leader = await asyncio.to_thread(broker_that_knows, list(left), *CROWD)
             for _ in range(deaths):
@@ -263,9 +263,9 @@ async def _crowd_moves(deaths: int) -> tuple[list[float], int]:
                 killed_s = time.monotonic()
                 dead.kill()
                 leader = await asyncio.to_thread(broker_that_knows, list(left), *CROWD)
-                found.append(time.monotonic() - killed_s)
+                moves_s.append(time.monotonic() - killed_s)
             peaks_bytes.append(peak_bytes_of(left[leader].pid))
-    return found, max(peaks_bytes)
+    return moves_s, max(peaks_bytes)
 
 
 def _note(load: Load) -> str:

@@ -55,9 +55,9 @@ def cases() -> Iterator[tuple[str, Case, PieceTable]]:
         yield "gather", case, gather
         yield "scatter", case, inverse(gather)
         if is_page:  # pages to pages: neither side is evenly spaced
-            other = Case(case.name, 3 * count * length, 3 * count * length)
-            there = rng.permutation(3 * count)[:count] * length
-            yield "page to page", other, other.table(page, there, shape)
+            pages = Case(case.name, 3 * count * length, 3 * count * length)
+            other_page = rng.permutation(3 * count)[:count] * length
+            yield "page to page", pages, pages.table(page, other_page, shape)
     page_bytes = TAPS * CHANNELS * 2
     name = f"{PAGES * CHANNELS} conv channels of {TAPS} taps"
     case = Case(name, 4 * PAGES * page_bytes, PAGES * page_bytes)

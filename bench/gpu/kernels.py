@@ -19,7 +19,7 @@ from bench.model_sizes import real_models
 from bench.report import Put, Row, compared
 from restow.agents.binding.copies import Copies, bind_copies
 from restow.agents.binding.operands import DST, SRC, in_order, paged
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_bytes
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange, staged_bytes
 from restow.agents.copying.copier import piece_table
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.layout import RankLayout
@@ -42,7 +42,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class DeviceCase:
-    """A table between two tensors, and the same copy by torch if it has one."""
+    """A table between two tensors, and a call of torch that makes the same copy, if any."""
 
     name: str
     src: torch.Tensor
@@ -57,21 +57,21 @@ def piece_cases(device: torch.device, size: int, total: int) -> Iterator[DeviceC
     rng = np.random.default_rng(size)
     pool, other = (_noise(device, 2 * n, size) for _ in range(2))
     staging = _noise(device, n, size)
-    here, there = rng.permutation(2 * n)[:n], rng.permutation(2 * n)[:n]
-    src, dst = torch.from_numpy(here).to(device), torch.from_numpy(there).to(device)
+    src_row, dst_row = rng.permutation(2 * n)[:n], rng.permutation(2 * n)[:n]
+    src, dst = torch.from_numpy(src_row).to(device), torch.from_numpy(dst_row).to(device)
     label = f"{size} B" if size < 1024 else f"{size >> 10} KiB"
     row = np.arange(n)
     yield DeviceCase(
         f"gather {n} x {label}", pool, staging,
-        _table(pool, here, staging, row), lambda: torch.index_select(pool, 0, src, out=staging),
+        _table(pool, src_row, staging, row), lambda: torch.index_select(pool, 0, src, out=staging),
     )  # fmt: skip
     yield DeviceCase(
         f"scatter {n} x {label}", staging, other,
-        _table(staging, row, other, there), lambda: other.index_copy_(0, dst, staging),
+        _table(staging, row, other, dst_row), lambda: other.index_copy_(0, dst, staging),
     )  # fmt: skip
     yield DeviceCase(
         f"page to page {n} x {label}", pool, other,
-        _table(pool, here, other, there), lambda: other.index_copy_(0, dst, pool[src]),
+        _table(pool, src_row, other, dst_row), lambda: other.index_copy_(0, dst, pool[src]),
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def state_cases(device: torch.device, tokens: int) -> Iterator[DeviceCase]:
     rows = program.rows(GATHER_IN_ORDER)
     src_rank = int(rows[0, RowColumn.SRC_RANK])
     rows = rows[rows[:, RowColumn.SRC_RANK] == src_rank]
-    span = Tokens(0, tokens)
+    span = TokenRange(0, tokens)
     staging = _noise(device, 1, -(-staged_bytes(rows, program.group_pairs, span) // 16) * 16)
     p_rank = next(rank for rank in source.ranks if rank.rank == src_rank)
     d_rank = next(rank for rank in target.ranks if rank.rank == program.dst_rank)
@@ -183,9 +183,9 @@ def _noise(device: torch.device, rows: int, length: int) -> torch.Tensor:
 
 def _table(src: torch.Tensor, src_row: object, dst: torch.Tensor, dst_row: object) -> PieceTable:
     length = src.shape[1] * 8
-    here, there = np.asarray(src_row, np.int64), np.asarray(dst_row, np.int64)
-    rows = np.ones((len(here), 6), dtype=np.int64)
-    rows[:, 0], rows[:, 1] = src.data_ptr() + here * length, dst.data_ptr() + there * length
+    src_rows, dst_rows = np.asarray(src_row, np.int64), np.asarray(dst_row, np.int64)
+    rows = np.ones((len(src_rows), 6), dtype=np.int64)
+    rows[:, 0], rows[:, 1] = src.data_ptr() + src_rows * length, dst.data_ptr() + dst_rows * length
     rows[:, 2], rows[:, 5] = length, CopyCode.COPY_1
     return PieceTable.checked(rows)
 
@@ -194,7 +194,7 @@ class _RankPages:
     """A rank's regions in one tensor, and blocks in random order."""
 
     def __init__(
-        self, device: torch.device, layout: RankLayout, program: Program, tokens: Tokens
+        self, device: torch.device, layout: RankLayout, program: Program, tokens: TokenRange
     ) -> None:
         rng = np.random.default_rng(layout.rank)
         ids: dict[str, Int64s] = {}

@@ -1,7 +1,7 @@
 """Ask every peer in a process of its own which bytes it would copy, and score the copies.
 
-Of SGLang and LMCache only sources are read. Their wheels are fetched by version and hash; nothing
-that they require is installed, and none of them is imported.
+Only the sources of SGLang and LMCache are read. Their wheels are fetched by version and hash;
+nothing that they require is installed, and neither is imported.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Wheel:
     def fetched(self) -> Path:
         """Return the wheel's file, which is fetched the first time. Raises `AbsentError`."""
         folder = WHEELS / self.sha256
-        found = list(folder.glob("*.whl"))
-        if found:
-            return found[0]
+        files = list(folder.glob("*.whl"))
+        if files:
+            return files[0]
         folder.mkdir(parents=True, exist_ok=True)
         lock = folder / "lock.txt"
         lock.write_text(f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n")
@@ -66,11 +66,11 @@ class Wheel:
             *("--python-version", self.python, "--dest", str(folder), "-r", str(lock)),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        found = list(folder.glob("*.whl"))
-        if done.returncode or not found:
+        files = list(folder.glob("*.whl"))
+        if done.returncode or not files:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             raise AbsentError(errors[-1] if errors else f"pip ends with {done.returncode}")
-        return found[0]
+        return files[0]
 
 
 SGLANG = Wheel(
@@ -114,14 +114,14 @@ def ask(geometries: Sequence[Geometry], asked: Sequence[Asking] = ASKED) -> dict
     answers: dict[str, list[dict[str, Any]]] = {}
     for asking in asked:
         try:
-            for name, found in _answers(asking, geometries).items():
-                versions[name], answers[name] = found["version"], found["answers"]
+            for name, peer in _answers(asking, geometries).items():
+                versions[name], answers[name] = peer["version"], peer["answers"]
         except AbsentError as absent:
             for name in asking.names:
                 versions[name] = ""
                 answers[name] = [{"how": "absent", "why": str(absent)}] * len(geometries)
     rows = [
-        score_answers(geometry, {name: found[index] for name, found in answers.items()})
+        score_answers(geometry, {name: own[index] for name, own in answers.items()})
         for index, geometry in enumerate(geometries)
     ]
     return {"versions": versions, "rows": rows}
@@ -131,7 +131,7 @@ def _answers(asking: Asking, geometries: Sequence[Geometry]) -> dict[str, Any]:
     command = asking.command()
     with tempfile.TemporaryDirectory() as folder:
         questions, answers = Path(folder, "asked.json"), Path(folder, "answers.json")
-        questions.write_text(json.dumps([one.message() for one in geometries]))
+        questions.write_text(json.dumps([geometry.message() for geometry in geometries]))
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
         done = subprocess.run(
             [*command, str(questions), str(answers)],
@@ -144,14 +144,14 @@ def _answers(asking: Asking, geometries: Sequence[Geometry]) -> dict[str, Any]:
         if done.returncode or not answers.exists():
             last = done.stderr.strip().splitlines()[-1:]
             raise AbsentError(last[0] if last else f"its process ends with {done.returncode}")
-        found: dict[str, Any] = json.loads(answers.read_text())
-        return found
+        by_peer: dict[str, Any] = json.loads(answers.read_text())
+        return by_peer
 
 
 def score_answers(geometry: Geometry, answers: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Score the peers' answers, and Restow's plan between pages of every form that a peer has.
 
-    Of Restow's scores the worst is returned. Raises `FormError` if a peer's ranks hold something
+    The worst of Restow's scores is returned. Raises `FormError` if a peer's ranks hold something
     else than the layer's definition says.
     """
     kind = KINDS[geometry.kind]
@@ -166,16 +166,16 @@ def score_answers(geometry: Geometry, answers: dict[str, dict[str, Any]]) -> dic
             continue
         used = (Form(**answer["p_form"]), Form(**answer["d_form"]))
         forms[used] = None
-        held = _pages(geometry, used)
-        lengths = tuple(len(some[0].ids) for some in held)
+        both_pages = _pages(geometry, used)
+        lengths = tuple(len(side_pages[0].ids) for side_pages in both_pages)
         if lengths != tuple(answer["page_bytes"]):
             raise FormError(
                 f"{geometry}: {name} has pages of {answer['page_bytes']}, not {lengths}"
             )
         _check_channels(geometry, name, answer["channels"])
-        cells[name] = _cell(score(*held, [Copy(*copy) for copy in answer["copies"]]))
-    scores = [score(*_pages(geometry, some), restow_plan.copies(geometry, *some)) for some in forms]
-    cells[RESTOW] = _cell(next((one for one in scores if not one.whole), scores[0]))
+        cells[name] = _cell(score(*both_pages, [Copy(*copy) for copy in answer["copies"]]))
+    scores = [score(*_pages(geometry, pair), restow_plan.copies(geometry, *pair)) for pair in forms]
+    cells[RESTOW] = _cell(next((lossy for lossy in scores if not lossy.whole), scores[0]))
     return {"geometry": str(geometry), "cells": cells}
 
 
@@ -195,5 +195,5 @@ def _pages(geometry: Geometry, forms: tuple[Form, Form]) -> tuple[list[Page], li
     return pages(kind, forms[0], geometry.p_tp), pages(kind, forms[1], geometry.d_tp)
 
 
-def _cell(found: Score) -> dict[str, Any]:
-    return asdict(found)
+def _cell(scored: Score) -> dict[str, Any]:
+    return asdict(scored)

@@ -33,13 +33,13 @@ def main(
     chosen = [geometry for geometry in GEOMETRIES if only in str(geometry)]
     if not chosen or (write and only):
         raise typer.BadParameter("--only must match a geometry, and does not go with --write")
-    found = {"date": datetime.now(UTC).date().isoformat(), **ask(chosen)}
-    page = fresh(PAGE.read_text(), found)
+    results = {"date": datetime.now(UTC).date().isoformat(), **ask(chosen)}
+    page = fresh(PAGE.read_text(), results)
     if write:
-        FILE.write_text(json.dumps(found, indent=1) + "\n")
+        FILE.write_text(json.dumps(results, indent=1) + "\n")
         PAGE.write_text(page)
     Console(width=200).print(Markdown(page))
-    cells = [row["cells"][RESTOW] for row in found["rows"]]
+    cells = [row["cells"][RESTOW] for row in results["rows"]]
     shares = [share for cell in cells for part in cell["shares"].values() for share in part]
     if any(share["right_bytes"] != share["due_bytes"] for share in shares):
         raise typer.Exit(1)

@@ -10,10 +10,14 @@ ROOT = Path(__file__).parents[2]
 PAGE, FILE = ROOT / "docs" / "peers.md", ROOT / "bench" / "results" / "peers.json"
 
 
-def fresh(page: str, found: dict[str, Any]) -> str:
+def fresh(page: str, results: dict[str, Any]) -> str:
     """Return the page with everything that the command writes."""
     reasons: list[str] = []
-    parts = {"table": _table(found, reasons), "versions": _versions(found), "sums": _sums(found)}
+    parts = {
+        "table": _table(results, reasons),
+        "versions": _versions(results),
+        "sums": _sums(results),
+    }
     parts["reasons"] = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
     for name, lines in parts.items():
         page = _put(page, name, "\n".join(lines))
@@ -28,22 +32,22 @@ def _put(page: str, name: str, text: str) -> str:
     return page
 
 
-def _versions(found: dict[str, Any]) -> list[str]:
+def _versions(results: dict[str, Any]) -> list[str]:
     versions = [
         f"{name} {version}" if version else f"{name} (could not be installed: see the table)"
-        for name, version in found["versions"].items()
+        for name, version in results["versions"].items()
     ]
-    return [f"Asked on {found['date']}: {'; '.join(versions)}."]
+    return [f"Asked on {results['date']}: {'; '.join(versions)}."]
 
 
-def _sums(found: dict[str, Any]) -> list[str]:
+def _sums(results: dict[str, Any]) -> list[str]:
     """Make a line per peer: in how many geometries all bytes, wrong bytes or none arrive."""
     lines = [
         "| | all bytes right | wrong bytes | refuses or misses | not asked |",
         "|---" * 5 + "|",
     ]
-    for name in found["rows"][0]["cells"]:
-        ends = [_end(row["cells"][name]) for row in found["rows"]]
+    for name in results["rows"][0]["cells"]:
+        ends = [_end(row["cells"][name]) for row in results["rows"]]
         counts = (str(ends.count(end)) for end in ("right", "wrong", "nothing", ""))
         lines.append(f"| {' | '.join([name, *counts])} |")
     return lines
@@ -57,11 +61,11 @@ def _end(cell: dict[str, Any]) -> str:
     return "right" if right and not cell["outside_bytes"] else "wrong"
 
 
-def _table(found: dict[str, Any], reasons: list[str]) -> list[str]:
+def _table(results: dict[str, Any], reasons: list[str]) -> list[str]:
     """Make a line per geometry; reasons why a peer copies nothing are numbered in ``reasons``."""
-    names = list(found["rows"][0]["cells"])
+    names = list(results["rows"][0]["cells"])
     lines = [f"| {' | '.join(['geometry', *names])} |", "|---" * (1 + len(names)) + "|"]
-    for row in found["rows"]:
+    for row in results["rows"]:
         cells = [_cell(name, row["cells"][name], reasons) for name in names]
         lines.append(f"| {' | '.join([row['geometry'], *cells])} |")
     return lines
@@ -71,7 +75,9 @@ def _cell(name: str, cell: dict[str, Any], reasons: list[str]) -> str:
     if "how" in cell:
         # Reasons that differ only in numbers are the same reason.
         reason = f"{name}: {_plain(cell['why'])}"
-        alike = [re.sub(r"-?\b(0x)?[0-9a-f]*\d[0-9a-f]*\b", "#", one) for one in [*reasons, reason]]
+        alike = [
+            re.sub(r"-?\b(0x)?[0-9a-f]*\d[0-9a-f]*\b", "#", text) for text in [*reasons, reason]
+        ]
         if alike[-1] not in alike[:-1]:
             reasons.append(reason)
         return f"{cell['how']} ({1 + alike.index(alike[-1])})"
@@ -87,7 +93,7 @@ def _cell(name: str, cell: dict[str, Any], reasons: list[str]) -> str:
 
 def _percent(shares: list[dict[str, int]]) -> str:
     """Show a number per rank of D; only a whole share is 100, and only an empty share is 0."""
-    return " / ".join(_number(one["right_bytes"], one["due_bytes"]) for one in shares) + " %"
+    return " / ".join(_number(share["right_bytes"], share["due_bytes"]) for share in shares) + " %"
 
 
 def _number(right_bytes: int, due_bytes: int) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from bench.peers.layers import KINDS, PAGE_TOKENS, Geometry, Kind
 from bench.peers.score import Copy, Form
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange
 from restow.agents.binding.reads import Reads
 from restow.broker.families import (
     AttentionSpec,
@@ -23,7 +23,7 @@ from restow.broker.layout import DType, RankLayout
 from restow.broker.planner import Strategy, compile_programs, make_plan
 from restow.broker.planner.program import READ_PAGES
 
-TOKENS = Tokens(0, PAGE_TOKENS)
+TOKENS = TokenRange(0, PAGE_TOKENS)
 BLOCKS = Blocks({"state": np.zeros(1, np.int64), "attention": np.zeros(1, np.int64)})
 
 
@@ -35,19 +35,19 @@ def copies(geometry: Geometry, p_form: Form, d_form: Form) -> list[Copy]:
         build_layout(model, _settings(kind, form, tp))
         for form, tp in ((p_form, geometry.p_tp), (d_form, geometry.d_tp))
     )
-    found = []
+    all_copies = []
     for program in compile_programs(make_plan(source, destination), Strategy.SLICES):
-        here = _regions(destination.ranks[program.dst_rank])
+        own_regions = _regions(destination.ranks[program.dst_rank])
         for rank in program.src_ranks:
             rows = program.rows(READ_PAGES, rank)
-            reads = Reads.of(rows, program.group_pairs, _regions(source.ranks[rank]), here)
+            reads = Reads.of(rows, program.group_pairs, _regions(source.ranks[rank]), own_regions)
             read = reads.bind(BLOCKS, BLOCKS, TOKENS)
             columns = (read.src_address, read.dst_address, read.length_bytes)
-            found += [
+            all_copies += [
                 Copy(rank, program.dst_rank, *place)
                 for place in zip(*(column.tolist() for column in columns), strict=True)
             ]
-    return found
+    return all_copies
 
 
 def _settings(kind: Kind, form: Form, tp: int) -> EngineSettings:

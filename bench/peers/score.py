@@ -131,8 +131,8 @@ def score(sources: Sequence[Page], wanted: Sequence[Page], copies: Sequence[Copy
         kept_bytes = min(max(len(page) - copy.dst_offset_bytes, 0), copy.length_bytes)
         outside_bytes += copy.length_bytes - kept_bytes
         start = min(copy.src_offset_bytes, len(memory[copy.src_rank]) - kept_bytes)
-        there = slice(copy.dst_offset_bytes, copy.dst_offset_bytes + kept_bytes)
-        page[there] = memory[copy.src_rank][start : start + kept_bytes]
+        place = slice(copy.dst_offset_bytes, copy.dst_offset_bytes + kept_bytes)
+        page[place] = memory[copy.src_rank][start : start + kept_bytes]
     shares = {
         part: tuple(
             _share(page.ids[slice(*page.parts[part])], got[slice(*page.parts[part])])

@@ -1,7 +1,7 @@
-"""What it adds when D requests a state by its content instead of by a router's handoff id.
+"""The time added when D requests a state by its content instead of by a router's handoff id.
 
-By content the broker looks up who holds the state and offers it to P, which then publishes it. By
-an id P publishes while D requests. Both are measured in turns.
+For a request by content, the broker looks up who holds the state and offers it to P, which then
+publishes it. For a request by id, P publishes while D requests. Both are measured in turns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run(put: Put, repeats: int) -> None:
     for name, (p_tp, d_tp) in CASES.items():
         spec = real_models()[name]
         p, d = (build_layout(spec, EngineSettings(tp=tp, page_tokens=16)) for tp in (p_tp, d_tp))
-        plain, offered, found = uvloop.run(
+        plain, offered, finding = uvloop.run(
             _measure((p, d), HANDOFFS_PER_TURN * max(repeats // 3, 1))
         )
         case = f"{name}, P{p_tp} to D{d_tp}, 8,192 tokens"
@@ -51,7 +51,7 @@ def run(put: Put, repeats: int) -> None:
         added_s = statistics.median(offered) - statistics.median(plain)
         words = f"{case}, what the offer adds"
         put(compared(SUITE, words, [added_s], "budget of 1.5 ms", [GOAL_S], goal=1.0))
-        put(compared(SUITE, f"{case}, Find alone", found, "by an id", plain))
+        put(compared(SUITE, f"{case}, Find alone", finding, "by an id", plain))
 
 
 async def _measure(
@@ -69,12 +69,12 @@ async def _measure(
         pairs = {PAIR: EnginePair(layouts, broker.address, 1, on_offer=give)}
         async with running_pairs("offers", pairs, TOKENS) as engines:
             running.append(engines)
-            await connected(broker.address, 2, sum(len(one.ranks) for one in layouts))
+            await connected(broker.address, 2, sum(len(layout.ranks) for layout in layouts))
             _report_held(engines, chain)
             d = engines.sessions["D", PAIR]
             while not (await d.find([chain]))[0]:  # noqa: ASYNC110 - the broker sends no event
                 await asyncio.sleep(0.01)
-            plain, offered, found = [], [], []
+            plain, offered, finding = [], [], []
             for number in range(handoffs + 2):
                 began_s = time.perf_counter()
                 must_be_done(await engines.attempt(PAIR, number, rng))
@@ -86,11 +86,11 @@ async def _measure(
                 blocks = engines.blocks(layouts[1], rng)
                 began_s = time.perf_counter()
                 must_be_done(await d.request(f"by-content-{number}", blocks, prefix=prefix))
-                if number > 1:  # the first ones make the plan and introduce the peers
+                if number > 1:  # the first handoffs make the plan and introduce the peers
                     offered.append(time.perf_counter() - began_s)
                     plain.append(plain_s)
-                    found.append(found_s)
-            return plain, offered, found
+                    finding.append(found_s)
+            return plain, offered, finding
 
 
 def _report_held(engines: RunningPairs, chain: PrefixChain) -> None:

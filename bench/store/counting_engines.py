@@ -30,7 +30,7 @@ COMPUTED, HELD, MOVED = "local_compute", "local_cache_hit", "external_kv_transfe
 
 
 class CountingEngine:
-    """One engine; it belongs to an event loop."""
+    """An engine, which belongs to an event loop."""
 
     def __init__(self, session: EngineSession, room_tokens: int) -> None:
         """Make an engine whose cache has room for ``room_tokens``."""
@@ -43,29 +43,29 @@ class CountingEngine:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answer any request."""
         if request.path == "/metrics":
-            lines = [f'{SOURCES}{{source="{one}"}} {n}\n' for one, n in self._sources.items()]
+            lines = [f'{SOURCES}{{source="{source}"}} {n}\n' for source, n in self._sources.items()]
             return web.Response(text="".join(lines))
         if request.path == "/health":
             return web.Response()
         body: dict[str, Any] = await request.json()
         prompt: list[int] = body["prompt"]
         reply = [self._random.randrange(1, 1000) for _ in range(body["max_tokens"])]
-        found = self._found(prompt)
-        given = body["kv_transfer_params"].get("do_remote_prefill")
-        self._sources[HELD] += found
-        self._sources[MOVED if given else COMPUTED] += len(prompt) - found
-        self._keep([*prompt, *reply[:-1]] if given else prompt)
+        held_tokens = self._held_tokens(prompt)
+        decodes = body["kv_transfer_params"].get("do_remote_prefill")
+        self._sources[HELD] += held_tokens
+        self._sources[MOVED if decodes else COMPUTED] += len(prompt) - held_tokens
+        self._keep([*prompt, *reply[:-1]] if decodes else prompt)
         event = {"choices": [{"text": "", "token_ids": reply, "finish_reason": "length"}]}
         if not body.get("stream"):
             return web.json_response(event)
         text = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
         return web.Response(text=text, content_type="text/event-stream")
 
-    def _found(self, prompt: Sequence[int]) -> int:
+    def _held_tokens(self, prompt: Sequence[int]) -> int:
         """Count the tokens of whole blocks that are held; at least one token is left to compute."""
         blocks = 0
-        for one in chain_of(prompt[:-1], BLOCK_TOKENS).hashes:
-            if one not in self._held:
+        for block_hash in chain_of(prompt[:-1], BLOCK_TOKENS).hashes:
+            if block_hash not in self._held:
                 break
             blocks += 1
         return blocks * BLOCK_TOKENS
@@ -73,10 +73,10 @@ class CountingEngine:
     def _keep(self, tokens: Sequence[int]) -> None:
         """Keep all whole blocks, and report what came and went."""
         chain = chain_of(tokens, BLOCK_TOKENS)
-        new = [one for one in chain.hashes if one not in self._held]
-        for one in reversed(chain.hashes):
-            self._held[one] = None
-            self._held.move_to_end(one)
+        new = [block_hash for block_hash in chain.hashes if block_hash not in self._held]
+        for block_hash in reversed(chain.hashes):
+            self._held[block_hash] = None
+            self._held.move_to_end(block_hash)
         count = max(len(self._held) - self._room_blocks, 0)
         evicted = [self._held.popitem(last=False)[0] for _ in range(count)]
         if new:

@@ -5,7 +5,7 @@ longest kept state that the prompt begins with, counts the rest as computed, and
 where the prompt parts from everything seen before, and where the reply ends. The store has room for
 a tenth of the bytes of all these states.
 
-No trace is copied; three generators follow the shapes of published ones:
+No trace is copied; three generators follow the shapes of published traces:
 
 - ``chat``: Mooncake's `conversation` trace. Each turn begins with all that was said before; prompts
   have about 12,000 tokens at the mean with a long tail, replies about 350; about half of all prompt
@@ -47,7 +47,7 @@ Segment = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: the prompt to prefill, and the reply, which stays in the text."""
+    """A request: the prompt to prefill, and the reply, which stays in the text."""
 
     at_s: float
     prompt: tuple[Segment, ...]
@@ -133,21 +133,21 @@ def prompts(seed: int, sessions: int) -> Iterator[Request]:
 def mixed(seed: int, sessions: int) -> Iterator[Request]:
     """Merge the three traces, as a store of several applications sees them."""
     made = [make(seed + index, sessions // 3) for index, make in enumerate((chat, agents, prompts))]
-    apart = [[_of(one, index) for one in some] for index, some in enumerate(made)]
-    yield from heapq.merge(*apart, key=lambda one: one.at_s)
+    apart = [[_of(request, index) for request in requests] for index, requests in enumerate(made)]
+    yield from heapq.merge(*apart, key=lambda request: request.at_s)
 
 
 TRACES: dict[str, Trace] = {"chat": chat, "agents": agents, "prompts": prompts, "mixed": mixed}
 
 
-def _of(one: Request, application: int) -> Request:
+def _of(request: Request, application: int) -> Request:
     """Give a request's segments names that no other application uses."""
     first = application * 10**10
 
     def named(segment: Segment) -> Segment:
         return first + segment[0], segment[1]
 
-    return Request(one.at_s, tuple(map(named, one.prompt)), named(one.reply))
+    return Request(request.at_s, tuple(map(named, request.prompt)), named(request.reply))
 
 
 def _names() -> Iterator[int]:
@@ -169,7 +169,7 @@ SHAPES = {
     "attention": Shape((PieceGroup("tokens", BLOCK_TOKENS),), {"tokens": BLOCK_TOKENS * 32 * 4096}),
 }
 COSTS = {
-    # Floating-point operations for a token, and for a token and each one before it.
+    # Floating-point operations for a token, and for a token and each token before it.
     "hybrid": Recomputing(2 * 3.2e9, 4 * 6 * 32 * 128),
     "attention": Recomputing(2 * 8.0e9, 4 * 32 * 32 * 128),
 }
@@ -202,13 +202,13 @@ class Text:
 
     def content(self, position: int) -> bytes:
         """Name the state at a position by all segments that begin before it."""
-        made, start = hashlib.blake2b(digest_size=16), 0
+        hasher, start = hashlib.blake2b(digest_size=16), 0
         for name, tokens in self.segments:
             if start >= position:
                 break
-            made.update(b"%d:%d;" % (name, min(tokens, position - start)))
+            hasher.update(b"%d:%d;" % (name, min(tokens, position - start)))
             start += tokens
-        return made.digest()
+        return hasher.digest()
 
     def prefix(self, position: int) -> Prefix:
         """Return the state at a position."""
@@ -226,23 +226,23 @@ def simulate(
     states: set[bytes] = set()
     hit = total = 0
     saved = 0.0
-    for one in requests:
-        text = Text((*one.prompt, one.reply))
-        limit = one.prompt_tokens - 1
-        places = candidates(one, text, states)
-        found = 0
+    for request in requests:
+        text = Text((*request.prompt, request.reply))
+        limit = request.prompt_tokens - 1
+        places = candidates(request, text, states)
+        found_tokens = 0
         for position in sorted((p for p in places if p <= limit), reverse=True):
-            pinned = kept.pin(text.prefix(position), one.at_s)
+            pinned = kept.pin(text.prefix(position), request.at_s)
             if pinned is not None:
                 kept.give_up(pinned)
-                found = position
+                found_tokens = position
                 break
-        hit, total = hit + found, total + limit
-        saved += cost.cost(0, found)
+        hit, total = hit + found_tokens, total + limit
+        saved += cost.cost(0, found_tokens)
         junction = parting(text, seen, limit)
         for position in {junction, text.tokens}:
-            if position > found:
-                keep(kept, text.prefix(position), one.at_s)
+            if position > found_tokens:
+                keep(kept, text.prefix(position), request.at_s)
         seen.update(text.hashes)
         states.update(text.content(position) for position in (junction, text.tokens) if position)
     return Outcome(hit, total, saved)
@@ -259,17 +259,17 @@ def keep(kept: Kept, prefix: Prefix, now_s: float) -> None:
 def parting(text: Text, seen: set[bytes], limit: int) -> int:
     """Return the end of the last block that a prompt shares with an earlier prompt."""
     blocks = 0
-    for index, one in enumerate(text.hashes[: limit // BLOCK_TOKENS]):
-        if one not in seen:
+    for index, block_hash in enumerate(text.hashes[: limit // BLOCK_TOKENS]):
+        if block_hash not in seen:
             break
         blocks = index + 1
     return blocks * BLOCK_TOKENS
 
 
-def candidates(one: Request, text: Text, seen: set[bytes]) -> set[int]:
+def candidates(request: Request, text: Text, seen: set[bytes]) -> set[int]:
     """Return the positions at which a state was ever kept that this prompt begins with."""
     ends, position = set(), 0
-    for _, tokens in one.prompt:
+    for _, tokens in request.prompt:
         position += tokens
         if text.content(position) in seen:
             ends.add(position)
@@ -281,11 +281,11 @@ def working_set_bytes(requests: list[Request], shape: Shape) -> int:
     """Return the bytes of all states that an endless store would keep."""
     seen: set[bytes] = set()
     pieces: set[PieceKey] = set()
-    for one in requests:
-        text = Text((*one.prompt, one.reply))
-        for position in {parting(text, seen, one.prompt_tokens - 1), text.tokens} - {0}:
+    for request in requests:
+        text = Text((*request.prompt, request.reply))
+        for position in {parting(text, seen, request.prompt_tokens - 1), text.tokens} - {0}:
             listed = shape.pieces(text.prefix(position))
-            pieces |= {key for some in listed.values() for key in some if key}
+            pieces |= {key for keys in listed.values() for key in keys if key}
         seen.update(text.hashes)
     return sum(shape.page_bytes[key.group] for key in pieces)
 
@@ -304,7 +304,7 @@ def run(put: Put, repeats: int) -> None:
                 endless = simulate(*given, least_recently_used, 2 * whole)
                 ratios.append(ours.hit_tokens / lru.hit_tokens)
                 notes.append((lru.share, ours.share, endless.share, ours.saved / lru.saved))
-            shares = [statistics.mean(one) for one in zip(*notes, strict=True)]
+            shares = [statistics.mean(column) for column in zip(*notes, strict=True)]
             words = (
                 "found {:.0%} by LRU, {:.0%} by cost, {:.0%} endless; cost saved {:.2f} of LRU's"
             )

@@ -158,28 +158,34 @@ async def _ask(
             if not line.startswith(b"data: ") or data == b"[DONE]":
                 continue
             first_s = first_s or time.perf_counter() - began_s
-            said = json.loads(data)
-            if "error" in said:
-                raise RuntimeError(said["error"]["message"])
-            reply += [one for choice in said["choices"] for one in choice.get("token_ids") or ()]
+            event = json.loads(data)
+            if "error" in event:
+                raise RuntimeError(event["error"]["message"])
+            reply += [
+                token_id
+                for choice in event["choices"]
+                for token_id in choice.get("token_ids") or ()
+            ]
     return first_s, reply
 
 
 def _routed(engines: Sequence[str]) -> list[RoutedEngine]:
     """Return engines that are named ``ID=URL``."""
-    return [RoutedEngine(url, name) for name, _, url in (one.partition("=") for one in engines)]
+    return [
+        RoutedEngine(url, name) for name, _, url in (engine.partition("=") for engine in engines)
+    ]
 
 
 async def _sources(http: ClientSession, engines: Sequence[str]) -> Counter[str]:
     """Return the tokens of prompts since the engines' start, by their source."""
-    found: Counter[str] = Counter()
-    for one in engines:
-        async with http.get(one.partition("=")[2] + "/metrics") as response:
+    by_source: Counter[str] = Counter()
+    for engine in engines:
+        async with http.get(engine.partition("=")[2] + "/metrics") as response:
             for family in text_string_to_metric_families(await response.text()):
                 for sample in family.samples:
                     if sample.name == SOURCES:
-                        found[sample.labels["source"]] += int(sample.value)
-    return found
+                        by_source[sample.labels["source"]] += int(sample.value)
+    return by_source
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The time to read a state from a store's memory or disk, beside one from P and a contiguous READ.
+"""The time to read a state from a store's memory or disk, beside P and a contiguous READ.
 
 Ranks, store and broker are processes of their own. D requests each state of 8,192 tokens by its
 content, and the time counts from the request to DONE. For the disk the store is restarted, so that
@@ -124,7 +124,7 @@ async def _measure(repeats: int) -> tuple[Samples, Samples, int]:
 
 def _named(layouts: tuple[Layout, Layout], name: str) -> tuple[Layout, Layout]:
     """Give the layouts' model another name, so that both layouts may share a broker."""
-    first, second = (replace(one, model=replace(one.model, name=name)) for one in layouts)
+    first, second = (replace(layout, model=replace(layout.model, name=name)) for layout in layouts)
     return first, second
 
 
@@ -143,7 +143,7 @@ class _Reads:
         """Have a store keep states of P, which evicts them, and give each to every D."""
         samples = Samples()
         async with self._store():
-            for number in range(turns * len(TPS)):  # from the disk each goes to one D
+            for number in range(turns * len(TPS)):  # the disk gives each state to one D
                 self._report(_chain(number), held=True)
                 self.running[1].sessions["P", "layout"].keep(_chain(number).prefix(TOKENS))
                 await self._held(_chain(number), {P, "store"})
@@ -192,8 +192,8 @@ class _Reads:
         session = self.running[1].sessions["P", "layout"]
         async with asyncio.timeout(READY_S):
             while True:
-                (found,) = await session.find([chain])
-                if {one.engine_id for one in found if one.tokens == TOKENS} == by:
+                (holders,) = await session.find([chain])
+                if {holder.engine_id for holder in holders if holder.tokens == TOKENS} == by:
                     return
                 await asyncio.sleep(0.01)
 

@@ -31,7 +31,7 @@ CASES: Mapping[str, tuple[int, int]] = {
     "nemotron3-nano-30b": (2, 4),
     "falcon-h1-34b-like": (2, 4),
 }
-"""Models, with P's and D's TP: a small one, a usual one, and one that is planned in a process."""
+"""Models, with P's and D's TP: small, usual, and so large that a process plans it."""
 LATER_HANDOFFS = 5
 MAX_SAMPLES = 5
 """Each sample starts a broker and all rank processes."""
@@ -61,7 +61,7 @@ async def _measure(layouts: tuple[Layout, Layout]) -> tuple[float, list[float], 
     with running_broker() as broker:
         pairs = {PAIR: EnginePair(layouts, broker.address, 1)}
         async with running_pairs("first", pairs, TOKENS) as engines:
-            await connected(broker.address, 2, sum(len(one.ranks) for one in layouts))
+            await connected(broker.address, 2, sum(len(layout.ranks) for layout in layouts))
             await asyncio.sleep(CONNECTED_S)
             rng = np.random.default_rng(0)
             seconds = []
@@ -78,5 +78,7 @@ def _granted_after_s(address: str, handoff_id: str) -> float:
     """Return the time from the first message about a handoff to its grant."""
     with AdminClient(address) as admin:
         return next(
-            one.at_ms / 1e3 for one in admin.handoff(handoff_id).timeline if one.event == "granted"
+            entry.at_ms / 1e3
+            for entry in admin.handoff(handoff_id).timeline
+            if entry.event == "granted"
         )

@@ -22,7 +22,7 @@ import torch
 
 from bench.processes import module, open_log
 from bench.rank_process import touched
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_spans
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange, staged_spans
 from restow.agents.binding.reads import Descriptors, Reads, SpanReads
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.lane import Known, Read
@@ -63,10 +63,10 @@ class NixlAlone:
         self, plan: Plan, tokens: int, sources: dict[int, Rank], readers: dict[int, Rank]
     ) -> None:
         self._programs = compile_programs(plan)
-        self._tokens = Tokens(0, tokens)
+        self._tokens = TokenRange(0, tokens)
         self._sources, self._readers = sources, readers
         for reader in readers.values():
-            reader.ask({"peers": [(one.name, one.metadata) for one in sources.values()]})
+            reader.ask({"peers": [(source.name, source.metadata) for source in sources.values()]})
             reader.hear()
 
     @property
@@ -119,7 +119,7 @@ class NixlAlone:
 
 
 def _blocks(ids: BlockIds) -> Blocks:
-    return Blocks({group: np.array(some, np.int64) for group, some in ids.items()})
+    return Blocks({group: np.array(block_ids, np.int64) for group, block_ids in ids.items()})
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def _rank(layout: RankLayout, page_counts: dict[str, int]) -> Iterator[Rank]:
         )
     to, come = process.stdin, process.stdout
     if to is None or come is None:
-        raise RuntimeError("a process without pipes")
+        raise RuntimeError("a process has no pipes")
     try:
         counts = [page_counts[region.group] for region in layout.regions]
         strides = [region.page_stride_bytes for region in layout.regions]

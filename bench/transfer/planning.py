@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.model_sizes import fifty_two_layers, real_models
 from bench.report import Put, Row, compared
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange
 from restow.agents.binding.reads import Reads
 from restow.broker.families import EngineSettings, ModelSpec, build_layout
 from restow.broker.layout import Layout
@@ -102,7 +102,7 @@ def _binding(layouts: list[Layout], prompt_tokens: int) -> Callable[[], int]:
         for _ in range(2)
     ]
     src, dst = (_memory(layout, 4 * blocks) for layout in layouts)
-    tokens = Tokens(0, prompt_tokens)
+    tokens = TokenRange(0, prompt_tokens)
     reads = Reads.of(rows, program.group_pairs, src, dst)
 
     def bind() -> int:

@@ -1,4 +1,4 @@
-"""Whether `auto` chooses the fastest strategy: each one is forced in turn and measured beside it.
+"""Whether `auto` chooses the fastest strategy: all are forced in turn and measured beside it.
 
 Three suites: ``pieces`` has pages of one size over shared memory and TCP, ``models`` real models'
 sizes, ``gpu`` both of these between two processes' memory on one GPU.
@@ -34,7 +34,7 @@ from restow.broker.planner import Plan, Strategy, compile_programs, make_plan
 
 READ_THREADS = AgentSettings().read_threads
 WARM_UPS = 3
-SENDING = tuple(one for one in Strategy if one is not Strategy.RECOMPUTE)
+SENDING = tuple(strategy for strategy in Strategy if strategy is not Strategy.RECOMPUTE)
 """All but `recompute`, which needs inputs that none of these layouts offers."""
 LEAST = 1 / 1.10
 """Goal of `auto`: its speed beside that of the best forced strategy."""
@@ -97,7 +97,7 @@ def pieces() -> Iterator[Case]:
             goal = PIECE_GOALS.get(piece_bytes) if not environment else None
             name = f"pieces of {piece_bytes} bytes, {transport}"
             plan = make_plan(layout, layout)
-            # One thread: whether a second one helps is learned anew by every agent.
+            # One thread reads, because every agent learns anew whether a second thread helps.
             host_reads = False if transport.endswith(BY_NIXL) else None
             yield Case(name, plan, tokens, environment, None, goal, 1, host_reads)
 
@@ -131,7 +131,7 @@ def gpu() -> Iterator[Case]:
 
 def selected(cases: Iterator[Case], words: Sequence[str]) -> Iterator[Case]:
     """Select the cases whose name contains any of ``words``; without words, all of them."""
-    return (case for case in cases if not words or any(one in case.name for one in words))
+    return (case for case in cases if not words or any(word in case.name for word in words))
 
 
 def run_pieces(put: Put, repeats: int, words: Sequence[str] = (), sets: int = 1) -> None:
@@ -157,15 +157,15 @@ def _run(suite: str, cases: Iterator[Case], put: Put, repeats: int, sets: int) -
         taken: dict[str, dict[str, list[float]]] = {}
         undecided = list(alike)
         with _brokers() as brokers:
-            # First all cases, then those near a goal again: two sets of one case are minutes
-            # apart, so that other work of the machine does not disturb both.
+            # All cases are measured before those near a goal are measured again: two sets of a case
+            # are minutes apart, so that other work of the machine does not disturb both.
             for number in range(sets):
                 now, undecided = undecided, []
                 for index, case in enumerate(now):
                     measured = _measure(case, f"{index}.{number}", brokers, repeats)
-                    found, chosen = uvloop.run(measured)
+                    seconds_of_pairs, chosen = uvloop.run(measured)
                     so_far = taken.setdefault(case.name, defaultdict(list))
-                    for pair, seconds in found.items():
+                    for pair, seconds in seconds_of_pairs.items():
                         so_far[pair] += seconds
                     rows = list(_rows(suite, case, so_far, " and ".join(chosen)))
                     for row in rows:
@@ -178,7 +178,9 @@ def _run(suite: str, cases: Iterator[Case], put: Put, repeats: int, sets: int) -
 def _brokers() -> Iterator[dict[str, str]]:
     """Run a broker for each strategy, and another for agents that read by NIXL; yield addresses."""
     with ExitStack() as stack:
-        strategies = {one.value: one.value for one in SENDING} | {BY_NIXL: Strategy.AUTO.value}
+        strategies = {strategy.value: strategy.value for strategy in SENDING} | {
+            BY_NIXL: Strategy.AUTO.value
+        }
         yield {
             name: stack.enter_context(running_broker("--strategy", strategy)).address
             for name, strategy in strategies.items()
@@ -223,7 +225,7 @@ async def _measure(
             for pair in pairs:
                 await engines.hand_over(pair, f"warm-{warm_up}", rng)
         for repeat in range(repeats):
-            # In another order each time: the caches favour whichever comes after the same one.
+            # In another order each time: in a fixed order the caches would favour some pairs.
             for pair in rng.permutation(list(pairs)).tolist():
                 taken[pair].append(await engines.hand_over(pair, repeat, rng))
         chosen = await engines.strategies(Strategy.AUTO.value, repeats - 1)

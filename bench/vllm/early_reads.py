@@ -48,7 +48,7 @@ ENGINE = {
 
 
 @dataclass
-class Found:
+class ReadTimes:
     """Seconds of the last read and from P's finish to D's first token, and the bytes read."""
 
     read_s: list[float] = field(default_factory=list)
@@ -79,7 +79,7 @@ async def _measure(python: Path, decode_tp: int, repeats: int) -> list[Row]:
         async with AsyncExitStack() as stack:
             settings = BrokerSettings(listen="127.0.0.1:0")
             broker = await stack.enter_async_context(running_broker(settings))
-            one = Options(
+            options = Options(
                 model,
                 broker=broker.address,
                 extra={"staging_mb": STAGING_MB},
@@ -88,15 +88,15 @@ async def _measure(python: Path, decode_tp: int, repeats: int) -> list[Row]:
             prefill, decode = await asyncio.gather(
                 *(
                     stack.enter_async_context(
-                        vllm_engine(python, replace(one, role=role, tp=tp), folder / role)
+                        vllm_engine(python, replace(options, role=role, tp=tp), folder / role)
                     )
                     for role, tp in (("kv_producer", 1), ("kv_consumer", decode_tp))
                 )
             )
             ledger, rng = broker.hub.directory.ledger, Random(0)  # noqa: S311 - no secret
-            found = {"early": Found(), "routed": Found()}
+            by_way = {"early": ReadTimes(), "routed": ReadTimes()}
             for turn in range(repeats + WARM):
-                for way, kept in found.items():
+                for way, times in by_way.items():
                     ids = [rng.randrange(3, VOCABULARY_SIZE) for _ in range(TOKENS)]
                     params = {"handoff_id": f"{way}/{turn}"}
                     number = prefill.begin(ids, 1, params)
@@ -110,12 +110,12 @@ async def _measure(python: Path, decode_tp: int, repeats: int) -> list[Row]:
                     if handoff.failure is not None or len(answer.tokens) != SAID:
                         raise RuntimeError(f"{handoff.failure}: {answer.error}")
                     if turn >= WARM:
-                        kept.add(handoff, answer.first_s - first.done_s)
-    return list(_rows(f"P1 to D{decode_tp}, {TOKENS} tokens in steps of {STEP_TOKENS}", found))
+                        times.add(handoff, answer.first_s - first.done_s)
+    return list(_rows(f"P1 to D{decode_tp}, {TOKENS} tokens in steps of {STEP_TOKENS}", by_way))
 
 
-def _rows(case: str, found: dict[str, Found]) -> Iterator[Row]:
-    early, routed = found["early"], found["routed"]
+def _rows(case: str, by_way: dict[str, ReadTimes]) -> Iterator[Row]:
+    early, routed = by_way["early"], by_way["routed"]
     share = early.early_bytes / early.bytes
     note = f"{100 * share:.0f} % of {early.bytes / len(early.read_s) / 1e6:.1f} MB read early"
     asked = "requested when P has finished"

@@ -2,7 +2,7 @@
 
 The pairs of engines are measured in succession with the same prompts. ``routed``: D is asked when P
 has answered, as routers do for vLLM's connectors. ``early``: both are asked at the same moment.
-``sampled``: both are asked at once, and P samples the first token. ``alone``: one engine like D
+``sampled``: both are asked at once, and P samples the first token. ``alone``: an engine like D
 serves by itself.
 
 vLLM's processes wait for each other by `sched_yield`, so on two processors they keep each other
@@ -59,7 +59,7 @@ MAX_FAILURES = 3
 
 @dataclass(frozen=True)
 class Taken:
-    """What one way took, in seconds.
+    """What a way took, in seconds.
 
     ``first_s`` and ``second_s`` count from P's answer to D's first and second token, ``asked_s``
     from the question to both. ``note`` says how many replies were right.
@@ -76,20 +76,20 @@ Measured = dict[str, Taken]
 
 
 @dataclass
-class Found:
+class PairTimes:
     """All measurements of a pair of engines.
 
-    ``one`` has requests in succession; ``at_once`` has all of them at the same time, with their
-    total in ``first_s``; ``clients`` has those of several clients, by their number.
+    ``in_succession`` has requests one after another; ``at_once`` has all of them at the same time,
+    with their total in ``first_s``; ``clients`` has those of several clients, by their number.
     """
 
-    one: Measured = field(default_factory=dict)
+    in_succession: Measured = field(default_factory=dict)
     at_once: Measured = field(default_factory=dict)
     clients: dict[int, Measured] = field(default_factory=dict)
 
-    def add(self, other: Found) -> None:
+    def add(self, other: PairTimes) -> None:
         """Take over the ways that another pair was measured in."""
-        self.one |= other.one
+        self.in_succession |= other.in_succession
         self.at_once |= other.at_once
         for count, measured in other.clients.items():
             self.clients[count] = self.clients.get(count, {}) | measured
@@ -97,7 +97,7 @@ class Found:
 
 @dataclass
 class Way:
-    """One way to hand over between P and D, or one engine that serves alone, and its times."""
+    """A way to hand over between P and D, or an engine that serves alone, and its times."""
 
     name: str
     engines: Sequence[VllmEngine]
@@ -111,7 +111,7 @@ class Way:
     asked: int = 0
 
     async def hand_over(self, prompt: Prompt, handoff_id: str) -> None:
-        """Hand one prompt over and check the reply; a failure gets no time."""
+        """Hand a prompt over and check the reply; a failure gets no time."""
         if self.failed >= MAX_FAILURES:
             return
         self.asked += 1
@@ -149,10 +149,10 @@ class Way:
         """Return what was measured since the last call."""
         note = f"{self.right} of {self.asked} right"
         note += f", {self.failed} failed" if self.failed else ""
-        found = Taken(self.first_s, self.second_s, self.asked_s, note)
+        taken = Taken(self.first_s, self.second_s, self.asked_s, note)
         self.first_s, self.second_s, self.asked_s = [], [], []
         self.right, self.failed, self.asked = 0, 0, 0
-        return found
+        return taken
 
 
 def run(put: Put, repeats: int) -> None:
@@ -173,30 +173,32 @@ async def _measure(
 ) -> list[Row]:
     """Measure the connectors one after another, so that each has the machine for itself."""
     async with running_broker(BrokerSettings(listen="127.0.0.1:0")) as broker:
-        restow = [replace(one, broker=broker.address) for one in (prefill, decode)]
-        found = await _measured(python, restow, WAYS, repeats)
+        restow = [replace(options, broker=broker.address) for options in (prefill, decode)]
+        times = await _measured(python, restow, WAYS, repeats)
         ended = broker.hub.directory.ledger.ended.values()
-        why = Counter(one.failure.reason for one in ended if one.failure is not None)
+        why = Counter(handoff.failure.reason for handoff in ended if handoff.failure is not None)
     nixl = [
-        replace(one, connector=NIXL, environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)})
-        for one, port in ((prefill, FIRST_PORT), (decode, FIRST_PORT + 100))
+        replace(options, connector=NIXL, environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)})
+        for options, port in ((prefill, FIRST_PORT), (decode, FIRST_PORT + 100))
     ]
-    found.add(await _measured(python, nixl, {NIXL: (False, {})}, repeats))
-    found.add(await _measured(python, [decode], {ALONE: (False, {})}, repeats))
+    times.add(await _measured(python, nixl, {NIXL: (False, {})}, repeats))
+    times.add(await _measured(python, [decode], {ALONE: (False, {})}, repeats))
     return [
-        *_rows(f"{case}: from P's finish to D's first token", found.one, WAITING, 1.0, why),
-        *_sampled(case, found.one),
-        *_rows(f"{case}: {AT_ONCE} requests at once", found.at_once, tuple(WAYS), None, why),
-        *(row for count in CLIENTS for row in _of_clients(case, count, found.clients[count])),
+        *_rows(
+            f"{case}: from P's finish to D's first token", times.in_succession, WAITING, 1.0, why
+        ),
+        *_sampled(case, times.in_succession),
+        *_rows(f"{case}: {AT_ONCE} requests at once", times.at_once, tuple(WAYS), None, why),
+        *(row for count in CLIENTS for row in _of_clients(case, count, times.clients[count])),
     ]
 
 
 async def _measured(
     python: Path,
     wanted: Sequence[Options],
-    said: dict[str, tuple[bool, dict[str, Any]]],
+    settings: dict[str, tuple[bool, dict[str, Any]]],
     repeats: int,
-) -> Found:
+) -> PairTimes:
     """Measure each way between two engines, or a single engine alone."""
     asked = (count * asked_by_each for count, asked_by_each in CLIENTS.items())
     most = max(AT_ONCE, SAMPLES_PER_REPEAT * repeats, *asked)
@@ -208,12 +210,12 @@ async def _measured(
             engines = await asyncio.gather(
                 *(
                     stack.enter_async_context(
-                        vllm_engine(python, replace(one, role=role), Path(logs) / f"log{role}")
+                        vllm_engine(python, replace(options, role=role), Path(logs) / f"log{role}")
                     )
-                    for one, role in zip(wanted, roles, strict=True)
+                    for options, role in zip(wanted, roles, strict=True)
                 )
             )
-            ways = [Way(name, engines, *one) for name, one in said.items()]
+            ways = [Way(name, engines, *setting) for name, setting in settings.items()]
             for number, prompt in enumerate(warm_up):
                 for way in ways:
                     await way.hand_over(prompt, f"{way.name}/warm-up/{number}")
@@ -222,24 +224,24 @@ async def _measured(
             for number, prompt in enumerate(prompts[: SAMPLES_PER_REPEAT * repeats]):
                 for way in ways:
                     await way.hand_over(prompt, f"{way.name}/one/{number}")
-            found = Found({way.name: way.take() for way in ways})
+            times = PairTimes({way.name: way.take() for way in ways})
             for count in CLIENTS:
-                found.clients[count] = {}
+                times.clients[count] = {}
                 for way in ways:
                     await asyncio.gather(*(_client(way, prompts, n, count) for n in range(count)))
-                    found.clients[count][way.name] = way.take()
-            # Last, because what a failure leaves behind would disturb the other measurements.
+                    times.clients[count][way.name] = way.take()
+            # This comes last, because a failure may disturb all measurements after it.
             for way in ways:
                 began_s = time.monotonic()
                 await asyncio.gather(
                     *(
-                        way.hand_over(one, f"{way.name}/at once/{number}")
-                        for number, one in enumerate(prompts[:AT_ONCE])
+                        way.hand_over(prompt, f"{way.name}/at once/{number}")
+                        for number, prompt in enumerate(prompts[:AT_ONCE])
                     )
                 )
                 elapsed_s = time.monotonic() - began_s
-                found.at_once[way.name] = replace(way.take(), first_s=[elapsed_s])
-    return found
+                times.at_once[way.name] = replace(way.take(), first_s=[elapsed_s])
+    return times
 
 
 async def _client(way: Way, prompts: Sequence[Prompt], number: int, count: int) -> None:
@@ -275,7 +277,9 @@ def _sampled(case: str, measured: Measured) -> Iterator[Row]:
     if by_p.first_s and by_d.first_s:
         # D's client may have P's token before P's own answer, so a ratio of waits means nothing.
         first_s = [first_s for first_s, _ in by_p.asked_s]
-        answered_s = [one - later for one, later in zip(first_s, by_p.first_s, strict=True)]
+        answered_s = [
+            token_s - later_s for token_s, later_s in zip(first_s, by_p.first_s, strict=True)
+        ]
         later_ms = 1e3 * statistics.median(by_p.first_s)
         note = f"{later_ms:+.2f} ms after it (goal: {1e3 * FIRST_BUDGET_S:g}), {by_p.note}"
         first = f"{case}: to the first token, P samples it"
@@ -288,7 +292,9 @@ def _sampled(case: str, measured: Measured) -> Iterator[Row]:
 def _of_clients(case: str, count: int, measured: Measured) -> Iterator[Row]:
     """Compare the times from the question to the first and to the second token."""
     for index, what in enumerate(("first", "second")):
-        seconds = {name: [each[index] for each in one.asked_s] for name, one in measured.items()}
+        seconds = {
+            name: [waits_s[index] for waits_s in taken.asked_s] for name, taken in measured.items()
+        }
         for name in (*WAYS, ALONE):
             if seconds[name] and seconds[NIXL]:
                 yield compared(

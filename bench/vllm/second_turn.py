@@ -1,11 +1,11 @@
 """The time to the first token of a conversation's second turn in real vLLM, by where the state is.
 
-One engine has answered the first turn. Another engine is asked for the second: it finds the state
-at the first engine or in a store, or computes a prompt of the same length that nobody holds. The
-first engine, which has the state in vLLM's own prefix cache, is measured too. All take turns, each
-time with a new conversation. If RESTOW_LMCACHE_PYTHON names the interpreter of an environment with
-vLLM and LMCache, two engines with LMCache's connector take turns with them for models of attention
-alone; it refuses others here.
+The first engine has answered the first turn. Another engine is asked for the second turn: it finds
+the state at the first engine or in a store, or computes a prompt of the same length that nobody
+holds. The first engine, which has the state in vLLM's own prefix cache, is measured too. All take
+turns, each time with a new conversation. If RESTOW_LMCACHE_PYTHON names the interpreter of an
+environment with vLLM and LMCache, two engines with LMCache's connector take turns with them for
+models of attention alone; it refuses other models here.
 """
 
 from __future__ import annotations
@@ -125,19 +125,19 @@ async def _measure(put: Put, python: Path, case: Case, repeats: int) -> None:
             environment=IDLE_SLEEPS | {"OMP_NUM_THREADS": str(os.cpu_count() or 1)},
             resting=False,
         )
-        found = await stack.enter_async_context(finders(python, folder, options, options, False))
+        engines = await stack.enter_async_context(finders(python, folder, options, options, False))
         lmcache = None
         if (named := os.environ.get("RESTOW_LMCACHE_PYTHON")) and not case.recurrent:
             pair = lmcache_pair(Path(named), folder, options)
             lmcache = await stack.enter_async_context(pair)
-        talks = Talks(case, found, lmcache, Random(0))  # noqa: S311
+        talks = Talks(case, engines, lmcache, Random(0))  # noqa: S311
         theirs = (LMCACHE,) if lmcache else ()
         found_there = await talks.in_turns((ANEW, ELSEWHERE, OWN, *theirs), repeats)
         for other in (ANEW, OWN, *theirs):
             put(talks.row(ELSEWHERE, other, found_there))
         for way in theirs:
             put(talks.row(way, ANEW, found_there))
-        await stack.enter_async_context(store(found.broker.address, "one", STORE))
+        await stack.enter_async_context(store(engines.broker.address, "one", STORE))
         stored = await talks.in_turns((ANEW, STORED, *theirs), repeats)
         for other in (ANEW, *theirs):
             put(talks.row(STORED, other, stored))
@@ -147,9 +147,9 @@ class Talks:
     """Conversations with the engines of a case."""
 
     def __init__(
-        self, case: Case, found: Finders, lmcache: LmcachePair | None, random: Random
+        self, case: Case, engines: Finders, lmcache: LmcachePair | None, random: Random
     ) -> None:
-        self._case, self._found, self._lmcache, self._random = case, found, lmcache, random
+        self._case, self._engines, self._lmcache, self._random = case, engines, lmcache, random
         self.tokens = case.first_tokens + REPLY_TOKENS + case.more_tokens
         """Tokens of a second prompt."""
 
@@ -167,7 +167,7 @@ class Talks:
     def row(self, way: str, other: str, measured: Mapping[str, Measured]) -> Row:
         """Compare two ways, and note the tokens of prompts that were not computed."""
         ours, theirs = measured[way], measured[other]
-        held, others = (", ".join(map(str, one.held)) for one in (ours, theirs))
+        held, others = (", ".join(map(str, times.held)) for times in (ours, theirs))
         return compared(
             SUITE,
             f"{self._case.name}: the state is {'in ' if way == LMCACHE else ''}{way}",
@@ -180,18 +180,20 @@ class Talks:
 
     async def _second_turn(self, way: str) -> tuple[float, int]:
         """Return the seconds to the first token, and the tokens that were not computed."""
-        case, found = self._case, self._found
+        case, engines = self._case, self._engines
         ids = self._drawn(case.first_tokens)
         if way == LMCACHE:
             return await self._at_lmcache(ids)
-        said = await found.one.ask(ids, REPLY_TOKENS)
-        turn = [*ids, *said.tokens[:-1], END, *self._drawn(case.more_tokens)]
-        stored = STORE in {one.engine_id for one in found.broker.hub.directory.members.engines}
+        answer = await engines.one.ask(ids, REPLY_TOKENS)
+        turn = [*ids, *answer.tokens[:-1], END, *self._drawn(case.more_tokens)]
+        stored = STORE in {
+            member.engine_id for member in engines.broker.hub.directory.members.engines
+        }
         # A store must not still take this turn's state during the next.
         await self._told(STORE if stored else "one", turn, len(ids) + REPLY_TOKENS - 1)
         if way == ANEW:
             turn = self._drawn(self.tokens)
-        seconds, held = await _first_token(found.one if way == OWN else found.other, turn)
+        seconds, held = await _first_token(engines.one if way == OWN else engines.other, turn)
         if way in (ELSEWHERE, STORED):
             self._check_source(STORE if way == STORED else "one")
         if stored:
@@ -202,16 +204,16 @@ class Talks:
         pair = self._lmcache
         if pair is None:
             raise RuntimeError(f"{LMCACHE} does not run")
-        said = await pair.one.ask(ids, REPLY_TOKENS)
+        answer = await pair.first.ask(ids, REPLY_TOKENS)
         await pair.stored(len(ids))
-        turn = [*ids, *said.tokens[:-1], END, *self._drawn(self._case.more_tokens)]
-        seconds, held = await _first_token(pair.other, turn)
+        turn = [*ids, *answer.tokens[:-1], END, *self._drawn(self._case.more_tokens)]
+        seconds, held = await _first_token(pair.second, turn)
         await pair.stored(len(turn) - held)
         return seconds, held
 
     def _check_source(self, wanted: str) -> None:
-        for one in reversed(self._found.broker.hub.directory.ledger.ended.values()):
-            source, destination = one.source, one.destination
+        for handoff in reversed(self._engines.broker.hub.directory.ledger.ended.values()):
+            source, destination = handoff.source, handoff.destination
             if destination is not None and destination.key.engine_id == "other":
                 if source is None or source.key.engine_id != wanted:
                     raise RuntimeError(f"the state did not come from {wanted}: {source}")
@@ -221,7 +223,7 @@ class Talks:
         """Wait until an engine has reported a reply, or its whole blocks for attention alone."""
         if not self._case.recurrent:
             tokens -= tokens % self._case.engine["block_size"]
-        await self._found.told(name, ids, tokens)
+        await self._engines.told(name, ids, tokens)
 
     def _drawn(self, count: int) -> list[int]:
         return [self._random.randrange(8, VOCABULARY_SIZE) for _ in range(count)]
@@ -238,8 +240,8 @@ async def _first_token(engine: VllmEngine, ids: list[int]) -> tuple[float, int]:
 class LmcachePair:
     """Two vLLM engines that keep states in LMCache's server, and the server's log."""
 
-    one: VllmEngine
-    other: VllmEngine
+    first: VllmEngine
+    second: VllmEngine
     log: Path
     stored_tokens: int = 0
 
@@ -275,13 +277,13 @@ async def lmcache_pair(python: Path, logs: Path, options: Options) -> AsyncItera
         )
     try:
         async with contextlib.AsyncExitStack() as stack:
-            one, other = await asyncio.gather(
+            first, second = await asyncio.gather(
                 *(
                     stack.enter_async_context(vllm_engine(python, pair, logs / f"lmcache-{name}"))
                     for name in ("one", "other")
                 )
             )
-            yield LmcachePair(one, other, log)
+            yield LmcachePair(first, second, log)
     finally:
         with contextlib.suppress(ProcessLookupError):
             server.terminate()

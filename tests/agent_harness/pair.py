@@ -9,7 +9,7 @@ from agent_harness.fake_broker import FakeBroker
 from agent_harness.handover import destination_memory, send_execute
 from agent_harness.world import Case, RankMemory, blocks, make_case
 from restow.agents.binding.extents import Extents, one_extent, source_extents
-from restow.agents.binding.pages import Tokens
+from restow.agents.binding.pages import TokenRange
 from restow.agents.link.async_agent import AsyncAgent
 from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.regions import region_table
@@ -45,7 +45,7 @@ class Pair:
             src_rank,
             region_table(self.source[src_rank].regions),
             blocks(self.case.src_ids),
-            Tokens(0, self.case.tokens),
+            TokenRange(0, self.case.tokens),
             one_extent(staged.address, staged.bytes),
         )
 

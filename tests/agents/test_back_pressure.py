@@ -14,7 +14,7 @@ from agent_harness.processes import child
 from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, Case, RankMemory, make_case
-from restow.agents.binding.pages import Blocks, Tokens
+from restow.agents.binding.pages import Blocks, TokenRange
 from restow.agents.execute.gathering import GatheredRun
 from restow.agents.execute.orders import ExecuteOrder, Source
 from restow.agents.execute.staged_reads import StagedReads
@@ -40,7 +40,7 @@ def gathered_bytes(case: Case, strategy: Strategy) -> int:
     found: Counter[int] = Counter()
     for program in programs(case, strategy).values():
         for rank in program.staging_ranks:
-            run = GatheredRun.at_source(program, rank, Tokens(0, case.tokens))
+            run = GatheredRun.at_source(program, rank, TokenRange(0, case.tokens))
             found[rank] += aligned(run.length_bytes)
     return max(found.values(), default=ALIGN_BYTES)
 
@@ -49,7 +49,7 @@ def arriving_bytes(case: Case, program: Program) -> int:
     """Return how many bytes one handoff stages at a rank of D."""
     sources = tuple(Source(rank, "", 0, 0) for rank in program.src_ranks)
     none = Blocks({})
-    order = ExecuteOrder(0, "", none, none, Tokens(0, case.tokens), sources, 1.0)
+    order = ExecuteOrder(0, "", none, none, TokenRange(0, case.tokens), sources, 1.0)
     return aligned(StagedReads(program, order).length_bytes)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.operands import SRC, in_order, paged
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_bytes
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange, staged_bytes
 from restow.agents.binding.reads import Descriptors, Reads
 from restow.broker.errors import PageCountError, PageRangeError
 from restow.broker.families import (
@@ -45,7 +45,7 @@ def blocks(*ids: int, state: int = 0) -> Blocks:
     return Blocks({"attention": np.array(ids, np.int64), "state": np.array([state], np.int64)})
 
 
-def bind(src_ids: tuple[int, ...], dst_ids: tuple[int, ...], tokens: Tokens) -> Descriptors:
+def bind(src_ids: tuple[int, ...], dst_ids: tuple[int, ...], tokens: TokenRange) -> Descriptors:
     layout = build_layout(KV, EngineSettings(page_tokens=PAGE))
     made = program(layout, layout)
     tables = memory(layout, 8), memory(layout, 8)
@@ -54,15 +54,15 @@ def bind(src_ids: tuple[int, ...], dst_ids: tuple[int, ...], tokens: Tokens) -> 
 
 
 def test_heads_of_a_page_and_pages_that_follow_are_one_read_in_each_region() -> None:
-    read = bind((3, 4, 5), (1, 2, 3), Tokens(0, 3 * PAGE))
+    read = bind((3, 4, 5), (1, 2, 3), TokenRange(0, 3 * PAGE))
     page = 2 * PAGE * 2 * 8 * 2
     assert read.length_bytes.tolist() == [3 * page, 3 * page]
     assert read.dst_address.tolist() == [4096 + page, 4096 + 8 * page + page]
 
 
 def test_pages_that_follow_on_one_side_only_stay_apart() -> None:
-    assert len(bind((3, 4, 5), (1, 3, 2), Tokens(0, 3 * PAGE)).length_bytes) == 6
-    assert len(bind((3, 5, 4), (1, 2, 3), Tokens(0, 3 * PAGE)).length_bytes) == 6
+    assert len(bind((3, 4, 5), (1, 3, 2), TokenRange(0, 3 * PAGE)).length_bytes) == 6
+    assert len(bind((3, 5, 4), (1, 2, 3), TokenRange(0, 3 * PAGE)).length_bytes) == 6
 
 
 def test_a_read_never_goes_from_one_region_into_the_next() -> None:
@@ -74,7 +74,7 @@ def test_a_read_never_goes_from_one_region_into_the_next() -> None:
     sizes = table.page_stride_bytes
     assert (np.diff(table.base_address) == sizes[:-1]).all()
     laid = Reads.of(made.rows(READ_PAGES), made.group_pairs, table, table)
-    read = laid.bind(blocks(), blocks(), Tokens(0, 1))
+    read = laid.bind(blocks(), blocks(), TokenRange(0, 1))
     assert read.length_bytes.tolist() == sizes.tolist()
 
 
@@ -84,21 +84,21 @@ def test_the_order_is_region_page_place() -> None:
     made = program(source, destination)
     tables = memory(source, 8), memory(destination, 8)
     laid = Reads.of(made.rows(READ_PAGES), made.group_pairs, *tables)
-    read = laid.bind(blocks(6, 2), blocks(1, 2), Tokens(0, 2 * PAGE))
+    read = laid.bind(blocks(6, 2), blocks(1, 2), TokenRange(0, 2 * PAGE))
     assert (np.diff(read.dst_address) > 0).all()
 
 
 def test_no_tokens_move_only_snapshots() -> None:
-    read = bind((1,), (1,), Tokens(3, 3))
+    read = bind((1,), (1,), TokenRange(3, 3))
     assert read.length_bytes.tolist() == []
     layout = build_layout(KV, EngineSettings(page_tokens=PAGE))
     made = program(layout, layout, Strategy.PACK)
-    assert staged_bytes(made.rows(GATHER_IN_ORDER), made.group_pairs, Tokens(3, 3)) == 0
+    assert staged_bytes(made.rows(GATHER_IN_ORDER), made.group_pairs, TokenRange(3, 3)) == 0
     nothing = made.rows(GATHER_IN_ORDER)[:0]
-    assert staged_bytes(nothing, made.group_pairs, Tokens(0, 3)) == 0
+    assert staged_bytes(nothing, made.group_pairs, TokenRange(0, 3)) == 0
     pages = paged(memory(layout, 8), SRC, blocks(1))
-    run = in_order(nothing, made.group_pairs, Tokens(0, 3), 64)
-    copies = bind_copies(nothing, made.group_pairs, pages, run, Tokens(0, 3))
+    run = in_order(nothing, made.group_pairs, TokenRange(0, 3), 64)
+    copies = bind_copies(nothing, made.group_pairs, pages, run, TokenRange(0, 3))
     assert len(copies) == 0
 
 
@@ -108,16 +108,16 @@ def test_a_page_outside_of_the_memory_is_refused(side: str, page: int) -> None:
     wrong, right = (1, page), (1, 2)
     src_ids, dst_ids = (wrong, right) if side == "source" else (right, wrong)
     with pytest.raises(PageRangeError, match=f"{side} page {page}") as caught:
-        bind(src_ids, dst_ids, Tokens(0, 2 * PAGE))
+        bind(src_ids, dst_ids, TokenRange(0, 2 * PAGE))
     assert caught.value.status == "OUT_OF_RANGE"
     assert caught.value.subject == {"side": side, "page": str(page), "range": "[0, 8)"}
 
 
 def test_too_few_blocks_are_refused() -> None:
     with pytest.raises(PageCountError, match="do not hold 9"):
-        bind((1, 2, 3), (1, 2), Tokens(0, 9))
+        bind((1, 2, 3), (1, 2), TokenRange(0, 9))
     with pytest.raises(PageCountError, match="do not hold 9"):
-        bind((1, 2), (1, 2, 3), Tokens(0, 9))
+        bind((1, 2), (1, 2, 3), TokenRange(0, 9))
 
 
 def test_a_snapshot_needs_exactly_one_block() -> None:
@@ -129,9 +129,9 @@ def test_a_snapshot_needs_exactly_one_block() -> None:
     for ids in ([], [1, 2]):
         some = Blocks({"state": np.array(ids, np.int64)})
         with pytest.raises(PageCountError, match="exactly one block"):
-            laid.bind(some, some, Tokens(0, 1))
+            laid.bind(some, some, TokenRange(0, 1))
     with pytest.raises(PageCountError, match="no blocks are given for group state"):
-        laid.bind(Blocks({}), Blocks({}), Tokens(0, 1))
+        laid.bind(Blocks({}), Blocks({}), TokenRange(0, 1))
 
 
 def test_thousands_of_descriptors_are_bound_in_a_moment() -> None:
@@ -157,7 +157,7 @@ def test_thousands_of_descriptors_are_bound_in_a_moment() -> None:
     times = []
     for _ in range(20):
         began = time.perf_counter()
-        read = reads.bind(some, others, Tokens(0, 16384))
+        read = reads.bind(some, others, TokenRange(0, 16384))
         times.append(time.perf_counter() - began)
     assert 6_100 < len(read.length_bytes) <= 6_236
     assert min(times) < 0.005

@@ -148,7 +148,7 @@ async def test_one_engine_is_drained(address: str) -> None:
         done = await run("drain", "--engine", "p", "--yes", "--broker", address)
         assert done.exit_code == 0
         assert done.stdout == (
-            "Engine p takes part in nothing new any more; 1 handoffs of its have not ended.\n"
+            "Engine p takes part in nothing new any more; 1 of its handoffs have not ended.\n"
         )
         shown = (await run("engines", "--broker", address)).stdout
         assert "draining" in next(line for line in shown.splitlines() if line.startswith("p "))

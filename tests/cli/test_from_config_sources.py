@@ -62,7 +62,7 @@ def test_its_revision_stands_for_its_scales(checkpoint: Path) -> None:
         model = layout_from_json(json.loads(result.stdout)).model
         (scales,) = {field.scales for field in model.fields if field.name.endswith(".k")}
         assert (scales, model.revision) == (f"static {revision}", revision)
-        assert "those that the revision's checkpoint declares" in result.stderr
+        assert "the scales that the revision's checkpoint declares" in result.stderr
 
 
 def test_its_scales_are_asked_for_where_no_revision_is_known(checkpoint: Path) -> None:

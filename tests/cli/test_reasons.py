@@ -113,7 +113,7 @@ def test_the_command_lists_all_or_one() -> None:
 def test_what_is_no_reason_is_wrong_usage() -> None:
     result = invoke("WEATHER")
     assert result.exit_code == 2
-    assert "WEATHER is no reason" in " ".join(result.output.split())
+    assert "WEATHER is not a known reason" in " ".join(result.output.split())
 
 
 def test_the_runbook_has_the_same_words() -> None:

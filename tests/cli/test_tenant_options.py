@@ -77,7 +77,7 @@ async def test_what_is_hidden_is_said_and_can_be_seen(authority: Authority) -> N
         assert (found["tenant"], found["handoff_id"]) == ("b", "only-in-b")
         two = await shown("handoff", "same", "-A")
         assert getattr(two.exception, "reason", None) == "HANDOFF_AMBIGUOUS"
-        assert "b/same, default/same; name one with --tenant" in str(two.exception)
+        assert "b/same, default/same; name the tenant with --tenant" in str(two.exception)
         assert (await shown("release", "wai", "-A", "--yes")).exit_code == 0
         released = json.loads((await shown("handoff", "wai", "-A", "--json")).stdout)
         assert (released["tenant"], released["reason"]) == ("b", "RELEASED")

@@ -236,7 +236,7 @@ async def test_keys_filter_sort_and_open_one() -> None:
     handoffs = [handoff(n, source_engine=f"prefill-{n % 3}") for n in range(9)]
     asked: list[tuple[str, str]] = []
 
-    def one(tenant: str, handoff_id: str) -> dict[str, Any]:
+    def get_handoff(tenant: str, handoff_id: str) -> dict[str, Any]:
         asked.append((tenant, handoff_id))
         span = {"source_rank": None, "bytes": 3 << 20, "over": True, "end_ms": 60.0}
         spans = [
@@ -252,7 +252,7 @@ async def test_keys_filter_sort_and_open_one() -> None:
         }
         return {**handoffs[0], **more, "handoff_id": handoff_id}
 
-    app = Top(lambda: look(handoffs), every_s=60.0, one=one)
+    app = Top(lambda: look(handoffs), every_s=60.0, get_handoff=get_handoff)
     async with app.run_test(size=(100, 30)) as pilot:
         await app.look()
         await pilot.press("/", *"prefill-2", "enter")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core.world import BLOCK_TOKENS, World, ends, layout
-from restow.broker.core.common.events import Batch, HashForm, NamedPrefix, Run
+from restow.broker.core.common.events import Batch, HashForm, HashRun, NamedPrefix
 from restow.broker.layout import DType, Field, Kind, Layout, Model, Shard, Span
 
 FORM = HashForm("test", BLOCK_TOKENS, 32)
@@ -31,7 +31,7 @@ def test_a_decline_after_the_end_and_before_the_next_tick_ends_nothing_again() -
     members, offering = world.directory.members, world.directory.offering
     for side in (holder, d):
         members.session_opened(side.record, world.now_s)
-    runs = Run("kv", PREFIX.hashes), Run("state", HASHES[-1])
+    runs = HashRun("kv", PREFIX.hashes), HashRun("state", HASHES[-1])
     batch = Batch(1, FORM, "", runs)
     world.run(lambda _: world.directory.prefixes.hear(holder.record, batch))
     world.request(d, prefix=PREFIX)

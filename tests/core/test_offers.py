@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.world import BLOCK_TOKENS, Side, World, ends, layout
-from restow.broker.core.common.events import Batch, HashForm, NamedPrefix, Run
+from restow.broker.core.common.events import Batch, HashForm, HashRun, NamedPrefix
 from restow.broker.errors import (
     HandoffConflictError,
     PageRepeatedError,
@@ -27,7 +27,7 @@ def holder(world: World, name: str) -> Side:
     """Add an engine that has told that it holds the state of the prefix."""
     side = world.engine(name, shape=_shape())
     world.directory.members.session_opened(side.record, world.now_s)
-    runs = Run("kv", PREFIX.hashes), Run("state", HASHES[-1])
+    runs = HashRun("kv", PREFIX.hashes), HashRun("state", HASHES[-1])
     world.run(lambda _: world.directory.prefixes.hear(side.record, Batch(1, FORM, "", runs)))
     return side
 

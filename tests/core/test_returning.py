@@ -555,3 +555,36 @@ def test_of_two_publications_under_an_id_nobody_knows_whose_fence_comes() -> Non
     world.fence(p, 1)
     assert ends(p) == ends(d) == [("FAILED", "PUBLICATION_REFUSED")]
     assert not executes(world)
+
+
+@pytest.mark.parametrize("of_p", [True, False], ids=["P", "D"])
+@pytest.mark.parametrize("repeated", [True, False])
+def test_what_a_process_named_before_its_first_agent_counts_once_its_session_repeats_it(
+    of_p: bool, repeated: bool
+) -> None:
+    # The engine may have died and started again under its incarnation: no agent tells.
+    world = World()
+    p, d = world.engine("p", agents=not of_p), world.engine("d", agents=of_p)
+    side, members = p if of_p else d, world.directory.members
+    world.run(lambda now_s: members.session_opened(side.record, now_s))
+    world.publish(p)
+    world.request(d)
+    world.wait(1)
+    members.session_closed(side.record, world.now_s)
+    world.wait(1)
+    world.connect(side, 0)
+    world.fence_all(p)
+    world.run(lambda now_s: members.session_opened(side.record, now_s))
+    assert not world.orders(act.SendExecute)
+    assert "has not repeated it" in world.directory.granting.waits_for(world.find())
+    if repeated:
+        if of_p:
+            world.publish(p, repeated=True)
+        else:
+            world.request(d, repeated=True)
+        world.settle(d, world.find().number)
+        assert ends(p) == [("DONE", "")]
+    else:
+        world.wait(60)
+        assert ("DONE", "") not in ends(p) + ends(d)
+        assert not world.orders(act.SendExecute)

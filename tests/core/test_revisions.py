@@ -7,7 +7,7 @@ import pytest
 from core.test_offers import FORM, HASHES, POSITION, PREFIX, asking, holder, offered
 from core.world import LIMITS, Side, World, ends
 from restow.broker.core.common.actions import SendUnfence, TellForget
-from restow.broker.core.common.events import Batch, Run
+from restow.broker.core.common.events import Batch, HashRun
 from restow.broker.errors import HoldingsError, RequestError, RevisionChangedError
 
 NEW = "v2"
@@ -135,7 +135,7 @@ def test_what_is_held_of_the_old_revision_is_forgotten_and_offered_by_others() -
 
 
 def tell(world: World, side: Side, number: int, revision: str) -> None:
-    runs = Run("kv", PREFIX.hashes), Run("state", HASHES[-1])
+    runs = HashRun("kv", PREFIX.hashes), HashRun("state", HASHES[-1])
     batch = Batch(number, FORM, "", runs, revision=revision)
     world.run(lambda _: world.directory.prefixes.hear(side.record, batch))
 

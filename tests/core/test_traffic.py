@@ -18,15 +18,15 @@ from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.traffic import (
     KEPT_S,
     MAX_PAIRS,
-    End,
+    CountedEnd,
     QuantileCounts,
-    Series,
     Tally,
+    TallySeries,
     Traffic,
     busiest,
     slot_of,
 )
-from restow.broker.core.handoffs.progress import Span, SpanKind, progress_of, spans_of
+from restow.broker.core.handoffs.progress import SpanKind, TimeSpan, progress_of, spans_of
 
 seconds = st.floats(1e-4, 1000.0)
 moments = st.lists(
@@ -59,10 +59,10 @@ def test_a_series_is_what_a_list_of_all_ends_would_say(
     ends: list[tuple[float, State, float]],
 ) -> None:
     """Check that sums are those of the kept steps, whatever is forgotten, and whenever."""
-    series, now_s, known = Series(10.0), 5000.0, []
+    series, now_s, known = TallySeries(10.0), 5000.0, []
     for passed_s, state, lasted_s in ends:
         now_s += passed_s
-        end = End.of(state, 100, lasted_s)
+        end = CountedEnd.of(state, 100, lasted_s)
         series.count(end, now_s)
         known.append((now_s, end))
         step = now_s // 10
@@ -89,7 +89,7 @@ def test_a_series_is_what_a_list_of_all_ends_would_say(
 
 
 def test_a_broker_that_has_just_begun_shows_no_time_before() -> None:
-    series = Series(10.0)
+    series = TallySeries(10.0)
     assert len(series.latest(1000.0, 1000.0)) == 1
     assert len(series.latest(1025.0, 1000.0)) == 3
     assert len(series.latest(5000.0, 1000.0)) == 90
@@ -98,7 +98,7 @@ def test_a_broker_that_has_just_begun_shows_no_time_before() -> None:
 def test_pairs_are_bounded_and_the_latest_stay() -> None:
     traffic = Traffic()
     for number in range(MAX_PAIRS + 5):
-        traffic.count(End.of(State.DONE, number, 1.0), (f"p{number}", "d"), 1000.0)
+        traffic.count(CountedEnd.of(State.DONE, number, 1.0), (f"p{number}", "d"), 1000.0)
     pairs = list(traffic.pairs("t", 1000.0))
     assert len(pairs) == MAX_PAIRS
     assert pairs[0].source == f"p{MAX_PAIRS + 4}"
@@ -145,7 +145,9 @@ def test_spans_tell_waiting_granting_staging_and_reading_by_rank() -> None:
     world.request(d)
     handoff = world.find()
     world.wait(1.0)
-    assert spans_of(handoff, world.now_s) == [Span(SpanKind.WAIT, began_s, began_s + 1, over=False)]
+    assert spans_of(handoff, world.now_s) == [
+        TimeSpan(SpanKind.WAIT, began_s, began_s + 1, over=False)
+    ]
     assert progress_of(handoff) is None
     world.publish(p)
     world.fence_all(p)

@@ -137,7 +137,7 @@ def test_routers_that_carry_parameters(house: Served) -> None:
         (b"[]", "the body is no JSON object"),
         (b"{}", "prompt must be a string"),
         (b'{"prompt": "who?"}', "does not know the word"),
-        (b'{"prompt": "anna"}', "a prompt of 1 words"),
+        (b'{"prompt": "anna"}', "the prompt has 1 words"),
         (b'{"prompt": "anna has apple .", "max_tokens": 0}', "max_tokens must be from 1 to 64"),
         (b'{"prompt": "anna has apple .", "kv_transfer_params": 1}', "is no JSON object"),
     ],

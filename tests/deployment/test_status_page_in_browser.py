@@ -193,7 +193,7 @@ async def test_a_dialog_that_is_closed_while_it_is_asked_for_stays_closed(
     async with pair(shown.address, 1, 1) as both:
         await both.hand_over("one")
         drawn = StatusPage(shown.hub)
-        status, handoff = drawn.look({}), drawn.one({"id": "one"})
+        status, handoff = drawn.look({}), drawn.handoff({"id": "one"})
     # The second time that it is asked for, it is closed before the answer comes.
     first = f"""
     let looks = 0;
@@ -202,7 +202,7 @@ async def test_a_dialog_that_is_closed_while_it_is_asked_for_stays_closed(
       const name = path.split("?")[0];
       if (name === "handoff.json" && ++looks === 2) {{
         paused = true;
-        byId("one").close();
+        byId("handoff").close();
         change({{handoff: null, of: null}});  // as the page does when it hears of that
       }}
       return new Response(JSON.stringify(real[name]));
@@ -212,7 +212,7 @@ async def test_a_dialog_that_is_closed_while_it_is_asked_for_stays_closed(
     page.write_text(status_page_html().replace('<script>\n"use strict";', f"<script>{first}", 1))
     dom = Browser(CHROMIUM, tmp_path / "profile").dom(f"file://{page}#handoff=one")
     (dialog,) = re.findall(r"<dialog [^>]*>", dom)
-    assert '<h2 id="one-title">one</h2>' in dom
+    assert '<h2 id="handoff-title">one</h2>' in dom
     assert "open" not in dialog
 
 

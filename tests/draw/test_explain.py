@@ -14,7 +14,7 @@ from laws.executor import Arena
 from laws.strategies import STRATEGIES, Case, any_cases
 from laws.transfers import served, transfer
 from laws.world import Engine
-from restow.agents.binding.pages import Tokens
+from restow.agents.binding.pages import TokenRange
 from restow.broker.draw.explain import explain
 from restow.broker.families import (
     AttentionSpec,
@@ -50,7 +50,7 @@ def test_costs_are_those_of_the_transfer(case: Case, strategy: Strategy) -> None
     strategy, count = served(plan, strategy), case.tokens.stop
     ranks = explain(plan, strategy, count)
     assert {r.dst_rank: r.bytes_at_tokens for r in ranks} == needed_bytes(
-        destination, Tokens(0, count)
+        destination, TokenRange(0, count)
     )
     assert sum(rank.bytes for rank in ranks) == plan.bytes
     for rank in ranks:
@@ -60,7 +60,7 @@ def test_costs_are_those_of_the_transfer(case: Case, strategy: Strategy) -> None
         assert sum(rank.bytes_from.values()) == rank.bytes == sum(f.bytes for f in rank.fields)
     arena = Arena()
     engines = [Engine(arena, layout, count, case.rng, 64) for layout in case.layouts]
-    traffic = transfer(engines[0], engines[1], Tokens(0, count), strategy)
+    traffic = transfer(engines[0], engines[1], TokenRange(0, count), strategy)
     if strategy in (Strategy.SLICES, Strategy.WHOLE):  # a packed run has gaps besides
         assert sum(traffic.wire_bytes.values()) == sum(rank.cost.bytes for rank in ranks)
     assert traffic.launches == sum(rank.cost.launches for rank in ranks)
@@ -73,7 +73,7 @@ def test_keys_and_scales_of_one_page_are_read_apart() -> None:
     (rank,) = explain(make_plan(layout, layout), Strategy.SLICES, 8)
     arena = Arena()
     engines = [Engine(arena, layout, 8, random.Random(1), 64) for _ in range(2)]  # noqa: S311
-    traffic = transfer(engines[0], engines[1], Tokens(0, 8), Strategy.SLICES)
+    traffic = transfer(engines[0], engines[1], TokenRange(0, 8), Strategy.SLICES)
     assert traffic.reads == rank.cost.reads == 4
 
 

@@ -22,7 +22,7 @@ from bench.model_sizes import real_models
 from laws.strategies import SENDING
 from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.operands import DST, SRC, by_place, in_order, in_spans, paged
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_bytes, staged_spans
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange, staged_bytes, staged_spans
 from restow.agents.binding.reads import Descriptors, Reads, SpanReads
 from restow.agents.copying.copier import run_copies, zero_destinations
 from restow.agents.memory.regions import HOST
@@ -187,7 +187,7 @@ class Wire:
 
 def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -> None:
     """Run a program as agents do: READ; GATHER, READ, SCATTER; READ spans, copy out of them."""
-    tokens, pairs, spans = Tokens(0, TOKENS), program.group_pairs, program.rows(READ_SPANS)
+    tokens, pairs, spans = TokenRange(0, TOKENS), program.group_pairs, program.rows(READ_SPANS)
     here = destination.regions(program.dst_rank)
     staged, size = staged_spans(spans, pairs, tokens, wire.staging[1].ctypes.data)
     for src_rank in program.src_ranks:

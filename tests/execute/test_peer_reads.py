@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent_harness.steps import with_rows
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens, staged_spans
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange, staged_spans
 from restow.agents.execute.orders import ExecuteOrder, Peer
 from restow.agents.execute.staged_reads import KeptReads
 from restow.agents.memory.regions import HOST
@@ -22,7 +22,7 @@ SOURCE, DESTINATION = (
     build_layout(MODEL, EngineSettings(tp=tp, conv_layout=conv))
     for tp, conv in ((1, ConvLayout.SD), (2, ConvLayout.DS))
 )
-PAGES, TOKENS = 6, Tokens(0, 8)
+PAGES, TOKENS = 6, TokenRange(0, 8)
 
 
 def memory(layout: Layout, base: int) -> RegionTable:

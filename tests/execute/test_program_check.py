@@ -14,7 +14,7 @@ from fuzzing.hostile_orders import PROGRAMS
 from laws.strategies import SENDING
 from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.operands import DST, SRC, paged
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.memory.errors import OrderTooLargeError, ProgramInvalidError
 from restow.broker.families import EngineSettings, MlaSpec, ModelSpec, build_layout
@@ -267,9 +267,9 @@ def test_lists_that_do_not_go_together_are_refused(pair: GroupPair) -> None:
 def test_an_order_for_more_descriptors_than_fit_is_refused_before_they_are_made() -> None:
     checked = _check(_program(Strategy.SLICES))
     for _ in range(2):
-        checked.check_size(Tokens(0, 21))
+        checked.check_size(TokenRange(0, 21))
         with pytest.raises(OrderTooLargeError):
-            checked.check_size(Tokens(0, 2**31 - 1))
+            checked.check_size(TokenRange(0, 2**31 - 1))
 
 
 @pytest.mark.parametrize("strategy", [Strategy.SLICES, Strategy.WHOLE, Strategy.PACK])
@@ -285,7 +285,7 @@ def test_as_many_descriptors_are_expected_as_binding_makes_at_least(
         EngineSettings(tp=dcp, dcp=dcp, interleave_tokens=run, page_tokens=16) for dcp, run in cuts
     ]
     plan = make_plan(*(build_layout(model, one) for one in settings))
-    for tokens in (Tokens(0, 1), Tokens(3, 700), Tokens(0, 5000)):
+    for tokens in (TokenRange(0, 1), TokenRange(3, 700), TokenRange(0, 5000)):
         count, blocks = tokens.stop - tokens.start, Blocks({"attention": np.arange(1, 400)})
         memory = RegionTable(*(np.full(64, n, np.int64) for n in (1 << 20, 256, 1 << 20)))
         for program in compile_programs(plan, strategy):

@@ -186,7 +186,7 @@ def _names(error: RestowError, key: str) -> bool:
             {"model_type": "gemma3_text", "num_attention_heads": 8, "num_key_value_heads": 3},
             "num_key_value_heads: 3 is not a divisor of num_attention_heads, 8",
         ),
-        ({"model_type": "mamba2", "num_heads": 100}, "num_heads: 100 is not so many"),
+        ({"model_type": "mamba2", "num_heads": 100}, "num_heads: 100 is not a number that makes "),
         (
             {"model_type": "zamba2", "layers_block_type": ["hybrid"], "num_hidden_layers": 1}
             | {"n_mamba_heads": 7},

@@ -144,8 +144,11 @@ def test_a_model_without_attention_has_no_kv_to_be_told() -> None:
         ({"kv_dtype": DType.UINT8}, "uint8 does not say what its bytes are"),
         ({"kv_dtype": INT8}, "int8 has scales; say which"),
         ({"kv_dtype": INT8, "kv_scales": NONE}, "int8 has scales; say which"),
-        ({"kv_scales": OWN}, "bfloat16 has no scales, but per-token-head ones are given"),
-        ({"kv_dtype": E4M3, "kv_scales": Scales(ScaleKind.STATIC)}, "need one that P and D share"),
+        ({"kv_scales": OWN}, "bfloat16 has no scales, but per-token-head scales are given"),
+        (
+            {"kv_dtype": E4M3, "kv_scales": Scales(ScaleKind.STATIC)},
+            "need a fingerprint that P and D share",
+        ),
         ({"conv_dtype": E4M3}, "conv_dtype: recurrent states are never float8_e4m3fn"),
         ({"ssm_dtype": DType.UINT8}, "ssm_dtype: recurrent states are never uint8"),
     ],

@@ -153,7 +153,7 @@ def test_only_types_of_one_byte_that_are_numbers_have_scales(dtype: DType, scale
     [Scales(ScaleKind.STATIC), Scales(ScaleKind.PER_TOKEN_HEAD, "v1"), Scales(fingerprint="v1")],
 )
 def test_static_scales_have_a_fingerprint_and_no_others(scales: Scales) -> None:
-    with pytest.raises(LayoutFormError, match="static scales need one that P and D share"):
+    with pytest.raises(LayoutFormError, match="scales per 16 elements need a fingerprint"):
         AttentionSpec(0, 2, 4, E4M3, scales=scales)
 
 

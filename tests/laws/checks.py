@@ -13,7 +13,7 @@ from laws.executor import Arena
 from laws.strategies import Case
 from laws.transfers import Traffic, served, transfer
 from laws.world import Engine, held_tokens
-from restow.agents.binding.pages import Tokens
+from restow.agents.binding.pages import TokenRange
 from restow.broker.layout import Box, Layout, Region, TokenClass, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 from restow.broker.layout.span import overlap, volume
@@ -27,7 +27,7 @@ def engines_of(case: Case, arena: Arena) -> list[Engine]:
     engines[0].keeps_inputs = True
     for engine in engines:
         engine.furnish(arena.data, case.state)
-    engines[0].write(arena.data, case.state, Tokens(0, stop))
+    engines[0].write(arena.data, case.state, TokenRange(0, stop))
     return engines
 
 
@@ -37,7 +37,7 @@ def check_cover(case: Case, strategy: Strategy) -> Traffic:
     source, destination = engines_of(case, arena)
     traffic = transfer(source, destination, case.tokens, strategy)
     destination.check(case.arriving, case.tokens, written=True)
-    source.check(case.state, Tokens(0, case.tokens.stop), written=False)
+    source.check(case.state, TokenRange(0, case.tokens.stop), written=False)
     return traffic
 
 
@@ -46,7 +46,7 @@ def check_round_trip(case: Case, there: Strategy, back: Strategy) -> None:
     first, second = case.layouts
     arena = Arena()
     source, middle, returned = engines_of(replace(case, layouts=(first, second, first)), arena)
-    transfer(source, middle, Tokens(0, case.tokens.stop), there)
+    transfer(source, middle, TokenRange(0, case.tokens.stop), there)
     transfer(middle, returned, case.tokens, back)
     returned.check(case.state, case.tokens, written=True)
 
@@ -62,7 +62,7 @@ def _arrived(case: Case, strategies: tuple[Strategy, ...], via: bool) -> bytes:
     arena = Arena()
     source, middle, destination = engines_of(case, arena)
     if via:
-        transfer(source, middle, Tokens(0, case.tokens.stop), strategies[0])
+        transfer(source, middle, TokenRange(0, case.tokens.stop), strategies[0])
         source = middle
     transfer(source, destination, case.tokens, strategies[-1])
     return arena.data[destination.start : destination.stop].tobytes()
@@ -73,7 +73,7 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
     source, destination = case.layouts
     plan = make_plan(source, destination)
     stop = case.tokens.stop
-    whole, counts = needed_bytes(destination, Tokens(0, stop)), plan.entries(stop)
+    whole, counts = needed_bytes(destination, TokenRange(0, stop)), plan.entries(stop)
     assert plan.bytes_at(stop) == sum(whole.values()), "the plan reads more than is needed"
     for rank, size in whole.items():
         mine = [m for m in plan.moves if m.dst_rank == rank]
@@ -93,7 +93,7 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
 
 
 def bytes_of_pages(
-    source: Layout, destination: Layout, tokens: Tokens
+    source: Layout, destination: Layout, tokens: TokenRange
 ) -> dict[tuple[int, int], int]:
     """Return the length of all pages of a rank that hold something another rank lacks.
 
@@ -130,7 +130,7 @@ def _pages_of(src: Region, dst: Region, first: int, stop: int) -> int:
     return -(-held // src.page_tokens) - before // src.page_tokens
 
 
-def needed_bytes(layout: Layout, tokens: Tokens) -> dict[int, int]:
+def needed_bytes(layout: Layout, tokens: TokenRange) -> dict[int, int]:
     """Return how many bytes each rank lacks."""
     begins = first_tokens(layout, tokens)
     return {
@@ -144,7 +144,7 @@ def needed_bytes(layout: Layout, tokens: Tokens) -> dict[int, int]:
     }
 
 
-def first_tokens(layout: Layout, tokens: Tokens) -> dict[str, int]:
+def first_tokens(layout: Layout, tokens: TokenRange) -> dict[str, int]:
     """Return the first token needed of each field: of its window, or of a whole block."""
     blocks = {
         shard.field: region.block_tokens
@@ -160,7 +160,7 @@ def first_tokens(layout: Layout, tokens: Tokens) -> dict[str, int]:
     return found
 
 
-def _entries(region: Region, first: int, tokens: Tokens) -> int:
+def _entries(region: Region, first: int, tokens: TokenRange) -> int:
     """Return how many entries a region needs of a field that begins at token ``first``."""
     return 1 if region.page_tokens is None else len(held_tokens(region, first, tokens.stop))
 

@@ -29,7 +29,7 @@ from laws.strategies import (
     prompts,
 )
 from laws.values import FLOATS
-from restow.agents.binding.pages import Tokens
+from restow.agents.binding.pages import TokenRange
 from restow.broker.errors import LayoutFormError, StrategyRefusedError
 from restow.broker.families import Mamba1Spec, Mamba2Spec, Mixer, build_layout
 from restow.broker.layout import Layout, RankLayout, Region, check_layout
@@ -126,7 +126,7 @@ def check_recompute(case: Case) -> None:
     source, destination = engines_of(case, arena)
     traffic = transfers.transfer(source, destination, case.tokens, Strategy.RECOMPUTE, plan)
     destination.check(case.state, case.tokens, written=True)
-    source.check(case.state, Tokens(0, case.tokens.stop), written=False)
+    source.check(case.state, TokenRange(0, case.tokens.stop), written=False)
     needed = needed_bytes(destination_layout, case.tokens)
     read: dict[int, int] = defaultdict(int)
     for (_, dst_rank), size in traffic.read_bytes.items():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from laws.outright import outright_layouts
 from laws.values import FLOATS, GlobalState
-from restow.agents.binding.pages import Tokens
+from restow.agents.binding.pages import TokenRange
 from restow.broker.families import (
     AttentionSpec,
     BlockScaledMlaSpec,
@@ -90,7 +90,7 @@ class Case:
     """Layouts of one model on several engines, and a prompt of which a prefix is held."""
 
     layouts: tuple[Layout, ...]
-    tokens: Tokens
+    tokens: TokenRange
     numbers: bool
     guard_bytes: int
     seed: int
@@ -260,11 +260,11 @@ def _allows(layer: LayerSpec, tp: int, casts: bool) -> bool:
 
 
 @st.composite
-def prompts(draw: st.DrawFn) -> Tokens:
+def prompts(draw: st.DrawFn) -> TokenRange:
     """Draw a prompt of up to 13 tokens, with a held prefix of any length up to all of it."""
     stop, start = draw(_STOPS), draw(_STARTS)
     held = {"none": 0, "one": 1, "half": stop // 2, "last": stop - 1, "all": stop}
-    return Tokens(held[start], stop)
+    return TokenRange(held[start], stop)
 
 
 @st.composite

@@ -16,7 +16,7 @@ from laws.checks import check_cover
 from laws.rounds import tried
 from laws.strategies import STRATEGIES, Case, draft_cases
 from laws.test_laws_bite import bites, change_function, cover
-from restow.agents.binding.pages import Tokens
+from restow.agents.binding.pages import TokenRange
 from restow.broker.errors import PlanError, RestowError
 from restow.broker.families import EngineSettings, MlaSpec, ModelSpec, build_layout
 from restow.broker.layout import DType, check_layout
@@ -66,7 +66,7 @@ def test_the_pages_of_a_rank_that_shares_tokens_out_are_taken_for_all(
     drafting = replace(own, draft_layers=(MlaSpec(1, 8, DType.FLOAT32),), draft="mtp")
     shared = EngineSettings(tp=2, dcp=2, page_tokens=4, interleave_tokens=2)
     layouts = build_layout(own, EngineSettings()), build_layout(drafting, shared)
-    case = Case(layouts, Tokens(0, 13), False, 64, 0)
+    case = Case(layouts, TokenRange(0, 13), False, 64, 0)
     check_cover(case, Strategy.SLICES)
     change_function(monkeypatch, clearing, "PageForm", lambda right, *args: right(*args[:3]))
     bites(cover(Strategy.SLICES), st.just(case), by=(AssertionError, RestowError))

@@ -17,7 +17,7 @@ from laws.strategies import CASTING, STRATEGIES, Case, cast_cases, draft_cases, 
 from laws.transfers import transfer
 from laws.values import POISON
 from laws.world import Engine
-from restow.agents.binding.pages import Tokens
+from restow.agents.binding.pages import TokenRange
 from restow.broker.planner import Strategy, early_plan, make_plan
 
 PARTS = st.lists(st.integers(0, 13), min_size=1, max_size=3)
@@ -52,18 +52,18 @@ def check_early(case: Case, strategy: Strategy, parts: list[int]) -> None:
     for part in sorted(parts):
         if first < part < stop:
             computed_up_to(part, source, case)
-            transfer(source, destination, Tokens(first, part), strategy, early)
+            transfer(source, destination, TokenRange(first, part), strategy, early)
             first = part
     computed_up_to(stop, source, case)
-    transfer(source, destination, Tokens(first, stop), strategy, plan)
+    transfer(source, destination, TokenRange(first, stop), strategy, plan)
     destination.check(case.arriving, case.tokens, written=True)
-    source.check(case.state, Tokens(0, stop), written=False)
+    source.check(case.state, TokenRange(0, stop), written=False)
 
 
 def computed_up_to(tokens: int, source: Engine, case: Case) -> None:
     """Write the first ``tokens`` into P's memory, and poison for the others."""
     image = np.full(source.arena.data.shape, POISON, np.uint8)
     source.furnish(image, case.state)
-    source.write(image, case.state, Tokens(0, tokens))
+    source.write(image, case.state, TokenRange(0, tokens))
     mine = slice(source.start, source.stop)
     source.arena.data[mine] = image[mine]

@@ -16,7 +16,7 @@ from laws.strategies import Case, any_cases, family_cases, outright_cases
 from restow.agents.binding import copies as alike_rows
 from restow.agents.binding import operands, reads
 from restow.agents.binding import pages as staging
-from restow.agents.binding.pages import Blocks, Tokens
+from restow.agents.binding.pages import Blocks, TokenRange
 from restow.broker.errors import PagesError, PlanError
 from restow.broker.layout import Layout, Span
 from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
@@ -231,15 +231,15 @@ def change_function(
 def test_a_held_prefix_that_is_moved_again(
     monkeypatch: pytest.MonkeyPatch, strategy: Strategy
 ) -> None:
-    def from_the_start(right: Any, tokens: Tokens, sizes: Any) -> Any:
-        return right(Tokens(0, tokens.stop), sizes)
+    def from_the_start(right: Any, tokens: TokenRange, sizes: Any) -> Any:
+        return right(TokenRange(0, tokens.stop), sizes)
 
     change_function(monkeypatch, alike_rows, "cut_tokens", from_the_start)
     bites(cover(strategy), any_cases())
 
 
 def test_pages_of_only_one_side_cut_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    def source_only(right: Any, tokens: Tokens, sizes: Any) -> Any:
+    def source_only(right: Any, tokens: TokenRange, sizes: Any) -> Any:
         return right(tokens, sizes[:1])
 
     change_function(monkeypatch, alike_rows, "cut_tokens", source_only)

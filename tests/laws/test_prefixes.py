@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from restow.broker.core.common.events import Batch, Chain, ChainEnd, HashForm, Held, Run
+from restow.broker.core.common.events import Batch, Chain, ChainEnd, HashForm, HashRun, Held
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.engines.account import Tenants
@@ -158,7 +158,7 @@ class Histories(RuleBasedStateMachine):
             for number, one in enumerate(ENGINES)
         }
 
-    def _say(self, number: int, salt: str, held: list[Run], evicted: list[Run]) -> None:
+    def _say(self, number: int, salt: str, held: list[HashRun], evicted: list[HashRun]) -> None:
         told = self.book[number]
         told.number += 1
         batch = Batch(told.number, FORM, salt, tuple(held), tuple(evicted))
@@ -185,7 +185,7 @@ class Histories(RuleBasedStateMachine):
         parent = hashes[first - 1] if first and named else b""
         run = b"".join(hashes[first : first + count])
         groups = sorted(ENGINES[engine].block_tokens)
-        self._say(engine, salt, [Run(group, run, parent) for group in groups], [])
+        self._say(engine, salt, [HashRun(group, run, parent) for group in groups], [])
 
     @rule(
         engine=engines,
@@ -197,7 +197,7 @@ class Histories(RuleBasedStateMachine):
     def hold_an_end(self, engine: int, chain: int, salt: str, quanta: int, in_all: bool) -> None:
         """Let an engine hold a chain's end two tokens behind ``quanta``, in one group or in all."""
         groups = sorted(ENGINES[engine].block_tokens)
-        held = [Run(group, chain_end(chain, quanta)) for group in groups]
+        held = [HashRun(group, chain_end(chain, quanta)) for group in groups]
         self._say(engine, salt, held if in_all else held[:1], [])
 
     @rule(engine=engines, chain=chains, salt=salts, places=st.sets(st.integers(0, LENGTH - 1)))
@@ -205,7 +205,7 @@ class Histories(RuleBasedStateMachine):
         """Let an engine evict blocks of one group, wherever they are."""
         hashes = chain_hashes(chain)
         run = b"".join(hashes[place] for place in sorted(places))
-        self._say(engine, salt, [], [Run(sorted(ENGINES[engine].block_tokens)[0], run)])
+        self._say(engine, salt, [], [HashRun(sorted(ENGINES[engine].block_tokens)[0], run)])
 
     @rule(engine=engines)
     def lose_a_batch(self, engine: int) -> None:
@@ -226,7 +226,7 @@ class Histories(RuleBasedStateMachine):
         told = self.book[engine]
         before, told.held, told.number, told.heard = told.held, {}, 0, True
         for (salt, group), hashes in before.items():
-            self._say(engine, salt, [Run(group, b"".join(sorted(hashes)))], [])
+            self._say(engine, salt, [HashRun(group, b"".join(sorted(hashes)))], [])
 
     @rule()
     def pass_time(self) -> None:
@@ -314,12 +314,12 @@ def test_what_nobody_holds_any_more_takes_no_room() -> None:
     hashes = chain_hashes(1)
     group = sorted(first.block_tokens)[0]
     for engine in (first, second):
-        prefixes.hear(engine, Batch(1, FORM, "", (Run(group, b"".join(hashes)),)))
+        prefixes.hear(engine, Batch(1, FORM, "", (HashRun(group, b"".join(hashes)),)))
     index = prefixes.holders["a"].index
-    prefixes.hear(first, Batch(2, FORM, "", (), (Run(group, b"".join(hashes[5:])),)))
+    prefixes.hear(first, Batch(2, FORM, "", (), (HashRun(group, b"".join(hashes[5:])),)))
     assert len(index) == LENGTH
     before_bytes = index.size_bytes
-    prefixes.hear(second, Batch(2, FORM, "", (), (Run(group, b"".join(hashes[3:9])),)))
+    prefixes.hear(second, Batch(2, FORM, "", (), (HashRun(group, b"".join(hashes[3:9])),)))
     assert len(index) == LENGTH - 4
     assert index.size_bytes == before_bytes - 4 * HASH_BYTES
     for engine in (first, second):
@@ -352,14 +352,14 @@ def test_a_tenant_over_its_limit_forgets_its_oldest_and_nobody_elses() -> None:
     prefixes = Prefixes(Limits(tenant_max_holdings_bytes=20_000))
     mine, theirs = ENGINES[0], ENGINES[len(LAYOUTS)]
     group = sorted(mine.block_tokens)[0]
-    small = Run(group, b"".join(chain_hashes(1)))
+    small = HashRun(group, b"".join(chain_hashes(1)))
     prefixes.hear(theirs, Batch(1, FORM, "", (small,)))
     said = [
         b"".join(hashlib.sha256(b"%d %d" % (chain, i)).digest()[:8] for i in range(20))
         for chain in range(40)
     ]
     for number, hashes in enumerate(said, 1):
-        prefixes.hear(mine, Batch(number, FORM, "", (Run(group, hashes),)))
+        prefixes.hear(mine, Batch(number, FORM, "", (HashRun(group, hashes),)))
         # What is asked for stays, however long ago it was told.
         assert _found(prefixes, "a", mine, said[0]) == 80
     kept = [bool(_found(prefixes, "a", mine, hashes)) for hashes in said]
@@ -377,10 +377,10 @@ def test_a_tenant_that_others_leave_no_room_forgets_its_own() -> None:
     prefixes = Prefixes(Limits(max_holdings_bytes=5_000))
     first, second = ENGINES[0], ENGINES[len(LAYOUTS)]
     group = sorted(first.block_tokens)[0]
-    run = Run(group, b"".join(chain_hashes(1)))
+    run = HashRun(group, b"".join(chain_hashes(1)))
     prefixes.hear(first, Batch(1, FORM, "", (run,)))
     for number in (1, 2):
-        more = Run(group, b"".join(chain_hashes(number)))
+        more = HashRun(group, b"".join(chain_hashes(number)))
         prefixes.hear(second, Batch(number, FORM, "x" * number, (more,)))
     assert _found(prefixes, "a", first, b"".join(chain_hashes(1))) == 96
     assert prefixes.size_bytes <= 5_000
@@ -394,10 +394,10 @@ def test_no_question_keeps_others_waiting_however_what_is_held_was_told(
     first, second = ENGINES[0], ENGINES[1]
     hashes, whole = chain_hashes(1), b"".join(chain_hashes(1))
     group = sorted(first.block_tokens)[0]
-    runs = tuple(Run(group, one) for one in reversed(hashes))  # each lies by itself
+    runs = tuple(HashRun(group, one) for one in reversed(hashes))  # each lies by itself
     prefixes.hear(first, Batch(1, FORM, "", runs))
     assert _found(prefixes, "a", first, whole) == 4 * LENGTH * 3 // 4
-    prefixes.hear(second, Batch(1, FORM, "", (Run(group, whole),)))
+    prefixes.hear(second, Batch(1, FORM, "", (HashRun(group, whole),)))
     assert _found(prefixes, "a", first, whole) == 4 * LENGTH // 2
 
 

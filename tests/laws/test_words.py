@@ -37,7 +37,7 @@ INTERNAL = {
     "restow.broker.families.recurrent.StatePart",
     "restow.broker.families.recurrent.Recurrence",
     "restow.broker.draw.layer_pages.Cell",
-    "restow.broker.core.handoffs.progress.Span",
+    "restow.broker.core.handoffs.progress.TimeSpan",
     "restow.broker.http.server.Answer",
 }
 REFUSED = (WordUnknownError, IdentityInvalidError)

@@ -11,7 +11,7 @@ from laws.executor import bytes_read_by
 from laws.world import Engine
 from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.operands import DST, SRC, by_place, in_order, in_spans, paged
-from restow.agents.binding.pages import Tokens, staged_bytes, staged_spans
+from restow.agents.binding.pages import TokenRange, staged_bytes, staged_spans
 from restow.agents.binding.reads import Descriptors, Reads, SpanReads
 from restow.agents.copying import copier as copying
 from restow.broker.layout import RankLayout
@@ -50,7 +50,7 @@ class Traffic:
 def transfer(
     source: Engine,
     destination: Engine,
-    tokens: Tokens,
+    tokens: TokenRange,
     strategy: Strategy = Strategy.AUTO,
     plan: Plan | None = None,
 ) -> Traffic:
@@ -85,7 +85,7 @@ def _read_direct(
     src: RankLayout,
     destination: Engine,
     dst: RankLayout,
-    tokens: Tokens,
+    tokens: TokenRange,
     traffic: Traffic,
 ) -> None:
     rows = program.rows(READ_PAGES, src.rank)
@@ -104,7 +104,7 @@ def _read_packed(
     src: RankLayout,
     destination: Engine,
     dst: RankLayout,
-    tokens: Tokens,
+    tokens: TokenRange,
     traffic: Traffic,
 ) -> None:
     """Gather at the source, READ the whole run once, and scatter at the destination.
@@ -146,7 +146,7 @@ def _read_spans(
     source: Engine,
     destination: Engine,
     dst: RankLayout,
-    tokens: Tokens,
+    tokens: TokenRange,
     traffic: Traffic,
 ) -> None:
     """Read spans of pages as they are, then copy what is wanted out of them."""

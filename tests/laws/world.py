@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from laws.executor import Arena
 from laws.values import POISON, GlobalState, Patterns, to_bits
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange
 from restow.broker.layout import DType, Layout, RankLayout, Region, Shard, Span
 
 _UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -82,7 +82,7 @@ class Engine:
             np.array([self._page_count(r) for r in rank.regions], np.int64),
         )
 
-    def write(self, memory: Bytes, state: GlobalState, tokens: Tokens) -> None:
+    def write(self, memory: Bytes, state: GlobalState, tokens: TokenRange) -> None:
         """Write every rank's slices of ``state`` into ``memory``, an image of the arena.
 
         Nothing lies before a field's window: those pages are null blocks. P has all of the block in
@@ -167,7 +167,7 @@ class Engine:
             (*shard.strides_bytes, shard.token_stride_bytes or 0),
         )
 
-    def check(self, state: GlobalState, tokens: Tokens, written: bool) -> None:
+    def check(self, state: GlobalState, tokens: TokenRange, written: bool) -> None:
         """Check that every byte is what ``state`` says or still poison, written once or never."""
         image = np.full(self.arena.used, POISON, np.uint8)
         self.furnish(image, state)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from restow.agents.binding.copies import Copies, Grid
-from restow.agents.binding.pages import MAX_PAGES, Blocks, Tokens
+from restow.agents.binding.pages import MAX_PAGES, Blocks, TokenRange
 from restow.agents.copying.copier import run_copies
 from restow.agents.execute.orders import peer_from_proto, probe_from_proto
 from restow.agents.execute.program_check import CheckedProgram
@@ -120,23 +120,23 @@ def test_the_pages_of_a_block_are_bounded() -> None:
 def test_only_pages_that_hold_tokens_are_listed() -> None:
     form = PageForm("g", 16, 4)
     blocks = Blocks({"g": np.array([7, 2, 9], np.int64)})
-    assert blocks.pages(form, Tokens(0, 65)).tolist() == [28, 29, 30, 31, 8]
-    assert blocks.pages(form, Tokens(0, 64)).tolist() == [28, 29, 30, 31]
+    assert blocks.pages(form, TokenRange(0, 65)).tolist() == [28, 29, 30, 31, 8]
+    assert blocks.pages(form, TokenRange(0, 64)).tolist() == [28, 29, 30, 31]
     whole = [*range(28, 32), *range(8, 12), *range(36, 40)]
-    assert blocks.pages(form, Tokens(0, 192)).tolist() == whole
+    assert blocks.pages(form, TokenRange(0, 192)).tolist() == whole
     with pytest.raises(PageCountError):
-        blocks.pages(form, Tokens(0, 193))
+        blocks.pages(form, TokenRange(0, 193))
 
 
 def test_blocks_of_a_million_pages_cost_as_much_as_the_tokens_in_them() -> None:
     form = PageForm("g", 1, MAX_PAGES_PER_BLOCK)
     blocks = Blocks({"g": np.full(1 << 20, 2**31 - 1, np.int64)})
-    pages = blocks.pages(form, Tokens(0, 3))
+    pages = blocks.pages(form, TokenRange(0, 3))
     first = (2**31 - 1) * MAX_PAGES_PER_BLOCK
     assert pages.tolist() == [first, first + 1, first + 2]
-    assert len(blocks.pages(form, Tokens(0, MAX_PAGES))) == MAX_PAGES
+    assert len(blocks.pages(form, TokenRange(0, MAX_PAGES))) == MAX_PAGES
     with pytest.raises(PageCountError, match="more than"):
-        blocks.pages(form, Tokens(2**31 - 2, 2**31 - 1))
+        blocks.pages(form, TokenRange(2**31 - 2, 2**31 - 1))
 
 
 def test_what_torch_refuses_to_copy_is_an_error_of_its_own(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent_harness.waiting import until
 from restow.agents.memory.errors import StagingExhaustedError
-from restow.agents.memory.staging import ALIGN_BYTES, Run, StagingAllocator, StagingPool
+from restow.agents.memory.staging import ALIGN_BYTES, StagingAllocator, StagingPool, StagingRun
 
 POOL_BYTES = 64 * ALIGN_BYTES
 
@@ -20,7 +20,7 @@ POOL_BYTES = 64 * ALIGN_BYTES
 def test_runs_in_use_and_free_runs_tile_the_pool(steps: list[int | None]) -> None:
     # A step that is a number allocates that many bytes; None frees the oldest run.
     allocator = StagingAllocator(POOL_BYTES)
-    used: list[Run] = []
+    used: list[StagingRun] = []
     for step in steps:
         if step is None:
             if used:
@@ -34,7 +34,7 @@ def test_runs_in_use_and_free_runs_tile_the_pool(steps: list[int | None]) -> Non
         assert allocator.free_bytes == POOL_BYTES - sum(run.length_bytes for run in used)
     for run in used:
         allocator.free(run)
-    assert allocator.allocate(POOL_BYTES) == Run(0, POOL_BYTES), "the free runs did not join"
+    assert allocator.allocate(POOL_BYTES) == StagingRun(0, POOL_BYTES), "the free runs did not join"
 
 
 async def test_more_than_the_pool_fails_at_once_even_when_others_wait() -> None:
@@ -51,7 +51,7 @@ async def test_first_come_first_served_though_a_later_one_would_fit() -> None:
     small, rest = await pool.acquire(ALIGN_BYTES), await pool.acquire(POOL_BYTES - ALIGN_BYTES)
     order: list[str] = []
 
-    async def wait(name: str, length_bytes: int) -> Run:
+    async def wait(name: str, length_bytes: int) -> StagingRun:
         run = await pool.acquire(length_bytes)
         order.append(name)
         return run

@@ -27,7 +27,7 @@ from restow.broker.planner.program import (
     Column,
     chunk_bytes,
 )
-from restow.broker.planner.table import Table
+from restow.broker.planner.table import RowTable
 from restow.broker.planner.ways import chunk_places, whole_moves
 from restow.broker.rpc import wire_program
 
@@ -126,6 +126,6 @@ def test_a_move_goes_through_a_chunk_whole_or_not_at_all() -> None:
     # Move 1 shares a row with move 0, which has another row that is left out.
     none = np.zeros((0, len(Column)), np.int64)
     piece_move, piece_row = np.array([0, 0, 1, 1, 2]), np.array([0, 1, 1, 2, 3])
-    table = Table(none, none, piece_move, piece_row)
+    table = RowTable(none, none, piece_move, piece_row)
     assert whole_moves(table, np.array([False, True, True, True])).tolist() == [False, False, True]
     assert whole_moves(table, np.ones(4, bool)).all()

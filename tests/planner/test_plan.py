@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from laws.strategies import SENDING
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange
 from restow.agents.binding.reads import Reads
 from restow.broker.errors import (
     CastUnsupportedError,
@@ -211,7 +211,7 @@ def test_heads_that_follow_each_other_in_a_page_are_one_descriptor(
     memory = RegionTable(np.array([4096]), np.array([4096]), np.array([64]))
     blocks = Blocks({"attention": pages})
     laid = Reads.of(program.rows(READ_PAGES), program.group_pairs, memory, memory)
-    bound = laid.bind(blocks, blocks, Tokens(0, tokens))
+    bound = laid.bind(blocks, blocks, TokenRange(0, tokens))
     assert len(bound.length_bytes) == counts
 
 

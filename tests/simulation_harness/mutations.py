@@ -146,7 +146,7 @@ def ends_of_any_attempt(history: History) -> Iterator[None]:
     history.lose_ends()
 
     def of_the_engine(self: KnownWord, engine: EngineRecord | None, numbers: object) -> bool:
-        return engine is not None and engine.key.engine_id == self.other.engine_id
+        return engine is not None and engine.key.engine_id == self.counterpart.engine_id
 
     often = patch("simulation_harness.history.USED_AGAIN", 1.0)
     with often, patch.object(KnownWord, "is_of", of_the_engine):

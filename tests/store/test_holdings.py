@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from restow.agents.store.holdings import Holdings, StoreMemory
+from restow.agents.store.holdings import StoredStates, StoreMemory
 from restow.agents.store.kept import Pinned, Recomputing
 from restow.agents.store.room import PieceKey, Room, Shape, StateKey, in_room
 from restow.agents.store.run_files import RunLostError
@@ -72,7 +72,7 @@ class House:
         self.memory, self.told = StoreMemory(room), Told()
         self.shelf = Shelf(folder, self.layout, room.strides, 1 << 18)
         given = shape, room, self.memory, Recomputing(), self.shelf, self.told
-        self.holdings = Holdings(*given)
+        self.holdings = StoredStates(*given)
 
     def keep(self, prefix: Prefix) -> bool:
         pinned = self.holdings.reserve(prefix)

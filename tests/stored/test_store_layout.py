@@ -10,7 +10,7 @@ from laws.checks import engines_of
 from laws.executor import Arena
 from laws.strategies import Case
 from laws.transfers import transfer
-from restow.agents.binding.pages import Tokens
+from restow.agents.binding.pages import TokenRange
 from restow.broker.errors import LayoutFormError
 from restow.broker.families import (
     AttentionSpec,
@@ -48,7 +48,7 @@ def test_pages_of_one_rank_are_read_in_one_piece(
         kv_order=kv_order, conv_layout=conv_layout, cross_layer_blocks=cross_layer_blocks
     )
     engine = build_layout(MODEL, settings)
-    case = Case((engine, store_layout(engine), engine), Tokens(0, 48), False, 64, 1)
+    case = Case((engine, store_layout(engine), engine), TokenRange(0, 48), False, 64, 1)
     p, store, d = engines_of(case, Arena())
     # At most one a snapshot and block: of three blocks of attention, and of two in the window.
     assert transfer(p, store, case.tokens, Strategy.SLICES).reads <= 2 + 3 + 2

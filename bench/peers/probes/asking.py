@@ -1,6 +1,6 @@
 """The questions and answers of a process that asks a peer, as JSON, without anything of Restow.
 
-The process runs in the peer's own environment, or in one with the standard library alone.
+The process runs in the peer's own environment, or with the standard library alone.
 """
 
 from __future__ import annotations
@@ -84,12 +84,15 @@ class Peer:
 def answer_all(peers: list[Peer]) -> None:
     """Read geometries from the first of two files, and write the answers to the second."""
     questions, answers = (Path(name) for name in sys.argv[-2:])
-    asked = [Asked(**one) for one in json.loads(questions.read_text())]
-    found = {
-        peer.name: {"version": peer.version, "answers": [_answer(peer, one) for one in asked]}
+    asked = [Asked(**question) for question in json.loads(questions.read_text())]
+    by_peer = {
+        peer.name: {
+            "version": peer.version,
+            "answers": [_answer(peer, question) for question in asked],
+        }
         for peer in peers
     }
-    answers.write_text(json.dumps(found))
+    answers.write_text(json.dumps(by_peer))
 
 
 def _answer(peer: Peer, asked: Asked) -> dict[str, Any]:

@@ -31,8 +31,8 @@ if __name__ == "__main__":
     def answer(asked: Asked) -> Copied:
         """Compare the keys of both sides."""
         stored, wanted = (_keys(api, tp) for tp in (asked.p_tp, asked.d_tp))
-        found = set(stored) & set(wanted)
-        if found:
+        common = set(stored) & set(wanted)
+        if common:
             raise NotAskedError("D finds P's objects: their keys have the ranks, and no layout")
         raise MissedError(
             f"keys have the world size and the rank: rank 0 of P stores {stored[0]:#010x}, "

@@ -214,8 +214,8 @@ def _heads(sources: Sources, asked: Asked) -> Copied:
             )
             copies += [
                 (src_rank, dst_rank, int(src), int(dst), int(length))
-                for there, here, length in blocks
-                for src, dst in zip(there, here, strict=True)
+                for src_offsets, dst_offsets, length in blocks
+                for src, dst in zip(src_offsets, dst_offsets, strict=True)
             ]
     return Copied({"kv": "NHD"}, {"kv": "NHD"}, (2 * sizes[0], 2 * sizes[1]), copies)
 

@@ -18,7 +18,7 @@ Source = Path | zipfile.Path
 
 
 class MissingError(Exception):
-    """A peer's source lacks a name, so it is another version than the one that was read."""
+    """A peer's source lacks a name, so it is another version than the version that was read."""
 
 
 def take(path: Source, *names: str, known: dict[str, Any] | None = None) -> ModuleType:

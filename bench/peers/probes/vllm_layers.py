@@ -104,14 +104,14 @@ def channels(asked: Asked, tp: int) -> list[list[int]]:
     inner, shared = n["heads"] * n["head_dim"], (n["groups"] + extra) * n["state"]
     grouped = (shared, extra * n["state"], n["groups"] == 1)
     weights = torch.arange(inner + 2 * n["groups"] * n["state"])
-    found = []
+    by_rank = []
     for rank in range(tp):
         loaded = torch.nn.Parameter(
             torch.zeros((inner + 2 * shared) // tp, dtype=torch.int64), False
         )
         loader([(inner, 0, False), grouped, grouped], tp, rank)(loaded, weights)
-        found.append(loaded.tolist())
-    return found
+        by_rank.append(loaded.tolist())
+    return by_rank
 
 
 def form(asked: Asked, drafts: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def _copies(asked: Asked) -> list[Place]:
     )
     if wrong is not None:
         raise RefusedError(wrong)
-    found: list[Place] = []
+    places: list[Place] = []
     for dst_rank in range(asked.d_tp):
         for src_rank in _topology(asked, dst_rank, asked.d_tp).handshake_target_ranks(asked.p_tp):
             sends, src, dst, length = mooncake_connector._compute_sender_transfer_plan(
@@ -42,8 +42,8 @@ def _copies(asked: Asked) -> list[Place]:
                 total_num_kv_heads=heads,
             )
             if sends:
-                found.append((src_rank, dst_rank, src, dst, length))
-    return found
+                places.append((src_rank, dst_rank, src, dst, length))
+    return places
 
 
 def _topology(asked: Asked, rank: int, tp: int) -> TransferTopology:

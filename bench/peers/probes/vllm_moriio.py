@@ -13,7 +13,7 @@ from bench.peers.probes.asking import Asked, Copied, NotAskedError, RefusedError
 from bench.peers.probes.sources import take
 from bench.peers.probes.vllm_layers import kv_heads, mamba_spec, own_words
 
-# From a module that imports packages which vLLM does not install.
+# The connector's module imports packages which vLLM does not install.
 CONNECTOR = take(
     Path(moriio_layout.__file__).with_name("moriio_connector.py"),
     "validate_moriio_heterogeneous_tp_kv_heads",

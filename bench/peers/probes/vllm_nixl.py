@@ -134,7 +134,7 @@ def _read(asked: Asked, worker: Any) -> list[Place]:
     """Return the reads of one rank of D from each of its ranks of P."""
     theirs = _split(asked, asked.p_tp, asked.p_drafts)
     size_bytes, _ = page_bytes(asked)
-    told = metadata.NixlAgentMetadata(
+    p_metadata = metadata.NixlAgentMetadata(
         engine_id=P,
         agent_metadata=b"",
         kv_caches_base_addr=[0],
@@ -155,27 +155,27 @@ def _read(asked: Asked, worker: Any) -> list[Place]:
         remote_physical_blocks_per_logical=1,
     )
     worker.transfer_topo.register_remote_engine(P, info)
-    worker._validate_remote_agent_handshake(told, asked.p_tp)
+    worker._validate_remote_agent_handshake(p_metadata, asked.p_tp)
     plan = tp_mapping.compute_tp_mapping(worker.transfer_topo, asked.p_tp, worker._group_spec_types)
     ratio = worker.transfer_topo.tp_ratio(asked.p_tp)
     own = worker._build_fa_local([0], 1)
     attention_count = len(own)
-    there = worker._build_fa_remote(plan, told, 1)
+    remote = worker._build_fa_remote(plan, p_metadata, 1)
     if not asked.attention:
         own = np.concatenate([own, worker._build_mamba_local([0])])
-        there = np.concatenate([there, worker._build_mamba_remote(told, ratio, info)])
+        remote = np.concatenate([remote, worker._build_mamba_remote(p_metadata, ratio, info)])
     places = [own.tolist()] * len(plan.all_source_ranks)
     if worker._needs_split_local_xfer_handles(ratio, plan):
         places = list(worker._build_local_splits_from_plan(plan, own, attention_count))
-    found: list[Place] = []
+    reads: list[Place] = []
     for rank, here in zip(plan.all_source_ranks, places, strict=True):
         if rank not in plan.source_ranks_per_group[-1]:
             continue
         blocks = [[0]] if asked.attention else [[], [0]]
         for index in worker._compute_desc_ids(blocks, 1, None, 1).tolist():
-            src, src_bytes, _ = there[index].tolist()
+            src, src_bytes, _ = remote[index].tolist()
             dst, dst_bytes, _ = here[index]
             if src_bytes != dst_bytes:
                 raise RefusedError(f"NIXL: descriptors of {src_bytes} and {dst_bytes} bytes")
-            found.append((rank, worker.tp_rank, src, int(dst), int(dst_bytes)))
-    return found
+            reads.append((rank, worker.tp_rank, src, int(dst), int(dst_bytes)))
+    return reads

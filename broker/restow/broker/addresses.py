@@ -11,7 +11,7 @@ from restow.broker.errors import AddressInvalidError
 
 DEFAULT_PORT = 7350
 HTTP_PORT = 9464
-"""Default port for metrics, the same as that of OpenTelemetry's Prometheus exporter."""
+"""Default port for metrics, the same as for OpenTelemetry's Prometheus exporter."""
 MAX_PORT = 65535
 _SCHEME = re.compile(r"(?:unix|unix-abstract|dns|ipv4|ipv6|xds|vsock):")
 """Schemes that gRPC parses itself."""

@@ -17,7 +17,7 @@ _ID = np.dtype("<i4")
 _UNSIGNED_ID = np.dtype("<u4")
 
 
-def whole_numbers(given: object, limit: int) -> npt.NDArray[np.int64] | None:
+def whole_numbers(values: object, limit: int) -> npt.NDArray[np.int64] | None:
     """Return a flat list or array of integers in [0, ``limit``) as int64; otherwise None.
 
     Nothing is rounded or parsed: ``1.0``, ``"1"`` and ``True`` are not accepted as integers.
@@ -25,13 +25,13 @@ def whole_numbers(given: object, limit: int) -> npt.NDArray[np.int64] | None:
     >>> whole_numbers([1, np.int32(2)], 9), whole_numbers([1, True], 9), whole_numbers([9], 9)
     (array([1, 2]), None, None)
     """
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         return None
-    if hasattr(given, "dtype"):
-        array = np.atleast_1d(np.asarray(given))
+    if hasattr(values, "dtype"):
+        array = np.atleast_1d(np.asarray(values))
         known = array.dtype.kind in "iu" and array.ndim == 1
     else:
-        listed = given if isinstance(given, list | range) else list(given)
+        listed = values if isinstance(values, list | range) else list(values)
         # numpy converts True to 1, so check the types of the elements first.
         known = all(_is_whole_type(kind) for kind in set(map(type, listed)))
         try:
@@ -43,12 +43,12 @@ def whole_numbers(given: object, limit: int) -> npt.NDArray[np.int64] | None:
     return array.astype(np.int64, copy=False)
 
 
-def first_wrong(given: object, limit: int) -> object:
-    """Return the first element that `whole_numbers` refuses; ``given`` itself if it is no list."""
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        return given
-    listed = np.atleast_1d(np.asarray(given)) if hasattr(given, "dtype") else given
-    return next((element for element in listed if not is_whole(element, limit)), given)
+def first_wrong(values: object, limit: int) -> object:
+    """Return the first element that `whole_numbers` refuses; ``values`` itself if it is no list."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        return values
+    listed = np.atleast_1d(np.asarray(values)) if hasattr(values, "dtype") else values
+    return next((element for element in listed if not is_whole(element, limit)), values)
 
 
 def is_whole(value: object, limit: int) -> bool:

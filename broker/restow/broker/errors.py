@@ -21,7 +21,7 @@ class RestowError(Exception):
     reason = "INTERNAL"
 
     def __init_subclass__(cls, status: str = "", reason: str = "") -> None:
-        """Set the status and reason of a subclass; an empty argument inherits that of the base."""
+        """Set the status and reason of a subclass; an empty argument keeps the base's value."""
         cls.status = status or cls.status
         cls.reason = reason or cls.reason
 
@@ -169,7 +169,7 @@ class AgentMismatchError(RestowError, status="INVALID_ARGUMENT", reason="AGENT_R
 
 
 class RegionsOverlapError(AgentMismatchError, reason="REGIONS_OVERLAP"):
-    """The agent's regions overlap each other, or those of another rank of its engine."""
+    """The agent's regions overlap each other, or regions of another rank of its engine."""
 
 
 class AgentReleaseError(RestowError, status="FAILED_PRECONDITION", reason="AGENT_RELEASE_DIFFERS"):
@@ -205,7 +205,7 @@ class NotLeaderError(RestowError, status="UNAVAILABLE", reason="NOT_LEADER"):
 
 
 class NoLeaderError(RestowError, status="UNAVAILABLE", reason="NO_LEADER"):
-    """No broker leads at the moment, as far as this one knows."""
+    """No broker leads at the moment, as far as this broker knows."""
 
 
 class HandoffOwnedError(RestowError, status="ALREADY_EXISTS", reason="HANDOFF_OWNED"):
@@ -233,7 +233,7 @@ class ChainInvalidError(RestowError, status="INVALID_ARGUMENT", reason="CHAIN_IN
 
 
 class ChainFormError(RestowError, status="FAILED_PRECONDITION", reason="CHAIN_FORM_DIFFERS"):
-    """Hashes use another algorithm or other numbers of tokens than those they are compared with."""
+    """Hashes to compare use different algorithms or numbers of tokens."""
 
 
 class WeightsUnknownError(RestowError, status="FAILED_PRECONDITION", reason="WEIGHTS_UNKNOWN"):

@@ -48,7 +48,7 @@ def _as_record(
 
 
 def _plain(value: object) -> Any:
-    """Convert a value to what JSON can hold."""
+    """Convert a value to a value that JSON can hold."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):
@@ -57,7 +57,7 @@ def _plain(value: object) -> Any:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats any record, Restow's or a library's, as a line; tracebacks add their own lines."""
+    """Format any record, Restow's or a library's, as a line; tracebacks add their own lines."""
 
     def __init__(self, as_json: bool = False, colors: bool = False) -> None:
         """Choose JSON lines for programs, or text with optional colors for people."""
@@ -90,7 +90,7 @@ class LineFormatter(logging.Formatter):
 
 
 class Allowance:
-    """Limits lines to a burst of ``at_once``, then ``each_s`` per second; counts dropped lines."""
+    """Limit lines to a burst of ``at_once``, then ``each_s`` per second; count dropped lines."""
 
     def __init__(self, at_once: int, each_s: float) -> None:
         """Start with the whole burst available."""

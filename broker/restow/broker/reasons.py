@@ -150,7 +150,7 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
         ),
         # A message is invalid, or the two sides do not fit together.
         "POSITION_MISMATCH": Advice(
-            "P's state is at another position than the one from which D continues.",
+            "P's state is not at the position from which D continues.",
             "Have both sides cut the prompt at the same token: P stops before its last token if "
             "the model has recurrent state.",
         ),
@@ -189,8 +189,9 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
         "MODEL_MISMATCH": Advice(
             "The two engines serve different models, or models with different weights, "
             "adapters, quantisation or shapes.",
-            "Run both engines from one checkpoint; `restow engines` shows what each serves. If "
-            "two are known to be equal, give both the same revision (`model_revision` in vLLM).",
+            "Run both engines from one checkpoint; `restow engines` shows what each engine "
+            "serves. If two models are known to be equal, give both the same revision "
+            "(`model_revision` in vLLM).",
         ),
         "REVISION_CHANGED": Advice(
             "An engine's weights were replaced while it computed or waited for this state.",

@@ -48,7 +48,7 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "The hashes use another algorithm or quantum than those of the engines that hold "
             "states of this model; or an engine's quantum does not divide its blocks.",
             "Configure all engines of a model with the same hash algorithm and seed; `restow "
-            "holdings` shows the form of each.",
+            "holdings` shows the form of each engine.",
         ),
         "WEIGHTS_UNKNOWN": Advice(
             "States were requested by content, but the model's layouts have no revision, so "
@@ -132,7 +132,7 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "removed by itself.",
         ),
         "SESSION_REPLACED": Advice(
-            "The engine opened another stream after this one.",
+            "The engine opened another stream after this stream.",
             "Nothing: the client opens a new stream if that was unintended.",
         ),
         "AGENT_UNKNOWN": Advice(
@@ -285,8 +285,8 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "a paused host, or a changed clock.",
         ),
         "ADDRESS_TAKEN": Advice(
-            "Another broker advertises the address of this one, or a former life of this broker "
-            "did until a moment ago.",
+            "Another broker advertises the address of this broker, or a former life of this "
+            "broker did until a moment ago.",
             "Nothing, if it passes when that lease has ended; otherwise give each broker an "
             "`--advertise` of its own.",
         ),
@@ -303,7 +303,8 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "`restow doctor --etcd` with the broker's options tries each.",
         ),
         "ETCD_NO_LEADER": Advice(
-            "Etcd answers, but has no leader: it agrees on nothing until its members elect one.",
+            "Etcd answers, but has no leader: it agrees on nothing until its members elect a "
+            "leader.",
             "Nothing, if it passes within a few seconds; otherwise check that most of its members "
             "run and reach each other.",
         ),
@@ -318,8 +319,8 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Use a later release; the message has the address.",
         ),
         "ETCD_SETTINGS_INVALID": Advice(
-            "Settings of etcd's addresses, TLS or password contradict each other, or a file of "
-            "theirs is unusable.",
+            "Settings of etcd's addresses, TLS or password contradict each other, or one of "
+            "their files is unusable.",
             "Correct what the message names.",
         ),
         "ETCD_FAILED": Advice(
@@ -338,7 +339,7 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
         "KUBERNETES_REFUSED": Advice(
             "Kubernetes does not know the broker's service account, or does not permit the call.",
             "Give the account a Role that may get, list, create, update and delete leases of "
-            "coordination.k8s.io in that namespace: the chart has such a Role.",
+            "coordination.k8s.io in that namespace: the chart has this Role.",
         ),
         "KUBERNETES_SETTINGS_INVALID": Advice(
             "The given service account, namespace or names are unusable.",

@@ -35,7 +35,7 @@ _LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": log
 
 
 class ThreadedHandler(logging.Handler):
-    """Writes lines to a file in a thread; counts and later logs the lines that find no room."""
+    """Write lines to a file in a thread; count and later log the lines that find no room."""
 
     def __init__(self, file: int, formatter: logging.Formatter, max_lines: int = MAX_LINES) -> None:
         """Write to the descriptor ``file``, which stays open."""

@@ -47,18 +47,18 @@ class Worded:
         for name, kind, optional in enums_of(cls):
             value = getattr(self, name)
             if not (isinstance(value, kind) or (optional and value is None)):
-                found = member(kind, value, f"{cls.__name__}.{name}")
-                object.__setattr__(self, name, found)
+                enum_member = member(kind, value, f"{cls.__name__}.{name}")
+                object.__setattr__(self, name, enum_member)
 
 
 @cache
 def enums_of(cls: type) -> tuple[tuple[str, type[Enum], bool], ...]:
     """Return the fields of a dataclass that hold an enum: name, enum, whether None is allowed."""
     hints = get_type_hints(cls)
-    found = []
+    enums = []
     for field in fields(cls):
         hint = hints[field.name]
         for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
             if isinstance(kind, type) and issubclass(kind, Enum):
-                found.append((field.name, kind, type(None) in get_args(hint)))
-    return tuple(found)
+                enums.append((field.name, kind, type(None) in get_args(hint)))
+    return tuple(enums)

@@ -32,8 +32,8 @@ from restow.demo.transformers.rank_processes import ForkServer
 
 SEED = 26
 """The seed of the prompts. With most seeds a swap of B and C shows in the logits of every prompt
-but in the words of none, because it spoils only the next three tokens; here it shows in the words
-of two."""
+but in the words of none, because it spoils only the next three tokens; with this seed it shows in
+the words of two prompts."""
 STEPS = 6
 """Tokens that are decoded for each answer."""
 START_TIMEOUT_S = 60.0
@@ -62,7 +62,7 @@ class Sabotage(StrEnum):
     """A way to break a handoff."""
 
     NO_N_MINUS_1 = "no_n_minus_1"
-    """P absorbs all N tokens, and D absorbs the last one again."""
+    """P absorbs all N tokens, and D absorbs the last token again."""
     SWAPPED_B_C = "swapped_b_c"
     """P tells the broker that B and C lie in each other's places. Where it keeps the inputs of its
     mixers, it tells them in reverse order."""
@@ -77,8 +77,8 @@ def swap_b_and_c(layout: Layout) -> Layout:
             rank,
             shards=tuple(replace(s, field=_other_letter(s.field)) for s in rank.shards),
             inputs=tuple(
-                replace(one, field=other.field)
-                for one, other in zip(rank.inputs, reversed(rank.inputs), strict=True)
+                replace(mixer_input, field=opposite.field)
+                for mixer_input, opposite in zip(rank.inputs, reversed(rank.inputs), strict=True)
             ),
         )
         for rank in layout.ranks
@@ -92,7 +92,7 @@ def _other_letter(field: str) -> str:
 
 
 def with_ssm_of(other: State) -> Callable[[State], State]:
-    """Exchange the SSM states of a request for those of another one."""
+    """Exchange the SSM states of a request for those of another request."""
 
     def exchange(state: State) -> State:
         return {name: other[name] if name.endswith(".ssm") else state[name] for name in state}
@@ -142,7 +142,7 @@ class PromptAnswer:
 
     @property
     def right_through(self) -> bool:
-        """Whether the answer through the handoff is the one that the prompt determines."""
+        """Whether the answer through the handoff is the answer that the prompt determines."""
         return self._right(self.through)
 
     def _right(self, decoded: Decoded) -> bool:
@@ -193,7 +193,7 @@ class StartFailedError(RestowError, status="UNAVAILABLE", reason="START_FAILED")
 
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """End this process at a typed error, and print that in one line."""
+    """End this process at a typed error, and print the error in one line."""
     try:
         yield
     except RestowError as error:
@@ -257,7 +257,7 @@ class Outcome:
 
 def run_experiment(options: DemoOptions, progress: Progress) -> Outcome:
     """Start a broker, a P and a D; answer all prompts the right way, then the wrong ways."""
-    # One thread: the order of additions, so the last bit, does not depend on the machine.
+    # With one thread the order of additions, and so the last bit, depends on no machine.
     torch.set_num_threads(1)
     with ExitStack() as stack:
         forks = stack.enter_context(ForkServer())

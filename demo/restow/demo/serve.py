@@ -118,7 +118,7 @@ def _prompt(text: object) -> tuple[int, ...]:
         raise BadRequestError(f"the model does not know the word {error}") from None
     if not 2 <= len(token_ids) <= MAX_PROMPT_TOKENS:
         raise BadRequestError(
-            f"a prompt of {len(token_ids)} words: from 2 to {MAX_PROMPT_TOKENS} are served"
+            f"the prompt has {len(token_ids)} words: from 2 to {MAX_PROMPT_TOKENS} are served"
         )
     return token_ids
 
@@ -143,8 +143,8 @@ def _refused(error: RestowError, status: HTTPStatus) -> web.Response:
     reason = error.reason
     if isinstance(error, HandoffFailedError):
         reason = str(error.subject.get("handoff_reason", reason))
-    said = {"message": error.message, "type": reason, "code": status.value}
-    return web.json_response({"error": said}, status=status)
+    fault = {"message": error.message, "type": reason, "code": status.value}
+    return web.json_response({"error": fault}, status=status)
 
 
 async def _body(request: web.Request) -> Body:

@@ -80,7 +80,7 @@ class UnsupportedCast(ValueError):
     def __init__(self, src_dtype: str, dst_dtype: str) -> None:
         """Name both dtypes."""
         self.src_dtype, self.dst_dtype = src_dtype, dst_dtype
-        super().__init__(f"no copy from dtype {src_dtype!r} to dtype {dst_dtype!r}")
+        super().__init__(f"no kernel copies dtype {src_dtype!r} to dtype {dst_dtype!r}")
 
 
 def copy_code(src_dtype: str, dst_dtype: str) -> CopyCode:

@@ -180,8 +180,8 @@ def _shapes_begin(tiles: int) -> int:
 
 def prepare(device: torch.device) -> None:
     """Compile what `DevicePieces.copy` launches, on the current stream of `device`."""
-    there = torch.zeros(2, 2, dtype=torch.int64, device=device)
-    row = [[there[0].data_ptr(), there[1].data_ptr(), 16, 1, 1, CopyCode.COPY_1]]
+    memory = torch.zeros(2, 2, dtype=torch.int64, device=device)
+    row = [[memory[0].data_ptr(), memory[1].data_ptr(), 16, 1, 1, CopyCode.COPY_1]]
     table = PieceTable.checked(np.array(row, np.int64))
     for vectors in launch_table.VECTORS:
         DevicePieces.of(table, device, vectors).copy()

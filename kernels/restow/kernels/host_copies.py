@@ -121,14 +121,14 @@ def _copy_equal_runs(src: Int64s, dst: Int64s, length_bytes: int) -> None:
             torch.index_select(source, 0, index, out=target)
         return
     # Void elements let numpy make one memcpy for each run.
-    (here, dst_index), (there, src_index) = (
+    (targets, dst_index), (sources, src_index) = (
         void_windows(address, length_bytes) for address in (dst, src)
     )
     for part in scattered:
         first = int(src_index[part.start])
-        here[dst_index[part]] = there[first::length_bytes][: part.stop - part.start]
+        targets[dst_index[part]] = sources[first::length_bytes][: part.stop - part.start]
     for part in [] if scattered else _chunks(len(src), CHUNK_BYTES // length_bytes):
-        here[dst_index[part]] = there[src_index[part]]
+        targets[dst_index[part]] = sources[src_index[part]]
 
 
 def _dense_parts(address: Int64s, length_bytes: int) -> list[slice]:
@@ -158,10 +158,12 @@ def _copy_strided(rows: Int64s) -> None:
             values = view(source, (count,), (src_step,), src_dtype)
             _store(view(target, (count,), (dst_step,), dst_dtype), values)
         return
-    there, src_index = windows(src, count, src_step, src_dtype)
-    here, dst_index = windows(dst, count, dst_step, dst_dtype)
+    sources, src_index = windows(src, count, src_step, src_dtype)
+    targets, dst_index = windows(dst, count, dst_step, dst_dtype)
     for chunk in _chunks(len(rows), CHUNK_ELEMS // count):
-        here.index_put_((dst_index[chunk],), there.index_select(0, src_index[chunk]).to(dst_dtype))
+        targets.index_put_(
+            (dst_index[chunk],), sources.index_select(0, src_index[chunk]).to(dst_dtype)
+        )
 
 
 def _store(target: torch.Tensor, values: torch.Tensor) -> None:

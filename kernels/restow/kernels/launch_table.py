@@ -23,7 +23,7 @@ VECTOR_BYTES = 16
 BOX_16 = len(CopyCode)  # code of 16-byte vectors whose positions a shape gives
 RUN_16 = BOX_16 + 1  # code of one contiguous run of 16-byte vectors, which needs no shape
 ELEMS = 512  # elements of a tile that is not copied as vectors
-VECTORS = (256, 1024)  # vectors of a tile, for short pieces and for long ones
+VECTORS = (256, 1024)  # vectors of a tile, for short pieces and for long pieces
 FULL_GPU_TILES = 4096  # enough tiles for several rounds on every multiprocessor
 SHORT = 512  # rows of at most this many bytes (contiguous) or elements (strided) share tiles
 SHAPE_COLUMNS = 5
@@ -121,7 +121,7 @@ def _boxes(rows: Int64s) -> _Boxes:
 
 
 def _rows_of_elements(rows: Int64s) -> _Boxes:
-    """Turn each strided row into a box with one element a row."""
+    """Turn each strided row into a box whose rows have one element."""
     step = rows[:, PieceColumn.SRC_STEP_BYTES : PieceColumn.CODE]
     shapes = np.column_stack([np.ones(len(rows), np.int64), step, step])
     return _Boxes(rows[:, :2], rows[:, PieceColumn.COUNT], rows[:, PieceColumn.CODE], shapes)

@@ -97,11 +97,11 @@ def project_windows(table: ProjectTable, device: torch.device) -> None:
     tile_rows = tiles(rows[:, ProjectColumn.CHANNELS], BLOCK_C)
     if not len(tile_rows):
         return
-    both = torch.from_numpy(np.concatenate([rows.ravel(), tile_rows.ravel()]))
+    words = torch.from_numpy(np.concatenate([rows.ravel(), tile_rows.ravel()]))
     if device.type == "cuda":
-        both = both.pin_memory().to(device, non_blocking=True)
+        words = words.pin_memory().to(device, non_blocking=True)
     most = int(rows[:, ProjectColumn.TAPS].max())
     project_kernel[(len(tile_rows),)](
-        both, both[rows.size :],
+        words, words[rows.size :],
         BLOCK_T=max(LEAST_T, triton.next_power_of_2(most)), BLOCK_C=BLOCK_C, BLOCK_H=BLOCK_H,
     )  # fmt: skip

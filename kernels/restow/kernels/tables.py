@@ -77,7 +77,7 @@ def contiguous(rows: Int64s) -> Bools:
 def lengthened(rows: Int64s) -> Int64s:
     """Rewrite every run of r short rows of c < r elements, evenly spaced on both sides.
 
-    Such a run is a box [r, c]. If its rows abut on both sides, it becomes one row of r * c
+    Each run is a box [r, c]. If its rows abut on both sides, it becomes one row of r * c
     elements. Otherwise it becomes c rows of r elements: the box is walked along its long axis.
     """
     count = rows[:, PieceColumn.COUNT]

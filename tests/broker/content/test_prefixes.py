@@ -27,7 +27,7 @@ from restow.broker.client import (
 from restow.broker.client.engine.chains import form_to_proto
 from restow.broker.core.common.actions import TellHoldings
 from restow.broker.core.common.keys import EngineKey
-from restow.broker.core.prefix.prefixes import Teller
+from restow.broker.core.prefix.prefixes import Announcements
 from restow.broker.errors import ChainFormError, ChainInvalidError
 from restow.broker.layout.values import ModelIdentity
 from restow.broker.server.serve import RunningBroker
@@ -47,7 +47,7 @@ def hold(session: Any, attention: int = 10, snapshots: Iterable[int] = (4, 10)) 
     session.hold(FORM, "state", [PROMPT.hashes[after - 1] for after in snapshots])
 
 
-def teller(running: RunningBroker, name: str, tenant: str = "default") -> Teller | None:
+def teller(running: RunningBroker, name: str, tenant: str = "default") -> Announcements | None:
     return running.hub.directory.prefixes.teller(EngineKey(tenant, name))
 
 

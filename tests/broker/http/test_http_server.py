@@ -15,8 +15,8 @@ from aiohttp import ClientSession, web
 from restow.broker.http.server import (
     MAX_OPEN,
     Answer,
+    HttpPages,
     Page,
-    Pages,
     Query,
     healthy_page,
     http_server,
@@ -24,7 +24,7 @@ from restow.broker.http.server import (
 
 
 @asynccontextmanager
-async def serving(pages: Pages) -> AsyncIterator[str]:
+async def serving(pages: HttpPages) -> AsyncIterator[str]:
     async def answering(request: web.BaseRequest) -> Answer:
         return await pages.answer(request.method, request.path, request.query)
 
@@ -32,8 +32,8 @@ async def serving(pages: Pages) -> AsyncIterator[str]:
         yield address
 
 
-def pages(more: Mapping[str, Page] | None = None, answer_s: float = 5.0) -> Pages:
-    return Pages("process", {"/healthz": healthy_page, **(more or {})}, {}, answer_s)
+def pages(more: Mapping[str, Page] | None = None, answer_s: float = 5.0) -> HttpPages:
+    return HttpPages("process", {"/healthz": healthy_page, **(more or {})}, {}, answer_s)
 
 
 async def ask(address: str, path: str = "/healthz", method: str = "GET") -> tuple[int, str]:
@@ -125,7 +125,7 @@ async def test_a_page_is_made_once_for_queries_that_say_the_same_to_it() -> None
         made.append(query)
         return healthy_page(query)
 
-    shown = Pages("broker", {"/one": page}, {"/one": ("tenant",)})
+    shown = HttpPages("broker", {"/one": page}, {"/one": ("tenant",)})
     queries = [{"tenant": "a", "x": str(number)} for number in range(20)] + [{"tenant": "b"}]
     await asyncio.gather(*(shown.answer("GET", "/one", query) for query in queries))
     assert made == [{"tenant": "a"}, {"tenant": "b"}]

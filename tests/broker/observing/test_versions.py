@@ -52,7 +52,7 @@ async def test_operators_see_who_runs_what(monkeypatch: pytest.MonkeyPatch) -> N
                 assert f"Mixed versions: old of {OTHER}; " in await shown("engines", *where)
                 agents = await shown("agents", *where)
                 assert f"p.0 of {OTHER}" in agents
-                assert "d.0, p.1 of a version that they do not tell" in agents
+                assert "d.0, p.1 of an unknown version" in agents
                 async with AsyncAdminClient(running.address) as client:
                     [told_one] = judge_versions(
                         own_version(), await client.engines(), await client.agents()

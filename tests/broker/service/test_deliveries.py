@@ -318,7 +318,7 @@ async def test_an_id_is_published_once_in_a_session() -> None:
     notes.publish(final=False)
     notes.publish()
     notes.open.finish(DONE, 0)
-    with pytest.raises(HandoffConflictError, match="use a new one"):
+    with pytest.raises(HandoffConflictError, match="use a new id"):
         notes.publish()
     notes.publish("other")
 
@@ -331,7 +331,7 @@ async def test_an_id_that_was_given_up_is_published_no_more(said: str) -> None:
         notes.publish(final=False)
     notes.open.cancel("h", "")
     assert notes.cancelled() == [("h", 0)]
-    with pytest.raises(HandoffConflictError, match="use a new one"):
+    with pytest.raises(HandoffConflictError, match="use a new id"):
         notes.publish()
 
 
@@ -355,7 +355,7 @@ async def test_another_state_under_an_id_that_is_published_whole_is_never_said(w
         again.blocks.add(group="attention", block_ids=bytes(4))
     else:
         setattr(again, what, {"position_tokens": 7, "content": bytes(16), "final": False}[what])
-    with pytest.raises(HandoffConflictError, match="use a new one"):
+    with pytest.raises(HandoffConflictError, match="use a new id"):
         notes.publish_this(again)
     assert not first.done()
 

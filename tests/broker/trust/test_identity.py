@@ -17,7 +17,7 @@ from restow.broker.server.gate.guard import METHOD_ROLES, SERVICE_ROLES, roles_f
 from restow.broker.trust.errors import TokenFileError, TokensFileError, TrustError
 from restow.broker.trust.identity import Identity, IdentityInvalidError, Right, Role, identity_of
 from restow.broker.trust.key_files import Reloaded
-from restow.broker.trust.tokens import Tokens, digest_of, new_token, read_secret, read_tokens
+from restow.broker.trust.tokens import KnownTokens, digest_of, new_token, read_secret, read_tokens
 
 ROOT = "spiffe://domain/restow"
 ENGINE, AGENT, OPERATOR = Role.ENGINE, Role.AGENT, Role.OPERATOR
@@ -183,7 +183,7 @@ def test_a_new_token_is_found_by_its_entry(tmp_path: Path) -> None:
 def test_one_role_may_be_named_alone_and_a_list_may_be_empty(tmp_path: Path) -> None:
     entry = {"sha256": digest_of("x").hex(), "tenant": "a", "role": "engine", "engine": "p"}
     assert read_tokens(listed(tmp_path, [entry])).find("x") == identity("a", Right(ENGINE, "p"))
-    assert read_tokens(listed(tmp_path, [])) == Tokens(())
+    assert read_tokens(listed(tmp_path, [])) == KnownTokens(())
 
 
 GOOD = {"sha256": "0" * 64, "tenant": "a", "role": "engine", "engine": "p"}

@@ -119,7 +119,7 @@ SETTINGS, KEYS = "TRUST_SETTINGS_INVALID", "KEY_FILE_INVALID"
         (replaced("client_ca", None), KEYS, "can't be read (No such file"),
         (replaced("client_ca", "nonsense"), KEYS, "holds no certificate"),
         (bad_tokens, "TOKENS_FILE_INVALID", "is no JSON list; `restow token` prints entries"),
-        (expired, KEYS, "has expired: issue a new one"),
+        (expired, KEYS, "has expired: issue a new certificate"),
         (expired_authority, KEYS, "old.pem has expired"),
         (writable("tls_cert"), KEYS, "chmod o-w"),
         (writable("tls_key"), KEYS, "chmod o-w"),

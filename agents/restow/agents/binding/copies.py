@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from restow.agents.binding.operands import BoundOperand, SideColumns, one_if_alike
-from restow.agents.binding.pages import SNAPSHOT, Stretches, Tokens, cut_tokens
+from restow.agents.binding.pages import SNAPSHOT, Stretches, TokenRange, cut_tokens
 from restow.broker.layout.rows import Int64s
 from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner.program import Column, GroupPair, cut_shared
@@ -27,8 +27,8 @@ class AlikeRows:
     whole: bool
     index: Int64s
 
-    def stretches(self, tokens: Tokens) -> Stretches:
-        """Return the stretches inside pages of all sides, single tokens, or one for a snapshot."""
+    def stretches(self, tokens: TokenRange) -> Stretches:
+        """Return stretches inside pages of all sides, or of single tokens, or of a snapshot."""
         pair = self.pair
         if not pair.per_token:
             return SNAPSHOT
@@ -40,7 +40,7 @@ class AlikeRows:
         held = pair.src.tokens
         first = held.before(pair.first_token(tokens.start, tokens.stop))
         places = cut_tokens(
-            Tokens(first, held.before(tokens.stop)), [form.page_tokens for form in forms]
+            TokenRange(first, held.before(tokens.stop)), [form.page_tokens for form in forms]
         )
         if held.parts == 1:
             return places
@@ -84,7 +84,7 @@ def by_pair(numbers: Int64s, pairs: Sequence[GroupPair]) -> Iterator[tuple[Group
 class Grid:
     """Strided copies: int64 arrays that broadcast to the shape of the addresses.
 
-    ``src_dtype`` and ``dst_dtype`` are `DType` numbers; equal ones copy bytes unchanged.
+    ``src_dtype`` and ``dst_dtype`` are `DType` numbers; equal numbers copy bytes unchanged.
     """
 
     src_address: Int64s
@@ -124,7 +124,11 @@ class Copies:
 
 
 def bind_copies(
-    rows: Int64s, pairs: Sequence[GroupPair], src: BoundOperand, dst: BoundOperand, tokens: Tokens
+    rows: Int64s,
+    pairs: Sequence[GroupPair],
+    src: BoundOperand,
+    dst: BoundOperand,
+    tokens: TokenRange,
 ) -> Copies:
     """Return copies of all rows from one operand to the other; each grid is ``[rows, stretches]``.
 

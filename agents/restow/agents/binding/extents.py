@@ -23,7 +23,7 @@ from restow.agents.binding.operands import (
     span_lines,
     staged_pages,
 )
-from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, TokenRange
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import READ_PAGES, READ_SPANS, Column, GroupPair, Program
 
@@ -80,7 +80,7 @@ def source_extents(
     src_rank: int,
     memory: RegionTable,
     blocks: Blocks,
-    tokens: Tokens,
+    tokens: TokenRange,
     staged: Extents,
 ) -> Extents:
     """Return all bytes that ``program`` reads from a rank, as that rank finds them in its memory.
@@ -103,13 +103,13 @@ def direct_extents(
     memory: RegionTable,
     side: SideColumns,
     blocks: Blocks,
-    tokens: Tokens,
+    tokens: TokenRange,
 ) -> list[Extents]:
     """Return the bytes of a source rank's direct rows, on the given side.
 
     Raises `PageCountError` and `PageRangeError`.
     """
-    found = []
+    extents = []
     rows = program.rows(READ_PAGES, src_rank)
     # The pages of both sides cut the rows on both sides; otherwise the two orders would differ.
     for both in alike_rows(rows, program.group_pairs, (SRC, DST)):
@@ -119,37 +119,39 @@ def direct_extents(
             bound = rows.take(alike.index, axis=0)
             address = side_end(bound, memory, side, side).lines.addresses(pages, stretches)
             length = bound[..., Column.COUNT] * stretches.count[:, None]
-            found.append(Extents(address.ravel(), length.ravel()))
-    return found
+            extents.append(Extents(address.ravel(), length.ravel()))
+    return extents
 
 
 def own_span_extents(
-    program: Program, src_rank: int, memory: RegionTable, blocks: Blocks, tokens: Tokens
+    program: Program, src_rank: int, memory: RegionTable, blocks: Blocks, tokens: TokenRange
 ) -> list[Extents]:
     """Return the bytes of a source rank's spans, in its own pages.
 
     Raises `PageCountError` and `PageRangeError`.
     """
-    found = []
+    extents = []
     for pair, index in _spans(program, src_rank, tokens):
         spans = program.rows(READ_SPANS)[index]
         pages = held_pages(pair, blocks, tokens)
-        found.append(_whole_pages(span_lines(spans, memory).addresses(pages, SNAPSHOT), spans))
-    return found
+        extents.append(_whole_pages(span_lines(spans, memory).addresses(pages, SNAPSHOT), spans))
+    return extents
 
 
 def staged_span_extents(
-    program: Program, src_rank: int, staged: RegionTable, tokens: Tokens
+    program: Program, src_rank: int, staged: RegionTable, tokens: TokenRange
 ) -> list[Extents]:
     """Return the bytes of a rank's spans in the reader's staging; span ``i`` is region ``i``."""
-    found = []
+    extents = []
     for pair, index in _spans(program, src_rank, tokens):
         address = in_regions(staged, index).addresses(staged_pages(pair, tokens), SNAPSHOT)
-        found.append(_whole_pages(address, program.rows(READ_SPANS)[index]))
-    return found
+        extents.append(_whole_pages(address, program.rows(READ_SPANS)[index]))
+    return extents
 
 
-def _spans(program: Program, src_rank: int, tokens: Tokens) -> Iterator[tuple[GroupPair, Int64s]]:
+def _spans(
+    program: Program, src_rank: int, tokens: TokenRange
+) -> Iterator[tuple[GroupPair, Int64s]]:
     """Yield a rank's spans that have pages, as ``[spans, 1]``, by pair of page lists."""
     spans = program.rows(READ_SPANS)
     mine = spans[:, Column.SRC_RANK] == src_rank

@@ -16,7 +16,7 @@ from restow.agents.binding.pages import (
     PageList,
     RegionTable,
     Stretches,
-    Tokens,
+    TokenRange,
     row_begins,
     wire_dtypes,
 )
@@ -41,13 +41,13 @@ class Lines:
     Example: a row 8 bytes after the beginning of its page, which holds 4 tokens of 16 bytes; then
     the same tokens, 2 to 8, in a run, which counts as one page for all of them:
 
-    >>> from restow.agents.binding.pages import Tokens, cut_tokens
-    >>> stretches = cut_tokens(Tokens(2, 9), (4,))
-    >>> one = np.ones((1, 1), np.int64)
-    >>> paged = Lines(one * 1008, one * 256, one * 16)
+    >>> from restow.agents.binding.pages import TokenRange, cut_tokens
+    >>> stretches = cut_tokens(TokenRange(2, 9), (4,))
+    >>> unit = np.ones((1, 1), np.int64)
+    >>> paged = Lines(unit * 1008, unit * 256, unit * 16)
     >>> paged.addresses(PageList(np.array([5, 7, 3]), 4), stretches).tolist()
     [[2320, 2800, 1776]]
-    >>> run = Lines(one * 4096, one * 0, one * 16)
+    >>> run = Lines(unit * 4096, unit * 0, unit * 16)
     >>> run.addresses(PageList(None), stretches).tolist()
     [[4096, 4128, 4192]]
     """
@@ -94,13 +94,13 @@ class Lines:
         """Raise `PageRangeError` for the first page id that its region does not have."""
         count = self.page_count
         if page is not None and len(page) and (page.min() < 0 or page.max() >= count):
-            wrong, there = page[(page < 0) | (page >= count)][0], f"[0, {count})"
+            wrong, allowed = page[(page < 0) | (page >= count)][0], f"[0, {count})"
             raise PageRangeError(
-                f"{self.name} page {wrong} is outside of {there}, the pages of its region: "
+                f"{self.name} page {wrong} is outside of {allowed}, the pages of its region: "
                 f"the engine named a wrong block id",
                 side=self.name,
                 page=wrong,
-                range=there,
+                range=allowed,
             )
 
 
@@ -159,7 +159,7 @@ DST = SideColumns(
 )
 
 
-class End(NamedTuple):
+class RowEnd(NamedTuple):
     """An end of rows: their positions, and the step and type of their elements."""
 
     lines: Lines
@@ -172,13 +172,13 @@ class BoundOperand:
     """An end of a table's rows in one handoff.
 
     - ``side`` is the side whose pages hold the rows and cut the tokens, or None for a run.
-    - ``end`` maps rows ``[..., len(Column)]`` and their indices in the table to their `End`.
+    - ``end`` maps rows ``[..., len(Column)]`` and their indices in the table to their `RowEnd`.
     - ``pages`` lists the pages that hold the tokens of a pair's rows. Raises `PageCountError`.
     """
 
     side: SideColumns | None
-    end: Callable[[Int64s, Int64s], End]
-    pages: Callable[[GroupPair, Tokens], PageList]
+    end: Callable[[Int64s, Int64s], RowEnd]
+    pages: Callable[[GroupPair, TokenRange], PageList]
 
 
 def paged(memory: RegionTable, side: SideColumns, blocks: Blocks) -> BoundOperand:
@@ -198,15 +198,15 @@ def in_spans(staged: RegionTable) -> BoundOperand:
 def by_place(address: int, columns: SideColumns) -> BoundOperand:
     """Return an operand in a chunk of snapshots at ``address``, placed by ``columns`` (RUN)."""
 
-    def end(rows: Int64s, _: Int64s) -> End:
+    def end(rows: Int64s, _: Int64s) -> RowEnd:
         lines = Lines(address + rows[..., columns.offset], _ZERO, _ZERO)
-        return End(lines, rows[..., columns.step], rows[..., columns.dtype])
+        return RowEnd(lines, rows[..., columns.step], rows[..., columns.dtype])
 
     return BoundOperand(None, end, lambda pair, tokens: PageList(None))
 
 
 def in_order(
-    rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens, address: int
+    rows: Int64s, pairs: Sequence[GroupPair], tokens: TokenRange, address: int
 ) -> BoundOperand:
     """Return an operand of rows that follow each other at ``address``, with all tokens (RUN).
 
@@ -215,10 +215,10 @@ def in_order(
     begins, _ = row_begins(rows, pairs, tokens)
     begins += address
 
-    def end(bound: Int64s, index: Int64s) -> End:
+    def end(bound: Int64s, index: Int64s) -> RowEnd:
         dtype = wire_dtypes(bound)
         item = ITEM_BYTES[dtype]
-        return End(Lines(begins[index], _ZERO, bound[..., Column.COUNT] * item), item, dtype)
+        return RowEnd(Lines(begins[index], _ZERO, bound[..., Column.COUNT] * item), item, dtype)
 
     return BoundOperand(None, end, lambda pair, tokens: PageList(None))
 
@@ -240,17 +240,17 @@ def in_regions(
 
 def side_end(
     rows: Int64s, memory: RegionTable, side: SideColumns, lister: SideColumns | None
-) -> End:
+) -> RowEnd:
     """Return the end of rows (at least one) that one side's columns describe, in ``memory``.
 
     ``lister`` is the side that lists the pages; None if the pages are known to exist.
     """
     region, offset = rows[..., side.region], rows[..., side.offset]
     lines = in_regions(memory, region, offset, rows[..., side.token_stride], lister)
-    return End(lines, rows[..., side.step], rows[..., side.dtype])
+    return RowEnd(lines, rows[..., side.step], rows[..., side.dtype])
 
 
-def staged_pages(pair: GroupPair, tokens: Tokens) -> PageList:
+def staged_pages(pair: GroupPair, tokens: TokenRange) -> PageList:
     """Return the pages of a pair's spans in staging; page 0 is the first page that was read."""
     if not pair.per_token:
         return PageList(None)
@@ -265,7 +265,7 @@ def span_lines(spans: Int64s, memory: RegionTable) -> Lines:
     return in_regions(memory, region, offset, side=SRC)
 
 
-def held_pages(pair: GroupPair, blocks: Blocks, tokens: Tokens) -> PageList:
+def held_pages(pair: GroupPair, blocks: Blocks, tokens: TokenRange) -> PageList:
     """Return the source's pages that are read whole, as spans. Raises `PageCountError`."""
     held = pair.src_pages(tokens.start, tokens.stop)
     return PageList(blocks.pages(pair.src, tokens)[held.start : held.stop])

@@ -26,7 +26,7 @@ class RegionTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenRange:
     """The tokens ``[start, stop)`` that per-token rows move."""
 
     start: int
@@ -39,7 +39,7 @@ class Blocks:
 
     by_group: Mapping[str, Int64s]
 
-    def pages(self, form: PageForm, tokens: Tokens) -> Int64s:
+    def pages(self, form: PageForm, tokens: TokenRange) -> Int64s:
         """Return page ids from token 0 on, at least as many as ``tokens`` need.
 
         Raises `PageCountError` if the pages do not reach ``tokens``, or are more than `MAX_PAGES`.
@@ -75,7 +75,7 @@ class Blocks:
         pages = (ids[:, None] * form.pages_per_block + np.arange(form.pages_per_block)).ravel()
         return pages[:needed]
 
-    def listed(self, form: PageForm, tokens: Tokens) -> PageList:
+    def listed(self, form: PageForm, tokens: TokenRange) -> PageList:
         """Return the ids of `pages`, with the tokens that each page holds."""
         return PageList(self.pages(form, tokens), form.page_tokens, tokens=form.tokens)
 
@@ -132,10 +132,10 @@ class PageList:
         return ids, in_page
 
 
-def cut_tokens(tokens: Tokens, page_tokens: Sequence[int]) -> Stretches:
+def cut_tokens(tokens: TokenRange, page_tokens: Sequence[int]) -> Stretches:
     """Cut the tokens at every multiple of every page size.
 
-    >>> cut_tokens(Tokens(2, 9), (4, 3)).first.tolist()
+    >>> cut_tokens(TokenRange(2, 9), (4, 3)).first.tolist()
     [2, 3, 4, 6, 8]
     """
     if tokens.start >= tokens.stop:
@@ -151,7 +151,7 @@ def cut_tokens(tokens: Tokens, page_tokens: Sequence[int]) -> Stretches:
     return Stretches(starts, np.append(starts[1:], tokens.stop) - starts)
 
 
-def _cut_pages(tokens: Tokens, size: int) -> Stretches:
+def _cut_pages(tokens: TokenRange, size: int) -> Stretches:
     """Cut the tokens at every multiple of one size."""
     first = np.arange(tokens.start // size * size, tokens.stop, size, dtype=np.int64)
     count = np.full(len(first), size, np.int64)
@@ -165,12 +165,12 @@ STAGING_ALIGN_BYTES = 16
 """Alignment of every row of a run, and of every page of a span."""
 
 
-def staged_bytes(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> int:
+def staged_bytes(rows: Int64s, pairs: Sequence[GroupPair], tokens: TokenRange) -> int:
     """Return the length of the run into which ``rows`` are gathered."""
     return row_begins(rows, pairs, tokens)[1]
 
 
-def row_begins(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> tuple[Int64s, int]:
+def row_begins(rows: Int64s, pairs: Sequence[GroupPair], tokens: TokenRange) -> tuple[Int64s, int]:
     """Return the offset of each row in the run, and the run's length."""
     entries = [
         moved_tokens(pair, tokens.start, tokens.stop) if pair.per_token else 1 for pair in pairs
@@ -181,7 +181,7 @@ def row_begins(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> tupl
 
 
 def wire_dtypes(rows: Int64s) -> Int64s:
-    """Return the type in which each row travels: the narrower one, so that both sides agree."""
+    """Return the type in which each row travels: the narrower type, so that both sides agree."""
     src, dst = rows[..., Column.SRC_DTYPE], rows[..., Column.DST_DTYPE]
     return np.where(ITEM_BYTES[dst] <= ITEM_BYTES[src], dst, src)
 
@@ -190,14 +190,14 @@ NO_REGIONS = RegionTable(*(np.empty(0, np.int64) for _ in range(3)))
 
 
 def staged_spans(
-    spans: Int64s, pairs: Sequence[GroupPair], tokens: Tokens, staging_address: int = 0
+    spans: Int64s, pairs: Sequence[GroupPair], tokens: TokenRange, staging_address: int = 0
 ) -> tuple[RegionTable, int]:
     """Return the regions of spans in a run at ``staging_address``, and the run's length.
 
     The pages of a span are consecutive, and so are the spans. So staging is memory with regions
     and pages like any other: span ``i`` is region ``i``.
     """
-    if not len(spans):  # the case of most programs
+    if not len(spans):  # most programs have no spans
         return NO_REGIONS, 0
     counts = [len(pair.src_pages(tokens.start, tokens.stop)) for pair in pairs]
     pages = np.array(counts, np.int64)[spans[:, Column.GROUP_PAIR]]

@@ -19,7 +19,7 @@ from restow.agents.binding.operands import (
     span_lines,
     staged_pages,
 )
-from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, TokenRange
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import Column, GroupPair
 
@@ -117,16 +117,16 @@ class _Rows:
     def of(cls, alike: AlikeRows, table: Int64s, src: RegionTable, dst: RegionTable) -> _Rows:
         """Look the rows up in ``table``."""
         rows = table.take(alike.index, axis=0)
-        there, here = (
+        src_lines, dst_lines = (
             side_end(rows, memory, side, side).lines for memory, side in ((src, SRC), (dst, DST))
         )
         length = rows[..., Column.COUNT]
         if not alike.pair.per_token:
-            # Joined at page 0: at any other page, rows of a region keep the same distance.
-            begins = breaks(there.first_address, here.first_address, length)
+            # Rows are joined at page 0: at any other page, rows of a region keep the same distance.
+            begins = breaks(src_lines.first_address, dst_lines.first_address, length)
             length = np.add.reduceat(length.ravel(), np.flatnonzero(begins))[:, None]
-            there, here = there.some(begins), here.some(begins)
-        return cls(alike, there.kept(), here.kept(), length)
+            src_lines, dst_lines = src_lines.some(begins), dst_lines.some(begins)
+        return cls(alike, src_lines.kept(), dst_lines.kept(), length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +143,14 @@ class Reads:
         cls, rows: Int64s, pairs: Sequence[GroupPair], src: RegionTable, dst: RegionTable
     ) -> Reads:
         """Group the rows into parts that are bound alike."""
-        found = [
+        parts = [
             _Rows.of(alike, rows, src, dst)
             for both in alike_rows(rows, pairs, (SRC, DST))
             for alike in both.by_region(rows)
         ]
-        return cls(tuple(found))
+        return cls(tuple(parts))
 
-    def bind(self, src_blocks: Blocks, dst_blocks: Blocks, tokens: Tokens) -> Descriptors:
+    def bind(self, src_blocks: Blocks, dst_blocks: Blocks, tokens: TokenRange) -> Descriptors:
         """Return the descriptors of one handoff.
 
         A row whose tokens follow each other without a gap on both sides becomes one descriptor for
@@ -159,17 +159,17 @@ class Reads:
         that continue each other on both sides are joined. Raises `PageCountError` and
         `PageRangeError`.
         """
-        found = []
+        descriptors = []
         for part in self.parts:
             pair, stretches = part.alike.pair, part.alike.stretches(tokens)
-            found.append(
+            descriptors.append(
                 merged(
                     part.src.addresses(src_blocks.listed(pair.src, tokens), stretches),
                     part.dst.addresses(dst_blocks.listed(pair.dst, tokens), stretches),
                     part.length_bytes * stretches.count[:, None],
                 )
             )
-        return Descriptors.joined(found)
+        return Descriptors.joined(descriptors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,30 +193,30 @@ class SpanReads:
         cls, spans: Int64s, chosen: Bools, pairs: Sequence[GroupPair], src: RegionTable
     ) -> SpanReads:
         """Build the reads of the ``chosen`` spans."""
-        found = []
+        parts = []
         for pair, rows in by_pair(np.where(chosen, spans[:, Column.GROUP_PAIR], -1), pairs):
             index = rows[:, None]
             table = spans[index]
             lines = span_lines(table, src).kept()
-            found.append(_Spans(pair, index, lines, table[..., Column.COUNT]))
-        return cls(tuple(found))
+            parts.append(_Spans(pair, index, lines, table[..., Column.COUNT]))
+        return cls(tuple(parts))
 
-    def bind(self, staged: RegionTable, src_blocks: Blocks, tokens: Tokens) -> Descriptors:
+    def bind(self, staged: RegionTable, src_blocks: Blocks, tokens: TokenRange) -> Descriptors:
         """Return the descriptors of one handoff, page by page into the regions of ``staged``.
 
         Raises `PageCountError` and `PageRangeError`.
         """
-        found = []
+        descriptors = []
         for part in self.parts:
             if not len(part.pair.src_pages(tokens.start, tokens.stop)):
                 continue
-            there = part.src.addresses(held_pages(part.pair, src_blocks, tokens), SNAPSHOT)
-            here = in_regions(staged, part.index).addresses(
+            src_address = part.src.addresses(held_pages(part.pair, src_blocks, tokens), SNAPSHOT)
+            dst_address = in_regions(staged, part.index).addresses(
                 staged_pages(part.pair, tokens), SNAPSHOT
             )
-            lengths = part.length_bytes.repeat(there.shape[1], axis=1)
-            found.append(merged(there, here, lengths))
-        return Descriptors.joined(found)
+            lengths = part.length_bytes.repeat(src_address.shape[1], axis=1)
+            descriptors.append(merged(src_address, dst_address, lengths))
+        return Descriptors.joined(descriptors)
 
 
 def merged(src_address: Int64s, dst_address: Int64s, lengths: Int64s) -> Descriptors:

@@ -23,7 +23,7 @@ import xxhash
 from restow.agents.binding.copies import Copies, Grid, by_pair
 from restow.agents.binding.extents import Extents
 from restow.agents.binding.operands import DST, in_regions
-from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, TokenRange
 from restow.agents.memory.cuda import bind_thread, finished
 from restow.agents.memory.errors import ProgramInvalidError
 from restow.agents.memory.regions import HOST, MemoryPlace
@@ -155,7 +155,7 @@ def bind_projections(
     staged: RegionTable,
     memory: RegionTable,
     dst_blocks: Blocks,
-    tokens: Tokens,
+    tokens: TokenRange,
 ) -> Int64s:
     """Return the kernels' project table; span ``i`` is region ``i`` of ``staged``.
 
@@ -210,11 +210,11 @@ def run_projections(rows: Int64s, device: torch.device) -> None:
 
 
 def window_rows(projected: Int64s) -> Int64s:
-    """Return the windows that projected rows write, as rows that can be zeroed, one a tap."""
+    """Return the windows that projected rows write, as rows to zero: a row for each tap."""
     taps = projected[:, ProjectColumn.TAPS]
-    each = np.repeat(projected, taps, axis=0)
-    tap = np.arange(len(each)) - np.repeat(np.cumsum(taps) - taps, taps)
-    rows = np.zeros((len(each), len(Column)), np.int64)
+    repeated = np.repeat(projected, taps, axis=0)
+    tap = np.arange(len(repeated)) - np.repeat(np.cumsum(taps) - taps, taps)
+    rows = np.zeros((len(repeated), len(Column)), np.int64)
     for column, name in (
         (Column.GROUP_PAIR, ProjectColumn.GROUP_PAIR),
         (Column.DST_REGION, ProjectColumn.DST_REGION),
@@ -224,8 +224,8 @@ def window_rows(projected: Int64s) -> Int64s:
         (Column.SRC_DTYPE, ProjectColumn.DST_DTYPE),
         (Column.DST_DTYPE, ProjectColumn.DST_DTYPE),
     ):
-        rows[:, column] = each[:, name]
-    rows[:, Column.DST_OFFSET_BYTES] += tap * each[:, ProjectColumn.DST_TAP_STRIDE_BYTES]
+        rows[:, column] = repeated[:, name]
+    rows[:, Column.DST_OFFSET_BYTES] += tap * repeated[:, ProjectColumn.DST_TAP_STRIDE_BYTES]
     rows[:, Column.SRC_STEP_BYTES] = rows[:, Column.DST_STEP_BYTES]
     return rows
 
@@ -314,17 +314,17 @@ class Hasher:
         return await self.copier.on_thread(lambda: self._digest(extents))
 
     def _digest(self, extents: Extents) -> bytes:
-        made = xxhash.xxh3_128()
+        hasher = xxhash.xxh3_128()
         bind_thread(self._place)
         for chunk in extents.chunks(CHUNK_BYTES):
             if self._place == HOST and len(chunk.address) <= IN_PLACE_PIECES:
                 for address, length in zip(
                     chunk.address.tolist(), chunk.length_bytes.tolist(), strict=True
                 ):
-                    made.update((ctypes.c_char * length).from_address(address))
+                    hasher.update((ctypes.c_char * length).from_address(address))
             else:
-                made.update(self._gather(chunk, self._place.device))
-        return made.digest()
+                hasher.update(self._gather(chunk, self._place.device))
+        return hasher.digest()
 
     def _gather(self, chunk: Extents, device: torch.device) -> memoryview:
         """Return a chunk's bytes as one piece in host memory, valid until the next chunk."""
@@ -335,8 +335,8 @@ class Hasher:
             self._gathered = gathered
         length = chunk.length_bytes
         ones, bytes_ = np.ones(1, np.int64), np.full(1, int(DType.UINT8), np.int64)
-        behind = gathered.data_ptr() + np.cumsum(length) - length
-        grid = Grid(chunk.address, behind, length, ones, ones, bytes_, bytes_)
+        dst_address = gathered.data_ptr() + np.cumsum(length) - length
+        grid = Grid(chunk.address, dst_address, length, ones, ones, bytes_, bytes_)
         run_copies(Copies((grid,)), device)
         with finished(device):
             host = gathered[: chunk.size_bytes].cpu()

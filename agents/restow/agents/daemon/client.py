@@ -117,7 +117,7 @@ class DaemonAgent(ThreadedAgent[DaemonLink]):
             super().start(timeout_s)
         except BrokerUnreachableError as error:
             raise DaemonUnreachableError(
-                f"no daemon serves {self._socket}: start one with `restow agent --socket "
+                f"no daemon serves {self._socket}: start a daemon with `restow agent --socket "
                 f"{self._socket}` ({error.message})",
                 socket=self._socket,
             ) from None

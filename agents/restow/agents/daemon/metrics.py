@@ -1,4 +1,4 @@
-"""Show Prometheus metrics of a daemon's agents together. No label is what a peer said."""
+"""Show Prometheus metrics of a daemon's agents together. No label is text from a peer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from restow.agents.link.settings import AgentFigures
-from restow.broker.http.server import Answer, Pages, healthy_page, http_server, metrics_page
+from restow.broker.http.server import Answer, HttpPages, healthy_page, http_server, metrics_page
 from restow.broker.versions import own_version
 
 
@@ -49,8 +49,8 @@ class FiguresCollector(Collector):
             ("staging_waiting", "Orders that wait for room in a pool.", "waiting"),
         ):
             gauge = GaugeMetricFamily(f"restow_agent_{name}", words, labels=["pool"])
-            for pool, found in pools.items():
-                gauge.add_metric([pool], getattr(found, field))
+            for pool, pool_figures in pools.items():
+                gauge.add_metric([pool], getattr(pool_figures, field))
             yield gauge
         for name, words, field in (
             ("reads", "Reads that succeeded.", "reads"),
@@ -77,10 +77,10 @@ async def showing(
 
     """
     registry = CollectorRegistry()
-    for one in (FiguresCollector(figures), *others):
-        registry.register(one)
+    for collector in (FiguresCollector(figures), *others):
+        registry.register(collector)
     ProcessCollector(registry=registry)
-    pages = Pages("agent", {"/metrics": metrics_page(registry), "/healthz": healthy_page}, {})
+    pages = HttpPages("agent", {"/metrics": metrics_page(registry), "/healthz": healthy_page}, {})
 
     async def answering(request: web.BaseRequest) -> Answer:
         return await pages.answer(request.method, request.path, request.query)

@@ -38,7 +38,7 @@ class SocketInUseError(AgentError, status="ALREADY_EXISTS", reason="SOCKET_IN_US
 
 
 class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
-    """Listens on a Unix socket that only its own user may open, with one stream a rank."""
+    """Listens on a Unix socket that only its own user may open, with a stream for each rank."""
 
     def __init__(
         self,

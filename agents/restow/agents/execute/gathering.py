@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from restow.agents.binding.copies import Copies, bind_copies
 from restow.agents.binding.extents import one_extent, source_extents
 from restow.agents.binding.operands import DST, SRC, BoundOperand, by_place, in_order, paged
-from restow.agents.binding.pages import RegionTable, Tokens, staged_bytes
+from restow.agents.binding.pages import RegionTable, TokenRange, staged_bytes
 from restow.agents.copying.copier import Hasher
 from restow.agents.execute.orders import StagedRun, StageOrder
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.memory.regions import MemoryPlace
-from restow.agents.memory.staging import PoolFigures, Run, Staging, StagingPool
+from restow.agents.memory.staging import PoolFigures, Staging, StagingPool, StagingRun
 from restow.agents.probing.costs import check_room, measure_copying
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts
@@ -35,27 +35,27 @@ class GatheredRun:
     """A run: a chunk whose rows have given places, followed by packed rows in order."""
 
     pairs: Sequence[GroupPair]
-    tokens: Tokens
+    tokens: TokenRange
     placed: Int64s
     packed: Int64s
     chunk_bytes: int
     length_bytes: int
 
     @classmethod
-    def at_source(cls, program: Program, src_rank: int, tokens: Tokens) -> GatheredRun:
+    def at_source(cls, program: Program, src_rank: int, tokens: TokenRange) -> GatheredRun:
         """Return the run that ``src_rank`` gathers for the reader with this program."""
         placed = program.rows(GATHER_PLACED, src_rank)
         return cls._of(program, src_rank, tokens, placed, chunk_bytes(placed, INTERLEAVED_TO))
 
     @classmethod
-    def at_destination(cls, program: Program, src_rank: int, tokens: Tokens) -> GatheredRun:
+    def at_destination(cls, program: Program, src_rank: int, tokens: TokenRange) -> GatheredRun:
         """Return the same run from the reader's side."""
         placed = program.rows(SCATTER_PLACED, src_rank)
         return cls._of(program, src_rank, tokens, placed, chunk_bytes(placed, RESTORED_FROM))
 
     @classmethod
     def _of(
-        cls, program: Program, src_rank: int, tokens: Tokens, placed: Int64s, chunk: int
+        cls, program: Program, src_rank: int, tokens: TokenRange, placed: Int64s, chunk: int
     ) -> GatheredRun:
         packed, pairs = program.rows(GATHER_IN_ORDER, src_rank), program.group_pairs
         length = chunk + staged_bytes(packed, pairs, tokens)
@@ -99,7 +99,7 @@ class Gathering:
         self._hasher = hasher
         self._copier = hasher.copier
         self._pool = StagingPool(staging.size_bytes)
-        self._runs: dict[int, list[Run]] = {}
+        self._runs: dict[int, list[StagingRun]] = {}
         """Runs by handoff number; a probe's runs by its negated number."""
         self._held: dict[int, dict[int, StagedRun]] = {}
 

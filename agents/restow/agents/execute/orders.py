@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, TokenRange
 from restow.agents.memory.errors import OrderInvalidError
 from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace, RegionMemory, is_memory
 from restow.agents.reading.host_memory import HostMemory
@@ -60,7 +60,7 @@ class StageOrder:
     handoff: int
     parts: tuple[StagePart, ...]
     src_blocks: Blocks
-    tokens: Tokens
+    tokens: TokenRange
     hashed: bool = False
 
 
@@ -102,7 +102,7 @@ class ExecuteOrder:
     program_id: str
     src_blocks: Blocks
     dst_blocks: Blocks
-    tokens: Tokens
+    tokens: TokenRange
     sources: tuple[Source, ...]
     grant_s: float
     hashed: bool = False
@@ -165,8 +165,8 @@ def peer_from_proto(message: pb.Peer) -> Peer:
     } or {HOST}
     if len(places) > 1:
         raise OrderInvalidError(
-            f"agent {message.agent_name} has regions at several places, but an agent serves one: "
-            f"{', '.join(sorted(map(str, places)))}",
+            f"agent {message.agent_name} has regions at several places, but an agent serves only "
+            f"one place: {', '.join(sorted(map(str, places)))}",
             agent=message.agent_name,
         )
     return Peer(
@@ -240,10 +240,10 @@ def _hashed(kind: pb.DigestKind.ValueType) -> bool:
     return kind == pb.DIGEST_KIND_XXH3_128
 
 
-def _tokens(first: int, stop: int) -> Tokens:
+def _tokens(first: int, stop: int) -> TokenRange:
     if not 0 <= first <= stop:
         raise OrderInvalidError(f"tokens [{first}, {stop}) are not a range")
-    return Tokens(first, stop)
+    return TokenRange(first, stop)
 
 
 def _int64s(values: list[int]) -> Int64s:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from restow.agents.binding.pages import Tokens
+from restow.agents.binding.pages import TokenRange
 from restow.agents.copying.copier import cast_known
 from restow.agents.memory.errors import OrderTooLargeError, ProgramInvalidError
 from restow.broker.layout import DType
@@ -179,7 +179,7 @@ class CheckedProgram:
         refuse(~same, "takes from a span of another rank or pair of lists")
         refuse(self._ends(taken, _SOURCE) > mine[:, Column.COUNT], "leaves its span")
 
-    def check_size(self, tokens: Tokens, src_rank: int | None = None) -> None:
+    def check_size(self, tokens: TokenRange, src_rank: int | None = None) -> None:
         """Refuse to make too many descriptors from the rows of one source, or of all sources.
 
         Raises `OrderTooLargeError`.

@@ -165,7 +165,7 @@ class Clearing:
         self._zero(program.rows(CLEAR_PAGES), program, order)
 
     def clear_failed(self, program: Program, order: ExecuteOrder) -> None:
-        """Zero a failed handoff's snapshots, so that neither half a snapshot nor an old one stays.
+        """Zero a failed handoff's snapshots, so that no half and no old snapshot stays.
 
         Per-token pages need no zeroing: they are never read beyond the tokens that their request
         has computed. Raises `CopyFailedError`.
@@ -241,14 +241,14 @@ class StagedReads:
             return []
         program, order = self._program, self._order
         pages = paged(memory, DST, order.dst_blocks)
-        found = [
+        all_copies = [
             copies
             for rank, run in self._runs.items()
             for copies in run.scatter(pages, self._begins[rank])
         ]
         rows, spans = program.rows(SCATTER_SPANS), in_spans(self.spans)
-        found.append(bind_copies(rows, program.group_pairs, spans, pages, order.tokens))
-        return [copies for copies in found if len(copies)]
+        all_copies.append(bind_copies(rows, program.group_pairs, spans, pages, order.tokens))
+        return [copies for copies in all_copies if len(copies)]
 
     def projections(self, memory: RegionTable) -> Int64s:
         """Return the products of inputs in spans with weights in own memory, as a project table."""
@@ -264,12 +264,13 @@ class StagedReads:
 
 def joined_reads(reads: Sequence[Read]) -> list[Read]:
     """Join reads from the same place of a peer to the same place; drop reads without pieces."""
-    found: dict[tuple[str, MemoryPlace, MemoryPlace], list[Descriptors]] = {}
+    by_ends: dict[tuple[str, MemoryPlace, MemoryPlace], list[Descriptors]] = {}
     for read in reads:
         if len(read.descriptors.length_bytes):
-            found.setdefault((read.peer, read.src, read.dst), []).append(read.descriptors)
+            by_ends.setdefault((read.peer, read.src, read.dst), []).append(read.descriptors)
     return [
-        Read(peer, Descriptors.joined(parts), src, dst) for (peer, src, dst), parts in found.items()
+        Read(peer, Descriptors.joined(parts), src, dst)
+        for (peer, src, dst), parts in by_ends.items()
     ]
 
 

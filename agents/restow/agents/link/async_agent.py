@@ -157,7 +157,7 @@ class AsyncAgent:
         with ExitStack() as undone:
             memory = self._memory = ServedMemory(label, self._regions, self._settings)
             undone.callback(memory.close)
-            # Not at `begin`, when an engine may already be capturing CUDA graphs.
+            # `begin` would be too late: an engine may already be capturing CUDA graphs then.
             prepare(memory.place.device)
             self._trial = PeerTrial(memory.metadata(), self._settings.try_metadata)
             quarantine_s = self._settings.quarantine_s
@@ -251,7 +251,7 @@ class AsyncAgent:
         """Announce that the engine's own writes before ``mark`` are done, once ``event`` is.
 
         The agent writes nothing for a demand with that ``write_mark`` (`EngineSession.request`), or
-        a smaller one, before. ``event`` is as in `fence`; None means that the writes are done now.
+        a smaller mark, before. ``event`` is as in `fence`; None means that the writes are done now.
         If the work before the event failed, the mark is never reached, and its demands time out.
         """
         OWN_PROCESS.check()

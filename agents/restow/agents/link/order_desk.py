@@ -58,7 +58,7 @@ class OrderTasks:
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     def cancel(self, *kinds: str, number: int | None = None) -> None:
-        """Cancel the work of these kinds of orders, of all handoffs and probes or of one."""
+        """Cancel the work of these kinds of orders, for one handoff or probe, or for all."""
         for (kind, of, _), task in list(self._tasks.items()):
             if kind in kinds and number in (None, of):
                 task.cancel()

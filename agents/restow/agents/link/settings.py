@@ -24,7 +24,7 @@ class AgentSettings:
     """Settings of an agent."""
 
     staging_bytes: int = 64 << 20
-    """Size of the pool for gathering, and of that for scattering. 0 disables both."""
+    """Size of the pool for gathering, and of the pool for scattering. 0 disables both."""
     quarantine_s: float = 6.0
     """Time that a failed read gets to end by itself."""
     read_threads: int = field(default_factory=_read_threads)

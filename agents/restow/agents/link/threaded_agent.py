@@ -85,7 +85,7 @@ class ThreadedAgent(Generic[OnLoop]):
         """Announce that the engine's own writes before ``mark`` are done, once ``event`` is.
 
         The agent writes nothing for a demand with that ``write_mark`` (`EngineSession.request`), or
-        a smaller one, before. ``event`` is as in `fence`; None means that the writes are done now.
+        a smaller mark, before. ``event`` is as in `fence`; None means that the writes are done now.
         If the work before the event failed, the mark is never reached, and its demands time out.
         Raises `AgentClosedError` before `start` and after `close`.
         """

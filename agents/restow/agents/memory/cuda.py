@@ -41,9 +41,9 @@ def bind_thread(place: MemoryPlace) -> None:
 def finished(device: torch.device) -> Iterator[None]:
     """Run the body's work on the agent's own stream; return or raise when the work has ended.
 
-    The default stream would wait for the engine's kernels, and they for it. If something fails,
-    work that was queued before is awaited too, because nobody may reuse its memory earlier. Raises
-    `CopyFailedError` for every failure of torch or the device.
+    On the default stream, this work and the engine's kernels would wait for each other. If a part
+    fails, work that was queued before is awaited too, because nobody may reuse its memory earlier.
+    Raises `CopyFailedError` for every failure of torch or the device.
     """
     with _failures():
         if device.type != "cuda":

@@ -46,7 +46,7 @@ class PeerLostError(AgentError, status="UNAVAILABLE", reason="PEER_LOST"):
 
 
 class MetadataRefusedError(AgentError, status="FAILED_PRECONDITION", reason="METADATA_REFUSED"):
-    """A peer's NIXL metadata is malformed, killed the process that tried it, or names another."""
+    """NIXL metadata that is malformed, killed the process that tried it, or names another peer."""
 
 
 class ReadFailedError(AgentError, status="INTERNAL", reason="READ_FAILED"):
@@ -70,7 +70,7 @@ class TransportFailedError(AgentError, status="INTERNAL", reason="TRANSPORT_FAIL
 
 
 class CudaUnavailableError(AgentError, status="FAILED_PRECONDITION", reason="CUDA_UNAVAILABLE"):
-    """This process has no such CUDA device, or no driver that serves it."""
+    """This process does not see the CUDA device, or has no driver that serves it."""
 
 
 class AgentClosedError(AgentError, status="CANCELLED", reason="AGENT_CLOSED"):
@@ -78,4 +78,4 @@ class AgentClosedError(AgentError, status="CANCELLED", reason="AGENT_CLOSED"):
 
 
 class DaemonUnreachableError(AgentError, status="UNAVAILABLE", reason="DAEMON_UNREACHABLE"):
-    """No daemon serves the socket: start one with `restow agent`."""
+    """No daemon serves the socket: start a daemon with `restow agent`."""

@@ -94,7 +94,7 @@ class RegionMemory(Worded):
 
 
 def common_place(regions: Sequence[RegionMemory]) -> MemoryPlace:
-    """Return the one place of a rank's regions; without regions it is the host.
+    """Return the place that a rank's regions share; without regions it is the host.
 
     The rank's staging lies there too, because a device's kernels reach no memory of another place.
     Raises `RegionInvalidError` if regions lie at several places.
@@ -124,16 +124,16 @@ def registrations(regions: Sequence[RegionMemory]) -> list[tuple[int, int, Memor
     block id belongs to one group at a time. Adjacent regions stay separate.
     """
     shared = [region for region in regions if not region.private]
-    found: list[tuple[int, int, MemoryPlace]] = []
+    areas: list[tuple[int, int, MemoryPlace]] = []
     for region in sorted(
         shared, key=lambda region: (region.kind, region.device_id, region.base_address)
     ):
         begin, end = region.base_address, region.base_address + region.length_bytes
-        if found and found[-1][2] == region.place and begin < sum(found[-1][:2]):
-            begin, length_bytes, _ = found.pop()
+        if areas and areas[-1][2] == region.place and begin < sum(areas[-1][:2]):
+            begin, length_bytes, _ = areas.pop()
             end = max(end, begin + length_bytes)
-        found.append((begin, end - begin, region.place))
-    return sorted(found, key=lambda registration: registration[0])
+        areas.append((begin, end - begin, region.place))
+    return sorted(areas, key=lambda registration: registration[0])
 
 
 def address_spaces(regions: Sequence[RegionMemory]) -> list[tuple[str, int]]:
@@ -153,16 +153,16 @@ def address_spaces(regions: Sequence[RegionMemory]) -> list[tuple[str, int]]:
         if mode.endswith("s") and inode != "0":
             begin, end = (int(edge, 16) for edge in between.split("-"))
             shared.append((begin, end, f"{boot}/file {device}:{inode}", int(offset, 16)))
-    found = []
+    spaces = []
     for region in regions:
         address = region.base_address
         known = [mapping for mapping in shared if mapping[0] <= address < mapping[1]]
         if region.kind is MemoryKind.HOST and known:
             begin, _, name, offset_bytes = known[0]
-            found.append((name, offset_bytes + address - begin))
+            spaces.append((name, offset_bytes + address - begin))
         else:
-            found.append((process, address))
-    return found
+            spaces.append((process, address))
+    return spaces
 
 
 def check_inside(

@@ -42,7 +42,7 @@ ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Run:
+class StagingRun:
     """Bytes ``[offset_bytes, offset_bytes + length_bytes)`` of the pool."""
 
     offset_bytes: int
@@ -82,24 +82,24 @@ class StagingAllocator:
     def __init__(self, size_bytes: int) -> None:
         """Start with everything free. Sizes are rounded down to a multiple of 64."""
         self.size_bytes = size_bytes // ALIGN_BYTES * ALIGN_BYTES
-        self._free = [Run(0, self.size_bytes)] if self.size_bytes else []
+        self._free = [StagingRun(0, self.size_bytes)] if self.size_bytes else []
 
     @property
     def free_bytes(self) -> int:
         """Bytes that are in no run."""
         return sum(run.length_bytes for run in self._free)
 
-    def allocate(self, length_bytes: int) -> Run | None:
+    def allocate(self, length_bytes: int) -> StagingRun | None:
         """Return a run of at least that length, or None if no free run is long enough."""
         length = max(1, -(-length_bytes // ALIGN_BYTES)) * ALIGN_BYTES
         for index, free in enumerate(self._free):
             if free.length_bytes >= length:
-                rest = Run(free.offset_bytes + length, free.length_bytes - length)
+                rest = StagingRun(free.offset_bytes + length, free.length_bytes - length)
                 self._free[index : index + 1] = [rest] if rest.length_bytes else []
-                return Run(free.offset_bytes, length)
+                return StagingRun(free.offset_bytes, length)
         return None
 
-    def free(self, run: Run) -> None:
+    def free(self, run: StagingRun) -> None:
         """Take a run back."""
         insort(self._free, run)
         index = bisect_left(self._free, run)
@@ -107,7 +107,9 @@ class StagingAllocator:
             if 0 <= left < len(self._free) - 1:
                 first, second = self._free[left : left + 2]
                 if first.stop_bytes == second.offset_bytes:
-                    joined = Run(first.offset_bytes, first.length_bytes + second.length_bytes)
+                    joined = StagingRun(
+                        first.offset_bytes, first.length_bytes + second.length_bytes
+                    )
                     self._free[left : left + 2] = [joined]
 
 
@@ -120,7 +122,7 @@ class StagingPool:
     def __init__(self, size_bytes: int) -> None:
         """Start with everything free and nobody waiting."""
         self._allocator = StagingAllocator(size_bytes)
-        self._line: deque[tuple[int, asyncio.Future[Run]]] = deque()
+        self._line: deque[tuple[int, asyncio.Future[StagingRun]]] = deque()
 
     @property
     def free_bytes(self) -> int:
@@ -138,7 +140,7 @@ class StagingPool:
         size_bytes = self._allocator.size_bytes
         return PoolFigures(size_bytes, size_bytes - self.free_bytes, self.waiting)
 
-    async def acquire(self, length_bytes: int) -> Run:
+    async def acquire(self, length_bytes: int) -> StagingRun:
         """Return a run of at least that length, once it is free and earlier tasks are served.
 
         Raises `StagingExhaustedError` at once if the length exceeds the whole pool.
@@ -152,7 +154,7 @@ class StagingPool:
             )
         if not self._line and (run := self._allocator.allocate(length_bytes)) is not None:
             return run
-        given: asyncio.Future[Run] = asyncio.get_running_loop().create_future()
+        given: asyncio.Future[StagingRun] = asyncio.get_running_loop().create_future()
         place = (length_bytes, given)
         self._line.append(place)
         try:
@@ -165,7 +167,7 @@ class StagingPool:
             self._serve()
             raise
 
-    def release(self, run: Run) -> None:
+    def release(self, run: StagingRun) -> None:
         """Release a run; call it once for each run."""
         self._allocator.free(run)
         self._serve()

@@ -77,22 +77,22 @@ async def measure_copying(
 
     On a host that is other memory, because staging may lie in huge pages, which copy faster.
     """
-    room, there = size_bytes // 2, address + size_bytes // 2
+    room, other_address = size_bytes // 2, address + size_bytes // 2
     turns, most_pieces = (1, MOST_PIECES_ON_DEVICE)
     if place == HOST:
         turns, most_pieces = COPY_TURNS, MOST_COPY_PIECES
         pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE)
-        room, there = size_bytes, address_of(pages)
-        for begin in (address, there):
+        room, other_address = size_bytes, address_of(pages)
+        for begin in (address, other_address):
             ctypes.memset(begin, 1, room)  # so that all pages exist
     pieces = [
-        _gathers_and_scatters(address, there, room, piece_bytes, turns, most)
+        _gathers_and_scatters(address, other_address, room, piece_bytes, turns, most)
         for piece_bytes, most in zip(COPY_PIECE_BYTES, most_pieces, strict=True)
     ]
     kinds = [
-        list(_runs(address, there, room, _TINY_BYTES)),
+        list(_runs(address, other_address, room, _TINY_BYTES)),
         *chain.from_iterable(pieces),
-        list(_strided(address, there, room)),
+        list(_strided(address, other_address, room)),
     ]
     rounds: list[list[float]] = []
     for index in range(1 + COPY_ROUNDS):
@@ -143,7 +143,7 @@ async def measure_reading(
 
     def run(length_bytes: int) -> Descriptors:
         at = int(rng.integers(room - length_bytes // READ_PIECE_BYTES)) * READ_PIECE_BYTES
-        return Descriptors(*_one(src_address + at, dst_address + at, length_bytes))
+        return Descriptors(*_single(src_address + at, dst_address + at, length_bytes))
 
     def pieces() -> Descriptors:
         # No piece touches another, because adjacent pieces may be read as one.
@@ -179,12 +179,12 @@ def _windows(size_bytes: int, length_bytes: int) -> Iterator[int]:
 
 def _runs(src_address: int, dst_address: int, size_bytes: int, length: int) -> Iterator[Copies]:
     for at in _windows(size_bytes, length):
-        src, dst = _one(src_address + at, dst_address + at)
+        src, dst = _single(src_address + at, dst_address + at)
         yield _copies(src, dst, length, (1, 1), DType.UINT8)
 
 
 def _strided(src_address: int, dst_address: int, size_bytes: int) -> Iterator[Copies]:
-    """Yield copies of rows from a window stored tap by tap to one stored channel by channel."""
+    """Yield copies of rows from a window by taps to a window by channels."""
     item = _WIDE.itemsize_bytes
     rows = item * np.arange(ROWS)
     for at in _windows(size_bytes, ROWS * ROW_ELEMENTS * item):
@@ -193,17 +193,17 @@ def _strided(src_address: int, dst_address: int, size_bytes: int) -> Iterator[Co
 
 
 def _gathers_and_scatters(
-    address: int, there: int, size_bytes: int, piece_bytes: int, turns: int, most: int
+    address: int, other_address: int, size_bytes: int, piece_bytes: int, turns: int, most: int
 ) -> tuple[list[Copies], list[Copies]]:
-    """Return copies between pieces scattered ``there`` and adjacent pieces at ``address``."""
+    """Return copies between scattered pieces at ``other_address`` and a run at ``address``."""
     count = min(size_bytes // piece_bytes // turns, most)
     order = np.random.default_rng(0).permutation(size_bytes // piece_bytes)
     gathers, scatters = [], []
     for at in range(0, turns * count, count):
-        here = address + piece_bytes * np.arange(at, at + count)
-        apart = there + piece_bytes * order[at : at + count]
-        gathers.append(_copies(apart, here, piece_bytes, (1, 1), DType.UINT8))
-        scatters.append(_copies(here, apart, piece_bytes, (1, 1), DType.UINT8))
+        adjacent = address + piece_bytes * np.arange(at, at + count)
+        apart = other_address + piece_bytes * order[at : at + count]
+        gathers.append(_copies(apart, adjacent, piece_bytes, (1, 1), DType.UINT8))
+        scatters.append(_copies(adjacent, apart, piece_bytes, (1, 1), DType.UINT8))
     return gathers, scatters
 
 
@@ -217,5 +217,5 @@ def _copies(
     return Copies((Grid(src, dst, counts, src_step, dst_step, number, number),))
 
 
-def _one(*values: int) -> list[Int64s]:
+def _single(*values: int) -> list[Int64s]:
     return [np.array([value], np.int64) for value in values]

@@ -59,8 +59,8 @@ class _Fields:
         return int.from_bytes(value, "little")
 
     def word(self, tag: bytes, expected: bytes) -> None:
-        if (found := self.value(tag)) != expected:
-            raise FormError(f"{found!r} in place of {expected!r}")
+        if (value := self.value(tag)) != expected:
+            raise FormError(f"{value!r} in place of {expected!r}")
 
 
 def malformed(metadata: bytes) -> str:

@@ -91,10 +91,10 @@ def find_transport(read: OneRead, metadata: bytes) -> TransportName:
     log = done.stdout.decode(errors="replace")
     if done.returncode:
         raise ReadFailedError(_why(log, read.peer, done.returncode))
-    found = transport_in(log)
-    if found is None:
+    transport = transport_in(log)
+    if transport is None:
         raise ReadFailedError(f"UCX did not log how it read from agent {read.peer}")
-    return found
+    return transport
 
 
 def transport_in(log: str) -> TransportName | None:
@@ -117,7 +117,7 @@ def transport_in(log: str) -> TransportName | None:
     ... ''')
     TransportName(transport='tcp/eth0', method='software emulation')
     """
-    found, other, reads = None, False, False
+    last, other, reads = None, False, False
     for line in log.splitlines():
         title = _TITLE.search(line)
         if title is not None:
@@ -125,8 +125,8 @@ def transport_in(log: str) -> TransportName | None:
         elif "|" in line and _READS in line:
             reads = other
         elif reads and (row := _ROW.search(line)) and row[1].endswith("..inf"):
-            found, reads = TransportName(row[3], row[2]), False
-    return found
+            last, reads = TransportName(row[3], row[2]), False
+    return last
 
 
 def _why(log: str, peer: str, status: int) -> str:

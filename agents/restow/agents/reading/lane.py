@@ -70,7 +70,7 @@ class Transport(Protocol):
         """
 
     def takes(self, read: Read) -> bool:
-        """Return whether this transport should do a read, rather than a later one of the lane."""
+        """Return whether this transport of a lane should do a read, and not a later transport."""
 
     def post(self, read: Read, check: Callable[[], None]) -> Flight:
         """Begin a read; may take as long as the bytes need, and calls ``check`` now and then.
@@ -178,7 +178,7 @@ class Ticker:
         self._plan()
 
     def _tick(self) -> None:
-        # Processor time, because on a crowded host an idle tick may last long too.
+        # Count processor time, because on a crowded host an idle tick may last long too.
         began_s = time.thread_time()
         try:
             self._work()

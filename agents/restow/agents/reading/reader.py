@@ -103,7 +103,7 @@ class Reader:
         self._known[peer] = Known(metadata, host_memory)
 
     def forget_peer(self, peer: str) -> None:
-        """Forget a peer that is gone: its reads fail, new ones are refused. May be called again."""
+        """Forget a peer that is gone: reads of it fail or are refused. May be called again."""
         self._known.pop(peer, None)
         self._drop_trial(peer)
         for lane in self._lanes():
@@ -138,11 +138,11 @@ class Reader:
     @property
     def counts(self) -> CountsByKind:
         """Counts of all reads so far, by kind of transport. May be read on any thread."""
-        found = no_reads()
+        total = no_reads()
         with self._counting:
             for counts in (self._past, *(lane.counts for lane in self._lanes())):
-                add_all(found, counts)
-        return found
+                add_all(total, counts)
+        return total
 
     def progress(self) -> None:
         """Let connections be made and broken while nothing is read."""

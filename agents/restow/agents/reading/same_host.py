@@ -1,8 +1,8 @@
 """Read host memory of other processes of this host, on several threads while cores are idle.
 
-Two threads copy nearly twice as fast as one on idle cores. If every core is busy already, because
-the ranks of an engine read at the same time, more threads only take turns and cost more. So after a
-read whose threads gained nothing, one thread does the next reads.
+On idle cores two threads copy nearly twice as fast as a single thread. If every core is busy
+already, because the ranks of an engine read at the same time, more threads only take turns and cost
+more. So after a read whose threads gained nothing, one thread does the next reads.
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ class HostPeer:
 
     def _bytes(self, address: int, size_bytes: int) -> bytes:
         """Return bytes of the peer's memory, without checking its ranges."""
-        found = np.empty(size_bytes, np.uint8)
-        entries = np.array([[[found.ctypes.data, size_bytes]], [[address, size_bytes]]], np.uint64)
+        data = np.empty(size_bytes, np.uint8)
+        entries = np.array([[[data.ctypes.data, size_bytes]], [[address, size_bytes]]], np.uint64)
         self._call(entries, 0, 1, size_bytes)
-        return found.tobytes()
+        return data.tobytes()
 
     def _call(self, entries: np.ndarray, begin: int, end: int, wanted_bytes: int) -> None:
         here, there = entries[0, begin:end], _joined(entries[1, begin:end])

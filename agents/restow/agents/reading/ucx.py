@@ -29,8 +29,8 @@ def ucx_settings(environment: Mapping[str, str] = os.environ) -> str:
     "; check these environment variables: UCX_TLS='tpc'"
     """
     names = [name for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in environment]
-    said = ", ".join(f"{name}={environment[name]!r}" for name in names)
-    return said and f"; check these environment variables: {said}"
+    settings = ", ".join(f"{name}={environment[name]!r}" for name in names)
+    return settings and f"; check these environment variables: {settings}"
 
 
 def allows_tcp(tls: str | None) -> bool:
@@ -53,12 +53,12 @@ def allows_process_reads(tls: str | None) -> bool:
     return _allows(tls, {"all", "cma", "sm", "shm"})
 
 
-def _allows(tls: str | None, one_of: set[str]) -> bool:
+def _allows(tls: str | None, transports: set[str]) -> bool:
     """Evaluate a list of allowed names, or after ``^`` of excluded names; empty allows all."""
     if not tls:
         return True
     names = {name.split(":")[0].strip() for name in tls.removeprefix("^").split(",")}
-    return names.isdisjoint(one_of) == tls.startswith("^")
+    return names.isdisjoint(transports) == tls.startswith("^")
 
 
 LOOK_S = 1.0
@@ -94,7 +94,7 @@ class Interfaces:
     def are_gone(self) -> bool:
         """Whether every interface is gone or has been replaced by another of the same name.
 
-        While one interface remains, UCX may still read over it: it does not tell which it uses.
+        While any interface remains, UCX may still read over it: UCX does not tell which it uses.
         """
         if not self.numbers:
             return False
@@ -107,7 +107,7 @@ class InterfaceWatch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Note the interfaces with which a transport is being set up."""
         self._clock = clock
-        self._found = Interfaces.found()
+        self._interfaces = Interfaces.found()
         self._look_s = 0.0
 
     def check(self) -> None:
@@ -115,16 +115,16 @@ class InterfaceWatch:
         now_s = self._clock()
         if now_s >= self._look_s:
             self._look_s = now_s + LOOK_S
-            if self._found.are_gone:
-                names = ", ".join(self._found.numbers)
+            if self._interfaces.are_gone:
+                names = ", ".join(self._interfaces.numbers)
                 raise TransportFailedError(
                     f"the network interfaces that memory was read over are gone ({names}), and UCX "
-                    f"does not use new ones: restart this process"
+                    f"does not use new interfaces: restart this process"
                 )
 
 
 def _number(name: str) -> int | None:
-    # Faster than listing all, because a tick of a few microseconds must not look like work.
+    # Listing all interfaces is slower, and a tick of a few microseconds must not look like work.
     try:
         return socket.if_nametoindex(name)
     except OSError:

@@ -63,7 +63,7 @@ def showing_store(listen: str, store: Store) -> Iterator[str]:
     Raises `ListenError` and `AddressInvalidError`.
     """
     thread = LoopThread(
-        "restow-store-metrics", lambda: SessionClosedError("metrics are shown no more")
+        "restow-store-metrics", lambda: SessionClosedError("metrics are no longer shown")
     )
     stack = AsyncExitStack()
     try:
@@ -133,7 +133,7 @@ def _layout_of(
 ) -> Layout | None:
     """Wait for an engine, and return its layout; None if the store must end before."""
     log = get_logger("restow.store").bind(engine=options.engine_id)
-    told = False
+    is_logged = False
     with AdminClient(options.broker, credentials=credentials) as admin:
         while True:
             try:
@@ -144,9 +144,9 @@ def _layout_of(
             else:
                 log.info("layout taken", of=engine_id, model=str(layout.model.identity))
                 return layout
-            if not told:
+            if not is_logged:
                 log.info("waiting for an engine to register", waits_for=engine_id)
-                told = True
+                is_logged = True
             try:
                 ends.get(timeout=LOOK_EVERY_S)
             except queue.Empty:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from restow.agents.agent import Agent
-from restow.agents.store.holdings import DiskThread, Holdings
+from restow.agents.store.holdings import DiskThread, StoredStates
 from restow.agents.store.kept import Pinned
 from restow.agents.store.run_files import RunLostError
 from restow.broker.client import (
@@ -28,7 +28,7 @@ from restow.broker.errors import ChainFormError, ChainInvalidError, RestowError
 from restow.broker.logs import get_logger
 
 MAX_HASHES = 1 << 18
-"""Most hashes of all waiting states: about 20 MB. Of longer prompts fewer may wait."""
+"""Most hashes of all waiting states: about 20 MB. Fewer states of longer prompts may wait."""
 
 
 class Waiting:
@@ -77,13 +77,13 @@ MOST_AT_ONCE = 4
 """Open requests, enough to have the next request granted while a state is read."""
 
 
-class Asking:
+class StateRequests:
     """Requests states, a few at a time. All methods but `hear` run on one thread."""
 
     def __init__(
         self,
         session: BlockingSession,
-        holdings: Holdings,
+        holdings: StoredStates,
         run: Callable[[Callable[[], None]], None],
         arrived: Callable[[Prefix], None],
     ) -> None:
@@ -117,18 +117,18 @@ class Asking:
             if self._holdings.holds(prefix):
                 self._holdings.use(prefix)
                 return
-            found = self._session.find([prefix.chain], limit=1)
+            answer = self._session.find([prefix.chain], limit=1)
         except RestowError as error:
             self._refuse(error)
             return
         self._open.add(prefix)
-        found.add_done_callback(lambda _: self._run(lambda: self._found(prefix, found)))
+        answer.add_done_callback(lambda _: self._run(lambda: self._found(prefix, answer)))
 
-    def _found(self, prefix: Prefix, found: Future[Holders]) -> None:
+    def _found(self, prefix: Prefix, answer: Future[Holders]) -> None:
         """Request the state if someone holds it: nothing is evicted for a state that is gone."""
         self._open.discard(prefix)
         try:
-            (holders,) = found.result()
+            (holders,) = answer.result()
             if any(holder.tokens == prefix.position_tokens for holder in holders):
                 self._reserve(prefix)
         except RestowError as error:
@@ -205,7 +205,7 @@ class Giving:
         self,
         session: BlockingSession,
         agent: Agent,
-        holdings: Holdings,
+        holdings: StoredStates,
         disk: DiskThread | None,
         run: Callable[[Callable[[], None]], None],
     ) -> None:

@@ -68,7 +68,7 @@ class StoreMemory:
 class DiskThread:
     """Reads and writes the disk on a thread, reads first. Any thread may give it work."""
 
-    def __init__(self, shelf: Shelf, holdings: Holdings, memory_bytes: int) -> None:
+    def __init__(self, shelf: Shelf, holdings: StoredStates, memory_bytes: int) -> None:
         """Start the thread. Up to half of ``memory_bytes`` may wait to be written."""
         self._shelf, self._holdings = shelf, holdings
         self._most_unwritten_bytes = memory_bytes // 2
@@ -135,7 +135,7 @@ def _log_failure(done: Future[None]) -> None:
     done.result()  # the executor logs what a callback raises, with its traceback
 
 
-class Teller(Protocol):
+class Announcer(Protocol):
     """Tells the broker what is held, as a session does."""
 
     def hold(
@@ -149,7 +149,7 @@ class Teller(Protocol):
         """Report hashes that are no longer held."""
 
 
-class Holdings:
+class StoredStates:
     """The states of one store. Thread-safe; only moving pages in memory takes time."""
 
     def __init__(
@@ -159,7 +159,7 @@ class Holdings:
         memory: StoreMemory,
         recomputing: Recomputing,
         shelf: Shelf | None,
-        teller: Teller,
+        teller: Announcer,
     ) -> None:
         """Begin with the states on disk. Nothing is reported before `tell_everything`."""
         self.shape = shape
@@ -188,7 +188,7 @@ class Holdings:
         self.shape.check(prefix)
         if self.form not in (None, prefix.form):
             raise ChainFormError(
-                f"the store has states hashed by {self.form}, but this one is hashed by "
+                f"the store has states hashed by {self.form}, but this state is hashed by "
                 f"{prefix.form}: have all engines hash alike, or start another store"
             )
 

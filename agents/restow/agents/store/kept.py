@@ -28,7 +28,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class State:
+class KeptState:
     """A state, which its key names."""
 
     pieces: tuple[PieceKey, ...]
@@ -49,7 +49,7 @@ class States:
     def __init__(self, free: Callable[[PieceKey, int], None]) -> None:
         """Begin empty; ``free`` is called with each piece that goes, and its page."""
         self.pieces: dict[PieceKey, Piece] = {}
-        self.by_key: dict[StateKey, State] = {}
+        self.by_key: dict[StateKey, KeptState] = {}
         self.order: list[StateKey] = []
         """All states, in arbitrary order, to sample from."""
         self._places: dict[StateKey, int] = {}
@@ -57,7 +57,7 @@ class States:
         """States by their last whole block: those that end in or at the end of it."""
         self._free = free
 
-    def add(self, name: StateKey, state: State) -> None:
+    def add(self, name: StateKey, state: KeptState) -> None:
         """Add a state whose pieces exist."""
         self.by_key[name] = state
         self._places[name] = len(self.order)
@@ -83,7 +83,7 @@ class States:
             self._leave(key, name)
 
     def base_tokens(self, name: StateKey) -> int:
-        """Return the position of the nearest state that this one extends; 0 if there is none."""
+        """Return the position of the nearest state that this state extends; 0 if there is none."""
         state = self.by_key[name]
         if state.base and state.base not in self.by_key:
             state.base = self._find_base(state, name)
@@ -100,8 +100,8 @@ class States:
             self.pieces[key].pins -= 1
             self._drop_unused(key)
 
-    def _find_base(self, state: State, name: StateKey) -> StateKey | None:
-        """Find the nearest state before this one, by its blocks."""
+    def _find_base(self, state: KeptState, name: StateKey) -> StateKey | None:
+        """Find the nearest state before this state, by its blocks."""
         for at in (*reversed(state.block_hashes), b""):
             known = [
                 (self.by_key[other].position_tokens, other)
@@ -134,8 +134,8 @@ class States:
             self._free(key, piece.page)
 
 
-def _last(name: StateKey, state: State) -> StateKey:
-    """Return the key of the last whole block; states without one share one key a salt."""
+def _last(name: StateKey, state: KeptState) -> StateKey:
+    """Return the key of the last whole block; states without a whole block share a salt's key."""
     return name._replace(hash=state.block_hashes[-1] if state.block_hashes else b"")
 
 
@@ -264,7 +264,7 @@ class Kept:
         return self.lacks(_keys(self.shape.pieces(prefix)))
 
     def lacks(self, keys: Iterable[PieceKey]) -> list[PieceKey]:
-        """Return those pieces that are not kept."""
+        """Return the pieces that are not kept."""
         return [key for key in keys if key not in self._pieces]
 
     def pin(self, prefix: Prefix, now_s: float) -> Pinned | None:
@@ -290,7 +290,7 @@ class Kept:
     def reserve(self, prefix: Prefix, now_s: float) -> Reserved | None:
         """Find pages for a state of which parts may be kept; None if there is no room.
 
-        The least valuable states are evicted for it, but no pinned ones.
+        The least valuable states are evicted for it, but no pinned states.
         """
         listed = self.shape.pieces(prefix)
         held_tokens = self._held_tokens(listed, prefix)
@@ -390,11 +390,11 @@ class Kept:
             by_page[key.group, piece.page] = piece
             if piece.pins:
                 pinned[key.group].add(piece.page)
-        found = self.room.gather(pinned)
-        for move in found:
+        gathered = self.room.gather(pinned)
+        for move in gathered:
             by_page[move.group, move.source].page = move.target
-        moves += found
-        return bool(found)
+        moves += gathered
+        return bool(gathered)
 
     def _victim(self, now_s: float) -> StateKey | None:
         """Return the least valuable of some states that are not pinned; None if all are pinned."""
@@ -426,11 +426,11 @@ class Kept:
 
     def _add(self, prefix: Prefix, now_s: float) -> None:
         keys = tuple(_keys(self.shape.pieces(prefix)))
-        state = State(keys, prefix.position_tokens, self.shape.block_hashes(prefix), now_s)
+        state = KeptState(keys, prefix.position_tokens, self.shape.block_hashes(prefix), now_s)
         self._states.add(StateKey.of(prefix), state)
 
     def _owner(self, prefix: Prefix, keys: tuple[PieceKey, ...]) -> StateKey | None:
-        """Return the state to count as used when these pieces are."""
+        """Return the state to count as used when these pieces are used."""
         name = StateKey.of(prefix)
         if name in self._states.by_key:
             return name

@@ -54,7 +54,7 @@ class Room:
         if slabs < 1 + len(self.strides):
             raise RoomTooSmallError(
                 f"{size_bytes} bytes are too few for a store: a page for each of the groups "
-                f"{', '.join(self.strides)} and one that stays unused take "
+                f"{', '.join(self.strides)} and a page that stays unused take "
                 f"{(1 + len(self.strides)) * self.slab_bytes} bytes",
             )
         self.size_bytes = slabs * self.slab_bytes

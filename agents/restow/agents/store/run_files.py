@@ -121,7 +121,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FileRun:
     """A run: the size of its file, and its pieces in the file's order."""
 
     size_bytes: int
@@ -135,7 +135,7 @@ class Runs:
         """Begin without runs. Pages of each group have ``strides`` bytes."""
         self.used_bytes = 0
         self.pieces: dict[PieceKey, Written] = {}
-        self.by_number: OrderedDict[int, Run] = OrderedDict()
+        self.by_number: OrderedDict[int, FileRun] = OrderedDict()
         """Runs by number, least recently used first."""
         self._strides = dict(strides)
 
@@ -149,7 +149,7 @@ class Runs:
         for key, checksum in checksums.items():
             self.pieces[key] = Written(run, end, checksum)
             end += self._strides[key.group]
-        self.by_number[run] = Run(end, tuple(checksums))
+        self.by_number[run] = FileRun(end, tuple(checksums))
         self.used_bytes += end
 
     def forget(self, run: int) -> tuple[PieceKey, ...]:
@@ -164,7 +164,7 @@ class Runs:
 
     def use(self, keys: Iterable[PieceKey]) -> None:
         """Mark the runs of these pieces as the most recently used."""
-        for run in {found.run for key in keys if (found := self.pieces.get(key))}:
+        for run in {written.run for key in keys if (written := self.pieces.get(key))}:
             self.by_number.move_to_end(run)
 
 
@@ -231,7 +231,7 @@ def read_journal(folder: Path, form: Record) -> tuple[list[Record], bool]:
     if not records:
         raise DiskOtherError(
             f"{folder / NAME} does not begin as a store's journal, so the folder may be another "
-            f"program's: give the store an empty folder, or empty this one",
+            f"program's: give the store an empty folder, or empty this folder",
             path=str(folder),
         )
     expected = {"format": FORMAT, **form}
@@ -239,7 +239,7 @@ def read_journal(folder: Path, form: Record) -> tuple[list[Record], bool]:
         unlike = ", ".join(_unlike(records[0], expected))
         raise DiskOtherError(
             f"{folder} has states of a store that differs in {unlike}: give this store another "
-            f"folder, or empty this one",
+            f"folder, or empty this folder",
             path=str(folder),
         )
     return records[1:], whole

@@ -60,7 +60,7 @@ class Shelf:
         self.lost = 0
         """States that were not written, and runs that could not be read."""
         self.hash_form: HashForm | None = None
-        """The form of all hashes in the folder; None before the first."""
+        """The form of all hashes in the folder; None before the first state."""
         self.on_gone: Callable[[Sequence[PieceKey]], None] = lambda _: None
         """Called with pieces that are gone, on the thread that noticed."""
         self._runs = Runs(strides)
@@ -158,10 +158,10 @@ class Shelf:
         """Read pieces into their pages. Raises `RunLostError`, and drops the run that failed."""
         by_run: dict[int, list[tuple[Written, Page]]] = {}
         for key, view in pages:
-            found = self._runs.pieces.get(key)
-            if found is None:
+            written = self._runs.pieces.get(key)
+            if written is None:
                 raise RunLostError("a piece of the state is no longer on disk")
-            by_run.setdefault(found.run, []).append((found, (key, view)))
+            by_run.setdefault(written.run, []).append((written, (key, view)))
         for run, pieces in by_run.items():
             try:
                 self._read_run(run, pieces)
@@ -178,9 +178,9 @@ class Shelf:
                 self._lose(number)
 
     def _read_run(self, run: int, pieces: Sequence[tuple[Written, Page]]) -> None:
-        read_pages(self._path(run), [(found.offset_bytes, view) for found, (_, view) in pieces])
-        for found, (key, view) in pieces:
-            if xxhash.xxh3_64_intdigest(view) != found.checksum:
+        read_pages(self._path(run), [(written.offset_bytes, view) for written, (_, view) in pieces])
+        for written, (key, view) in pieces:
+            if xxhash.xxh3_64_intdigest(view) != written.checksum:
                 raise RunLostError(f"a page of {key.group} differs from what was written")
 
     def _write_run(self, hash_form: HashForm, record: Record, views: Sequence[memoryview]) -> None:
@@ -241,7 +241,7 @@ class Shelf:
             self.on_gone(gone)
 
     def _drop(self, run: int) -> None:
-        """Drop a run: without its file its record is ignored. Raises `OSError`, and keeps it then.
+        """Drop a run: without its file its record is ignored. Raises `OSError`, and then keeps it.
 
         So a full disk has room again before anything is written, and a disk that cannot remove
         files loses nothing.

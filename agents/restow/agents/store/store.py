@@ -13,8 +13,8 @@ from typing import Self
 
 from restow.agents.agent import Agent
 from restow.agents.link.settings import AgentFigures
-from restow.agents.store.handoffs import Asking, Giving
-from restow.agents.store.holdings import DiskThread, Holdings, StoreMemory, run
+from restow.agents.store.handoffs import Giving, StateRequests
+from restow.agents.store.holdings import DiskThread, StoredStates, StoreMemory, run
 from restow.agents.store.kept import Recomputing
 from restow.agents.store.room import Room, Shape, in_room
 from restow.agents.store.shelf import Shelf
@@ -118,7 +118,7 @@ class Store:
             stack.callback(memory.close)
             session, agent = self._engine(memory)
             self._agent = agent
-            self._holdings = Holdings(
+            self._holdings = StoredStates(
                 *(self._shape, self._room, memory, self._options.recomputing),
                 *(self._shelf, session),
             )
@@ -132,7 +132,7 @@ class Store:
             # The disk and the worker give each other work, so first finish what the session left.
             stack.callback(lambda: worker.submit(int).result())
             written = disk.write if disk is not None else lambda _: None
-            self._asking = Asking(session, self._holdings, work, written)
+            self._asking = StateRequests(session, self._holdings, work, written)
             self._giving = Giving(session, agent, self._holdings, disk, work)
             self._disk = disk
             stack.enter_context(session)

@@ -61,7 +61,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(check, doctor, release, drain, forget, token),
 )
 STATUSES = {"BROKER_UNREACHABLE": 3, "ADDRESS_INVALID": 2, "SETTING_UNKNOWN": 2}
-"""Exit statuses by reason, but for 1."""
+"""Exit statuses by reason; other reasons exit with 1."""
 app.command(cls=ServeCommand)(serve)
 for command in COMMANDS:
     app.command()(command)
@@ -88,7 +88,9 @@ def options(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Say it and end."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Move and re-stow the state of hybrid language models between engines."""
@@ -97,7 +99,7 @@ def options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command.
+    """Run a command.
 
     Exits with 0, with 1 for a `RestowError`, with 2 for wrong usage, with 3 if no broker answers.
 
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    """Raise a `RestowError` too for bytes of an argument that are no UTF-8: no message has them."""
+    """Run a command. Raises `RequestError` too, for an argument whose bytes are no UTF-8."""
     try:
         app(arguments)
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""The operator's view of brokers: one set of calls, made blocking or with ``await``."""
+"""Operators' clients of brokers, with the same calls, blocking or with ``await``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class _Stubs(NamedTuple):
-    """The stubs of one broker, over one channel."""
+    """The stubs of a broker, over a channel."""
 
     channel: Any
     admin: Any
@@ -42,7 +42,7 @@ class _Stubs(NamedTuple):
 
 
 class _Admin:
-    """What both clients have: where brokers are, and who asks."""
+    """The common part of both clients: the brokers' addresses, and who asks."""
 
     _grpc: ClassVar[Any]
     """The module whose channels are used."""
@@ -56,12 +56,12 @@ class _Admin:
     ) -> None:
         """Prepare; the first call connects.
 
-        ``broker`` is HOST:PORT, or as gRPC writes addresses, or several with commas between them;
-        None: RESTOW_BROKER or the default. ``timeout_s`` is how long each call may take, at each
-        broker. ``tenant`` None is that of the identity, or the broker's default one.
-        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs, and
-        `AddressInvalidError`; like every call `ForkedError`, in a process that was forked after
-        the first client, session or agent.
+        ``broker`` is HOST:PORT or any address that gRPC accepts, or several with commas; None means
+        RESTOW_BROKER or the default. ``timeout_s`` is how long each call may take, at each broker.
+        ``tenant`` None means the tenant of the identity, or the broker's default tenant.
+        ``credentials`` None means those of the environment. Raises a `TrustError` of the
+        credentials, and `AddressInvalidError`. Like every call, it raises `ForkedError` in a
+        process that was forked after the first client, session or agent.
         """
         OWN_PROCESS.check()
         self.address = broker_address(broker)
@@ -94,9 +94,9 @@ class _Admin:
         return from_rpc_error(error, address, self._credentials.secure)
 
     def _ask_another(self, error: RestowError) -> bool:
-        """Return whether to ask another broker: the leader that this one names, or the next one.
+        """Return whether to ask another broker: the leader that this broker names, or the next.
 
-        Of all that were given each is asked once.
+        Each of the given brokers is asked once.
         """
         if error.reason == NotLeaderError.reason:
             return self._brokers.refused(error)
@@ -107,7 +107,7 @@ class _Admin:
         return False
 
     def _of_several(self, error: RestowError) -> RestowError:
-        """Return the error; where nobody answers, with the names of all."""
+        """Return the error; if no broker answers, it names all brokers."""
         if len(self.addresses) == 1 or not isinstance(error, BrokerUnreachableError):
             return error
         words = f"{error.message}; none of {', '.join(self.addresses)} answers"
@@ -137,11 +137,11 @@ def _awaited(
 class AdminClient(_Admin):
     """Makes calls of `restow.v1.Admin`: the operator's view of brokers. A context.
 
-    Each call waits for its answer, and is tried again while the broker is away, for a moment. It
-    raises `BrokerCallError` with the broker's refusal, or `BrokerUnreachableError`. Of answers
-    that are messages docs/api.md says what their fields mean.
+    Each call waits for its answer, and is repeated for a moment if the broker is away. It raises
+    `BrokerCallError` with the broker's refusal, or `BrokerUnreachableError`. docs/api.md says what
+    the fields of answers mean.
 
-    Where several brokers are given, the leader is asked: a standby names it.
+    If several brokers are given, the leader is asked: a standby names it.
     """
 
     _grpc: ClassVar = grpc
@@ -245,7 +245,7 @@ class AsyncAdminClient(_Admin):
             except RestowError as error:
                 if not self._ask_another(error):
                     raise await self._explained(address, error) from None
-            except asyncio.CancelledError:  # by a caller that has no more patience with this one
+            except asyncio.CancelledError:  # the caller no longer waits for this broker
                 self._brokers.failed()
                 raise
             else:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 RETRIES = {
     "methodConfig": [
         {
-            # All these calls may be repeated: a second one does nothing more. Find is not listed,
+            # All these calls may be repeated: a repetition changes nothing. Find is not listed,
             # because a standby answers with the same status.
             "name": [{"service": "restow.v1.Admin"}],
             "retryPolicy": {
@@ -45,7 +45,7 @@ PROBE_S = 45.0
 
 
 def admin_options(several: bool) -> tuple[tuple[str, int | str], ...]:
-    """Return channel options with which a quick broker restart goes unnoticed.
+    """Return channel options that hide a quick restart of the broker from callers.
 
     With ``several`` brokers another broker is called instead.
     """
@@ -64,7 +64,7 @@ class AdminCall(Generic[T]):
     least_s: float = 0.0
     """Least time that the call gets, whatever the client's timeout is."""
     of_broker: bool = False
-    """Whether it is one of `restow.v1.Broker`."""
+    """Whether it is a call of `restow.v1.Broker`."""
 
 
 def _whole(response: Any) -> Any:
@@ -89,7 +89,7 @@ def engines() -> AdminCall[list[pb.EngineInfo]]:
     return AdminCall(
         "ListEngines",
         pb.ListEnginesRequest(),
-        lambda found: list(found.engines),
+        lambda response: list(response.engines),
     )
 
 
@@ -99,12 +99,12 @@ def layout(engine_id: str) -> AdminCall[Layout]:
     Raises `BrokerCallError`, ENGINE_UNKNOWN.
     """
     request = pb.GetLayoutRequest(engine_id=engine_id)
-    return AdminCall("GetLayout", request, lambda found: layout_from_proto(found.layout))
+    return AdminCall("GetLayout", request, lambda response: layout_from_proto(response.layout))
 
 
 def agents() -> AdminCall[list[pb.AgentInfo]]:
     """Return the connected agents, by engine and rank."""
-    return AdminCall("ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents))
+    return AdminCall("ListAgents", pb.ListAgentsRequest(), lambda response: list(response.agents))
 
 
 def holdings() -> AdminCall[pb.ListHoldingsResponse]:
@@ -161,7 +161,7 @@ def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:
 
 
 def brokers() -> AdminCall[pb.ListBrokersResponse]:
-    """Return the brokers of the fleet, and how the broker stands that is asked.
+    """Return the brokers of the fleet, and the standing of the broker that is asked.
 
     A standby answers this call, too. The only broker has no ``membership`` in its answer.
     """
@@ -174,7 +174,7 @@ def costs() -> AdminCall[pb.ListCostsResponse]:
 
 
 def probe_pair(source: str, destination: str) -> AdminCall[pb.ProbePairResponse]:
-    """Let an agent of engine ``destination`` read from one of ``source``; return how it read.
+    """Let an agent of ``destination`` read from an agent of ``source``; return how it read.
 
     No engine's pages are touched. It may take 45 s, whatever the client's ``timeout_s`` is. Raises
     `BrokerCallError`, PAIR_NOT_READY.
@@ -191,7 +191,7 @@ def audit() -> AdminCall[pb.AuditBrokerResponse]:
 def release(handoff_id: str) -> AdminCall[pb.HandoffInfo]:
     """Give handoff ``handoff_id`` up, even if a side waits for it, and return how it ended."""
     request = pb.ReleaseHandoffRequest(handoff_id=handoff_id)
-    return AdminCall("ReleaseHandoff", request, lambda found: found.handoff)
+    return AdminCall("ReleaseHandoff", request, lambda response: response.handoff)
 
 
 def drain_engine(engine_id: str, draining: bool = True) -> AdminCall[int]:
@@ -201,7 +201,7 @@ def drain_engine(engine_id: str, draining: bool = True) -> AdminCall[int]:
     `BrokerCallError`, ENGINE_UNKNOWN.
     """
     request = pb.DrainEngineRequest(engine_id=engine_id, draining=draining)
-    return AdminCall("DrainEngine", request, lambda found: found.open)
+    return AdminCall("DrainEngine", request, lambda response: response.open)
 
 
 def forget_states(revision: str) -> AdminCall[int]:
@@ -210,7 +210,7 @@ def forget_states(revision: str) -> AdminCall[int]:
     Raises as every call does, and `BrokerCallError` for an empty text.
     """
     request = pb.ForgetStatesRequest(revision=revision)
-    return AdminCall("ForgetStates", request, lambda found: found.stores)
+    return AdminCall("ForgetStates", request, lambda response: response.stores)
 
 
 def forget_engine(engine_id: str) -> AdminCall[int]:
@@ -219,7 +219,7 @@ def forget_engine(engine_id: str) -> AdminCall[int]:
     Raises `BrokerCallError`, ENGINE_CONNECTED or ENGINE_UNKNOWN.
     """
     request = pb.ForgetEngineRequest(engine_id=engine_id)
-    return AdminCall("ForgetEngine", request, lambda found: found.ended)
+    return AdminCall("ForgetEngine", request, lambda response: response.ended)
 
 
 def abandon(handoff_id: str) -> AdminCall[str]:
@@ -228,7 +228,7 @@ def abandon(handoff_id: str) -> AdminCall[str]:
     Returns the name of its end ("CANCELLED"), or of the state in which it was left.
     """
     request = pb.AbandonHandoffRequest(handoff_id=handoff_id)
-    return AdminCall("AbandonHandoff", request, lambda found: state_name(found.state))
+    return AdminCall("AbandonHandoff", request, lambda response: state_name(response.state))
 
 
 def set_draining(draining: bool) -> AdminCall[int]:
@@ -237,4 +237,4 @@ def set_draining(draining: bool) -> AdminCall[int]:
     Returns how many handoffs are granted and have not ended.
     """
     request = pb.SetDrainingRequest(draining=draining)
-    return AdminCall("SetDraining", request, lambda found: found.granted)
+    return AdminCall("SetDraining", request, lambda response: response.granted)

@@ -1,1 +1,1 @@
-"""The broker's state machines, without I/O: events and a time go in, actions come out."""
+"""The broker's state machines. They do no I/O: they take events and a time, and return actions."""

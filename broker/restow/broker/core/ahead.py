@@ -89,17 +89,17 @@ class Ahead:
     def _pairs(self, engine: EngineRecord) -> Iterator[_Expected]:
         """Yield possible pairs; pairs of different layouts first, as P and D often differ."""
         pool = reversed(self._members.pools[pool_of(engine)].values())
-        others = [
-            other
-            for other in islice(pool, LOOKED_AT)
-            if other is not engine and other.complete and _may_be_alike(other, engine)
+        partners = [
+            partner
+            for partner in islice(pool, LOOKED_AT)
+            if partner is not engine and partner.complete and _may_be_alike(partner, engine)
         ]
-        others.sort(key=lambda other: other.layout_digest == engine.layout_digest)
-        for other in others:
-            if engine.may_publish and other.may_ask:
-                yield _Expected(engine, other)
-            if other.may_publish and engine.may_ask:
-                yield _Expected(other, engine)
+        partners.sort(key=lambda partner: partner.layout_digest == engine.layout_digest)
+        for partner in partners:
+            if engine.may_publish and partner.may_ask:
+                yield _Expected(engine, partner)
+            if partner.may_publish and engine.may_ask:
+                yield _Expected(partner, engine)
 
     def tick(self, now_s: float) -> list[Action]:
         """Continue with a single pair."""
@@ -147,16 +147,16 @@ class Ahead:
         if not self._queues:
             return None
         tenant, queue = self._queues.popitem(last=False)
-        found = queue.popitem(last=False)
+        entry = queue.popitem(last=False)
         if queue:
             self._queues[tenant] = queue
-        return found
+        return entry
 
     def _put_back(self, key: PairKey, pair: _Expected) -> None:
         """Queue a pair again, behind all others."""
         self._queues.setdefault(key.tenant, OrderedDict()).setdefault(key, pair)
 
 
-def _may_be_alike(engine: EngineRecord, other: EngineRecord) -> bool:
+def _may_be_alike(engine: EngineRecord, partner: EngineRecord) -> bool:
     """Return whether two engines may have equal weights; a store has states of any weights."""
-    return engine.keeps or other.keeps or engine.revision == other.revision
+    return engine.keeps or partner.keeps or engine.revision == partner.revision

@@ -188,7 +188,7 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
                 continue
             if returned or directory.probing.awaited_by(handoff.number):
                 continue
-            if pair is not None and not directory.granting.draining:
+            if pair is not None and handoff.stands and not directory.granting.draining:
                 yield f"handoff {name} could be granted, but is not"
             elif pair is None and handoff.number not in directory.plans.planning.get(key, ()):
                 yield f"handoff {name} waits for a plan that nobody makes"
@@ -250,9 +250,9 @@ def _check_tenants(directory: Directory) -> Iterator[str]:
             len(engine.quarantined) for engine in engines if engine.key.tenant == tenant
         )
         counted = (held.engines, held.live, held.quarantined, list(held.ended))
-        found = (present[tenant], live[tenant], quarantined, remembered.get(tenant, []))
-        if counted != found:
-            yield f"tenant {tenant} holds {found}, but the counts are {counted}"
+        recount = (present[tenant], live[tenant], quarantined, remembered.get(tenant, []))
+        if counted != recount:
+            yield f"tenant {tenant} holds {recount}, but the counts are {counted}"
         if not any(counted):
             yield f"tenant {tenant} holds nothing, but is counted"
 

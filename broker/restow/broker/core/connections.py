@@ -30,7 +30,7 @@ class Connections:
         """Admit an agent in place of an earlier agent of its rank.
 
         Raises `AgentUnknownError`, `AgentMismatchError`, `EngineReplacedError`,
-        `AgentReplacedError` if another agent has replaced this one, and `QuotaExceededError` or
+        `AgentReplacedError` if another agent has replaced this agent, and `QuotaExceededError` or
         `DirectoryFullError` for its bytes.
         """
         engine.check_there()

@@ -1,7 +1,7 @@
 """The directory: the broker's whole state, and the effect of each message of an engine.
 
-It does no I/O: events and a time go in, actions come out. It is not thread-safe; the server calls
-it from a single event loop.
+It does no I/O: it takes events and a time, and returns actions. It is not thread-safe; the server
+calls it from a single event loop.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ class Directory:
                 self.ledger.wait_for_demand(handoff, now_s)
             raise
         if asking is None:
-            return self.ledger.part_of(handoff, engine).tell_sampled()
+            part = self.ledger.part_of(handoff, engine)
+            return part.tell_sampled() + self.granting.advance(part, now_s)
         engine.asks = True
         if wish.revision != engine.revision and not engine.has_revision(wish.revision):
             return self.ledger.stop(asking, revision_changed(engine), now_s)

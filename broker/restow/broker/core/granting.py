@@ -145,7 +145,7 @@ class Granting:
             wanted = destination.revision_said(handoff.demand.revision)
             ours, theirs = source.identity(handoff.side.revision), destination.identity(wanted)
             return self._ledger.stop(handoff, _other_weights(ours, theirs), now_s)
-        complete = source.complete and destination.complete
+        complete = source.complete and destination.complete and handoff.stands
         if complete:
             handoff.lease.agents_came()
         key = self._plans.key_of(source, destination)

@@ -265,6 +265,7 @@ class Membership:
         self._prefixes.forget(engine.key)
         if engine.leaves:  # it will say so again, unless this is another process of the incarnation
             engine.leaves, engine.drains_since_s = False, 0.0
+        engine.session_over(now_s)
         engine.has_session, engine.session_s = True, now_s
         return self._connections.session_opened(engine, now_s)
 
@@ -273,6 +274,7 @@ class Membership:
         self._prefixes.forget(engine.key)
         engine.has_session = engine.handing_over = False
         engine.session_s = inf
+        engine.session_over(now_s)
         engine.last_seen_s = now_s
 
     def sweep(self, now_s: float) -> list[Action]:
@@ -304,6 +306,6 @@ class Membership:
         for engine in self.engines.values():
             asking[pool_of(engine)] += engine.may_ask
         for engine in self.engines.values():
-            others = asking[pool_of(engine)] - engine.may_ask
-            for number in () if others else engine.handoffs:
+            other_askers = asking[pool_of(engine)] - engine.may_ask
+            for number in () if other_askers else engine.handoffs:
                 self._ledger.wait_for_demand(self._ledger.by_number[number], now_s)

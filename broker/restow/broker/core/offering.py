@@ -17,7 +17,7 @@ from restow.broker.core.common.actions import Action, SendKeep, SendOffer, TellF
 from restow.broker.core.common.events import Failure, NamedPrefix
 from restow.broker.core.common.keys import EngineKey, State
 from restow.broker.core.engines.engine import EngineRecord, pool_of
-from restow.broker.core.handoffs.demand import Offer
+from restow.broker.core.handoffs.demand import PrefixOffers
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.membership import Membership
@@ -31,7 +31,7 @@ class Offering:
 
     def __init__(self, ledger: Ledger, members: Membership, prefixes: Prefixes) -> None:
         """Begin without offers."""
-        self.open: dict[int, Offer] = {}
+        self.open: dict[int, PrefixOffers] = {}
         """By handoff number."""
         self.asked = 0
         """Demands that needed offers."""
@@ -51,7 +51,7 @@ class Offering:
         if handoff.source is not None or destination is None:
             return []  # an engine already publishes it, as after a restart of the broker
         self.asked += 1
-        offer = handoff.offer = Offer(prefix.position_tokens)
+        offer = handoff.offer = PrefixOffers(prefix.position_tokens)
         try:
             revision = destination.revision_said(handoff.demand.revision)
             chain = prefix.chain(destination.identity(revision))
@@ -155,7 +155,7 @@ class Offering:
             for store in _stores(engines.values())
         ]
 
-    def _declined(self, handoff: Handoff, offer: Offer, now_s: float) -> list[Action]:
+    def _declined(self, handoff: Handoff, offer: PrefixOffers, now_s: float) -> list[Action]:
         offer.declined += 1
         self.declined += 1
         engine = self._members.engines.get(offer.engine) if offer.engine is not None else None
@@ -163,7 +163,7 @@ class Offering:
             engine.offers_declined += 1
         return self._next(handoff, offer, now_s)
 
-    def _next(self, handoff: Handoff, offer: Offer, now_s: float) -> list[Action]:
+    def _next(self, handoff: Handoff, offer: PrefixOffers, now_s: float) -> list[Action]:
         prefix = handoff.demand.prefix
         while offer.left and prefix is not None:
             key = offer.left.pop()

@@ -15,7 +15,7 @@ from restow.broker.errors import RestowError
 
 
 class Plans:
-    """The known plans, those used last at the end, and the handoffs that wait for others."""
+    """The known plans, the latest used at the end, and the handoffs that wait for other plans."""
 
     def __init__(self, ledger: Ledger, probing: Probing) -> None:
         """Begin without plans."""

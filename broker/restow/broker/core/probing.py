@@ -45,7 +45,7 @@ class ProbeEnd(NamedTuple):
 
 
 class Probes:
-    """The running probes of a kind: answers and the time go in, actions and ends come out."""
+    """The running probes of a kind. They take answers and the time, and return actions and ends."""
 
     def __init__(self, numbering: Numbering) -> None:
         """Begin without probes; all kinds share ``numbering``, so that numbers are unique."""

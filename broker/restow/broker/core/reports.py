@@ -48,7 +48,7 @@ class Reports:
         """Record that a rank of P has ``tokens`` leading tokens in memory, or for 0 the whole.
 
         Fences of leading tokens before the publication are ignored, because the rank will send
-        later ones.
+        later fences.
 
         Raises `RequestError`, `HandoffOwnedError`, `QuotaExceededError` or `DirectoryFullError`; in
         any case nothing changes.

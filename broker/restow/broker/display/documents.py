@@ -1,7 +1,8 @@
 """Turn a broker's answers to operators into documents: what ``--json`` prints.
 
 Scripts rely on this form. Tables, ``restow top`` and the status page are made of it too, by `rows`.
-Every field of a message stands in its document under its own name, and null means unknown or none.
+Every field of a message stands in its document under its own name, and null means unknown or
+absent.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NULL_IF_EMPTY: Final = frozenset(
         *("waits_for", "readers", "block_tokens", "window_tokens", "failure"),
     }
 )
-"""Fields without presence whose zero value means that there is none."""
+"""Fields without presence whose zero value means that the thing is absent."""
 READING: Final = ("expected_bytes", "reading_ranks", "settled_ranks")
 """Fields of a handoff that is granted and has not ended; else null."""
 BY_PREFIX: Final = ("prefix_tokens", "offers", "offers_declined")
@@ -44,7 +45,7 @@ IDENTITY: Final = ("tenant", "model", "revision", "adapter", "quantisation")
 
 
 def document(message: Message) -> Values:
-    """Return the fields of a message by name, and those of the messages in it alike.
+    """Return the fields of a message by name; messages inside it become documents too.
 
     >>> document(pb.TrafficStep(done=2, p50_s=0.1))
     {'done': 2, 'failed': 0, 'cancelled': 0, 'bytes': 0, 'p50_s': 0.1, 'p99_s': None}
@@ -59,9 +60,9 @@ def _converters(message: Descriptor) -> list[tuple[str, Callable[[Message, str],
 
 def _converter(field: FieldDescriptor) -> Callable[[Message, str], Any]:
     """Return a function that converts a field of a message, by its name."""
-    convert: Callable[[Any], Any] = document if field.message_type else _of_one(field)
+    convert: Callable[[Any], Any] = document if field.message_type else _scalar_converter(field)
     if field.is_repeated:
-        return lambda message, name: [convert(one) for one in getattr(message, name)]
+        return lambda message, name: [convert(value) for value in getattr(message, name)]
     if field.has_presence:
         return lambda message, name: (
             convert(getattr(message, name)) if message.HasField(name) else None
@@ -69,9 +70,9 @@ def _converter(field: FieldDescriptor) -> Callable[[Message, str], Any]:
     return lambda message, name: convert(getattr(message, name))
 
 
-def _of_one(field: FieldDescriptor) -> Callable[[Any], Any]:
+def _scalar_converter(field: FieldDescriptor) -> Callable[[Any], Any]:
     if field.enum_type:
-        names = {one.number: one.name for one in field.enum_type.values}
+        names = {value.number: value.name for value in field.enum_type.values}
         return lambda number: names[number].removeprefix("HANDOFF_STATE_")
     if field.name in DIGITS:
         return partial(round, ndigits=DIGITS[field.name])
@@ -80,13 +81,13 @@ def _of_one(field: FieldDescriptor) -> Callable[[Any], Any]:
 
 def _with_ends(told: Values) -> Values:
     """Replace the counts of states by a count of each state in which handoffs end."""
-    counts = {one["state"]: one["count"] for one in told.pop("ended")}
+    counts = {count["state"]: count["count"] for count in told.pop("ended")}
     return {**told, "handoffs_ended": {state: counts.get(state, 0) for state in ENDS}}
 
 
 def tenants_json(tenants: Iterable[pb.TenantInfo]) -> Values:
     """Return what ``restow tenants --json`` prints."""
-    return {"tenants": [_with_ends(document(one)) for one in tenants]}
+    return {"tenants": [_with_ends(document(tenant)) for tenant in tenants]}
 
 
 def status_json(status: pb.GetStatusResponse, address: str) -> Values:
@@ -96,24 +97,27 @@ def status_json(status: pb.GetStatusResponse, address: str) -> Values:
 
 
 def traffic_json(status: pb.GetStatusResponse) -> Values:
-    """Return what ended in the last quarter of an hour; of an older broker, nothing."""
+    """Return what ended in the last quarter of an hour, by step and by pair of engines.
+
+    An older broker reports none.
+    """
     told = document(status)
     return {
         "step_s": told["step_s"],
         "steps": told["steps"],
-        "pairs": [{**one.pop("traffic"), **one} for one in told["pairs"]],
+        "pairs": [{**pair.pop("traffic"), **pair} for pair in told["pairs"]],
         "pairs_left_out": told["pairs_left_out"],
     }
 
 
 def engines_json(engines: Iterable[pb.EngineInfo]) -> Values:
     """Return what ``restow engines --json`` prints."""
-    return {"engines": [document(one) for one in engines]}
+    return {"engines": [document(engine) for engine in engines]}
 
 
 def agents_json(agents: Iterable[pb.AgentInfo]) -> Values:
     """Return what ``restow agents --json`` prints."""
-    return {"agents": [document(one) for one in agents]}
+    return {"agents": [document(agent) for agent in agents]}
 
 
 def _info_json(info: pb.HandoffInfo) -> Values:
@@ -125,15 +129,17 @@ def _info_json(info: pb.HandoffInfo) -> Values:
 def handoffs_json(response: pb.ListHandoffsResponse) -> Values:
     """Return what ``restow handoffs --json`` prints."""
     return {
-        "handoffs": [_info_json(one) for one in response.handoffs],
+        "handoffs": [_info_json(handoff) for handoff in response.handoffs],
         "left_out": response.left_out,
     }
 
 
 def leases_json(response: pb.ListHandoffsResponse, limit: int) -> Values:
-    """Return what ``restow leases --json`` prints: those that end first come first."""
-    leases = [one for one in map(_info_json, response.handoffs) if one["lease_s"] is not None]
-    leases.sort(key=lambda one: one["lease_s"])
+    """Return what ``restow leases --json`` prints: leases that end first come first."""
+    leases = [
+        handoff for handoff in map(_info_json, response.handoffs) if handoff["lease_s"] is not None
+    ]
+    leases.sort(key=lambda handoff: handoff["lease_s"])
     return {"leases": leases[:limit], "left_out": max(0, len(leases) - limit)}
 
 
@@ -145,9 +151,9 @@ def handoff_json(response: pb.GetHandoffResponse) -> Values:
         **_info_json(response.handoff),
         "meaning": advice.meaning if advice else None,
         "next_step": advice.next_step if advice else None,
-        "timeline": [document(one) for one in response.timeline],
-        "spans": [document(one) for one in response.spans],
-        "deliveries": [handoff_json(one) for one in response.deliveries],
+        "timeline": [document(event) for event in response.timeline],
+        "spans": [document(span) for span in response.spans],
+        "deliveries": [handoff_json(delivery) for delivery in response.deliveries],
     }
 
 
@@ -158,36 +164,41 @@ def costs_json(response: pb.ListCostsResponse) -> Values:
 
 
 def holdings_json(response: pb.ListHoldingsResponse, beginning: str = "") -> Values:
-    """Return what ``restow holdings --json`` prints: of engines whose ids begin so."""
+    """Return what ``restow holdings --json`` prints.
+
+    Only engines whose ids start with ``beginning`` are listed.
+    """
     told = document(response)
     return {
         "engines": [
-            {**one.pop("form"), **one}
-            for one in told["engines"]
-            if one["engine_id"].startswith(beginning)
+            {**engine.pop("form"), **engine}
+            for engine in told["engines"]
+            if engine["engine_id"].startswith(beginning)
         ],
         "tenants": told["tenants"],
     }
 
 
 def models_json(engines: Iterable[Values]) -> list[Values]:
-    """Return each model with the ids of its engines, from what ``restow engines`` has of them."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    for one in engines:
-        found.setdefault(tuple(one[name] for name in IDENTITY), []).append(one["engine_id"])
+    """Return each model with the ids of its engines, from the engines of ``restow engines``."""
+    engines_of: dict[tuple[str, ...], list[str]] = {}
+    for engine in engines:
+        engines_of.setdefault(tuple(engine[name] for name in IDENTITY), []).append(
+            engine["engine_id"]
+        )
     return [
         {**dict(zip(IDENTITY, model, strict=True)), "engines": sorted(ids)}
-        for model, ids in sorted(found.items())
+        for model, ids in sorted(engines_of.items())
     ]
 
 
 def mixed_weights(models: Iterable[Values]) -> list[str]:
     """Return a sentence for each model whose engines have different weights."""
     by_name: dict[tuple[str, str], list[str]] = {}
-    for one in models:
-        words = [one["revision"] or "no revision", one["adapter"], one["quantisation"]]
-        who = f"{', '.join(one['engines'])} of {' '.join(filter(None, words))}"
-        by_name.setdefault((one["tenant"], one["model"]), []).append(who)
+    for model in models:
+        words = [model["revision"] or "no revision", model["adapter"], model["quantisation"]]
+        who = f"{', '.join(model['engines'])} of {' '.join(filter(None, words))}"
+        by_name.setdefault((model["tenant"], model["model"]), []).append(who)
     return [
         f"{name}: {'; '.join(who)}: nothing is handed over between these"
         for (_, name), who in by_name.items()

@@ -1,4 +1,4 @@
-"""Make what people are shown of documents: titles, texts with units, and what to sort by.
+"""Turn documents into what people are shown: titles, texts with units, and sort amounts.
 
 The tables of the commands, ``restow top`` and the status page all take their columns, figures and
 bars from here, so that a number has the same title and the same unit everywhere.
@@ -17,8 +17,8 @@ NOTHING: Final = "-"
 """Shown for what is not known."""
 
 
-class Column(NamedTuple):
-    """Show a part of a document as a text, and sort by an amount, or else by that text."""
+class ShownColumn(NamedTuple):
+    """Show a part of a document as a text, and sort by its amount, or else by the text."""
 
     text: Callable[[Values], str]
     amount: Callable[[Values], float | None] | None = None
@@ -29,66 +29,77 @@ def known(value: float | None, words: Callable[[float], str]) -> str:
     return NOTHING if value is None else words(value)
 
 
-def progress_text(one: Values) -> str:
-    """Return how much of a granted handoff is read, by the ranks that have ended their part."""
-    if not one["reading_ranks"]:
+def progress_text(handoff: Values) -> str:
+    """Return how much of a granted handoff is read, and how many ranks have ended their part."""
+    if not handoff["reading_ranks"]:
         return NOTHING
-    words = f"{size_text(one['bytes'])} of {size_text(one['expected_bytes'])}"
-    if one["reading_ranks"] == 1:
+    words = f"{size_text(handoff['bytes'])} of {size_text(handoff['expected_bytes'])}"
+    if handoff["reading_ranks"] == 1:
         return words
-    return f"{words}, {one['settled_ranks']} of {one['reading_ranks']} ranks"
+    return f"{words}, {handoff['settled_ranks']} of {handoff['reading_ranks']} ranks"
 
 
-def destination_text(one: Values) -> str:
+def destination_text(handoff: Values) -> str:
     """Return D, or how many readers of a publication have the state."""
-    readers = f"{one['delivered']} of {one['readers']} readers" if one["readers"] else NOTHING
-    return str(one["destination_engine"] or readers)
+    readers = (
+        f"{handoff['delivered']} of {handoff['readers']} readers" if handoff["readers"] else NOTHING
+    )
+    return str(handoff["destination_engine"] or readers)
 
 
-def _reason_and_detail(one: Values) -> str:
-    return f"{one['reason']}: {one['detail']}" if one["reason"] else ""
+def _reason_and_detail(handoff: Values) -> str:
+    return f"{handoff['reason']}: {handoff['detail']}" if handoff["reason"] else ""
 
 
-COLUMNS: Final[Mapping[str, Column]] = {
-    "tenant": Column(lambda one: one["tenant"]),
-    "broker": Column(lambda one: one["broker"] or NOTHING),
-    "handoff": Column(lambda one: one["handoff_id"]),
-    "state": Column(lambda one: one["state"]),
-    "from": Column(lambda one: one["source_engine"] or NOTHING),
-    "to": Column(destination_text),
-    "tokens": Column(
-        lambda one: str(one["position_tokens"] or NOTHING), lambda one: one["position_tokens"]
+COLUMNS: Final[Mapping[str, ShownColumn]] = {
+    "tenant": ShownColumn(lambda handoff: handoff["tenant"]),
+    "broker": ShownColumn(lambda handoff: handoff["broker"] or NOTHING),
+    "handoff": ShownColumn(lambda handoff: handoff["handoff_id"]),
+    "state": ShownColumn(lambda handoff: handoff["state"]),
+    "from": ShownColumn(lambda handoff: handoff["source_engine"] or NOTHING),
+    "to": ShownColumn(destination_text),
+    "tokens": ShownColumn(
+        lambda handoff: str(handoff["position_tokens"] or NOTHING),
+        lambda handoff: handoff["position_tokens"],
     ),
-    "read": Column(lambda one: size_text(one["bytes"]), lambda one: one["bytes"]),
-    "progress": Column(progress_text, lambda one: one["bytes"] if one["reading_ranks"] else None),
-    "age": Column(lambda one: duration_text(one["age_s"]), lambda one: one["age_s"]),
-    "lease": Column(
-        lambda one: known(one["lease_s"], lambda left_s: duration_text(max(0.0, left_s))),
-        lambda one: one["lease_s"],
+    "read": ShownColumn(
+        lambda handoff: size_text(handoff["bytes"]), lambda handoff: handoff["bytes"]
     ),
-    "in": Column(
-        lambda one: known(one["transfer_s"], duration_text), lambda one: one["transfer_s"]
+    "progress": ShownColumn(
+        progress_text, lambda handoff: handoff["bytes"] if handoff["reading_ranks"] else None
     ),
-    "ago": Column(
-        lambda one: known(one["ended_ago_s"], duration_text), lambda one: one["ended_ago_s"]
+    "age": ShownColumn(
+        lambda handoff: duration_text(handoff["age_s"]), lambda handoff: handoff["age_s"]
     ),
-    "by": Column(lambda one: ", ".join(one["strategies"]) or NOTHING),
-    "waits for": Column(lambda one: one["waits_for"] or ""),
-    "reason": Column(lambda one: one["reason"] or NOTHING),
-    "detail": Column(lambda one: one["detail"] or one["waits_for"] or ""),
-    "why": Column(_reason_and_detail),
+    "lease": ShownColumn(
+        lambda handoff: known(handoff["lease_s"], lambda left_s: duration_text(max(0.0, left_s))),
+        lambda handoff: handoff["lease_s"],
+    ),
+    "in": ShownColumn(
+        lambda handoff: known(handoff["transfer_s"], duration_text),
+        lambda handoff: handoff["transfer_s"],
+    ),
+    "ago": ShownColumn(
+        lambda handoff: known(handoff["ended_ago_s"], duration_text),
+        lambda handoff: handoff["ended_ago_s"],
+    ),
+    "by": ShownColumn(lambda handoff: ", ".join(handoff["strategies"]) or NOTHING),
+    "waits for": ShownColumn(lambda handoff: handoff["waits_for"] or ""),
+    "reason": ShownColumn(lambda handoff: handoff["reason"] or NOTHING),
+    "detail": ShownColumn(lambda handoff: handoff["detail"] or handoff["waits_for"] or ""),
+    "why": ShownColumn(_reason_and_detail),
 }
 """Columns of handoffs, by title."""
 UNDER_WAY: Final = (
     *("handoff", "state", "age", "lease", "from", "to", "tokens", "progress", "waits for"),
 )
-"""Of handoffs that have not ended. A narrow screen leaves the last two out."""
+"""Columns of handoffs that have not ended. A narrow screen leaves the last two out."""
 ENDED: Final = ("handoff", "state", "from", "to", "read", "in", "by", "ago", "why")
 
 
-def row(one: Values, titles: Iterable[str]) -> list[str]:
+def row(handoff: Values, titles: Iterable[str]) -> list[str]:
     """Return the texts of a handoff in some columns."""
-    return [COLUMNS[title].text(one) for title in titles]
+    return [COLUMNS[title].text(handoff) for title in titles]
 
 
 def has_words(texts: Iterable[str], words: str) -> bool:
@@ -117,13 +128,13 @@ def pair_row(pair: Values) -> tuple[str, ...]:
 
 def name_tenants(rows: Iterable[Values], *names: str) -> None:
     """Put the tenant of each row before the names of its engines."""
-    for one in rows:
+    for entry in rows:
         for name in names:
-            one[name] = one[name] and f"{one['tenant']}/{one[name]}"
+            entry[name] = entry[name] and f"{entry['tenant']}/{entry[name]}"
 
 
 def held_text(groups: Iterable[Values]) -> str:
-    """Return how much an engine says that it holds, in a few words; empty: nothing.
+    """Return how much an engine says that it holds, in a few words; empty if it holds nothing.
 
     >>> attention = {"count": 3, "block_tokens": 16, "window_tokens": None}
     >>> state = {"count": 2, "block_tokens": None, "window_tokens": None}
@@ -134,8 +145,8 @@ def held_text(groups: Iterable[Values]) -> str:
     tokens = [group["count"] * group["block_tokens"] for group in whole if group["block_tokens"]]
     snapshots = [group["count"] for group in whole if not group["block_tokens"]]
     counted = ((tokens, "token"), (snapshots, "snapshot"))
-    least = [(min(counts), what) for counts, what in counted if counts]
-    return ", ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in least)
+    least = [(min(counts), unit) for counts, unit in counted if counts]
+    return ", ".join(f"{count} {unit}{'s' * (count != 1)}" for count, unit in least)
 
 
 class Figure(NamedTuple):
@@ -150,14 +161,14 @@ def figures(
     status: Values, engines: Sequence[Values], traffic: Values, lease_s: float | None
 ) -> list[Figure]:
     """Return the figures of a broker; ``lease_s`` is what the shortest lease has left."""
-    ready = sum(one["session"] and one["agents"] == one["ranks"] for one in engines)
+    ready = sum(engine["session"] and engine["agents"] == engine["ranks"] for engine in engines)
     # The last step is not over yet.
     last = traffic["steps"][-2] if len(traffic["steps"]) > 1 else None
     ends = last and (last["done"] + last["failed"] + last["cancelled"]) / traffic["step_s"]
     read_bytes = last and last["bytes"] / traffic["step_s"]
     return [
         Figure("engines ready", f"{ready} of {len(engines)}", ready < len(engines)),
-        Figure("agents", str(sum(one["agents"] for one in engines))),
+        Figure("agents", str(sum(engine["agents"] for engine in engines))),
         Figure("under way", str(status["handoffs_live"])),
         Figure(
             "quarantine", str(status["handoffs_quarantined"]), status["handoffs_quarantined"] > 0
@@ -173,8 +184,8 @@ def figures(
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """Hold a number of each step of the last quarter of an hour; None: it is not known."""
+class ChartSeries:
+    """Hold a number of each step of the last quarter of an hour; None if it is not known."""
 
     title: str
     values: Sequence[float | None]
@@ -183,25 +194,27 @@ class Series:
     @property
     def top(self) -> str:
         """The highest value, in words."""
-        highest = max((one for one in self.values if one is not None), default=0.0)
+        highest = max((value for value in self.values if value is not None), default=0.0)
         return f"top {self.words(highest)}" if highest else "none"
 
 
-def series(traffic: Values, last_s: float | None = None) -> list[Series]:
+def series(traffic: Values, last_s: float | None = None) -> list[ChartSeries]:
     """Return rates of ends and of bytes, times from the grant to the end, and failures.
 
-    ``last_s`` is how long the last step has lasted; None: take it for a whole one.
+    ``last_s`` is how long the last step has lasted; None means a whole step.
     """
     steps, step_s = traffic["steps"], traffic["step_s"]
     seconds = [step_s] * (len(steps) - 1) + [last_s or step_s]
     timed = list(zip(steps, seconds, strict=False))
-    ends = [(one["done"] + one["failed"] + one["cancelled"]) / lasted for one, lasted in timed]
+    ends = [(step["done"] + step["failed"] + step["cancelled"]) / lasted for step, lasted in timed]
     return [
-        Series("ended", ends, lambda rate: f"{rate:.1f}/s"),
-        Series("read", [one["bytes"] / lasted for one, lasted in timed], rate_text),
-        Series("p50", [one["p50_s"] for one in steps], duration_text),
-        Series("p99", [one["p99_s"] for one in steps], duration_text),
-        Series("failed", [float(one["failed"]) for one in steps], lambda count: f"{count:.0f}"),
+        ChartSeries("ended", ends, lambda rate: f"{rate:.1f}/s"),
+        ChartSeries("read", [step["bytes"] / lasted for step, lasted in timed], rate_text),
+        ChartSeries("p50", [step["p50_s"] for step in steps], duration_text),
+        ChartSeries("p99", [step["p99_s"] for step in steps], duration_text),
+        ChartSeries(
+            "failed", [float(step["failed"]) for step in steps], lambda count: f"{count:.0f}"
+        ),
     ]
 
 
@@ -225,15 +238,15 @@ class Chart(NamedTuple):
 
 
 def charts(handoff: Values) -> list[Chart]:
-    """Return a chart of the whole handoff, then one of its ranks from the grant on.
+    """Return a chart of the whole handoff, then a chart of its ranks from the grant on.
 
-    A read is short beside the prefill before it, so that ranks have a scale of their own.
+    A read is short beside the prefill before it, so the ranks have a scale of their own.
     """
-    phases = [one for one in handoff["spans"] if one["rank"] is None]
-    ranks = [one for one in handoff["spans"] if one["rank"] is not None]
-    granted_ms = max([0.0, *(one["end_ms"] for one in phases)])
+    phases = [span for span in handoff["spans"] if span["rank"] is None]
+    ranks = [span for span in handoff["spans"] if span["rank"] is not None]
+    granted_ms = max([0.0, *(span["end_ms"] for span in phases)])
     if ranks:
-        end_ms, over = max(one["end_ms"] for one in ranks), all(one["over"] for one in ranks)
+        end_ms, over = max(span["end_ms"] for span in ranks), all(span["over"] for span in ranks)
         read = {"kind": "read", "rank": None, "source_rank": None, "over": over}
         phases.append({**read, "begin_ms": granted_ms, "end_ms": end_ms, "bytes": handoff["bytes"]})
     both = (("the whole", phases, 0.0), ("from the grant on", ranks, granted_ms))
@@ -241,17 +254,17 @@ def charts(handoff: Values) -> list[Chart]:
 
 
 def _chart(title: str, spans: Sequence[Values], begin_ms: float) -> Chart:
-    whole_ms = max(1e-6, *(one["end_ms"] - begin_ms for one in spans))
+    whole_ms = max(1e-6, *(span["end_ms"] - begin_ms for span in spans))
     bars = [
         Bar(
-            one["kind"],
-            _label(one),
-            (one["begin_ms"] - begin_ms) / whole_ms,
-            (one["end_ms"] - begin_ms) / whole_ms,
-            _span_text(one),
-            one["over"],
+            span["kind"],
+            _label(span),
+            (span["begin_ms"] - begin_ms) / whole_ms,
+            (span["end_ms"] - begin_ms) / whole_ms,
+            _span_text(span),
+            span["over"],
         )
-        for one in spans
+        for span in spans
     ]
     return Chart(f"{title}, {duration_text(whole_ms / 1000)}", whole_ms / 1000, bars)
 
@@ -274,14 +287,14 @@ def _span_text(span: Values) -> str:
 
 
 class Line(NamedTuple):
-    """Tell something of a handoff; ``style`` is "warn", "bad" or empty."""
+    """Tell something about a handoff; ``style`` is "warn", "bad" or empty."""
 
     text: str
     style: str = ""
 
 
 def about(handoff: Values) -> list[Line]:
-    """Return what a handoff is of, how far it is, and what to do if it failed."""
+    """Return what a handoff moves, how far it is, and what to do if it failed."""
     lines = [
         Line(
             f"from {handoff['source_engine'] or NOTHING} to {destination_text(handoff)}, "
@@ -308,5 +321,6 @@ def about(handoff: Values) -> list[Line]:
 def timeline(handoff: Values) -> list[tuple[str, str, str]]:
     """Return milliseconds, event and detail of everything that happened to a handoff."""
     return [
-        (f"{one['at_ms']:.1f}", one["event"], one["detail"] or "") for one in handoff["timeline"]
+        (f"{event['at_ms']:.1f}", event["event"], event["detail"] or "")
+        for event in handoff["timeline"]
     ]

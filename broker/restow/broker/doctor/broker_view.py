@@ -1,4 +1,4 @@
-"""Checks of the broker and of its engines and agents, by an operator's calls."""
+"""Check the broker, its engines and its agents, by an operator's calls."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def look_at_broker(client: AdminClient) -> Iterator[Finding]:
     yield from judge_versions(status.version, engines, client.agents())
     for engine in engines:
         yield judge_engine(engine)
-    for one in client.costs().hosts:
-        if one.failure:
+    for pair in client.costs().hosts:
+        if pair.failure:
             yield warn(
-                f"costs {one.source_host} to {one.destination_host}",
-                f"could not be measured ({one.failure}): ways are chosen by general costs",
+                f"costs {pair.source_host} to {pair.destination_host}",
+                f"could not be measured ({pair.failure}): ways are chosen by general costs",
                 "the agents' logs say more",
             )
 
@@ -45,7 +45,7 @@ def look_at_pairs(client: AdminClient, pairs: Sequence[Pair]) -> Iterator[Findin
 
 def all_pairs(engines: Sequence[pb.EngineInfo]) -> list[Pair]:
     """Return all pairs of engines that serve one model and have agents, in both directions."""
-    ready = [one for one in engines if one.agents]
+    ready = [engine for engine in engines if engine.agents]
     return [
         (p.engine_id, d.engine_id)
         for p in ready
@@ -63,17 +63,17 @@ def judge_versions(
     broker: str, engines: Sequence[pb.EngineInfo], agents: Sequence[pb.AgentInfo]
 ) -> Iterator[Finding]:
     """Check that engines and agents run the version of the broker."""
-    told = [(f"engine {one.engine_id}", one.version) for one in engines]
-    told += [(f"agent {one.engine_id}.{one.rank}", one.version) for one in agents]
-    others = [f"{who} {version}" for who, version in told if version not in ("", broker)]
+    versions = [(f"engine {engine.engine_id}", engine.version) for engine in engines]
+    versions += [(f"agent {agent.engine_id}.{agent.rank}", agent.version) for agent in agents]
+    others = [f"{who} {version}" for who, version in versions if version not in ("", broker)]
     if others:
         yield warn(
             "versions",
-            f"the broker is of {broker}, others are not: {', '.join(others)}"[:1000],
-            "run one version everywhere; between two, handoffs are refused where they must be",
+            f"the broker runs {broker}, others do not: {', '.join(others)}"[:1000],
+            "run one version everywhere; between two versions, handoffs may be refused",
         )
-    elif told:
-        yield ok("versions", f"all that tell theirs are of {broker}")
+    elif versions:
+        yield ok("versions", f"all known versions are {broker}")
 
 
 def judge_engine(engine: pb.EngineInfo) -> Finding:
@@ -84,18 +84,18 @@ def judge_engine(engine: pb.EngineInfo) -> Finding:
         return bad(
             subject,
             f"{engine.agents} of {engine.ranks} agents are connected: its handoffs wait",
-            "`restow agents` shows which; their logs say why the others are not",
+            "`restow agents` shows which; the logs of the others say why they are not",
         )
     if not engine.session:
         return warn(
             subject,
-            "its agents are there, and its session is not: it hears of no end",
+            "its agents are connected, and its session is not: it hears of no end",
             "is its scheduler's process alive?",
         )
     if engine.draining:
         return warn(
             subject,
-            f"it drains: it takes nothing new, and {engine.open} handoffs of its have not ended",
+            f"it drains: it takes nothing new, and {engine.open} of its handoffs have not ended",
             f"stop it, or `restow drain --engine {engine.engine_id} --off`",
         )
     words = f"{engine.ranks} ranks of {model_of(engine)}, session and agents"
@@ -103,23 +103,23 @@ def judge_engine(engine: pb.EngineInfo) -> Finding:
         return warn(
             subject,
             f"{words}; with no revision nothing tells its weights from others of the same shapes",
-            "have it name its checkpoint: `model_revision` in vLLM, `ModelSpec.revision`",
+            "let it name its checkpoint: `model_revision` in vLLM, `ModelSpec.revision`",
         )
     return ok(subject, words)
 
 
-def judge_pair(source: str, destination: str, found: pb.ProbePairResponse) -> Finding:
+def judge_pair(source: str, destination: str, probe: pb.ProbePairResponse) -> Finding:
     """Judge the probe of a pair."""
     subject = f"pair {source}:{destination}"
-    if found.reason:
+    if probe.reason:
         return bad(
             subject,
-            f"rank {found.destination_rank} can't read from rank {found.source_rank}: "
-            f"{found.reason}: {found.detail}",
+            f"rank {probe.destination_rank} can't read from rank {probe.source_rank}: "
+            f"{probe.reason}: {probe.detail}",
             "D's agent must reach P's host over its UCX devices (UCX_NET_DEVICES, firewalls)",
         )
-    words = f"reads over {found.transport} ({found.method})"
-    if found.transport.startswith(SLOW):
+    words = f"reads over {probe.transport} ({probe.method})"
+    if probe.transport.startswith(SLOW):
         return warn(
             subject,
             words,
@@ -132,7 +132,7 @@ def judge_pair(source: str, destination: str, found: pb.ProbePairResponse) -> Fi
 def _status(subject: str, status: pb.GetStatusResponse) -> Finding:
     own, words = own_version(), f"version {status.version}, {status.engines} engines"
     if status.version != own:
-        step = f"this command is of version {own}: use the broker's"
+        step = f"this command has version {own}: use the version of the broker"
         return warn(subject, words, step)
     if status.draining:
         return warn(subject, f"{words}, and it drains: it grants nothing", "`restow drain --off`")
@@ -144,19 +144,24 @@ def _judge_content(status: pb.GetStatusResponse) -> Finding:
         return ok("content", "every publication and demand names its content")
     return warn(
         "content",
-        "what a side does not name is not compared: D may get the state of another prompt",
+        "content that a side does not name is not compared: D may get another prompt's state",
         "name it on both sides (vLLM's connector does), then `restow serve --require-content`",
     )
 
 
 def _audit(client: AdminClient) -> Finding:
     try:
-        found = client.audit()
+        audit = client.audit()
     except RestowError as error:
         if error.status != "PERMISSION_DENIED":
             raise
-        return ok("audit", "for operators of all tenants, and you are one of one tenant: left out")
-    if found.findings:
-        words = "; ".join(found.findings)[:1000]
-        return bad("audit", words, "it is a fault of Restow: keep this, and the broker's log")
-    return ok("audit", f"all is well with {found.handoffs} handoffs")
+        return ok(
+            "audit",
+            "left out: it needs an operator of all tenants, and you are an operator of one tenant",
+        )
+    if audit.findings:
+        words = "; ".join(audit.findings)[:1000]
+        return bad(
+            "audit", words, "this is a fault of Restow: keep this output, and the broker's log"
+        )
+    return ok("audit", f"all is well with {audit.handoffs} handoffs")

@@ -1,4 +1,4 @@
-"""Checks of the etcd that says which broker leads: its members, leases and keys."""
+"""Check the etcd that says which broker leads: its members, leases and keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENT = Patience(call_s=5.0, try_s=2.0)
 
 
 async def look_at_etcd(access: EtcdAccess, fleet: str) -> AsyncIterator[Finding]:
-    """Check that each member answers and has a leader, and that brokers may write there."""
+    """Check that each member answers and has a leader, and that brokers may write to it."""
     led = False
     for endpoint in access.endpoints:
         try:
@@ -47,7 +47,7 @@ def judge_member(status: MemberStatus) -> Finding:
         return bad(
             subject,
             f"{words}, and it knows no leader: it agrees on nothing",
-            "are most of its members there, and do they reach each other?",
+            "do most of its members run, and do they reach each other?",
         )
     if status.errors:
         return bad(
@@ -59,13 +59,13 @@ def judge_member(status: MemberStatus) -> Finding:
 
 
 def judge_lease(granted_s: float, took_s: float) -> Finding:
-    """Compare a lease that etcd granted with the `LEASE_S` that were asked for."""
+    """Compare the lease that etcd granted with the `LEASE_S` that was asked for."""
     words = f"{LEASE_S} s are granted as {granted_s:g} s, with a key in {took_s * 1000:.0f} ms"
     if granted_s > LEASE_S:
         return warn(
             "etcd's leases",
-            f"{words}: another broker leads so much later when the leader dies",
-            "a shorter --election-timeout of etcd (500 ms, with --heartbeat-interval 50)",
+            f"{words}: when the leader dies, another broker leads that much later",
+            "shorten the --election-timeout of etcd (500 ms, with --heartbeat-interval 50)",
         )
     return ok("etcd's leases", words)
 

@@ -1,4 +1,4 @@
-"""Checks of several brokers, by what each says of itself and of the others."""
+"""Check several brokers, by what each broker says of itself and of the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from restow.v1 import admin_pb2 as pb
 def look_at_brokers(
     asked: AdminClient, client_of: Callable[[str], AdminClient]
 ) -> Iterator[Finding]:
-    """Check that every broker is reachable, that one leads, and that none is missing.
+    """Check that every broker is reachable, that a broker leads, and that no broker is missing.
 
     Yields nothing if there is only one broker. ``client_of`` makes a client of the broker at an
     address. Raises `RestowError` if the broker that is asked does not answer.
@@ -29,56 +29,59 @@ def look_at_brokers(
         except RestowError as error:
             yield bad(
                 f"broker {member.address}",
-                f"cannot be reached from here, where it tells engines to come: {error.message}",
+                f"cannot be reached from here, at the address it gives engines: {error.message}",
                 "give that broker an --advertise that engines can reach, or open the way",
             )
         else:
             yield judge_membership(answer.membership, member.address, told.membership.fleet)
 
 
-def judge_fleet(found: pb.Membership) -> Finding:
+def judge_fleet(membership: pb.Membership) -> Finding:
     """Check that a broker leads, and that no broker is missing."""
-    subject = f"fleet {found.fleet}"
-    if not found.leader:
+    subject = f"fleet {membership.fleet}"
+    if not membership.leader:
         return bad(
             subject,
-            f"no broker leads since {found.leaderless_s:.1f} s",
+            f"no broker has led for {membership.leaderless_s:.1f} s",
             "`restow doctor --etcd` of its etcd",
         )
-    if found.brokers < found.expected:
+    if membership.brokers < membership.expected:
         return warn(
             subject,
-            f"{found.brokers} of {found.expected} brokers are there",
+            f"{membership.brokers} of {membership.expected} brokers are there",
             "find out why the other brokers do not run, or do not reach the registry",
         )
-    if found.warnings:
+    if membership.warnings:
         return warn(
             subject,
-            f"etcd says: {'; '.join(found.warnings)}",
+            f"etcd says: {'; '.join(membership.warnings)}",
             "`etcdctl alarm list`; with NOSPACE, compact, defragment and disarm before the leader "
             "dies: no broker can follow until then",
         )
-    return ok(subject, f"{found.leader} leads in epoch {found.epoch}, of {found.brokers} brokers")
+    return ok(
+        subject,
+        f"{membership.leader} leads in epoch {membership.epoch}, of {membership.brokers} brokers",
+    )
 
 
-def judge_membership(found: pb.Membership, address: str, fleet: str) -> Finding:
+def judge_membership(membership: pb.Membership, address: str, fleet: str) -> Finding:
     """Check the answer of the broker that was reached at ``address``."""
-    subject, trouble = f"broker {address}", f" ({found.trouble})" if found.trouble else ""
-    if found.address != address or found.fleet != fleet:
-        other = found.address or "the only broker of its kind"
+    subject, trouble = f"broker {address}", f" ({membership.trouble})" if membership.trouble else ""
+    if membership.address != address or membership.fleet != fleet:
+        answering = membership.address or "a broker that runs alone"
         return bad(
             subject,
-            f"another broker answers there: {other}, of fleet {found.fleet or 'none'}",
-            "give each broker an --advertise of its own, and all one --etcd and --fleet",
+            f"another broker answers there: {answering}, of fleet {membership.fleet or 'none'}",
+            "give each broker an --advertise of its own, and all the same --etcd and --fleet",
         )
-    if not found.let_in:
+    if not membership.let_in:
         return bad(
             subject, f"etcd has not let it in{trouble}", "`restow doctor --etcd` of its etcd"
         )
-    if found.HasField("still_s"):
+    if membership.HasField("still_s"):
         return bad(
             subject,
-            f"it stands still since {found.still_s:.1f} s: its lease may have ended{trouble}",
+            f"it has stood still for {membership.still_s:.1f} s: its lease may have ended{trouble}",
             "`restow doctor --etcd` of its etcd",
         )
-    return ok(subject, "leads, and is sure of its lease" if found.leads else "stands by")
+    return ok(subject, "leads, and is sure of its lease" if membership.leads else "stands by")

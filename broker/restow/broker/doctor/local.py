@@ -1,4 +1,4 @@
-"""Findings, and checks of this host: its limits, packages and certificates."""
+"""Hold findings, and check this host: its limits, packages and certificates."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was checked, the result, and what to do."""
+    """Hold what was checked, the result, and what to do."""
 
     subject: str
     verdict: Verdict
@@ -99,7 +99,7 @@ def locked_memory(soft: int) -> Finding:
         return ok("locked memory", "unlimited")
     return warn(
         "locked memory",
-        f"{size_text(soft)}: RDMA registers pages no further than that",
+        f"{size_text(soft)}: RDMA registers no more pages than that",
         "`ulimit -l unlimited`, or LimitMEMLOCK=infinity; without RDMA it does not matter",
     )
 
@@ -119,7 +119,7 @@ def shared_memory(free_bytes: int | None) -> Finding:
 
 
 def way_to_the_broker(note: str) -> Iterator[Finding]:
-    """Yield the note of `way_note`, if there is one."""
+    """Yield the note of `way_note`, unless it is empty."""
     if note:
         yield ok("way to the broker", note)
 
@@ -130,10 +130,10 @@ def _limit(value: int) -> str:
 
 def _free_bytes(folder: Path) -> int | None:
     try:
-        found = os.statvfs(folder)
+        statistics = os.statvfs(folder)
     except FileNotFoundError:
         return None
-    return found.f_bavail * found.f_frsize
+    return statistics.f_bavail * statistics.f_frsize
 
 
 ALWAYS = ("restow", "grpcio", "protobuf", "numpy")
@@ -143,13 +143,16 @@ START_S = 60.0
 
 def look_at_packages() -> Iterator[Finding]:
     """Show versions, and start NIXL where agents are installed."""
-    found = {name: _version(name) for name in (*ALWAYS, *OF_AGENTS)}
-    found["restow"] = own_version()
-    yield ok("packages", ", ".join(f"{name} {one}" for name, one in found.items() if one))
-    if any(found[name] for name in OF_AGENTS) and find_spec("restow.agents") is not None:
+    versions = {name: _version(name) for name in (*ALWAYS, *OF_AGENTS)}
+    versions["restow"] = own_version()
+    yield ok(
+        "packages",
+        ", ".join(f"{name} {installed}" for name, installed in versions.items() if installed),
+    )
+    if any(versions[name] for name in OF_AGENTS) and find_spec("restow.agents") is not None:
         yield start_nixl()
     else:
-        yield ok("NIXL", "not installed here: there can be a broker here, and no agent")
+        yield ok("NIXL", "not installed here: a broker can run here, but no agent")
 
 
 def start_nixl() -> Finding:
@@ -179,7 +182,7 @@ def judge_ucx(libraries: list[str]) -> Finding:
         return bad(
             "NIXL",
             f"{len(libraries)} UCX in one process: {', '.join(libraries)}",
-            "keep other UCX out of LD_LIBRARY_PATH and LD_PRELOAD: two of them break each other",
+            "keep other UCX out of LD_LIBRARY_PATH and LD_PRELOAD: two UCX break each other",
         )
     (path,) = libraries
     if "nixl" not in path:
@@ -258,21 +261,21 @@ def try_to_read() -> int | None:
 
 
 def judge_failure(number: int, ptrace_scope: str, status: str) -> Finding:
-    """Name the causes of an error number, from what the kernel says of this process."""
+    """Name the causes of an error number, from what the kernel says about this process."""
     words = f"may not be read ({os.strerror(number)})"
     if number == errno.ESRCH:
         return bad(SUBJECT, f"{words}: no process could be started", "see what limits this user")
-    found = []
+    causes = []
     if ptrace_scope.strip() != "0":
-        found.append(f"kernel.yama.ptrace_scope is {ptrace_scope.strip()}")
+        causes.append(f"kernel.yama.ptrace_scope is {ptrace_scope.strip()}")
     if re.search(r"^Seccomp:\s*2", status, re.MULTILINE):
-        found.append("a seccomp filter is on")
+        causes.append("a seccomp filter is on")
     held = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
     if held is not None and not int(held[1], 16) >> SYS_PTRACE & 1:
-        found.append("there is no capability SYS_PTRACE")
+        causes.append("there is no capability SYS_PTRACE")
     return warn(
         SUBJECT,
-        f"{words}{': ' if found else ''}{', '.join(found)}; so UCX reads over TCP between "
+        f"{words}{': ' if causes else ''}{', '.join(causes)}; so UCX reads over TCP between "
         f"processes of one host",
         "`sysctl kernel.yama.ptrace_scope=1` or 0; in a container a seccomp profile that allows "
         "process_vm_readv, or the capability SYS_PTRACE",
@@ -283,7 +286,7 @@ def _may(namespace: str) -> Finding:
     words = "may be read by processes of the same user (tried)"
     number = re.search(r"\d+", namespace)
     if number is not None and int(number[0]) != FIRST_NAMESPACE:
-        words += ", inside this container: with others only where they share its process ids"
+        words += ", inside this container; other containers must share its process ids"
     return ok(SUBJECT, words)
 
 
@@ -306,7 +309,7 @@ def look_at_trust(credentials: Credentials) -> Iterator[Finding]:
         yield warn(
             "trust",
             "plaintext: whoever reaches the broker may do everything",
-            "docs/security.md, where others can reach it",
+            "see docs/security.md, if others can reach the broker",
         )
         return
     try:
@@ -354,12 +357,14 @@ def judge_end(whose: str, ends_s: float, now_s: float) -> Finding:
     """Check a certificate that is valid until ``ends_s``."""
     subject = f"certificate {whose}"
     if ends_s <= now_s:
-        return bad(subject, "is not valid now", "issue a new one: it is read again by itself")
+        return bad(
+            subject, "is not valid now", "issue a new certificate: the broker reads it by itself"
+        )
     days = (ends_s - now_s) / DAY_S
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ends_s))
     words = f"is valid until {until}, for {days:.0f} days"
     if ends_s - now_s < SOON_S:
-        return warn(subject, words, "issue a new one: it is read again by itself")
+        return warn(subject, words, "issue a new certificate: the broker reads it by itself")
     return ok(subject, words)
 
 

@@ -1,6 +1,6 @@
-"""Explain a plan: who reads what from whom, and what each strategy would cost.
+"""Explain a plan: which rank reads what from which, and what each strategy would cost.
 
-Pure: values that the commands print as tables or JSON.
+The functions are pure. They return values that the commands print as tables or JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from restow.broker.planner.recompute import Rebuilt
 from restow.broker.strategy import STRATEGIES, Strategy
 
 Holders: TypeAlias = dict[str, dict[tuple[Box, TokenClass], tuple[int, ...]]]
-"""For each field, the boxes of it and the tokens of these, with the ranks that hold them."""
+"""For each field: its boxes and the tokens of each box, with the ranks that hold them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ReadBox:
 
 @dataclass(frozen=True, slots=True)
 class FieldLine:
-    """Fields of one class that are moved alike, each in another layer.
+    """Fields of one class that are moved alike, each field in another layer.
 
     ``bytes`` counts all layers, and one token of a ``per_token`` field.
     """
@@ -102,34 +102,40 @@ def explain(
     """Return what every rank of D reads. Raises the errors of `compile_programs`."""
     costs = costs or CostModel()
     pairs, drafts = draft_programs(plan, strategy, costs)
-    by_strategy = {other: _costs(plan, other, tokens, costs, len(drafts)) for other in Strategy}
+    by_strategy = {
+        candidate: _costs(plan, candidate, tokens, costs, len(drafts)) for candidate in Strategy
+    }
     replicas, entries = holders(plan.source.ranks), plan.entries(tokens)
     lines = []
     for index, draft in enumerate(drafts):
         moved = [move.bytes * move.entries(entries[move.field], tokens) for move in draft.moves]
         cost = estimate(draft.shares, pairs, tokens, costs)
-        each = {other: found[index] for other, found in by_strategy.items()}
-        lines.append(_rank_lines(draft, _reads(draft, replicas), sum(moved), cost, each))
+        cost_by_strategy = {
+            candidate: rank_costs[index] for candidate, rank_costs in by_strategy.items()
+        }
+        lines.append(
+            _rank_lines(draft, _reads(draft, replicas), sum(moved), cost, cost_by_strategy)
+        )
     return tuple(lines)
 
 
 def holders(ranks: Sequence[RankLayout]) -> Holders:
     """Return the ranks that hold each box of each field."""
-    found: Holders = defaultdict(dict)
+    holders_of: Holders = defaultdict(dict)
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         tokens = {region.name: region.tokens for region in rank.regions}
         for shard in rank.shards:
-            held, part = found[shard.field], (shard.box, tokens[shard.region])
+            held, part = holders_of[shard.field], (shard.box, tokens[shard.region])
             held[part] = (*held.get(part, ()), rank.rank)
-    return found
+    return holders_of
 
 
 def by_way(ways: dict[str, str]) -> dict[str, list[str]]:
     """Return the classes of fields that travel each way."""
-    found: dict[str, list[str]] = defaultdict(list)
+    classes_of: dict[str, list[str]] = defaultdict(list)
     for name, way in ways.items():
-        found[way].append(name)
-    return found
+        classes_of[way].append(name)
+    return classes_of
 
 
 def _costs(
@@ -140,22 +146,22 @@ def _costs(
         pairs, drafts = draft_programs(plan, strategy, costs)
     except StrategyRefusedError as error:
         return [error.message] * ranks
-    found: list[Cost | str] = []
+    rank_costs: list[Cost | str] = []
     for draft in drafts:
         try:
-            found.append(estimate(draft.shares, pairs, tokens, costs))
+            rank_costs.append(estimate(draft.shares, pairs, tokens, costs))
         except TooManyPiecesError as error:
-            found.append(error.message)
-    return found
+            rank_costs.append(error.message)
+    return rank_costs
 
 
 def _reads(draft: Draft, replicas: Holders) -> Iterator[ReadBox]:
-    """Yield what is read for every move of a draft, and the inputs that fields are rebuilt from."""
+    """Yield the boxes read for moves of a draft, and for inputs that fields are rebuilt from."""
     ways: list[set[str]] = [set() for _ in draft.moves]
     piece_way = draft.ways[draft.table.piece_row].tolist()
     for index, way in zip(draft.table.piece_move.tolist(), piece_way, strict=True):
         ways[index].add(STRATEGIES[way].value)
-    for move, found in zip(draft.moves, ways, strict=True):
+    for move, move_ways in zip(draft.moves, ways, strict=True):
         sharing = next(
             ranks
             for (box, kept), ranks in replicas[move.field].items()
@@ -171,7 +177,7 @@ def _reads(draft: Draft, replicas: Holders) -> Iterator[ReadBox]:
             sharing,
             pieces,
             move.bytes // pieces,
-            _one_way(found),
+            _one_way(move_ways),
             "" if src is dst else f"{src.label} to {dst.label}",
         )
     for read in Rebuilt.among(draft.shares).inputs:
@@ -209,8 +215,8 @@ def _rank_lines(
         bytes_at_tokens=moved_bytes + sum(read.bytes for read in rebuilt.inputs),
         bytes_from=dict(sorted(bytes_from.items())),
         token_bytes_from=token_bytes_from,
-        classes_from={src: tuple(found) for src, found in sorted(classes.items())},
-        strategy={name: _one_way(found) for name, found in ways.items()},
+        classes_from={src: tuple(names) for src, names in sorted(classes.items())},
+        strategy={name: _one_way(field_ways) for name, field_ways in ways.items()},
         cost=cost,
         cost_by_strategy=by_strategy,
         fields=_field_lines(by_field),

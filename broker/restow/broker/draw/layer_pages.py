@@ -1,4 +1,4 @@
-"""The pages of a layer: what each byte of them is on P and on D, and which moves fill those of D.
+"""The pages of a layer: what each of their bytes is on P and on D, and which moves fill D's pages.
 
 Pure: byte offsets, no drawing. A page is a list of cells. A page of snapshots that one layer has
 for itself is shown whole. Of any other page only the part of one layer and one token is shown.
@@ -77,7 +77,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class RankPages:
-    """The pages in which a rank holds a layer, one for each region."""
+    """The pages in which a rank holds a layer, one page for each region."""
 
     rank: int
     pages: tuple[Page, ...]
@@ -87,8 +87,8 @@ class RankPages:
 class LayerPages:
     """The pages of a layer on all ranks that hold a part of it, and its moves.
 
-    ``fields`` are those of the layer by their class. ``rebuilt`` are the moves that are spared
-    because D computes these fields from ``inputs``.
+    ``fields`` are the fields of the layer by their class. ``rebuilt`` are the moves that are spared
+    because D computes their fields from ``inputs``.
     """
 
     name: str
@@ -104,10 +104,19 @@ class LayerPages:
         sides = self.source, self.destination
         src, dst = ({rank.rank: index for index, rank in enumerate(side)} for side in sides)
         pages = tuple(
-            (index, page.bytes, page.tokens, c.bytes, c.content, c.name, c.box, c.mixed)
+            (
+                index,
+                page.bytes,
+                page.tokens,
+                cell.bytes,
+                cell.content,
+                cell.name,
+                cell.box,
+                cell.mixed,
+            )
             for index, rank in enumerate((*self.source, *self.destination))
             for page in rank.pages
-            for c in page.cells
+            for cell in page.cells
         )
         moves = tuple(
             (field_class(move.field), move.box, src[move.src_rank], dst[move.dst_rank])
@@ -119,35 +128,35 @@ class LayerPages:
 
 
 def plan_layers(plan: Plan, rebuilt: Sequence[Rebuilt] = ()) -> tuple[LayerPages, ...]:
-    """Return the layers of which something moves, in the order of the model's fields.
+    """Return the layers that have moves, in the order of the model's fields.
 
     ``rebuilt`` is what the ranks of D compute themselves. A field that belongs to no layer stands
-    by itself. Fields of drafts that only one side has are left out, because nothing of them moves.
+    by itself. Fields of drafts that only one side has are left out, because they do not move.
     """
     wanted = {field.name for field in plan.destination.model.fields} - plan.cold
     fields: dict[str, dict[str, Field]] = defaultdict(dict)
     for field in plan.source.model.fields:
         if field.name in wanted:
             fields[_layer(field.name)][field_class(field.name)] = field
-    spared = {move for one in rebuilt for move in one.moves}
+    spared = {move for rank_rebuilt in rebuilt for move in rank_rebuilt.moves}
     moves: dict[tuple[str, bool], list[Move]] = defaultdict(list)
     for move in plan.moves:
         moves[_layer(move.field), move in spared].append(move)
     inputs: dict[str, list[InputRead]] = defaultdict(list)
-    for read in (read for one in rebuilt for read in one.inputs):
+    for read in (read for rank_rebuilt in rebuilt for read in rank_rebuilt.inputs):
         inputs[_layer(read.shard.field)].append(read)
     source, destination = (_pages(side, wanted) for side in (plan.source, plan.destination))
     return tuple(
         LayerPages(
-            field_layer(next(iter(its.values())).name) or name,
-            its,
+            field_layer(next(iter(layer_fields.values())).name) or name,
+            layer_fields,
             tuple(source[name]),
             tuple(destination[name]),
             tuple(moves[name, False]),
             tuple(moves[name, True]),
             tuple(inputs[name]),
         )
-        for name, its in fields.items()
+        for name, layer_fields in fields.items()
         if moves[name, False]
     )
 
@@ -159,7 +168,7 @@ def _layer(field: str) -> str:
 
 def _pages(layout: Layout, wanted: set[str]) -> dict[str, list[RankPages]]:
     """Return the pages of every layer, for each rank that holds a part of it."""
-    found: dict[str, list[RankPages]] = defaultdict(list)
+    pages_of: dict[str, list[RankPages]] = defaultdict(list)
     for rank in layout.ranks:
         shards: dict[str, dict[str, list[Shard]]] = defaultdict(lambda: defaultdict(list))
         for shard in rank.shards:
@@ -168,12 +177,12 @@ def _pages(layout: Layout, wanted: set[str]) -> dict[str, list[RankPages]]:
         for region in rank.regions:
             layers = shards[region.name]
             whole = not region.page_tokens and len(layers) == 1
-            for name, its in layers.items():
-                if own := [shard for shard in its if shard.field in wanted]:
+            for name, layer_shards in layers.items():
+                if own := [shard for shard in layer_shards if shard.field in wanted]:
                     pages[name].append(_page(rank, region, own, whole))
-        for name, some in pages.items():
-            found[name].append(RankPages(rank.rank, tuple(some)))
-    return found
+        for name, layer_pages in pages.items():
+            pages_of[name].append(RankPages(rank.rank, tuple(layer_pages)))
+    return pages_of
 
 
 def _page(rank: RankLayout, region: Region, shards: Sequence[Shard], whole: bool) -> Page:
@@ -183,7 +192,7 @@ def _page(rank: RankLayout, region: Region, shards: Sequence[Shard], whole: bool
     if whole:
         at, end, gap = 0, region.page_stride_bytes, Content.PADDING
         beside: list[Shard | Scratch] = [*rank.scratch, *rank.inputs]
-        for held in (one for one in beside if one.region == region.name):
+        for held in (memory for memory in beside if memory.region == region.name):
             content = Content.SCRATCH if isinstance(held, Scratch) else Content.INPUTS
             own += _cells(held, content)
     cells: list[Cell] = []
@@ -197,7 +206,7 @@ def _page(rank: RankLayout, region: Region, shards: Sequence[Shard], whole: bool
 def _cells(held: Shard | Scratch, content: Content, name: str = "") -> list[Cell]:
     """Return the runs of bytes that a shard or scratch memory covers, for one token of a page.
 
-    What falls into too many runs is one mixed cell from its first byte to its last.
+    Too many runs become a single mixed cell from the first byte to the last.
     """
     box = held.box if isinstance(held, Shard) else tuple(Span(0, size) for size in held.sizes)
     axes = cut_axes(box, (held,))
@@ -210,7 +219,7 @@ def _cells(held: Shard | Scratch, content: Content, name: str = "") -> list[Cell
 def _apart(cells: Sequence[Cell]) -> Iterator[Cell]:
     """Yield the cells in order, and mixed cells where they overlap each other.
 
-    A mixed cell reaches from where a shard begins to where the next one does.
+    A mixed cell reaches from where a shard begins to where the next shard begins.
     """
     cells = sorted(cells, key=lambda cell: cell.start)
     if all(before.stop <= cell.start for before, cell in pairwise(cells)):
@@ -226,9 +235,9 @@ def _apart(cells: Sequence[Cell]) -> Iterator[Cell]:
         cell, last = cells[index], reached[after - 1 if after else -1]
         stop = min(last, cells[after].start) if after else last
         inside = (c for c in cells if c is not cell and c.start < stop and c.stop > cell.start)
-        others = tuple(dict.fromkeys(c.label for c in inside))
+        labels = tuple(dict.fromkeys(c.label for c in inside))
         if cell.start < stop:
-            yield replace(cell, stop=stop, mixed=others or cell.mixed)
+            yield replace(cell, stop=stop, mixed=labels or cell.mixed)
 
 
 def cut_axes(box: Box, places: Sequence[Shard | Scratch | Place]) -> tuple[int, ...]:
@@ -248,7 +257,7 @@ def cut_axes(box: Box, places: Sequence[Shard | Scratch | Place]) -> tuple[int, 
 def strands(move: Move) -> list[tuple[Span, Span]]:
     """Return the bytes of a move on P and on D, in parts that are runs on both sides if possible.
 
-    Of a per-token field they are those of the first token of a page.
+    For a per-token field, the bytes are those of the first token of a page.
     """
     src, dst = move.src, move.dst
     parts = box_parts(move.box, cut_axes(move.box, (src, dst)))

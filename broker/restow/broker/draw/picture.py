@@ -35,7 +35,8 @@ def remarks(
 ) -> tuple[str, ...]:
     """Return sentences about layers that look alike.
 
-    ``ways`` says how each class of field travels, ``replicas`` which ranks of P and of D hold what.
+    ``ways`` says how each class of field travels, and ``replicas`` which ranks of P and of D hold
+    which boxes.
     """
     layer = alike[0]
     return (
@@ -49,7 +50,7 @@ def remarks(
 
 
 def few(words: Sequence[str]) -> str:
-    """Return words in a line, the middle left out if they are many.
+    """Return words in a line; leave the middle out if there are many.
 
     >>> few(["0", "2"]), few(list("01234567"))
     ('0, 2', '0, 1, 2 .. 7')
@@ -81,15 +82,15 @@ def _stages(alike: Sequence[LayerPages]) -> Iterator[str]:
         )
         stages[source, destination].append(layer.name)
     for (source, destination), names in stages.items() if len(stages) > 1 else ():
-        what = f"Layer{'s' * (len(names) > 1)} {few(names)}"
-        yield f"{what}: from ranks {source} of P to ranks {destination} of D."
+        layers = f"Layer{'s' * (len(names) > 1)} {few(names)}"
+        yield f"{layers}: from ranks {source} of P to ranks {destination} of D."
 
 
 @dataclass(frozen=True, slots=True)
 class PieceCount:
     """The ``count`` pieces of ``bytes`` that a layer, token or page falls into for a rank of D.
 
-    Several ``names`` share each piece. ``elements`` says that a piece is a single element, because
+    Several ``names`` share each piece. With ``elements``, a piece is a single element, because
     P and D order the axes differently.
     """
 
@@ -118,7 +119,7 @@ def count_pieces(cutter: Cutter, moves: Sequence[Move]) -> tuple[PieceCount, ...
     runs: dict[int, list[int]] = defaultdict(list)
     for index, number in enumerate(page_runs(rows, pairs).tolist()):
         runs[number].append(index)
-    found: dict[tuple[tuple[str, ...], int, str, bool], list[int]] = defaultdict(list)
+    rows_of: dict[tuple[tuple[str, ...], int, str, bool], list[int]] = defaultdict(list)
     for first, run in runs.items():
         size, pair, per = int(sizes[first]), pairs[int(rows[first, Column.GROUP_PAIR])], "layer"
         if pair.per_token:
@@ -126,79 +127,83 @@ def count_pieces(cutter: Cutter, moves: Sequence[Move]) -> tuple[PieceCount, ...
             per = "page" if follow else "token"
             size *= min(pair.src.page_tokens, pair.dst.page_tokens) if follow else 1
         together = tuple(dict.fromkeys(name for index in run for name in names[index]))
-        found[together, size * len(run), per, bool(single[first])].append(first)
+        rows_of[together, size * len(run), per, bool(single[first])].append(first)
     order = {field_class(move.field): -index for index, move in enumerate(reversed(moves))}
     return tuple(
-        PieceCount(*key, int(counts[found[key]].sum()), len(set(rows[found[key], Column.SRC_RANK])))
-        for key in sorted(found, key=lambda key: (order[key[0][0]], key[1]))
+        PieceCount(
+            *key, int(counts[rows_of[key]].sum()), len(set(rows[rows_of[key], Column.SRC_RANK]))
+        )
+        for key in sorted(rows_of, key=lambda key: (order[key[0][0]], key[1]))
     )
 
 
 def _pieces(layer: LayerPages, cutter: Cutter) -> str:
-    """Say into how many pieces of which size a layer falls, and why they are so many."""
+    """Say into how many pieces of which size a layer falls, and why there are many."""
     moves: dict[int, list[Move]] = defaultdict(list)
     for move in layer.moves:
         moves[move.dst_rank].append(move)
-    pieces = {rank: count_pieces(cutter, its) for rank, its in moves.items()}
-    totals = {rank: sum(one.count for one in found) for rank, found in pieces.items()}
+    pieces = {rank: count_pieces(cutter, rank_moves) for rank, rank_moves in moves.items()}
+    totals = {
+        rank: sum(piece.count for piece in rank_pieces) for rank, rank_pieces in pieces.items()
+    }
     most = max(totals, key=lambda rank: totals[rank])
     alike = len(set(totals.values())) == 1
     who = "each rank of D" if alike else f"rank {most} of D, which has the most pieces,"
     per: Counter[str] = Counter()
     by_reason: dict[str, list[str]] = defaultdict(list)
-    for one in pieces[most]:
-        per[one.per] += one.count
-        times = f"{one.count:,} {TIMES} " if one.count > 1 else ""
-        together = " together" if len(one.names) > 1 else ""
-        size = f"{_listed(one.names)}{together} {times}{size_text(one.bytes)}"
-        by_reason[_reason(layer, one, moves[most])].append(size)
+    for count in pieces[most]:
+        per[count.per] += count.count
+        times = f"{count.count:,} {TIMES} " if count.count > 1 else ""
+        together = " together" if len(count.names) > 1 else ""
+        size = f"{_listed(count.names)}{together} {times}{size_text(count.bytes)}"
+        by_reason[_reason(layer, count, moves[most])].append(size)
     counts = _listed(f"a {unit} falls into {n:,} piece{'s' * (n > 1)}" for unit, n in per.items())
     clauses = "; ".join(", ".join(sizes) + reason for reason, sizes in by_reason.items())
     return f"For {who} {counts}: {clauses}."
 
 
-def _reason(layer: LayerPages, one: PieceCount, moves: Sequence[Move]) -> str:
+def _reason(layer: LayerPages, count: PieceCount, moves: Sequence[Move]) -> str:
     """Say why the pieces of a field are many, by its largest move."""
-    mine = (move for move in moves if field_class(move.field) == one.names[0])
+    mine = (move for move in moves if field_class(move.field) == count.names[0])
     move = max(mine, key=lambda move: move.elements)
-    axes, ends = layer.fields[one.names[0]].axes, (move.src, move.dst)
-    if one.elements:
+    axes, ends = layer.fields[count.names[0]].axes, (move.src, move.dst)
+    if count.elements:
         wide = [axis for axis, span in enumerate(move.box) if span.size > 1]
         inner = [axes[min(wide, key=lambda axis: end.strides_bytes[axis])] for end in ends]
         return f" (single elements, because {inner[0]} is innermost on P and {inner[1]} on D)"
-    said = [f"from {one.sources} ranks of P"] if one.sources > 1 else []
-    if one.count > one.sources and (cut := cut_axes(move.box, ends)):
-        said.insert(0, f"apart for each {_listed(axes[axis] for axis in cut)}")
-    return f" ({', '.join(said)})" if said else ""
+    notes = [f"from {count.sources} ranks of P"] if count.sources > 1 else []
+    if count.count > count.sources and (cut := cut_axes(move.box, ends)):
+        notes.insert(0, f"apart for each {_listed(axes[axis] for axis in cut)}")
+    return f" ({', '.join(notes)})" if notes else ""
 
 
 def _shared_tokens(layer: LayerPages) -> Iterator[str]:
-    """Say whose ranks divide the tokens of a prompt, and what that means for D."""
+    """Say which side's ranks divide the tokens of a prompt, and what that means for D."""
     moves = [move for move in layer.moves if move.per_token]
     sides = {"P": {move.src.tokens for move in moves}, "D": {move.dst.tokens for move in moves}}
-    said = [
+    clauses = [
         f"ranks of {name} divide the tokens into {parts} parts, {run:,} in turn"
         for name, classes in sides.items()
         for parts, run in sorted({(held.parts, held.interleave_tokens) for held in classes})
         if parts > 1
     ]
-    if said:
+    if clauses:
         alike = all(move.src.tokens == move.dst.tokens for move in moves)
         where = "pages move as pages" if alike else "each token is read from a rank that holds it"
-        yield f"The {', and the '.join(said)}: {where}."
+        yield f"The {', and the '.join(clauses)}: {where}."
 
 
 def _replicas(layer: LayerPages, source: Holders, destination: Holders) -> Iterator[str]:
-    """Say which fields several ranks hold alike, and who serves whom."""
-    said: dict[tuple[int, int], list[str]] = defaultdict(list)
+    """Say which fields several ranks hold alike."""
+    names_of: dict[tuple[int, int], list[str]] = defaultdict(list)
     for name, field in layer.fields.items():
         here, there = (max(map(len, side[field.name].values())) for side in (source, destination))
-        said[here, there].append(name)
-    for (here, there), names in said.items():
+        names_of[here, there].append(name)
+    for (here, there), names in names_of.items():
         if max(here, there) > 1:
             sides = [f"{here} ranks of P"] * (here > 1) + [f"{there} ranks of D"] * (there > 1)
-            what = f"{_listed(sides)} hold the same {_listed(names)}"
-            yield f"{what}: each rank of D reads one copy."
+            holding = f"{_listed(sides)} hold the same {_listed(names)}"
+            yield f"{holding}: each rank of D reads one copy."
 
 
 def _changes(layer: LayerPages) -> Iterator[str]:
@@ -225,7 +230,7 @@ MAX_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Layers that look alike. ``shown`` is the first of them, with the ranks and moves to draw.
+    """Layers that look alike. ``shown`` is the first layer, with the ranks and moves to draw.
 
     ``ways`` says how each class of field travels.
     """
@@ -269,20 +274,20 @@ def make_picture(plan: Plan, ranks: Sequence[RankLines], tokens: int) -> Picture
     panels = []
     for layers in alike.values():
         first = layers[0]
-        found: dict[str, dict[str, None]] = defaultdict(dict)
+        ways_of: dict[str, dict[str, None]] = defaultdict(dict)
         for move in first.moves:
-            found[field_class(move.field)][way_of[move.dst_rank, move.field]] = None
+            ways_of[field_class(move.field)][way_of[move.dst_rank, move.field]] = None
         for move in first.rebuilt:
-            found[field_class(move.field)][Strategy.RECOMPUTE.value] = None
-        ways = {name: " or ".join(several) for name, several in found.items()}
+            ways_of[field_class(move.field)][Strategy.RECOMPUTE.value] = None
+        ways = {name: " or ".join(names) for name, names in ways_of.items()}
         shown = _shown(first)
-        said = (*remarks(layers, ways, cutter, replicas), *_left_out(first, shown))
-        panels.append(Panel(tuple(layer.name for layer in layers), shown, ways, said))
+        sentences = (*remarks(layers, ways, cutter, replicas), *_left_out(first, shown))
+        panels.append(Panel(tuple(layer.name for layer in layers), shown, ways, sentences))
     return Picture(plan, tokens, tuple(panels))
 
 
 def _shown(layer: LayerPages) -> LayerPages:
-    """Return the part of a layer that is drawn: no more than `MAX_RANKS` of each side.
+    """Return the part of a layer that is drawn: at most `MAX_RANKS` ranks of each side.
 
     Ranks of D are added as long as the ranks of P that serve them all can be shown.
     """
@@ -303,8 +308,8 @@ def _shown(layer: LayerPages) -> LayerPages:
 
 
 def _left_out(layer: LayerPages, shown: LayerPages) -> list[str]:
-    some = len(shown.source), len(shown.destination), len(shown.moves)
-    every = len(layer.source), len(layer.destination), len(layer.moves)
-    pairs = zip(some, every, ("ranks of P", "ranks of D", "moves"), strict=True)
-    fewer = [f"{drawn:,} of the {of:,} {what}" for drawn, of, what in pairs if drawn < of]
+    drawn_counts = len(shown.source), len(shown.destination), len(shown.moves)
+    all_counts = len(layer.source), len(layer.destination), len(layer.moves)
+    pairs = zip(drawn_counts, all_counts, ("ranks of P", "ranks of D", "moves"), strict=True)
+    fewer = [f"{drawn:,} of the {total:,} {noun}" for drawn, total, noun in pairs if drawn < total]
     return [f"Only {', '.join(fewer)} are drawn."] if fewer else []

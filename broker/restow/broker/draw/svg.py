@@ -1,7 +1,7 @@
-"""Draw a picture as one SVG file: no script, font or image, and equal bytes for an equal plan.
+"""Draw a picture as one SVG file, without scripts, fonts or images; equal plans give equal bytes.
 
-A panel has the ranks of P on the left and those of D on the right. Each page is a card: a band of
-cells, one below the other, with a label for every shard. Ribbons join the bands.
+A panel has the ranks of P on the left and the ranks of D on the right. Each page is a card: a band
+of cells, one below the other, with a label for every shard. Ribbons join the bands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLUMN = BAND + LABELS
 HEAD, LINE, GAP, LEAST_CELL = 20.0, 15.0, 16.0, 5.5
 """Heights of the text above a page, of a label, between ranks, and of the smallest cell."""
 LEAST_FIELD, MOST_FIELD, LARGEST_FIELD = 30.0, 150.0, 520.0
-"""Height of a field on the rank that has least of it, at least and at most, and on any rank."""
+"""Least and most height of a field on the rank that has least of it, and most on any rank."""
 FIXED_HEIGHTS = {Content.PADDING: 12.0, Content.OTHER: 9.0, Content.INPUTS: 18.0}
 """Heights of cells that hold no state, whatever their size."""
 CHARACTER = 0.57
@@ -69,7 +69,7 @@ def plan_svg(picture: Picture) -> str:
     for panel in picture.panels:
         drawn, at = _panel(panel, colours, at + 18)
         body += drawn
-    described = " ".join(f"{one.title}. {' '.join(one.remarks)}" for one in picture.panels)
+    described = " ".join(f"{panel.title}. {' '.join(panel.remarks)}" for panel in picture.panels)
     size = f'width="{WIDTH:.0f}" height="{at + MARGIN:.0f}"'
     view = f'viewBox="0 0 {WIDTH:.0f} {at + MARGIN:.0f}" role="img" aria-labelledby="title desc"'
     return "\n".join(
@@ -97,7 +97,7 @@ def rect(x: float, y: float, width: float, height: float, look: str) -> str:
 
 
 def fitted(content: str, width: float, font: float = 11) -> str:
-    """Return as much of a text as a width has room for."""
+    """Return the part of a text that a width has room for."""
     most = max(int(width / (font * CHARACTER)), 1)
     return content if len(content) <= most else content[: most - 1] + "…"
 
@@ -132,7 +132,7 @@ def _panel(panel: Panel, colours: Mapping[str, str], top: float) -> tuple[list[s
 
 
 def _kind(cell: Cell) -> str:
-    """Return what cells of one scale have in common: ``conv`` of ``conv.x``."""
+    """Return what the names of cells of one scale share: ``conv`` of ``conv.x``."""
     return cell.name.rpartition(".")[0] or cell.label
 
 
@@ -174,7 +174,7 @@ class Card:
 
     def y(self, at: int) -> float:
         """Return the height at which a byte of the page lies."""
-        cell, top, bottom = next(found for found in self.cells if at <= found[0].stop)
+        cell, top, bottom = next(placed for placed in self.cells if at <= placed[0].stop)
         return top + (bottom - top) * (at - cell.start) / cell.bytes
 
 
@@ -199,11 +199,11 @@ def _cards(ranks: Sequence[RankPages], scales: Mapping[str, float], top: float) 
 
 def _labels(page: Page) -> list[list[int]]:
     """Return the cells that share a label, by their number in the page."""
-    found: dict[object, list[int]] = defaultdict(list)
+    groups: dict[object, list[int]] = defaultdict(list)
     for index, cell in enumerate(page.cells):
         if cell.content is not Content.OTHER:
-            found[cell.label, cell.box, cell.mixed].append(index)
-    return list(found.values())
+            groups[cell.label, cell.box, cell.mixed].append(index)
+    return list(groups.values())
 
 
 def _card(side: str, card: Card, panel: Panel, colours: Mapping[str, str]) -> Iterator[str]:
@@ -229,8 +229,8 @@ def _card(side: str, card: Card, panel: Panel, colours: Mapping[str, str]) -> It
         yield f'<path class="l" d="M{inner} {middle:.1f}h{5 * step}L{inner + 11 * step} {y:.1f}"/>'
         cells = [page.cells[index] for index in group]
         size, label = _sizes(cells), cells[0].label
-        said = fitted(f"{label} {_where(panel, cells[0])}", end - start - (len(size) + 1) * 6.2)
-        name, where = escape(said[: len(label)]), escape(said[len(label) :])
+        caption = fitted(f"{label} {_where(panel, cells[0])}", end - start - (len(size) + 1) * 6.2)
+        name, where = escape(caption[: len(label)]), escape(caption[len(label) :])
         bold = f'<tspan class="b">{name}</tspan>{where}'
         yield f'<text x="{start}" y="{y + 4:.1f}">{bold}</text>'
         yield text(end, y + 4, size, "q e")
@@ -244,7 +244,7 @@ def _where(panel: Panel, cell: Cell) -> str:
         axes = zip(cell.box, field.axes, field.shape, strict=True)
         cut = [f"{axis} [{span.start},{span.stop})" for span, axis, n in axes if span.size < n]
         where = " ".join(cut) or "all of it"
-    return where + "".join(f" + {other}" for other in cell.mixed)
+    return where + "".join(f" + {name}" for name in cell.mixed)
 
 
 def _sizes(cells: Sequence[Cell]) -> str:
@@ -255,7 +255,7 @@ def _sizes(cells: Sequence[Cell]) -> str:
 
 
 def _spread(wanted: Sequence[float], least: float, most: float) -> list[float]:
-    """Return heights near the wanted ones, in their order, each at least a line below the last."""
+    """Return heights near ``wanted``, in the same order, each at least a line below the last."""
     places: list[float] = []
     for y in wanted:
         places.append(max(y, places[-1] + LINE if places else least))
@@ -280,8 +280,13 @@ def _ribbons(
             f"{' '.join(map(str, move.box))}, {size_text(move.bytes)}"
         )
         path = ""
-        for one, other in strands(move):
-            a, b, c, d = src.y(one.start), src.y(one.stop), dst.y(other.start), dst.y(other.stop)
+        for src_span, dst_span in strands(move):
+            a, b, c, d = (
+                src.y(src_span.start),
+                src.y(src_span.stop),
+                dst.y(dst_span.start),
+                dst.y(dst_span.stop),
+            )
             path += f"M{start} {a:.1f}C{bend} {a:.1f} {bend} {c:.1f} {stop} {c:.1f}V{d:.1f}"
             path += f"C{bend} {d:.1f} {bend} {b:.1f} {start} {b:.1f}Z"
         look = f'class="{"ro"[order.index(move.dst_rank) % 2]}" fill="{colours[name]}"'

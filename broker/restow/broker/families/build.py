@@ -1,7 +1,7 @@
 """Lay a model's state out for an engine, as vLLM packs it.
 
-`layer_pages` returns the pages of a layer on a rank, and `build_layout` those of all layers and
-ranks.
+`layer_pages` returns the pages of a layer on a rank, and `build_layout` the layout of all layers
+and ranks.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ STATE_GROUP = "state"
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
-    """The regions of a layer, and the contents of a page of each."""
+class LayerPages:
+    """The regions of a layer, and the contents of a page of each region."""
 
     regions: tuple[Region, ...]
     shards: tuple[Shard, ...]
@@ -61,7 +61,7 @@ class Pages:
     projections: tuple[Projection, ...] = ()
 
 
-def layer_pages(layer: LayerSpec, settings: EngineSettings, stage_rank: int) -> Pages:
+def layer_pages(layer: LayerSpec, settings: EngineSettings, stage_rank: int) -> LayerPages:
     """Return the pages of a layer on a rank. Raises `TpSizeError` and `LayoutFormError`."""
     check_context(layer, settings)
     tp_rank = stage_rank % settings.tp
@@ -77,7 +77,7 @@ def layer_pages(layer: LayerSpec, settings: EngineSettings, stage_rank: int) -> 
     return replace(pages, regions=with_tokens(pages.regions, settings, stage_rank))
 
 
-def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:
+def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> LayerPages:
     """Return keys and values of the rank's heads, side by side or in regions of their own.
 
     They are ``[head][token]`` (HND) or ``[token][head]`` (NHD); with HDN each head has its keys as
@@ -90,7 +90,7 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
     if order is KvOrder.HDN and layer.scales.per_token:
         raise LayoutFormError("kv_order HDN: no engine keeps scales per token and head beside it")
     scale_bytes = SCALE_DTYPE.itemsize_bytes if layer.scales.per_token else 0
-    # What a head and token has of keys and of values, and in the region of either.
+    # Bytes of keys and of values for a head and token, and in the region of either.
     parts = {name: dim * item + scale_bytes for name, dim in layer.dims.items()}
     both = sum(parts.values())
     rows = {name: both if settings.kv_packed else size for name, size in parts.items()}
@@ -131,11 +131,11 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
                 strides_bytes=(head_stride,),
             )
             shards.append(scale)
-    return Pages(tuple(regions.values()), tuple(shards))
+    return LayerPages(tuple(regions.values()), tuple(shards))
 
 
-def _packed(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:
-    """Return float4 pages: ``[K | k_scale | V | v_scale]``, each of all heads and tokens.
+def _packed(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> LayerPages:
+    """Return float4 pages: ``[K | k_scale | V | v_scale]``, each part for all heads and tokens.
 
     This is the layout of vLLM's `_nvfp4_kv_views` and `nvfp4_split_data_scale`, except on GPUs of
     compute capability 10, where scales are interleaved over four tokens, which strides can't say.
@@ -168,19 +168,19 @@ def _packed(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pag
                 )
             )
             end += heads.size * tokens * row
-    return Pages((_token_region(name, _group(layer), end, settings),), tuple(shards))
+    return LayerPages((_token_region(name, _group(layer), end, settings),), tuple(shards))
 
 
 def _group(layer: AttentionSpec) -> str:
-    """Return the layer's group: engines free pages behind a window, so it has its own list."""
+    """Return the layer's group: engines free pages behind a window, so windows have own lists."""
     return f"window.{layer.window_tokens}" if layer.window_tokens else ATTENTION_GROUP
 
 
-def _parts(layer: LatentSpec | IndexerSpec, settings: EngineSettings) -> Pages:
+def _parts(layer: LatentSpec | IndexerSpec, settings: EngineSettings) -> LayerPages:
     """Return pages that are the same on every rank: latents, or an indexer's keys.
 
-    The parts of a latent lie side by side, token by token; an indexer has each part of all tokens,
-    then the next part.
+    The parts of a latent lie side by side, token by token. An indexer has the first part of all
+    tokens, then the next part of all tokens.
     """
     tokens, parts = settings.page_tokens, layer.parts()
     ends = list(
@@ -191,7 +191,7 @@ def _parts(layer: LatentSpec | IndexerSpec, settings: EngineSettings) -> Pages:
     if isinstance(layer, IndexerSpec) and layer.page_tokens not in (0, tokens):
         raise LayoutFormError(
             f"{name}: an indexer's pages have {layer.page_tokens} tokens, not {tokens}: its scales "
-            f"lie behind the elements of so many (page_tokens {layer.page_tokens}, and "
+            f"lie behind the elements of that many tokens (page_tokens {layer.page_tokens}, and "
             f"pages_per_block for larger blocks)"
         )
     region = _token_region(name, ATTENTION_GROUP, tokens * row_bytes, settings)
@@ -207,7 +207,7 @@ def _parts(layer: LatentSpec | IndexerSpec, settings: EngineSettings) -> Pages:
         )
         for (field, dtype), start, end in zip(parts, (0, *ends[:-1]), ends, strict=True)
     )
-    return Pages((region,), shards)
+    return LayerPages((region,), shards)
 
 
 def _token_region(name: str, group: str, page_bytes: int, settings: EngineSettings) -> Region:
@@ -222,8 +222,8 @@ def _token_region(name: str, group: str, page_bytes: int, settings: EngineSettin
     )
 
 
-def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> Pages:
-    """Return a page of conv windows, their channels in the order of the parts, then the states.
+def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> LayerPages:
+    """Return a page of conv windows, with channels in the order of the parts, then the states.
 
     A window's rows for speculative tokens follow its live rows; padding follows the states.
     """
@@ -279,7 +279,7 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
     page_bytes = aligned(end, state_align_bytes(settings))
     region = Region(name, STATE_GROUP, page_bytes, None, null_block=settings.null_block)
     kept = (scratch,) if extra and columns else ()
-    return Pages((region, *constant), tuple(shards), kept, inputs, projections)
+    return LayerPages((region, *constant), tuple(shards), kept, inputs, projections)
 
 
 def _state_strides(
@@ -343,9 +343,9 @@ INPUT_ALIGN_BYTES = 16
 def input_shards(
     layer: RecurrentSpec, settings: EngineSettings, region: str, end: int
 ) -> tuple[tuple[Shard, ...], int]:
-    """Return the layer's inputs, which follow the states that end at ``end``, and their own end.
+    """Return the layer's inputs, which follow the states that end at ``end``, and the inputs' end.
 
-    Every rank keeps them whole, since every rank reads them.
+    Every rank keeps the inputs whole, because every rank reads them.
     """
     form = layer.recurrence()
     mixer = form.read
@@ -371,7 +371,7 @@ def weights(
 ) -> tuple[tuple[Region, ...], tuple[Projection, ...]]:
     """Return the rows of the in-projection that make a rank's windows: ``[x | B | C][hidden]``.
 
-    Their order is that of vLLM's weights, where other rows lie before and behind them.
+    The rows have the order of vLLM's weights, where other rows lie before and behind them.
     """
     form = layer.recurrence()
     mixer = form.read
@@ -432,8 +432,8 @@ def _rank(
     drafts = model.draft_layers if layers.stop == model.depth else ()
     pages = [layer_pages(layer, settings, stage_rank) for layer in (*own, *drafts)]
     parts = {
-        part.name: tuple(chain.from_iterable(getattr(one, part.name) for one in pages))
-        for part in fields(Pages)
+        part.name: tuple(chain.from_iterable(getattr(layer, part.name) for layer in pages))
+        for part in fields(LayerPages)
     }
     layout = RankLayout(rank, **parts)
     return join_layers(layout) if settings.cross_layer_blocks else layout
@@ -443,7 +443,7 @@ def stage_layers(depth: int, pp: int, layers_per_stage: Sequence[int] = ()) -> l
     """Return the layers of every stage. Raises `StageError`.
 
     Without ``layers_per_stage`` stages are cut as in vLLM (`get_pp_indices`): evenly, and the
-    remaining layers go to the stages before the last, one each, from the back.
+    remaining layers go to the stages before the last stage, a layer each, from the back.
 
     >>> [str(span) for span in stage_layers(10, 4)]
     ['[0, 2)', '[2, 5)', '[5, 8)', '[8, 10)']
@@ -457,7 +457,7 @@ def stage_layers(depth: int, pp: int, layers_per_stage: Sequence[int] = ()) -> l
             counts[-back] += 1
     if len(counts) != pp or sum(counts) != depth or min(counts) < 1:
         raise StageError(
-            f"layers per stage are {counts}: {pp} stages need one number each, from 1 on, that "
+            f"layers per stage are {counts}: {pp} stages need a number each, from 1 on, that "
             f"add up to {depth} layers",
             stages=pp,
         )
@@ -467,9 +467,9 @@ def stage_layers(depth: int, pp: int, layers_per_stage: Sequence[int] = ()) -> l
 
 
 def join_layers(rank: RankLayout) -> RankLayout:
-    """Return the rank's layout with one region a group, whose pages hold those of all layers.
+    """Return the rank's layout with one region per group, whose pages hold those of all layers.
 
-    A layer's page lies in the order of the layers, with its own padding (vLLM's cross-layer
+    The pages of layers lie in the order of the layers, with their own padding (vLLM's cross-layer
     blocks). Constant regions stay as they are.
     """
     joined: dict[str, Region] = {}
@@ -494,6 +494,6 @@ def join_layers(rank: RankLayout) -> RankLayout:
 
 
 def _moved(placed: tuple[Placed, ...], begins: dict[str, tuple[str, int]]) -> Iterator[Placed]:
-    for one in placed:
-        region, start = begins[one.region]
-        yield replace(one, region=region, offset_bytes=one.offset_bytes + start)
+    for memory in placed:
+        region, start = begins[memory.region]
+        yield replace(memory, region=region, offset_bytes=memory.offset_bytes + start)

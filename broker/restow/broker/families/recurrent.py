@@ -1,6 +1,6 @@
 """Recurrent layers: the parts of each family's state, and which part of it a rank holds.
 
-Shapes and orders are those of vLLM 0.32 (`mamba_utils.py`).
+Shapes and orders are the same as in vLLM 0.32 (`mamba_utils.py`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Sharing(StrEnum):
     CUT = "cut"
     """Each rank has its slice."""
     SHARED = "shared"
-    """As CUT, but where ranks outnumber units, ranks share a unit."""
+    """The same as CUT, but if there are more ranks than units, ranks share a unit."""
     WHOLE = "whole"
     """Every rank holds all of it (vLLM `tp_replicated`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """One field of a layer: ``shape`` over ``axes``, of which the first is cut.
+    """One field of a layer: ``shape`` over ``axes``; the first axis is cut.
 
-    That axis consists of ``units`` equal pieces, called ``unit`` (a head, a group); no rank holds
-    a fraction of a piece.
+    The first axis consists of ``units`` equal pieces, called ``unit`` (a head, a group); no rank
+    holds a fraction of a piece.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Mixer(Worded):
     """The input of a recurrent layer, from whose in-projection its conv windows can be rebuilt.
 
     Inputs are vectors of ``hidden`` elements; the product is computed in ``dtype``. ``obstacle``
-    says why a window is not that product alone; empty: it is.
+    says why a window is not that product alone; it is empty if the window is.
     """
 
     hidden: int
@@ -75,7 +75,7 @@ class Mixer(Worded):
 class Recurrence:
     """The state of a recurrent layer: conv windows of ``taps`` rows, then recurrent states.
 
-    ``kind`` names the region. Rows for speculative tokens follow the windows where the family
+    ``kind`` names the region. Rows for speculative tokens follow the windows if the family
     ``speculates`` (vLLM `mamba_utils.py`).
     """
 
@@ -175,8 +175,8 @@ class Mamba1Spec(RecurrentSpec):
 class Mamba2Spec(RecurrentSpec):
     """A Mamba2 mixer: conv windows of x, B and C over ``conv_kernel - 1`` taps, and the SSM state.
 
-    x has ``heads * head_dim`` channels, B and C have ``groups * state`` each; the SSM state is
-    ``[heads, head_dim, state]``.
+    x has ``heads * head_dim`` channels, B and C have ``groups * state`` channels each; the SSM
+    state is ``[heads, head_dim, state]``.
     """
 
     heads: int
@@ -189,7 +189,7 @@ class Mamba2Spec(RecurrentSpec):
     mixer: Mixer | None = None
 
     def recurrence(self) -> Recurrence:
-        """Return windows and state, cut by heads; ranks share groups where they outnumber them."""
+        """Return windows and state, cut by heads; if ranks outnumber groups, they share groups."""
         heads, unit = self.heads, "Mamba head"
         sizes = (heads, self.head_dim, self.state)
         shared = ("group", "state"), (self.groups, self.state), "group", self.groups, Sharing.SHARED
@@ -210,7 +210,7 @@ class Mamba2Spec(RecurrentSpec):
 
 @dataclass(frozen=True, slots=True)
 class GdnSpec(RecurrentSpec):
-    """Gated delta net (Qwen3-Next): conv windows of Q, K and V, and one matrix a value head.
+    """Gated delta net (Qwen3-Next): conv windows of Q, K and V, and one matrix per value head.
 
     The matrix is ``[value_dim, key_dim]``.
     """
@@ -293,7 +293,7 @@ class ShortConvSpec(RecurrentSpec):
 
 @dataclass(frozen=True, slots=True)
 class LinearAttentionSpec(RecurrentSpec):
-    """Linear attention (MiniMax, Bailing): one square matrix a head, no window."""
+    """Linear attention (MiniMax, Bailing): one square matrix per head, no window."""
 
     heads: int
     dim: int

@@ -56,8 +56,8 @@ class EngineSettings(Worded):
     to multiply these inputs with. ``pcp`` and ``dcp`` are vLLM's prefill and decode context
     parallel sizes: ``pcp`` times as many ranks share prefills, and ``dcp`` of a stage's ranks
     share the tokens of attention without windows, ``interleave_tokens`` at a time; ``page_tokens``
-    then counts the tokens of one rank's page. ``null_block`` is the id in block lists where a
-    request has no block; None: there is no null block. With ``cross_layer_blocks`` a block
+    then counts the tokens of a single rank's page. ``null_block`` is the id in block lists where a
+    request has no block; None if there is no null block. With ``cross_layer_blocks`` a block
     holds the pages of all layers of its group, side by side. With ``whole_blocks`` the engine keeps
     full blocks for other prompts with the same beginning.
     """
@@ -96,7 +96,7 @@ class EngineSettings(Worded):
         return (tp_rank * self.pcp + pcp_rank) % self.dcp
 
     def check(self) -> None:
-        """Raise `LayoutFormError`, naming the setting, if one is out of bounds."""
+        """Raise `LayoutFormError`, naming the setting, if a setting is out of bounds."""
         for name, value, least in (
             ("tp", self.tp, 1),
             ("pp", self.pp, 1),
@@ -115,7 +115,7 @@ class EngineSettings(Worded):
         self._check_context()
 
     def _check_context(self) -> None:
-        """Refuse what vLLM refuses (`ParallelConfig`, `VllmConfig.validate_block_size`)."""
+        """Refuse sizes that vLLM refuses (`ParallelConfig`, `VllmConfig.validate_block_size`)."""
         sizes = (1, self.pcp, self.stage_ranks)
         if self.dcp not in sizes and (self.pcp > 1 or self.tp % self.dcp):
             raise LayoutFormError(
@@ -133,8 +133,8 @@ class EngineSettings(Worded):
 _RANKS = ("tp", "pp", "pcp", "dcp", "tp * pcp * pp")
 
 
-def rank_span(count: int, tp: int, rank: int, what: str) -> Span:
-    """Return the heads or groups of ``rank``: its slice, or the one that it shares with others.
+def rank_span(count: int, tp: int, rank: int, noun: str) -> Span:
+    """Return the heads or groups of ``rank``: its slice, or the head that it shares with others.
 
     If ``tp`` divides ``count``, each rank has a slice. If ``count`` divides ``tp``, ranks share
     heads: rank r has head ``r // (tp / count)``. (vLLM PR #55091 does so for groups; its
@@ -144,24 +144,24 @@ def rank_span(count: int, tp: int, rank: int, what: str) -> Span:
     (Span(2, 4), Span(0, 1))
     """
     if count % tp == 0:
-        return rank_slice(count, tp, rank, what)
+        return rank_slice(count, tp, rank, noun)
     if tp % count == 0:
         index = rank // (tp // count)
         return Span(index, index + 1)
     raise TpSizeError(
-        f"{count} {what}s can be neither cut nor replicated over TP {tp}: "
+        f"{count} {noun}s can be neither cut nor replicated over TP {tp}: "
         f"one must divide the other",
-        axis=what,
+        axis=noun,
         ranks=tp,
     )
 
 
-def rank_slice(count: int, tp: int, rank: int, what: str) -> Span:
+def rank_slice(count: int, tp: int, rank: int, noun: str) -> Span:
     """Return a rank's slice of an axis. Raises `TpSizeError` unless ``tp`` divides ``count``."""
     if count % tp:
         raise TpSizeError(
-            f"{count} {what}s can't be cut over TP {tp}: it does not divide them",
-            axis=what,
+            f"{count} {noun}s can't be cut over TP {tp}: it does not divide them",
+            axis=noun,
             ranks=tp,
         )
     size = count // tp

@@ -20,13 +20,13 @@ BLOCK_DIM = 16
 
 
 class ScaleKind(StrEnum):
-    """Where the scales of a KV cache are."""
+    """The place of the scales of a KV cache."""
 
     NONE = "none"
     """Elements are the values, as if every scale were 1.0."""
     STATIC = "static"
     """From the checkpoint, or calibrated once. They are not state: both engines must have the same
-    (vLLM `fp8`, `fp8_e4m3`, `fp8_e5m2`: `layer._k_scale` and `_v_scale`)."""
+    scales (vLLM `fp8`, `fp8_e4m3`, `fp8_e5m2`: `layer._k_scale` and `_v_scale`)."""
     PER_TOKEN_HEAD = "per-token-head"  # noqa: S105
     """A float32 for each token and head, in the cache and moved with it (vLLM
     `fp8_per_token_head`, `int8_per_token_head`)."""
@@ -35,7 +35,7 @@ class ScaleKind(StrEnum):
     `fp8_ds_mla`)."""
     PER_16 = "per-16"
     """A float8_e4m3fn for each token, head and 16 elements, in the cache and moved with it, and a
-    static one for all, which must be equal on both engines (vLLM `nvfp4`)."""
+    static scale for all, which must be equal on both engines (vLLM `nvfp4`)."""
 
 
 NAMED = (ScaleKind.STATIC, ScaleKind.PER_16)
@@ -47,7 +47,7 @@ class Scales(Worded):
     """The scales of a layer's KV cache.
 
     ``fingerprint`` identifies static scales: a text that is equal on two engines exactly when
-    their scales are, such as a checkpoint's revision.
+    their scales are equal, such as a checkpoint's revision.
     """
 
     kind: ScaleKind = ScaleKind.NONE
@@ -72,18 +72,19 @@ class Scales(Worded):
         if (self.kind in NAMED) != bool(self.fingerprint):
             raise LayoutFormError(
                 f"scales of kind {self.kind} with fingerprint {self.fingerprint!r}: static scales "
-                f"need one that P and D share, as those per 16 elements do, and no others have one"
+                f"and scales per 16 elements need a fingerprint that P and D share, and other "
+                f"scales have none"
             )
         if (self.kind is ScaleKind.PER_16) != (dtype is PACKED):
             raise LayoutFormError(
                 f"KV of type {dtype.label} with scales of kind {self.kind}: {PACKED.label} has "
-                f"scales {ScaleKind.PER_16}, and no other type has those"
+                f"scales {ScaleKind.PER_16}, and no other type has these scales"
             )
         if self.kind is not ScaleKind.NONE and dtype not in QUANTISED:
-            known = ", ".join(one.label for one in QUANTISED)
+            known = ", ".join(quantised.label for quantised in QUANTISED)
             raise LayoutFormError(
-                f"KV of type {dtype.label} has no scales, but {self.kind} ones are given: "
-                f"give it a type of {known}, or leave them out"
+                f"KV of type {dtype.label} has no scales, but {self.kind} scales are "
+                f"given: give it a type of {known}, or leave the scales out"
             )
 
 
@@ -92,11 +93,11 @@ NO_SCALES = Scales()
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec(Worded):
-    """Grouped-query attention: keys and values of ``kv_heads`` heads, one entry a token.
+    """Grouped-query attention: keys and values of ``kv_heads`` heads, one entry per token.
 
-    With a sliding window the next token sees only ``window_tokens`` tokens before it; 0: all.
+    With a sliding window the next token sees only ``window_tokens`` tokens before it; 0 means all.
     ``scales`` are for float8, int8 and float4 (stored as pairs of elements). ``value_dim`` is the
-    width of values where it differs from that of keys; 0: the same.
+    width of values if it differs from the width of keys; 0 means the same width.
     """
 
     layer: int
@@ -108,7 +109,7 @@ class AttentionSpec(Worded):
     value_dim: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse scales of a type that has none."""
+        """Refuse scales of a type that has no scales."""
         Worded.__post_init__(self)
         self.scales.check(self.dtype)
         if self.scales.kind is ScaleKind.PER_BLOCK:
@@ -116,7 +117,7 @@ class AttentionSpec(Worded):
         if self.packed and (self.head_dim % BLOCK_DIM or len(set(self.dims.values())) > 1):
             raise LayoutFormError(
                 f"keys of {self.head_dim} and values of {self.dims['v']} elements a head: with a "
-                f"scale for {BLOCK_DIM} both are equal, and a multiple of that"
+                f"scale for {BLOCK_DIM} both are equal, and a multiple of {BLOCK_DIM}"
             )
 
     @property
@@ -130,7 +131,7 @@ class AttentionSpec(Worded):
         return self.scales.kind is ScaleKind.PER_16
 
     def fields(self) -> tuple[Field, ...]:
-        """Return ``k`` and ``v``, each ``[head, dim]`` a token; scales in the cache are ``[head]``.
+        """Return ``k`` and ``v``, both ``[head, dim]`` per token; scales in the cache: ``[head]``.
 
         Float4 elements are ``[head, pair]``, with scales ``[head, block]``.
         """
@@ -153,7 +154,7 @@ class AttentionSpec(Worded):
 
 @dataclass(frozen=True, slots=True)
 class MlaSpec(Worded):
-    """Multi-head latent attention: one vector a token, which every rank holds.
+    """Multi-head latent attention: one vector per token, which every rank holds.
 
     ``latent_dim`` counts the compressed keys and values, and the rotary part behind them.
     """
@@ -164,7 +165,7 @@ class MlaSpec(Worded):
     scales: Scales = NO_SCALES
 
     def __post_init__(self) -> None:
-        """Refuse scales of a type that has none, and those that no engine keeps with latents."""
+        """Refuse scales of a type without scales, and scales that no engine keeps with latents."""
         Worded.__post_init__(self)
         self.scales.check(self.dtype)
         if self.scales.per_token or self.scales.kind is ScaleKind.PER_16:
@@ -229,12 +230,12 @@ class BlockScaledMlaSpec(Worded):
 
 @dataclass(frozen=True, slots=True)
 class IndexerSpec(Worded):
-    """The keys of a sparse attention's indexer: one vector a token in float8, whole on every rank.
+    """The keys of a sparse attention's indexer: one float8 vector per token, whole on every rank.
 
     Every ``block_dim`` elements have a scale. In a page the scales of all tokens lie behind the
     elements of all tokens, so it matters where a page ends: ``page_tokens`` is the only number of
-    tokens that a page can have; 0: any. (vLLM `DeepseekV32IndexerCache`; pages are those
-    of its kernels, `DeepseekV32IndexerBackend.get_supported_kernel_block_sizes`.)
+    tokens that a page can have; 0 means any. (vLLM `DeepseekV32IndexerCache`; pages are the
+    pages of its kernels, `DeepseekV32IndexerBackend.get_supported_kernel_block_sizes`.)
     """
 
     layer: int
@@ -272,12 +273,12 @@ LayerSpec = AttentionSpec | LatentSpec | IndexerSpec | RecurrentSpec
 class ModelSpec:
     """A model: its name and its layers with state.
 
-    ``layer_count`` counts layers without state too, since pipeline stages are cut by it; 0: the
-    last layer with state is the last layer. ``revision``, ``adapter`` and ``quantisation`` have
-    the meaning of `ModelIdentity`. Where a layer has several attentions, each has a number of its
-    own, ``numbers_per_layer`` of them a layer, and no stage separates them. ``draft_layers`` belong
-    to the draft model named ``draft`` (see `Field`); their numbers follow all others, and the last
-    stage runs them.
+    ``layer_count`` counts layers without state too, since pipeline stages are cut by it; 0 means
+    that the last layer with state is the last layer. ``revision``, ``adapter`` and
+    ``quantisation`` have the meaning of `ModelIdentity`. If a layer has several attentions, each
+    has a number of its own, ``numbers_per_layer`` numbers per layer, and no stage separates them.
+    ``draft_layers`` belong to the draft model named ``draft`` (see `Field`); their numbers follow
+    all others, and the last stage runs them.
     """
 
     name: str
@@ -303,25 +304,27 @@ class ModelSpec:
 
     @property
     def page_tokens(self) -> int:
-        """The only number of tokens that a page can have; 0: any."""
+        """The only number of tokens that a page can have; 0 means any."""
         indexers = (layer for layer in self.layers if isinstance(layer, IndexerSpec))
-        return max((one.page_tokens for one in indexers), default=0)
+        return max((indexer.page_tokens for indexer in indexers), default=0)
 
     def model(self, with_inputs: bool = False) -> Model:
-        """Return the model's fields, on request with the inputs of its recurrent layers."""
-        fields = tuple(f for layer in self.layers for f in layer.fields())
-        drafted = (f for layer in self.draft_layers for f in layer.fields())
-        fields += tuple(replace(f, draft=self.draft) for f in drafted)
-        found = self._recurrences() if with_inputs else []
-        inputs = tuple(f for n, one in found for f in one.inputs(n))
+        """Return the model's fields, and on request the inputs of its recurrent layers."""
+        fields = tuple(field for layer in self.layers for field in layer.fields())
+        drafted = (field for layer in self.draft_layers for field in layer.fields())
+        fields += tuple(replace(field, draft=self.draft) for field in drafted)
+        recurrences = self._recurrences() if with_inputs else []
+        inputs = tuple(
+            field for number, recurrence in recurrences for field in recurrence.inputs(number)
+        )
         identity = (self.revision, self.adapter, self.quantisation)
         return Model(self.name, fields, inputs, *identity)
 
     def check_rebuilding(self, wanted: bool) -> None:
         """Raise `LayoutFormError` if rebuilding is ``wanted`` and no conv window can be rebuilt."""
-        found = [one for _, one in self._recurrences()]
-        if wanted and all(one.obstacle for one in found):
-            why = found[0].obstacle if found else "no layer is recurrent"
+        recurrences = [recurrence for _, recurrence in self._recurrences()]
+        if wanted and all(recurrence.obstacle for recurrence in recurrences):
+            why = recurrences[0].obstacle if recurrences else "no layer is recurrent"
             raise LayoutFormError(f"model {self.name!r}: no conv state can be rebuilt: {why}")
 
     def check_drafts(self) -> None:
@@ -329,7 +332,7 @@ class ModelSpec:
         if bool(self.draft_layers) != bool(self.draft):
             raise LayoutFormError(
                 f"model {self.name!r}: {len(self.draft_layers)} layers of a draft called "
-                f"{self.draft!r}: layers need a name, and a name layers"
+                f"{self.draft!r}: layers need a name, and a name needs layers"
             )
 
     def _recurrences(self) -> list[tuple[int, Recurrence]]:

@@ -1,1 +1,1 @@
-"""A small HTTP server, for what shows its metrics and says whether it is alive."""
+"""A small HTTP server for processes that show metrics and answer probes."""

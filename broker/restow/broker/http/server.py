@@ -1,8 +1,8 @@
 """Serve metrics, probes and pages over HTTP, on an event loop and a thread of their own.
 
 A page is made on the event loop of the process that it shows. That loop may be busy, and a probe
-must be told so within a bounded time: so the server has a loop of its own, asks the other loop for
-each page, and answers 503 when the page does not come.
+must learn this within a bounded time. The server therefore has a loop of its own, asks the other
+loop for each page, and answers 503 when the page does not come.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from restow.broker.addresses import HTTP_PORT, host_and_port
 from restow.broker.errors import ListenError
 
 MAX_OPEN: Final = 64
-"""Connections. The oldest makes room for a new one, so that probes are always let in."""
+"""Most open connections. A new connection closes the oldest, so that probes are always let in."""
 IDLE_S: Final = 10.0
-"""Close a connection on which nothing is asked for this long."""
+"""A connection without requests is closed after this time."""
 STOP_S: Final = 0.5
-"""How long answers under way may take when the server ends, and again until they are cancelled."""
+"""When the server ends: time for answers under way, and again until they are cancelled."""
 
 Query = Mapping[str, str]
 
@@ -48,27 +48,27 @@ class Answer:
 Page = Callable[[Query], Answer]
 
 
-class Pages:
+class HttpPages:
     """Answer requests with pages, each made once for all who wait for it."""
 
     def __init__(
         self,
-        who: str,
+        process: str,
         pages: Mapping[str, Page],
         fields: Mapping[str, Collection[str]],
         answer_s: float = 5.0,
     ) -> None:
-        """Serve ``pages`` by path, made on the loop that runs now; ``who`` names the process.
+        """Serve ``pages`` by path, made on the loop that runs now; ``process`` is its name.
 
         ``fields`` are the names that a page reads of its query, by path. The others are dropped:
         a caller who varies them does not have the page made again. A page that is not made within
         ``answer_s`` is answered with 503.
         """
-        self._who, self._pages, self._fields = who, dict(pages), dict(fields)
+        self._process, self._pages, self._fields = process, dict(pages), dict(fields)
         self._answer_s = answer_s
         self._loop = asyncio.get_running_loop()
         self._made: dict[tuple[str, tuple[tuple[str, str], ...]], Future[Answer]] = {}
-        """Pages that are asked for and not yet made."""
+        """Pages that are being made, by path and query."""
 
     async def answer(self, method: str, path: str, query: Query) -> Answer:
         """Return the answer to a request. Called on the server's loop."""
@@ -84,12 +84,12 @@ class Pages:
             try:
                 made = asyncio.run_coroutine_threadsafe(_made(page, used), self._loop)
             except RuntimeError:
-                return line(HTTPStatus.SERVICE_UNAVAILABLE, f"the {self._who} has ended")
+                return line(HTTPStatus.SERVICE_UNAVAILABLE, f"the {self._process} has ended")
             self._made[key] = made
             made.add_done_callback(lambda _: self._made.pop(key, None))
         done, _ = await asyncio.wait({asyncio.wrap_future(made)}, timeout=self._answer_s)
         if not done or made.cancelled():
-            return line(HTTPStatus.SERVICE_UNAVAILABLE, f"the {self._who} does not answer")
+            return line(HTTPStatus.SERVICE_UNAVAILABLE, f"the {self._process} does not answer")
         return made.result()
 
 
@@ -158,9 +158,9 @@ async def _serve(
     held: socket.socket, answering: Answering, headers: Mapping[str, str], ends: asyncio.Event
 ) -> None:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        found = await answering(request)
-        said = {"Content-Type": found.media_type, "Server": "restow", **headers}
-        return web.Response(body=found.body, status=found.status, headers=said)
+        answer = await answering(request)
+        fields = {"Content-Type": answer.media_type, "Server": "restow", **headers}
+        return web.Response(body=answer.body, status=answer.status, headers=fields)
 
     # A stranger must not be able to fill the log with requests that are not HTTP.
     logger = logging.getLogger("restow.http")
@@ -174,7 +174,7 @@ async def _serve(
 
 class _BoundedServer(web.Server):  # type: ignore[misc]
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Let a connection in, and close the oldest ones beyond `MAX_OPEN`."""
+        """Let a connection in, and close the oldest connections beyond `MAX_OPEN`."""
         super().connection_made(handler, transport)
         for oldest in self.connections[:-MAX_OPEN]:
             if oldest.transport is not None:

@@ -1,4 +1,4 @@
-"""Prove that what a rank holds shares no bytes of a page and fits into its regions.
+"""Prove that the shards of a rank share no bytes of a page and fit into its regions.
 
 `check_inputs` checks mixer inputs and projections, from which conv windows can be recomputed;
 `PageChecker` checks the pages.
@@ -88,7 +88,7 @@ def _check_input(rank: int, shard: Shard, field: Field | None) -> None:
     item = shard.dtype.itemsize_bytes
     wrong = ""
     if field is None:
-        wrong = "the model lists no such input"
+        wrong = "the model does not list this input"
     elif shard.box != tuple(Span(0, size) for size in field.shape):
         wrong = "a rank must keep all of an input"
     elif not shard.dtype.castable:
@@ -116,7 +116,7 @@ def _misfit(
     item = weights.dtype.itemsize_bytes
     region = regions.get(weights.region)
     if field is None:
-        return "the model has no such field"
+        return "the model does not have this field"
     if read is None:
         return f"the model has no input {weights.input!r}"
     if field.kind is not Kind.SNAPSHOT or "tap" not in field.axes:
@@ -144,7 +144,7 @@ def _misfit(
 
 
 def weights_as_shard(weights: Projection, field: Field, read: Field) -> tuple[Field, Shard]:
-    """Return weights as a shard of a field of their own, so that the same checks apply to them.
+    """Return weights as a shard of a field of their own, so that the checks of shards apply.
 
     The axis tap of the conv field ``field`` is replaced by the hidden axis of the input ``read``.
     """
@@ -214,9 +214,9 @@ def check_memory(rank: int, region: Region, shards: list[Shard]) -> None:
     table = table[np.argsort(table[:, 0], kind="stable")]
     clash = np.flatnonzero(table[1:, 0] < table[:-1, 1])
     if clash.size:
-        one, two = table[clash[0]], table[clash[0] + 1]
-        first, second = shards[int(one[2])], shards[int(two[2])]
-        span = f"[{two[0]}, {min(one[1], two[1])})"
+        before, after = table[clash[0]], table[clash[0] + 1]
+        first, second = shards[int(before[2])], shards[int(after[2])]
+        span = f"[{after[0]}, {min(before[1], after[1])})"
         raise LayoutMemoryError(
             f"rank {rank}, region {region.name}: {first.field} {box_text(first.box)} and "
             f"{second.field} {box_text(second.box)} both claim bytes {span} of a page",
@@ -301,7 +301,9 @@ def _why_tokens_invalid(region: Region) -> str:
     """Return why a region cannot hold the tokens that it claims; empty if it can."""
     parts, part, run = region.context_parts, region.context_part, region.interleave_tokens
     if not 0 < parts <= MAX_RANKS or not 0 <= part < parts:
-        return f"context_part is {part} of {parts}; there are 1 to {MAX_RANKS}, numbered from 0"
+        return (
+            f"context_part is {part} of {parts}; there are 1 to {MAX_RANKS} parts, numbered from 0"
+        )
     if parts == 1:
         return f"interleave_tokens is {run}, but there is only a single part" if run != 1 else ""
     if region.page_tokens is None:
@@ -319,7 +321,7 @@ def _error(rank: RankLayout, region: Region, wrong: str) -> LayoutFormError:
 
 
 class PageChecker:
-    """Checks the ranks of a layout; pages of the same form are checked only once."""
+    """Check the ranks of a layout; pages of the same form are checked only once."""
 
     def __init__(self, model: Model) -> None:
         """Begin without checked pages."""
@@ -361,8 +363,8 @@ class PageChecker:
                 _check_box(rank.rank, shard, field, region)
                 lying[shard.region].append((field, shard))
         check_region_use(rank)
-        for name, found in lying.items():
-            self._check_page(rank.rank, regions[name], found)
+        for name, placed in lying.items():
+            self._check_page(rank.rank, regions[name], placed)
 
     def _check_page(self, rank: int, region: Region, lying: list[tuple[Field, Shard]]) -> None:
         """Check everything in a page of a region."""
@@ -396,7 +398,7 @@ class PageChecker:
 def _as_shard(
     rank: int, scratch: Scratch, number: int, regions: dict[str, Region]
 ) -> tuple[Field, Shard]:
-    """Return scratch memory as a shard of its own field, so that the same checks apply."""
+    """Return scratch memory as a shard of its own field, so that the checks of shards apply."""
     region = regions.get(scratch.region)
     sizes, strides = scratch.sizes, scratch.strides_bytes
     wrong = ""
@@ -442,7 +444,7 @@ def _check_box(rank: int, shard: Shard, field: Field, region: Region) -> None:
     if per_token != (shard.token_stride_bytes is not None):
         raise LayoutFormError(
             f"rank {rank}, field {field.name}: token_stride_bytes is for per_token fields, "
-            f"and they need one",
+            f"and they need it",
             field=field.name,
             axis="token",
             ranks=rank,

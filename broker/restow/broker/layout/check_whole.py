@@ -79,14 +79,15 @@ def check_boxes(
 def _check_tokens(field: Field, box: Box, classes: dict[TokenClass, int]) -> None:
     """Check that the token classes of a box belong to the same division and are complete."""
     first, rank = next(iter(classes.items()))
-    for held, other in classes.items():
+    for held, other_rank in classes.items():
         if (held.parts, held.interleave_tokens) != (first.parts, first.interleave_tokens):
             raise LayoutOverlapError(
-                f"field {field.name}: ranks {rank} and {other} hold {box_text(box)} and cut its "
-                f"tokens into {_cut_text(first)} and {_cut_text(held)}, so some are held by both",
+                f"field {field.name}: ranks {rank} and {other_rank} hold {box_text(box)} and cut "
+                f"its tokens into {_cut_text(first)} and {_cut_text(held)}, so some are held by "
+                f"both",
                 field=field.name,
                 axis="token",
-                ranks=f"{rank},{other}",
+                ranks=f"{rank},{other_rank}",
                 range=box_text(box),
             )
     if len(classes) != first.parts:
@@ -118,13 +119,13 @@ def _check_overlaps(field: Field, boxes: dict[Box, set[int]]) -> None:
             _raise_overlap(field, boxes, listed[index], listed[index + 1 + int(hits[0])])
 
 
-def _raise_overlap(field: Field, boxes: dict[Box, set[int]], one: Box, two: Box) -> None:
-    axis = next(a for a, s, t in zip(field.axes, one, two, strict=True) if s != t)
-    ranks = _ranks_text(boxes[one] | boxes[two])
-    common = box_text(overlap(one, two) or ())
+def _raise_overlap(field: Field, boxes: dict[Box, set[int]], first: Box, second: Box) -> None:
+    axis = next(a for a, s, t in zip(field.axes, first, second, strict=True) if s != t)
+    ranks = _ranks_text(boxes[first] | boxes[second])
+    common = box_text(overlap(first, second) or ())
     raise LayoutOverlapError(
         f"field {field.name}, axis {axis}: ranks {ranks} both hold {common}, but "
-        f"{box_text(one)} and {box_text(two)} are not replicas of each other",
+        f"{box_text(first)} and {box_text(second)} are not replicas of each other",
         field=field.name,
         axis=axis,
         ranks=ranks,
@@ -210,7 +211,7 @@ def check_layout(layout: Layout) -> None:
         tokens = {region.name: region.tokens for region in rank.regions}
         for shard in rank.shards:
             held[shard.field].append((rank.rank, shard.box, tokens[shard.region]))
-    proven: set[object] = set()  # layers of a kind are held alike, so check each form once
+    proven: set[object] = set()  # layers of the same kind are held alike, so check each form once
     for field in layout.model.fields:
         form = (field.axes, field.shape, tuple(held[field.name]))
         if form not in proven:
@@ -247,9 +248,9 @@ def _check_names(layout: Layout) -> None:
         named += [("an axis", axis) for axis in field.axes]
     for region in (region for rank in layout.ranks for region in rank.regions):
         named += [("a region's name", region.name), ("a region's group", region.group)]
-    for what, name in named:
+    for role, name in named:
         if not name.isprintable():
-            raise LayoutFormError(f"{what} {name[:MAX_WORD_LENGTH]!r} is not printable")
+            raise LayoutFormError(f"{role} {name[:MAX_WORD_LENGTH]!r} is not printable")
 
 
 def _check_size(layout: Layout) -> None:
@@ -356,14 +357,14 @@ def _check_agreement(layout: Layout) -> None:
 def _check_windows(layout: Layout) -> None:
     """Refuse whole blocks in groups with several windows, which begin in different blocks."""
     windows = {field.name: field.window_tokens for field in layout.model.fields}
-    found: dict[str, tuple[str, int]] = {}
+    windows_of: dict[str, tuple[str, int]] = {}
     for rank in layout.ranks:
         whole = {region.name: region.group for region in rank.regions if region.whole_blocks}
         for shard in rank.shards if whole else ():
             group, window = whole.get(shard.region), windows[shard.field]
             if group is None:
                 continue
-            first = found.setdefault(group, (shard.field, window))
+            first = windows_of.setdefault(group, (shard.field, window))
             if first[1] != window:
                 raise LayoutFormError(
                     f"group {group} keeps whole blocks, but its fields have different windows: "

@@ -1,4 +1,4 @@
-"""Describe layouts to people: a summary of each, and the differences between two."""
+"""Describe layouts to people: a summary of each rank, and the differences of two layouts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def field_class(name: str) -> str:
     >>> field_class("layers.7.conv.x"), field_class("embedding")
     ('conv.x', 'embedding')
     """
-    found = _LAYER.fullmatch(name)
-    return found[3] if found else name
+    match = _LAYER.fullmatch(name)
+    return match[3] if match else name
 
 
 def field_layer(name: str) -> str | None:
@@ -38,8 +38,8 @@ def field_layer(name: str) -> str | None:
     >>> field_layer("layers.7.conv.x"), field_layer("embedding")
     ('7', None)
     """
-    found = _LAYER.fullmatch(name)
-    return found[2] if found else None
+    match = _LAYER.fullmatch(name)
+    return match[2] if match else None
 
 
 def joined_name(names: Sequence[str]) -> str:
@@ -48,11 +48,11 @@ def joined_name(names: Sequence[str]) -> str:
     >>> joined_name(["layers.0.k", "layers.2.k", "layers.4.k", "layers.6.k"])
     'layers.{0,2,4..}.k'
     """
-    found = [_LAYER.fullmatch(name) for name in names]
-    layers = [match[2] for match in found if match]
+    matches = [_LAYER.fullmatch(name) for name in names]
+    layers = [match[2] for match in matches if match]
     if len(layers) != len(names) or len(layers) == 1:
         return ", ".join(names)
-    first = found[0]
+    first = matches[0]
     prefix = first[1] if first else ""
     shown = ",".join(layers[:3]) + (".." if len(layers) > 3 else "")
     return f"{prefix}.{{{shown}}}.{field_class(names[0])}"
@@ -111,12 +111,12 @@ def shared_tokens(layout: Layout) -> dict[str, tuple[int, int]]:
 
 def scaled_fields(model: Model) -> dict[str, list[str]]:
     """Return the names of scaled fields, without layers, by scale."""
-    found: dict[str, list[str]] = {}
+    names_of: dict[str, list[str]] = {}
     for field in model.fields:
         name = field_class(field.name)
-        if field.scales and name not in found.setdefault(field.scales, []):
-            found[field.scales].append(name)
-    return found
+        if field.scales and name not in names_of.setdefault(field.scales, []):
+            names_of[field.scales].append(name)
+    return names_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +134,13 @@ def differences(left: Layout, right: Layout) -> list[Difference]:
 
     Fields of several layers that differ in the same way share an entry.
     """
-    found = []
+    listed = []
     for part in ("name", *IDENTITY_PARTS):
         mine, theirs = getattr(left.model, part), getattr(right.model, part)
         if mine != theirs:
-            found.append(Difference("model", part, mine or "none", theirs or "none"))
+            listed.append(Difference("model", part, mine or "none", theirs or "none"))
     if len(left.ranks) != len(right.ranks):
-        found.append(Difference("engine", "ranks", str(len(left.ranks)), str(len(right.ranks))))
+        listed.append(Difference("engine", "ranks", str(len(left.ranks)), str(len(right.ranks))))
     forms = (_forms(left), _forms(right))
     alike: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for name in dict.fromkeys([*forms[0], *forms[1]]):
@@ -151,12 +151,12 @@ def differences(left: Layout, right: Layout) -> list[Difference]:
         for aspect, words in mine.items():
             if words != theirs[aspect]:
                 alike[aspect, words, theirs[aspect]].append(name)
-    for (aspect, one_words, other_words), names in alike.items():
+    for (aspect, left_words, right_words), names in alike.items():
         for subject in _by_class(names):
-            found.append(Difference(subject, aspect, one_words, other_words))
-    if not found and left != right:
-        found.append(Difference("pages", "places of shards", "other offsets", "other offsets"))
-    return found
+            listed.append(Difference(subject, aspect, left_words, right_words))
+    if not listed and left != right:
+        listed.append(Difference("pages", "places of shards", "other offsets", "other offsets"))
+    return listed
 
 
 def _there(form: dict[str, str] | None) -> str:
@@ -167,7 +167,7 @@ def _by_class(names: list[str]) -> list[str]:
     classes: dict[str, list[str]] = defaultdict(list)
     for name in names:
         classes[field_class(name)].append(name)
-    return [joined_name(some) for some in classes.values()]
+    return [joined_name(class_names) for class_names in classes.values()]
 
 
 def _forms(layout: Layout) -> dict[str, dict[str, str]]:

@@ -63,13 +63,13 @@ def layout_from_json(data: object) -> Layout:
     list of fields gets the fields of its shards, each as large as its shards reach.
     """
     top = read.mapping(data, "layout")
-    said = read.mapping(read.get(top, "model", "layout"), "model")
+    model_data = read.mapping(read.get(top, "model", "layout"), "model")
     listed = read.items(read.get(top, "ranks", "layout"), "ranks")
     ranks = [(where, rank, _value(rank, RANK, where)) for where, rank in listed]
     of_shards = {"fields": _reached(ranks, "shards"), "inputs": _reached(ranks, "inputs")}
-    model = _value(said, MODEL, "model")
+    model = _value(model_data, MODEL, "model")
     for name, reached in of_shards.items():
-        if name in said:
+        if name in model_data:
             _check_same_fields(getattr(model, name), reached)
         else:
             model = replace(model, **{name: tuple(reached.values())})
@@ -92,42 +92,42 @@ def _value(data: object, record: Record, where: str) -> Any:
 
 def _attribute(item: read.Json, attribute: Attribute, where: str) -> Any:
     key = attribute.key or attribute.name
-    given = (
+    data = (
         read.get(item, key, where)
         if attribute.default is NEEDED
         else item.get(key, attribute.default)
     )
-    if given is None and attribute.default is None:
+    if data is None and attribute.default is None:
         return None
-    return _READ[attribute.sort](given, f"{where}.{key}")
+    return _READ[attribute.sort](data, f"{where}.{key}")
 
 
 def _reached(ranks: list[tuple[str, Any, RankLayout]], part: str) -> dict[str, Field]:
     """Return the fields of shards, each as large as its shards reach."""
-    found: dict[str, Field] = {}
-    for where, said, rank in ranks:
+    fields: dict[str, Field] = {}
+    for where, rank_data, rank in ranks:
         shards: tuple[Shard, ...] = getattr(rank, part)
         for (place, item), shard in zip(
-            read.items(said.get(part, ()), f"{where}.{part}"), shards, strict=True
+            read.items(rank_data.get(part, ()), f"{where}.{part}"), shards, strict=True
         ):
             name, reach = shard.field, tuple(span.stop for span in shard.box)
             axes = read.texts(read.get(item, "axes", place), f"{place}.axes")
             kind = _kind(read.get(item, "kind", place), f"{place}.kind")
-            old = found.get(name, Field(name, kind, axes, reach))
+            old = fields.get(name, Field(name, kind, axes, reach))
             if (old.axes, old.kind, len(old.shape)) != (axes, kind, len(reach)):
                 raise LayoutFormError(
                     f"{place}: field {name} has other axes or another kind than before",
                     place=place,
                     field=name,
                 )
-            found[name] = Field(name, kind, axes, tuple(map(max, old.shape, reach)))
-    return found
+            fields[name] = Field(name, kind, axes, tuple(map(max, old.shape, reach)))
+    return fields
 
 
-def _check_same_fields(listed: tuple[Field, ...], found: Mapping[str, Field]) -> None:
-    """Check that kind and axes of the shards are those of the model's fields."""
+def _check_same_fields(listed: tuple[Field, ...], reached: Mapping[str, Field]) -> None:
+    """Check that the shards have the kinds and axes of the model's fields."""
     for field in listed:
-        shards = found.get(field.name)
+        shards = reached.get(field.name)
         if shards is not None and (shards.kind, shards.axes) != (field.kind, field.axes):
             raise LayoutFormError(
                 f"field {field.name}: the model has {field.kind} {list(field.axes)}, its shards "

@@ -10,9 +10,9 @@ from restow.broker.errors import LayoutFormError
 Json = Mapping[str, Any]
 
 
-def malformed(where: str, what: str) -> LayoutFormError:
+def malformed(where: str, fault: str) -> LayoutFormError:
     """Return the error for a fault."""
-    return LayoutFormError(f"{where}: {what}", place=where)
+    return LayoutFormError(f"{where}: {fault}", place=where)
 
 
 def get(item: object, key: str, where: str) -> Any:

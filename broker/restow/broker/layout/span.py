@@ -53,9 +53,9 @@ def volume(box: Box) -> int:
     return math.prod(span.size for span in box)
 
 
-def overlap(one: Box, other: Box) -> Box | None:
+def overlap(first: Box, second: Box) -> Box | None:
     """Return the elements in both boxes, or None."""
-    spans = tuple(a.overlap(b) for a, b in zip(one, other, strict=True))
+    spans = tuple(a.overlap(b) for a, b in zip(first, second, strict=True))
     return None if None in spans else tuple(span for span in spans if span is not None)
 
 

@@ -55,14 +55,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FieldPlace:
     """The place of a whole field: its offset, and the stride of each axis by name."""
 
     offset_bytes: int
     strides_bytes: dict[str, int]
 
 
-def pack(parts: Sequence[Part]) -> tuple[dict[str, Place], int]:
+def pack(parts: Sequence[Part]) -> tuple[dict[str, FieldPlace], int]:
     """Return the place of each field, and the bytes of all fields together.
 
     >>> head, token = Axis("head", 2, 2, 64), Axis(TOKEN, 4, 4, 16)
@@ -71,11 +71,11 @@ def pack(parts: Sequence[Part]) -> tuple[dict[str, Place], int]:
     >>> places["v"].offset_bytes, places["v"].strides_bytes, size
     (8, {'dim': 2, '': 16, 'head': 64}, 128)
     """
-    places: dict[str, Place] = {}
+    places: dict[str, FieldPlace] = {}
     end = 0
-    for some in _interleaved(parts):
-        found, size = _pack_together(some)
-        for field, place in found.items():
+    for overlapping in _interleaved(parts):
+        packed, size = _pack_together(overlapping)
+        for field, place in packed.items():
             places[field] = replace(place, offset_bytes=end + place.offset_bytes)
         end += size
     return places, end
@@ -83,27 +83,27 @@ def pack(parts: Sequence[Part]) -> tuple[dict[str, Place], int]:
 
 def _interleaved(parts: Sequence[Part]) -> Iterator[list[Part]]:
     """Yield lists of parts whose byte ranges overlap, in the order of their offsets."""
-    some: list[Part] = []
+    overlapping: list[Part] = []
     for part in sorted(parts, key=lambda part: (part.offset_bytes, part.stop_bytes)):
-        if some and part.offset_bytes >= max(known.stop_bytes for known in some):
-            yield some
-            some = []
-        some.append(part)
-    if some:
-        yield some
+        if overlapping and part.offset_bytes >= max(known.stop_bytes for known in overlapping):
+            yield overlapping
+            overlapping = []
+        overlapping.append(part)
+    if overlapping:
+        yield overlapping
 
 
-def _pack_together(parts: list[Part]) -> tuple[dict[str, Place], int]:
-    """Pack interleaved parts: along a common outermost axis if there is one, otherwise apart."""
+def _pack_together(parts: list[Part]) -> tuple[dict[str, FieldPlace], int]:
+    """Pack interleaved parts: along a common outermost axis if they have it, otherwise apart."""
     if len(parts) == 1:
         return _pack_alone(parts[0])
     outermost = {part.axes[:1] for part in parts}
     if len(outermost) > 1 or not parts[0].axes:
-        places: dict[str, Place] = {}
+        places: dict[str, FieldPlace] = {}
         end = 0
         for part in parts:
-            found, size = _pack_alone(part)
-            places[part.field] = replace(found[part.field], offset_bytes=end)
+            packed, size = _pack_alone(part)
+            places[part.field] = replace(packed[part.field], offset_bytes=end)
             end += size
         return places, end
     axis = parts[0].axes[0]
@@ -113,12 +113,12 @@ def _pack_together(parts: list[Part]) -> tuple[dict[str, Place], int]:
     return inner, size * axis.size
 
 
-def _pack_alone(part: Part) -> tuple[dict[str, Place], int]:
+def _pack_alone(part: Part) -> tuple[dict[str, FieldPlace], int]:
     strides, size = {}, part.item_bytes
     for axis in reversed(part.axes):
         strides[axis.name] = size
         size *= axis.size
-    return {part.field: Place(0, strides)}, size
+    return {part.field: FieldPlace(0, strides)}, size
 
 
 SNAPSHOTS = "snapshots"
@@ -126,9 +126,9 @@ SNAPSHOTS = "snapshots"
 TOKENS = "tokens"
 """The group of fields that keep all tokens; groups of windows add a dot and the window."""
 NULL_BLOCK = 0
-"""The id that stands where a window no longer has a block."""
+"""The id that stands for a block that a window no longer has."""
 ALIGN_BYTES = 64
-"""Alignment of pages, and of what comes from each region of the engine."""
+"""Alignment of pages, and of the part from each region of the engine."""
 
 
 def least_block_tokens(layout: Layout) -> int:
@@ -147,8 +147,8 @@ def least_block_tokens(layout: Layout) -> int:
 def store_layout(layout: Layout, block_tokens: int | None = None) -> Layout:
     """Return the layout of a store: a single rank with every field whole, in pages without gaps.
 
-    A page has the tokens of a block, for all layers. Windows have pages of their own by length, and
-    so have snapshots. Blocks of windows are whole, because states with the same beginning share
+    A page has the tokens of a block, for all layers. Windows of each length, and snapshots, have
+    pages of their own. Blocks of windows are whole, because states with the same beginning share
     them. The order inside a page follows ``layout``, an engine's layout. Its model is taken over
     without inputs, which are no state. If ``block_tokens`` is None, `least_block_tokens` applies.
     Raises `LayoutFormError`.
@@ -157,11 +157,11 @@ def store_layout(layout: Layout, block_tokens: int | None = None) -> Layout:
     if block_tokens < 1:
         raise LayoutFormError(f"block_tokens is {block_tokens}; it must be at least 1")
     fields = {field.name: field for field in layout.model.fields}
-    found: dict[str, Shard] = {}
+    shard_of: dict[str, Shard] = {}
     sources: dict[str, dict[tuple[int, str], list[Part]]] = defaultdict(lambda: defaultdict(list))
     for rank, region, shard in _shards(layout):
-        if shard.field not in found:
-            found[shard.field] = shard
+        if shard.field not in shard_of:
+            shard_of[shard.field] = shard
             field = fields[shard.field]
             part = _part(field, shard, region, block_tokens)
             sources[_group(field)][rank.rank, region.name].append(part)
@@ -176,7 +176,7 @@ def store_layout(layout: Layout, block_tokens: int | None = None) -> Layout:
                     Shard(
                         name,
                         tuple(Span(0, axis) for axis in field.shape),
-                        found[name].dtype,
+                        shard_of[name].dtype,
                         group,
                         end + place.offset_bytes,
                         tuple(strides[axis] for axis in field.axes),

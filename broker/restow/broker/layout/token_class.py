@@ -86,7 +86,9 @@ class TokenClass:
 ALL_TOKENS = TokenClass()
 
 
-def shared_runs(one: TokenClass, other: TokenClass, start: int, stop: int) -> tuple[Int64s, Int64s]:
+def shared_runs(
+    first: TokenClass, second: TokenClass, start: int, stop: int
+) -> tuple[Int64s, Int64s]:
     """Return begins and ends of the runs of tokens in ``[start, stop)`` that both classes hold.
 
     Tokens of a run are consecutive in both classes.
@@ -94,10 +96,10 @@ def shared_runs(one: TokenClass, other: TokenClass, start: int, stop: int) -> tu
     >>> [ends.tolist() for ends in shared_runs(TokenClass(2, 1, 3), TokenClass(2, 0, 2), 0, 12)]
     [[4, 9], [6, 10]]
     """
-    some = slice(0, int(start < stop))
-    whole = np.array([start], np.int64)[some], np.array([stop], np.int64)[some]
-    rarer, other = sorted((one, other), key=lambda each: -each.parts)  # less to cut
-    return _turns(other, *_turns(rarer, *whole))
+    bounds = slice(0, int(start < stop))
+    whole = np.array([start], np.int64)[bounds], np.array([stop], np.int64)[bounds]
+    rarer, denser = sorted((first, second), key=lambda tokens: -tokens.parts)  # less to cut
+    return _turns(denser, *_turns(rarer, *whole))
 
 
 def _turns(tokens: TokenClass, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
@@ -131,15 +133,15 @@ def cut_runs(begins: Int64s, ends: Int64s, places: Int64s, size: int) -> tuple[I
     return np.maximum(edges, begins[index]), np.minimum(edges + size, ends[index])
 
 
-def count_shared(one: TokenClass, other: TokenClass, start: int, stop: int) -> int:
+def count_shared(first: TokenClass, second: TokenClass, start: int, stop: int) -> int:
     """Return how many tokens of ``[start, stop)`` both classes hold."""
     if start >= stop:
         return 0
-    if one == other or one.parts == 1:
-        return other.before(stop) - other.before(start)
-    if other.parts == 1:
-        return one.before(stop) - one.before(start)
-    begins, ends = shared_runs(one, other, start, stop)
+    if first == second or first.parts == 1:
+        return second.before(stop) - second.before(start)
+    if second.parts == 1:
+        return first.before(stop) - first.before(start)
+    begins, ends = shared_runs(first, second, start, stop)
     return int((ends - begins).sum())
 
 

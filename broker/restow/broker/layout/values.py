@@ -114,12 +114,13 @@ class Field(Worded):
     only that many tokens before the position are needed (sliding window); 0 means all.
 
     ``scales`` describes the factors by which elements are multiplied, such as "static v1". The same
-    bytes with other factors are other values, so both engines must name the same scales. Empty:
-    elements are the values.
+    bytes with other factors are other values, so both engines must name the same scales. An empty
+    text means that elements are the values.
 
     ``draft`` names the draft model (MTP, EAGLE) of the field, by any text that is equal exactly if
     the draft's weights are equal. A side may lack the field or have another draft; D's field then
-    begins zeroed. Empty: the field belongs to the model itself, and both sides must have it.
+    begins zeroed. An empty text means that the field belongs to the model itself, and both sides
+    must have it.
     """
 
     name: str
@@ -144,7 +145,8 @@ class ModelIdentity:
 
     ``revision`` is any text that is equal exactly if the weights are equal; an empty revision
     equals only itself and says nothing about weights. ``adapter`` names the adapter that all
-    requests of the engine use, ``quantisation`` how weights are stored; empty: none.
+    requests of the engine use, ``quantisation`` how weights are stored. An empty text means
+    none.
     """
 
     name: str
@@ -231,13 +233,13 @@ class Region:
     ``group`` names the list of block ids that addresses the region; a list can serve many regions.
     A block has ``pages_per_block`` pages: with ``r`` pages, block ``b`` is the pages ``b * r`` to
     ``b * r + r - 1``. ``page_tokens`` is None if a page holds snapshots. ``null_block`` is the id
-    that stands in lists where a request has no block; None: there is none. With ``whole_blocks``
-    the engine keeps full blocks for other prompts with the same beginning, so the first block of a
-    window is filled from its beginning.
+    that stands in lists where a request has no block; None if the region has none. With
+    ``whole_blocks`` the engine keeps full blocks for other prompts with the same beginning, so the
+    first block of a window is filled from its beginning.
 
     Under context parallelism, ranks divide the tokens of a prompt, and pages hold the tokens of a
     single `TokenClass`: part ``context_part`` of ``context_parts``, dealt ``interleave_tokens`` at
-    a time. A page then holds ``page_tokens`` of these, and a list of block ids covers
+    a time. A page then holds ``page_tokens`` of these tokens, and a list of block ids covers
     ``context_parts`` times as many tokens.
 
     A region without a group is constant: it has a single page, number 0, which no request owns. It
@@ -264,7 +266,7 @@ class Region:
 
     @property
     def block_tokens(self) -> int:
-        """Return the tokens that a block spans, including those of other ranks.
+        """Return the tokens that a block spans, including the tokens of other ranks.
 
         0 means that a block holds a snapshot.
         """
@@ -298,7 +300,7 @@ class Shard(Worded):
 class Scratch(Worded):
     """Memory in a page of snapshots that is no state, and is zeroed when a state arrives.
 
-    An example are the rows of a conv window for speculative tokens. Element ``(i, j, ...)`` of
+    The rows of a conv window for speculative tokens are an example. Element ``(i, j, ...)`` of
     ``sizes`` is at ``offset_bytes + i * strides_bytes[0] + j * strides_bytes[1] + ...``.
     """
 
@@ -313,10 +315,10 @@ class Scratch(Worded):
 class Projection(Worded):
     """A rank's in-projection weights: their product with ``input`` is the ``box`` of ``field``.
 
-    The box is that of a shard of the rank, with all taps. The weight at box index ``(i, j, ...)``,
-    without taps, and hidden index ``h`` is at ``offset_bytes + i * strides_bytes[0] + j *
-    strides_bytes[1] + ... + h * itemsize`` of a constant region. The last stride is that of the
-    hidden axis, which has no gaps.
+    The box is the box of a shard of the rank, with all taps. The weight at box index
+    ``(i, j, ...)``, without taps, and hidden index ``h`` is at ``offset_bytes + i *
+    strides_bytes[0] + j * strides_bytes[1] + ... + h * itemsize`` of a constant region. The last
+    stride is the stride of the hidden axis, which has no gaps.
     """
 
     field: str
@@ -330,7 +332,7 @@ class Projection(Worded):
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """All regions and shards of a rank, and what it keeps beside them.
+    """All regions and shards of a rank, and what else it keeps.
 
     ``inputs`` are shards of the model's inputs, each whole. ``projections`` are the weights with
     which the rank can recompute conv windows from another engine's inputs.
@@ -355,5 +357,4 @@ class Layout:
     model: Model
     ranks: tuple[RankLayout, ...]
     encoded: bytes = field(default=b"", compare=False, repr=False)
-    """The message that the layout came in, empty without one; other processes receive this
-    message."""
+    """The message that the layout came in, or empty; other processes receive this message."""

@@ -1,4 +1,4 @@
-"""Compile a plan into programs: draft each rank's rows and choose the way in which each travels."""
+"""Compile a plan into programs: draft each rank's rows, and choose the way of each row."""
 
 from __future__ import annotations
 
@@ -29,8 +29,17 @@ from restow.broker.planner.program import (
     no_rows,
 )
 from restow.broker.planner.recompute import Recompute
-from restow.broker.planner.table import Cutter, Table
-from restow.broker.planner.ways import Interleave, Pack, Sent, Share, Slices, Spared, Way, Whole
+from restow.broker.planner.table import Cutter, RowTable
+from restow.broker.planner.ways import (
+    Interleave,
+    Pack,
+    Sent,
+    Share,
+    Slices,
+    Spared,
+    Way,
+    WholeSpans,
+)
 from restow.broker.strategy import Strategy
 from restow.broker.words import member
 
@@ -59,7 +68,7 @@ class Draft:
 
     dst_rank: int
     moves: tuple[Move, ...]
-    table: Table
+    table: RowTable
     ways: Int64s
     shares: tuple[Share, ...]
     cleared: Int64s
@@ -101,13 +110,13 @@ def estimate(
 
 WAYS: tuple[Way, ...] = (
     Slices(),
-    Whole(),
+    WholeSpans(),
     Pack(),
     Interleave(),
     Recompute(),
 )
 """All ways, in the order of their shares in a program. The first of equally cheap ways wins. The
-very first way is always compared, because it has no fixed cost."""
+first way in this list is always compared, because it has no fixed cost."""
 
 
 def choose_ways(sent: Sent) -> Int64s:
@@ -125,9 +134,9 @@ def choose_ways(sent: Sent) -> Int64s:
 
 
 def _cheapest(priced: PricedRows) -> Int64s:
-    """Return the cheapest assignment over all sets of ways, each row by the best way of the set."""
-    offers = [(way, each) for way in WAYS if (each := way.seconds(priced)) is not None]
-    each_s = np.array([each for _, each in offers])
+    """Return the cheapest assignment over all sets of ways; a row has the best way of the set."""
+    offers = [(way, way_s) for way in WAYS if (way_s := way.seconds(priced)) is not None]
+    rows_s = np.array([way_s for _, way_s in offers])
     once_s = [way.once_s(priced.costs) for way, _ in offers]
     first, *others = range(len(offers))
     rows = range(len(priced.rows))
@@ -135,8 +144,8 @@ def _cheapest(priced: PricedRows) -> Int64s:
     for count in range(len(offers)):
         for extra in combinations(others, count):
             allowed = np.array([first, *extra])
-            ways = allowed[each_s[allowed].argmin(axis=0)]
-            total_s = each_s[ways, rows].sum() + sum(once_s[way] for way in np.unique(ways))
+            ways = allowed[rows_s[allowed].argmin(axis=0)]
+            total_s = rows_s[ways, rows].sum() + sum(once_s[way] for way in np.unique(ways))
             if total_s < least_s:
                 best, least_s = ways, total_s
     numbers = np.array([way.strategy.number for way, _ in offers])
@@ -162,7 +171,7 @@ def cleared_rows(rank: RankLayout, pairs: Sequence[GroupPair]) -> Int64s:
 
 
 class ColdRows:
-    """Makes the rows of fields that begin cold, in pairs of lists without a source."""
+    """Make the rows of fields that begin cold, in pairs of lists without a source."""
 
     def __init__(self, plan: Plan, first_pair: int) -> None:
         """Assign numbers to the pairs of all ranks, from ``first_pair`` on."""
@@ -255,7 +264,10 @@ def compile_programs(
 def draft_programs(
     plan: Plan, strategy: Strategy = Strategy.AUTO, costs: CostModel | None = None
 ) -> tuple[tuple[GroupPair, ...], list[Draft]]:
-    """Return the pairs of lists and the drafts of all programs. Raises as `compile_programs`."""
+    """Return the pairs of lists and the drafts of all programs.
+
+    Raises what `compile_programs` raises.
+    """
     strategy = member(Strategy, strategy, "strategy")
     drafting = _Drafting(plan, strategy, costs or CostModel())
     by_rank: dict[int, list[Move]] = defaultdict(list)
@@ -279,19 +291,19 @@ def _cleared(rank: RankLayout, pairs: Sequence[GroupPair], cold: Int64s, moves: 
 
 
 class _Drafting:
-    """Drafts the programs of a plan."""
+    """Draft the programs of a plan."""
 
     def __init__(self, plan: Plan, strategy: Strategy, costs: CostModel) -> None:
-        """Prepare the drafts. Raises as `Way.sparing`."""
+        """Prepare the drafts. Raises what `Way.sparing` raises."""
         self.cutter = Cutter(plan)
         self._strategy, self._costs = strategy, costs
         self._readers = Counter(src for src, _ in {(m.src_rank, m.dst_rank) for m in plan.moves})
         """Number of destination ranks that read from each source rank."""
-        found = (way.sparing(plan, strategy) for way in WAYS)
-        self._sparing = [sparing for sparing in found if sparing is not None]
+        sparings = (way.sparing(plan, strategy) for way in WAYS)
+        self._sparing = [sparing for sparing in sparings if sparing is not None]
 
     def draft(self, rank: RankLayout, moves: tuple[Move, ...]) -> Draft:
-        """Draft a rank's program; moves are replaced where that is requested or pays."""
+        """Draft a rank's program; moves are replaced if that is requested or costs less."""
         spared = [sparing(rank, self.cutter) for sparing in self._sparing]
         if self._strategy is not Strategy.AUTO:
             return self._draft(rank, moves, spared)
@@ -338,13 +350,13 @@ def _unspared(moves: tuple[Move, ...], spared: Sequence[Spared]) -> tuple[Move, 
 
 
 def _program(draft: Draft, pairs: tuple[GroupPair, ...]) -> Program:
-    found, used, first_span = [Step(CLEAR_PAGES, draft.cleared)], [], 0
+    all_steps, used, first_span = [Step(CLEAR_PAGES, draft.cleared)], [], 0
     for share in draft.shares:
         mine = [step for step in share.steps(first_span) if len(step.rows)]
         first_span += sum(len(step.rows) for step in mine if step.form == READ_SPANS)
-        found += mine
+        all_steps += mine
         used += [share.strategy] * bool(mine)
-    steps = joined_steps(found)
+    steps = joined_steps(all_steps)
     shapes = [(step.form, step.rows.shape) for step in steps]
     content = hashlib.sha256(repr((draft.dst_rank, pairs, shapes)).encode())
     for step in steps:

@@ -21,8 +21,9 @@ from restow.broker.planner.program import Column, GroupPair, cut_shared, moved_t
 class CopyCosts:
     """The cost of GATHER or SCATTER on a host.
 
-    A launch costs ``seconds_per_launch``, each piece ``seconds_per_copy``, each element that is not
-    adjacent to the next ``seconds_per_element``. Bytes are copied at ``copy_bytes_per_second``.
+    A launch costs ``seconds_per_launch``, a piece ``seconds_per_copy``, and an element that is not
+    adjacent to the next element ``seconds_per_element``. Bytes are copied at
+    ``copy_bytes_per_second``.
     """
 
     seconds_per_launch: float
@@ -157,8 +158,8 @@ def _stretches(sizes: Int64s, pairs: Sequence[GroupPair], tokens: int, pair: Int
     first, stop = np.array(ends, np.int64).reshape(-1, 2)[pair].T
     steps = np.column_stack([sizes, np.lcm(sizes[:, 0], sizes[:, 1])])
     cuts = (stop - 1)[:, None] // steps - first[:, None] // steps
-    found: Int64s = np.where(first < stop, 1 + cuts[:, 0] + cuts[:, 1] - cuts[:, 2], 0)
-    return found
+    stretches: Int64s = np.where(first < stop, 1 + cuts[:, 0] + cuts[:, 1] - cuts[:, 2], 0)
+    return stretches
 
 
 def descriptors(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Seconds:
@@ -184,7 +185,7 @@ def descriptors(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Second
 def page_runs(rows: Int64s, pairs: Sequence[GroupPair]) -> Int64s:
     """Return a number per row, equal for rows that form a piece in whole pages of both sides.
 
-    An example are the heads of a page, if both sides have the same tokens in each page.
+    The heads of a page are an example, if both sides have the same tokens in each page.
     """
     run = np.arange(len(rows))
     page_tokens, joined, length = _joined(rows, pairs)
@@ -210,7 +211,8 @@ _SAME = [Column.SRC_RANK, Column.GROUP_PAIR, Column.SRC_REGION, Column.DST_REGIO
 def _joined(rows: Int64s, pairs: Sequence[GroupPair]) -> tuple[Int64s, Bools, Int64s]:
     """Return both sides' page tokens, a mask of rows that continue across tokens, and piece sizes.
 
-    A run of bytes continues if tokens are adjacent; so may the single elements of a strided row.
+    A run of bytes continues if tokens are adjacent. The single elements of a strided row may
+    continue too.
     """
     page_tokens = np.array([[p.src.page_tokens, p.dst.page_tokens] for p in pairs], np.int64)
     page_tokens = page_tokens.reshape(-1, 2)[rows[:, Column.GROUP_PAIR]]

@@ -61,7 +61,7 @@ class Place(Worded):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A copy of ``box`` of ``field``, in global coordinates, from a rank's page to another's.
+    """A copy of ``box`` of ``field``, in global coordinates, from a rank's page to another page.
 
     A move of a per-token field copies the tokens that both places hold.
     """
@@ -154,7 +154,7 @@ def make_plan(source: Layout, destination: Layout, *, any_revision: bool = False
     check_whole_blocks(source, destination)
     cold = cold_fields(source, destination)
     held, wanted = _holders(source), _holders(destination, cold)
-    by_form: dict[object, Routes] = {}  # layers of a kind have the same routes
+    by_form: dict[object, Routes] = {}  # layers of the same kind have the same routes
     routes: dict[str, Routes] = {}
     pairs_of_boxes = 0
     for name, boxes in wanted.items():
@@ -231,23 +231,25 @@ def check_same_model(source: Layout, destination: Layout, any_revision: bool = F
             source=ours.identity,
             destination=theirs.identity,
         )
-    mine = {field.name: field for field in ours.fields}
-    other = {field.name: field for field in theirs.fields}
-    for name in sorted(mine.keys() | other.keys()):
-        one, two = mine.get(name), other.get(name)
-        if one == two or not any(field and not field.draft for field in (one, two)):
+    p_fields = {field.name: field for field in ours.fields}
+    d_fields = {field.name: field for field in theirs.fields}
+    for name in sorted(p_fields.keys() | d_fields.keys()):
+        p_field, d_field = p_fields.get(name), d_fields.get(name)
+        if p_field == d_field or not any(field and not field.draft for field in (p_field, d_field)):
             continue
-        if one and two and one == replace(two, scales=one.scales):
+        if p_field and d_field and p_field == replace(d_field, scales=p_field.scales):
             raise ScalesMismatchError(
-                f"model {ours.name!r}, field {name}: P's elements have {_scales(one)}, D's have "
-                f"{_scales(two)}: the same bytes would be other values, and nothing rescales them "
-                f"in transit. Run both engines with one type of this cache and the same scales",
+                f"model {ours.name!r}, field {name}: P's elements have {_scales(p_field)}, "
+                f"D's have {_scales(d_field)}: the same bytes would be other values, and nothing "
+                f"rescales them in transit. Run both engines with one type of this cache and the "
+                f"same scales",
                 field=name,
-                source=one.scales,
-                destination=two.scales,
+                source=p_field.scales,
+                destination=d_field.scales,
             )
         raise ModelMismatchError(
-            f"model {ours.name!r}, field {name}: P has {_describe(one)}, D has {_describe(two)}",
+            f"model {ours.name!r}, field {name}: P has {_describe(p_field)}, "
+            f"D has {_describe(d_field)}",
             field=name,
         )
     inputs, read = ({field.name: field for field in model.inputs} for model in (ours, theirs))
@@ -275,7 +277,7 @@ def _scales(field: Field) -> str:
 
 
 Held: TypeAlias = tuple[tuple[tuple[Box, TokenClass], tuple[int, ...]], ...]
-"""The distinct boxes and tokens of a field, each with the ranks that hold them."""
+"""The distinct boxes and tokens of a field, with the ranks that hold each box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,15 +295,15 @@ Routes: TypeAlias = dict[tuple[int, Box], list[Route]]
 
 
 def _holders(layout: Layout, without: frozenset[str] = frozenset()) -> dict[str, Held]:
-    found: dict[str, dict[tuple[Box, TokenClass], list[int]]]
-    found = defaultdict(lambda: defaultdict(list))
+    ranks_of: dict[str, dict[tuple[Box, TokenClass], list[int]]]
+    ranks_of = defaultdict(lambda: defaultdict(list))
     for rank in layout.ranks:
         tokens = _tokens(rank)
         for shard in rank.shards:
-            found[shard.field][shard.box, tokens[shard.region]].append(rank.rank)
+            ranks_of[shard.field][shard.box, tokens[shard.region]].append(rank.rank)
     return {
         name: tuple((part, tuple(sorted(ranks))) for part, ranks in parts.items())
-        for name, parts in found.items()
+        for name, parts in ranks_of.items()
         if name not in without
     }
 
@@ -352,7 +354,7 @@ def _check_tiled(field: str, routes: Routes, wanted: Held) -> None:
 
 
 def check_whole_blocks(source: Layout, destination: Layout) -> None:
-    """Raise `BlockTokensMismatchError` unless a block of P begins where each block of D does.
+    """Raise `BlockTokensMismatchError` unless a block of P begins where each block of D begins.
 
     P frees the blocks that lie wholly before a window, and still has the block in which the window
     begins. D's block of that token must not begin before P's.

@@ -3,7 +3,7 @@
 A program is a list of steps, each of which is a table of rows. Most rows copy ``count`` elements
 from a page of a source region to a page of a destination region; a per-token row repeats for every
 token. Pages and tokens are bound when a handoff is executed (`restow.agents.binding`). A program
-does not know heads, groups or Mamba, and an agent needs nothing beside it.
+does not know heads, groups or Mamba, and an agent needs nothing else.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Operand(IntEnum):
     RUN = 2
     """What a source gathers for a destination rank; it is read as a single piece."""
     SPAN = 3
-    """Pages of a source, or a stretch of each, read unchanged into staging."""
+    """Pages of a source, or a stretch of each page, read unchanged into staging."""
 
 
 class Form(NamedTuple):
@@ -126,12 +126,12 @@ READ_SPANS = Form(StepKind.READ, Operand.PAGES, Operand.SPAN)
 GATHER_PLACED = Form(StepKind.GATHER, Operand.PAGES, Operand.RUN)
 """Copies rows of snapshots to their offsets in the run, counted from its beginning."""
 GATHER_IN_ORDER = Form(StepKind.GATHER, Operand.PAGES, Operand.PAGES)
-"""Copies rows one after the other behind the placed rows of the run, and from there to pages."""
+"""Copies rows one after the other behind the placed rows of the run, and from the run to pages."""
 SCATTER_PLACED = Form(StepKind.SCATTER, Operand.RUN, Operand.PAGES)
 """Copies rows of snapshots from their offsets in the run of their source rank."""
 SCATTER_SPANS = Form(StepKind.SCATTER, Operand.SPAN, Operand.PAGES)
 """Copies rows out of spans: `SRC_REGION` is the number of the span, whose pages are as long as the
-span reads, and `SRC_OFFSET_BYTES` counts from the beginning of each."""
+span reads, and `SRC_OFFSET_BYTES` counts from the beginning of each page."""
 PROJECT_SPANS = Form(StepKind.PROJECT, Operand.SPAN, Operand.PAGES)
 """Recomputes windows from inputs in spans and weights in constant regions: element ``(channel,
 tap)`` is the product of `HIDDEN` weights and as many inputs. Columns are `ProjectColumn`."""
@@ -175,7 +175,7 @@ class PageForm:
 
     @property
     def block_tokens(self) -> int:
-        """Return the tokens that a block spans, with those of other ranks; 0: a snapshot."""
+        """Return the tokens that a block spans, with tokens of other ranks; 0 for a snapshot."""
         return self.page_tokens * self.pages_per_block * self.tokens.parts
 
 
@@ -208,7 +208,7 @@ class GroupPair:
 
     @property
     def alike(self) -> bool:
-        """Return whether both sides hold the same tokens, and so in the same order."""
+        """Return whether both sides hold the same tokens, and therefore in the same order."""
         return self.src.tokens == self.dst.tokens
 
     def first_token(self, start: int, stop: int) -> int:
@@ -226,9 +226,9 @@ class GroupPair:
         return max(start, first)
 
     def src_pages(self, start: int, stop: int) -> range:
-        """Return the source's pages, counted from token 0, that hold what moves of a range.
+        """Return the source's pages, counted from token 0, that hold the moved tokens of a range.
 
-        If D's ranks divide the tokens, some of these pages may hold nothing that moves.
+        If D's ranks divide the tokens, some of these pages may hold no token that moves.
 
         >>> GroupPair(PageForm("kv", 16, 1), PageForm("kv", 8, 1)).src_pages(20, 50)
         range(1, 4)
@@ -254,7 +254,7 @@ def cut_shared(
     """Cut the tokens that move into stretches that are contiguous in a page of each of ``forms``.
 
     Returns where each stretch begins, and its number of tokens. On a side that is not among the
-    forms, other tokens may lie between them.
+    forms, other tokens may lie between the tokens of a stretch.
     """
     begins, ends = shared_runs(
         pair.src.tokens, pair.dst.tokens, pair.first_token(start, stop), stop
@@ -293,9 +293,9 @@ def most_stretches(pair: GroupPair, count: int) -> int:
     stretches = 2 + sum(moved // form.page_tokens for form in (pair.src, pair.dst))
     if pair.alike:
         return stretches
-    rarer, other = sorted((pair.src.tokens, pair.dst.tokens), key=lambda one: -one.parts)
-    each = rarer.interleave_tokens // other.period_tokens + 2 if other.parts > 1 else 1
-    return min(moved, stretches + (count // rarer.period_tokens + 2) * each)
+    rarer, denser = sorted((pair.src.tokens, pair.dst.tokens), key=lambda tokens: -tokens.parts)
+    per_period = rarer.interleave_tokens // denser.period_tokens + 2 if denser.parts > 1 else 1
+    return min(moved, stretches + (count // rarer.period_tokens + 2) * per_period)
 
 
 def _most_held(tokens: TokenClass, count: int) -> int:
@@ -424,7 +424,7 @@ class Program:
     strategies: tuple[Strategy, ...] = ()
 
     def rows(self, form: Form, src_rank: int | None = None) -> Int64s:
-        """Return the rows of a form, of all source ranks or of a single one; possibly none."""
+        """Return the rows of a form, of all source ranks or of a single rank; there may be none."""
         for step in self.steps:
             if step.form == form:
                 return step.rows if src_rank is None else step.of_source(src_rank).rows

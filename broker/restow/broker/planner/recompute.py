@@ -82,7 +82,7 @@ _SAME = [c for c in ProjectColumn if c not in (*_OFFSETS, ProjectColumn.CHANNELS
 
 
 def joined_products(rows: Int64s) -> Int64s:
-    """Join rows whose channels continue each other, across fields too, for fewer products."""
+    """Join rows whose channels continue each other, across fields too, to get fewer products."""
     return joined(rows, _SAME, _OFFSETS, ProjectColumn.CHANNELS, _STRIDES)[0]
 
 
@@ -106,7 +106,7 @@ class InputRead:
 class Rebuilt:
     """What a destination rank recomputes: the moves that it replaces, and the inputs that it reads.
 
-    ``spans`` are those of the inputs; ``projected`` rows refer to them by index.
+    ``spans`` are the spans of the inputs; ``projected`` rows refer to them by index.
     """
 
     moves: tuple[Move, ...] = ()
@@ -150,7 +150,7 @@ class Rebuilt:
 
 
 class Recompute(Way):
-    """Replaces moves of conv windows; the cost model decides how other rows travel."""
+    """Replace moves of conv windows; the cost model decides how other rows travel."""
 
     strategy = Strategy.RECOMPUTE
 
@@ -158,7 +158,7 @@ class Recompute(Way):
         """Leave the assignment of rows to the cost model."""
 
     def sparing(self, plan: Plan, strategy: Strategy) -> Sparing | None:
-        """Return what finds recomputable windows, if requested or if D offers weights.
+        """Return a function that finds recomputable windows, if requested or if D offers weights.
 
         Raises `StrategyRefusedError` if the strategy is requested but nothing can be recomputed,
         and `TooManyPiecesError`.
@@ -166,16 +166,16 @@ class Recompute(Way):
         offered = any(rank.projections for rank in plan.destination.ranks)
         if strategy is not self.strategy and not (strategy is Strategy.AUTO and offered):
             return None
-        found = _Rebuilding(plan)
-        if strategy is self.strategy and not found:
+        rebuilding = _Rebuilding(plan)
+        if strategy is self.strategy and not rebuilding:
             raise StrategyRefusedError(
-                f"no conv window can be recomputed at D: {found.obstacle}", strategy=strategy
+                f"no conv window can be recomputed at D: {rebuilding.obstacle}", strategy=strategy
             )
-        return found.rebuilt if found else None
+        return rebuilding.rebuilt if rebuilding else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Usable:
     """Usable weights, the shard that is their product, and the moves that it replaces."""
 
     weights: Projection
@@ -184,10 +184,10 @@ class _Found:
 
 
 class _Rebuilding:
-    """What each destination rank of a plan can recompute."""
+    """Find what each destination rank of a plan can recompute."""
 
     def __init__(self, plan: Plan) -> None:
-        """Find the usable projections, and a rank of P to read each one's input from.
+        """Find the usable projections, and a rank of P to read the input of each projection from.
 
         Raises `TooManyPiecesError`.
         """
@@ -206,7 +206,7 @@ class _Rebuilding:
             for field in plan.destination.model.fields
             if "tap" in field.axes
         }
-        self._found: dict[int, list[_Found]] = {}
+        self._usable: dict[int, list[_Usable]] = {}
         readers: dict[str, dict[int, None]] = defaultdict(dict)
         compared = 0
         self.obstacle = "" if self._inputs else NO_INPUTS
@@ -231,19 +231,19 @@ class _Rebuilding:
                 if why:
                     self.obstacle = self.obstacle or why
                 else:
-                    self._found.setdefault(rank.rank, []).append(_Found(weights, shard, mine))
+                    self._usable.setdefault(rank.rank, []).append(_Usable(weights, shard, mine))
                     readers[weights.input][rank.rank] = None
         if not any(rank.projections for rank in plan.destination.ranks):
             self.obstacle = " and ".join(filter(None, [self.obstacle, NO_WEIGHTS]))
         self._sources = {
-            (name, reader): spread(self._holders[name], index, len(found))
-            for name, found in readers.items()
-            for index, reader in enumerate(sorted(found))
+            (name, reader): spread(self._holders[name], index, len(reader_ranks))
+            for name, reader_ranks in readers.items()
+            for index, reader in enumerate(sorted(reader_ranks))
         }
 
     def __bool__(self) -> bool:
         """Return whether anything can be recomputed."""
-        return bool(self._found)
+        return bool(self._usable)
 
     def _why_not(self, weights: Projection, moves: Sequence[Move]) -> str:
         holders = self._holders.get(weights.input)
@@ -268,20 +268,20 @@ class _Rebuilding:
         """Return what ``rank`` can recompute. Raises `TooManyPiecesError`."""
         spans: dict[str, int] = {}
         reads: list[InputRead] = []
-        found_spans: list[tuple[int, ...]] = []
+        input_spans: list[tuple[int, ...]] = []
         tables = [no_rows(ProjectColumn)]
-        found = self._found.get(rank.rank, [])
-        for usable in found:
+        all_usable = self._usable.get(rank.rank, [])
+        for usable in all_usable:
             weights, shard = usable.weights, usable.shard
             src_rank = self._sources[weights.input, rank.rank]
             kept = self._inputs[src_rank, weights.input]
             pair = cutter.pair_number(src_rank, kept.region, rank.rank, shard.region)
             if weights.input not in spans:
-                spans[weights.input] = len(found_spans)
+                spans[weights.input] = len(input_spans)
                 start = kept.offset_bytes // SPAN_ALIGN_BYTES * SPAN_ALIGN_BYTES
                 stop = kept.offset_bytes + _reach_bytes(kept)
                 region = cutter.source_region(src_rank, kept.region)
-                found_spans.append((src_rank, pair, region, start, stop - start))
+                input_spans.append((src_rank, pair, region, start, stop - start))
                 replicas = self._holders[weights.input]
                 reads.append(InputRead(kept, src_rank, replicas, stop - start))
             tap = self._taps[weights.field]
@@ -290,9 +290,9 @@ class _Rebuilding:
         projected = joined_products(np.concatenate(tables))
         if len(projected) > MAX_ROWS:
             raise TooManyPiecesError(f"projections fall into more than {MAX_ROWS} pieces")
-        places = np.array(found_spans, np.int64).reshape(-1, 5)
+        places = np.array(input_spans, np.int64).reshape(-1, 5)
         return Rebuilt(
-            tuple(move for usable in found for move in usable.moves),
+            tuple(move for usable in all_usable for move in usable.moves),
             tuple(reads),
             span_rows(places[:, :3], places[:, 3], places[:, 4]),
             projected,

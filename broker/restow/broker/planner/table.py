@@ -15,7 +15,7 @@ from restow.broker.planner.program import Column, GroupPair, PageForm, join_rows
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RowTable:
     """The rows of all moves to a rank, and the move of each piece.
 
     ``rows`` is int64 ``[rows, len(Column)]``. Pieces are the rows before joining: piece ``i``
@@ -39,7 +39,7 @@ class _Pages:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """An end of a move; ``aligned``: its elements are aligned to their size."""
+    """An end of a move; ``aligned`` says that its elements are aligned to their size."""
 
     region: int
     place: Place
@@ -47,7 +47,7 @@ class _End:
 
 
 class Cutter:
-    """Cuts the moves of a plan into rows; caches cuts, because layers are alike."""
+    """Cut the moves of a plan into rows; cache the cuts, because layers are alike."""
 
     def __init__(self, plan: Plan) -> None:
         """Assign numbers to all pairs of lists, common to all programs of the plan."""
@@ -76,24 +76,24 @@ class Cutter:
         """Return the pairs of lists in the order of their numbers."""
         return tuple(self._numbers)
 
-    def table(self, moves: Sequence[Move]) -> Table:
+    def table(self, moves: Sequence[Move]) -> RowTable:
         """Return the table of moves to a rank.
 
         Raises `CastUnsupportedError` (see `_cut_box`) and `TooManyPiecesError`.
         """
         if not moves:
             nothing = np.empty(0, np.int64)
-            return Table(no_rows(), no_rows(), nothing, nothing)
+            return RowTable(no_rows(), no_rows(), nothing, nothing)
         pieces, counts = self._pieces_of(
             [self._cut_box(move, self._src(move), self._dst(move)) for move in moves]
         )
         rows, piece_row = join_rows(pieces)
-        return Table(rows, pieces, np.repeat(np.arange(len(moves)), counts), piece_row)
+        return RowTable(rows, pieces, np.repeat(np.arange(len(moves)), counts), piece_row)
 
     def through(self, moves: Sequence[Move], places: Sequence[Place]) -> tuple[Int64s, Int64s]:
-        """Return rows from the sources to ``places`` in a chunk, and from there to D's pages.
+        """Return rows from the sources to ``places`` in a chunk, and from the chunk to D's pages.
 
-        The chunk's region has number 0. Raises as `table`.
+        The chunk's region has number 0. Raises what `table` raises.
         """
         if not moves:
             return no_rows(), no_rows()

@@ -1,6 +1,7 @@
 """The ways in which rows travel: `Way` is their interface, and `recompute` has another way.
 
-`Slices` reads rows into place, `Whole` reads whole pages and extracts rows, `Pack` gathers rows.
+`Slices` reads rows into place, `WholeSpans` reads whole pages and extracts rows, and `Pack` gathers
+rows.
 `Interleave` sends a state in an order in which each reader's part of a source is a single run: the
 source groups the columns of a state by destination rank and writes each rank's *chunk* in the order
 of the fields' axes, with the last axis innermost. A conv window ``[tap][channel]`` becomes channel
@@ -38,7 +39,7 @@ from restow.broker.planner.program import (
     no_rows,
     split_rows,
 )
-from restow.broker.planner.table import Cutter, Table
+from restow.broker.planner.table import Cutter, RowTable
 from restow.broker.strategy import Strategy
 from restow.broker.words import Worded
 
@@ -52,7 +53,7 @@ class Sent(Worded):
 
     strategy: Strategy
     moves: tuple[Move, ...]
-    table: Table
+    table: RowTable
     priced: PricedRows
     cutter: Cutter
     readers: Mapping[int, int]
@@ -63,8 +64,8 @@ class Work:
     """The work of agents for a share of a program.
 
     ``gathering`` has the source ranks that must gather; a rank gathers once for all shares, with a
-    launch on both sides and a single read. ``launches`` and ``reads`` count the others, ``seconds``
-    is the time of copying and computing.
+    launch on both sides and a single read. ``launches`` and ``reads`` count other work, and
+    ``seconds`` is the time of copying and computing.
     """
 
     bytes: int = 0
@@ -79,7 +80,7 @@ class Share(Protocol):
 
     @property
     def strategy(self) -> Strategy:
-        """Return the strategy's word."""
+        """Return the strategy of this way."""
 
     def steps(self, first_span: int) -> Sequence[Step]:
         """Return the share's steps of a `Program`; its spans are numbered from ``first_span`` on.
@@ -109,7 +110,7 @@ class Way:
     strategy: ClassVar[Strategy]
 
     def demanded(self, sent: Sent) -> Int64s | None:
-        """Return a strategy number per row for a requested way; None: the cost model decides.
+        """Return a strategy number per row for a requested way; None if the cost model decides.
 
         Raises `StrategyRefusedError`.
         """
@@ -132,7 +133,7 @@ class Way:
         return None
 
     def sparing(self, plan: Plan, strategy: Strategy) -> Sparing | None:
-        """Return what finds moves that this way can replace; None if there are none.
+        """Return a function that finds moves that this way can replace; None if there are none.
 
         Raises `StrategyRefusedError` if this way is requested but cannot serve, and
         `TooManyPiecesError`.
@@ -166,7 +167,7 @@ class Sliced:
 
 
 class Slices(Way):
-    """Reads rows into place; cannot cast."""
+    """Read rows into place; this way cannot cast."""
 
     strategy = Strategy.SLICES
 
@@ -309,8 +310,8 @@ class Extracted:
         )
 
 
-class Whole(Way):
-    """Reads whole spans with unneeded bytes, so that there are fewer reads."""
+class WholeSpans(Way):
+    """Read whole spans with unneeded bytes, so that there are fewer reads."""
 
     strategy = Strategy.WHOLE
 
@@ -336,7 +337,7 @@ class Whole(Way):
 def _shared(priced: PricedRows, small: Bools) -> Seconds:
     """Return each row's share of its span's read, proportional to the row's cost on its own.
 
-    So all rows of a span gain or lose together.
+    All rows of a span therefore gain or lose together.
     """
     costs, weights = priced.costs, priced.into_place_s[small]
     spans = Spans.of(priced.rows[small], priced.pairs, costs.gap_bytes)
@@ -374,7 +375,7 @@ class Packed:
 
 
 class Pack(Way):
-    """Sends exactly the needed bytes, whatever their form."""
+    """Send exactly the needed bytes, whatever their form."""
 
     strategy = Strategy.PACK
 
@@ -396,8 +397,8 @@ class Pack(Way):
 class Chunks:
     """The chunks of a destination rank, one per source rank.
 
-    ``interleaved`` rows copy from a source's pages to its chunk, ``restored`` rows from there to
-    the destination's pages. Offsets on the chunk's side count from the beginning of the chunk.
+    ``interleaved`` rows copy from a source's pages to its chunk, ``restored`` rows from the chunk
+    to the destination's pages. Offsets on the chunk's side count from the beginning of the chunk.
     """
 
     interleaved: Int64s
@@ -405,7 +406,7 @@ class Chunks:
 
     @classmethod
     def of(cls, moves: Sequence[Move], cutter: Cutter) -> Chunks:
-        """Return the rows through chunks for ``moves``, which are all of snapshots."""
+        """Return the rows through chunks for ``moves``, which all move snapshots."""
         return cls(*cutter.through(moves, chunk_places(moves)))
 
     strategy: ClassVar[Strategy] = Strategy.INTERLEAVE
@@ -415,7 +416,7 @@ class Chunks:
         return Step(GATHER_PLACED, self.interleaved), Step(SCATTER_PLACED, self.restored)
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
-        """Count a copy on both sides, each with its own rows; bytes travel as when packed."""
+        """Count a copy on both sides, each side with its own rows; bytes travel as in `Packed`."""
         there = PricedRows(self.interleaved, pairs, tokens, costs)
         back = PricedRows(self.restored, pairs, tokens, costs)
         return Work(
@@ -426,12 +427,12 @@ class Chunks:
 
 
 class Interleave(Way):
-    """Permutes states for all readers at once; rows are never assigned to it singly."""
+    """Permute states for all readers at once; rows are never assigned to this way singly."""
 
     strategy = Strategy.INTERLEAVE
 
     def demanded(self, sent: Sent) -> Int64s | None:
-        """Take all snapshots and pack the rest. Raises `StrategyRefusedError` without any."""
+        """Take all snapshots and pack the rest. Raises `StrategyRefusedError` without snapshots."""
         if all(pair.per_token for pair in sent.priced.pairs):
             raise StrategyRefusedError(
                 "interleave permutes snapshots, but no snapshot is moved: use pack or auto",
@@ -504,8 +505,8 @@ def chunk_places(moves: Sequence[Move]) -> list[Place]:
     return places
 
 
-def whole_moves(table: Table, rows: Bools) -> Bools:
-    """Return a mask of the moves that travel only in ``rows``, and share none with other moves."""
+def whole_moves(table: RowTable, rows: Bools) -> Bools:
+    """Return a mask of the moves that travel only in ``rows`` and share no row with others."""
     while True:
         moves = np.ones(int(table.piece_move.max(initial=-1)) + 1, np.bool_)
         moves[table.piece_move[~rows[table.piece_row]]] = False

@@ -1,8 +1,8 @@
 """A fleet's keys in etcd.
 
-Below ``/restow/FLEET/``: ``leader`` has the address and epoch of the leader, under its lease.
-``brokers/ADDRESS``, quoted as in a URL, is there while the lease of that broker lives. ``epoch`` is
-the highest epoch, and stays.
+They lie below ``/restow/FLEET/``. ``leader`` has the address and epoch of the leader, under its
+lease. ``brokers/ADDRESS``, quoted as in a URL, exists while the lease of that broker lives.
+``epoch`` is the highest epoch, and is never deleted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRIES = 5
 MAX_EPOCH = 1 << 62
 
 
-class _Found(NamedTuple):
+class _FleetKeys(NamedTuple):
     """All keys of a fleet, at one revision of etcd."""
 
     fleet: Fleet
@@ -42,7 +42,7 @@ class EtcdRegistry:
     look_every_s = 0.1
 
     def __init__(self, client: EtcdClient, fleet: str) -> None:
-        """Use the keys of one fleet."""
+        """Use the keys of ``fleet``."""
         self._client = client
         self._prefix = f"{PREFIX}{fleet}/"
         self._leader_key, self._epoch_key = (self._key(name) for name in ("leader", "epoch"))
@@ -73,11 +73,11 @@ class EtcdRegistry:
             done = await self._client.txn(
                 [_is_new(key)], [_put(key, self._address, self._lease)], [_read(key)]
             )
-        found = [] if done.succeeded else done.responses[0].response_range.kvs
-        if found and found[0].lease != self._lease:
+        holders = [] if done.succeeded else done.responses[0].response_range.kvs
+        if holders and holders[0].lease != self._lease:
             raise AddressTakenError(
                 f"another broker advertises {self._address}, or did a moment ago: give each broker "
-                f"an --advertise of its own; one that was killed is gone when its lease ends",
+                f"an --advertise of its own; a killed broker is gone when its lease ends",
                 address=self._address,
             )
 
@@ -88,42 +88,42 @@ class EtcdRegistry:
 
     async def look(self) -> Fleet:
         """Read all keys of the fleet; write the broker's own key again if somebody deleted it."""
-        found = await self._read()
-        if self._lease and self._address not in found.fleet.brokers:
+        keys = await self._read()
+        if self._lease and self._address not in keys.fleet.brokers:
             await self._put_broker()
-            found = await self._read()
-        return found.fleet
+            keys = await self._read()
+        return keys.fleet
 
     async def lead(self, epoch: int) -> Leader:
         """Write the leader's key if there is none, with a new epoch."""
         for _ in range(TRIES):
-            found = await self._read()
-            if found.fleet.leader is not None:  # perhaps by this call, whose answer was lost
-                return found.fleet.leader
-            if leader := await self._write(found, epoch, _is_new(self._leader_key)):
+            keys = await self._read()
+            if keys.fleet.leader is not None:  # perhaps by this call, whose answer was lost
+                return keys.fleet.leader
+            if leader := await self._write(keys, epoch, _is_new(self._leader_key)):
                 return leader
         raise EtcdError(f"other brokers change {self._leader_key.decode()} again and again")
 
     async def raise_epoch(self, epoch: int) -> Leader:
         """Write the leader's key again with a higher epoch, if the key is this broker's."""
         for _ in range(TRIES):
-            found = await self._read()
-            leader = found.fleet.leader
+            keys = await self._read()
+            leader = keys.fleet.leader
             if leader is None:
                 return await self.lead(epoch)
             if not leader.mine or leader.epoch > epoch:
                 return leader
-            if raised := await self._write(found, epoch, self._is_ours(self._leader_key)):
+            if raised := await self._write(keys, epoch, self._is_ours(self._leader_key)):
                 return raised
         raise EtcdError(f"other brokers change {self._leader_key.decode()} again and again")
 
-    async def _write(self, found: _Found, above: int, allowed: rpc_pb2.Compare) -> Leader | None:
+    async def _write(self, keys: _FleetKeys, above: int, allowed: rpc_pb2.Compare) -> Leader | None:
         """Write leader and epoch together. Return None if a key has changed since it was read."""
-        epoch = max(found.fleet.epoch, above) + 1
+        epoch = max(keys.fleet.epoch, above) + 1
         if epoch >= MAX_EPOCH:
-            raise EtcdError(f"epoch {epoch} is too high: somebody wrote or named a wrong one")
+            raise EtcdError(f"epoch {epoch} is too high: somebody wrote or named a wrong epoch")
         same = rpc_pb2.Compare(
-            target=rpc_pb2.Compare.MOD, key=self._epoch_key, mod_revision=found.epoch_revision
+            target=rpc_pb2.Compare.MOD, key=self._epoch_key, mod_revision=keys.epoch_revision
         )
         said = json.dumps({"address": self._address, "epoch": epoch})
         with self._lease_errors():
@@ -146,38 +146,38 @@ class EtcdRegistry:
     def _is_ours(self, key: bytes) -> rpc_pb2.Compare:
         return rpc_pb2.Compare(target=rpc_pb2.Compare.LEASE, key=key, lease=self._lease)
 
-    async def _read(self) -> _Found:
-        """Read the fleet. Raises `EtcdError` for a key that no broker writes like this."""
+    async def _read(self) -> _FleetKeys:
+        """Read the fleet. Raises `EtcdError` for a value that no broker writes."""
         begin = self._prefix.encode()
-        found = await self._client.range(begin, _end_of(begin))
+        response = await self._client.range(begin, _end_of(begin))
         leader, leader_lease, epoch, epoch_revision = None, 0, 0, 0
         brokers = set[str]()
-        for one in found.kvs:
-            if one.key == self._leader_key:
-                leader, leader_lease = self._leader(one), one.lease
-            elif one.key == self._epoch_key:
+        for entry in response.kvs:
+            if entry.key == self._leader_key:
+                leader, leader_lease = self._leader(entry), entry.lease
+            elif entry.key == self._epoch_key:
                 epoch, epoch_revision = (
-                    _epoch(one.value.decode(errors="replace"), one.key),
-                    (one.mod_revision),
+                    _epoch(entry.value.decode(errors="replace"), entry.key),
+                    entry.mod_revision,
                 )
             else:
-                address = _address(one.value)
-                if address and one.lease and one.key == self._broker_key(address):
+                address = _address(entry.value)
+                if address and entry.lease and entry.key == self._broker_key(address):
                     brokers.add(address)
-        return _Found(Fleet(leader, frozenset(brokers), epoch), leader_lease, epoch_revision)
+        return _FleetKeys(Fleet(leader, frozenset(brokers), epoch), leader_lease, epoch_revision)
 
-    def _leader(self, found: rpc_pb2.KeyValue) -> Leader:
+    def _leader(self, entry: rpc_pb2.KeyValue) -> Leader:
         try:
-            said = json.loads(found.value)
+            said = json.loads(entry.value)
             address, epoch = (
                 _address(str(said["address"]).encode()),
-                _epoch(said["epoch"], found.key),
+                _epoch(said["epoch"], entry.key),
             )
         except (ValueError, KeyError, TypeError):
             address, epoch = "", 0
-        if not address or not epoch or not found.lease:
-            raise _not_ours(found.key)
-        mine = bool(self._lease) and found.lease == self._lease
+        if not address or not epoch or not entry.lease:
+            raise _not_ours(entry.key)
+        mine = bool(self._lease) and entry.lease == self._lease
         return Leader(address, epoch, mine)
 
     @contextlib.contextmanager
@@ -211,8 +211,8 @@ def _epoch(said: object, key: bytes) -> int:
 
 def _not_ours(key: bytes) -> EtcdError:
     return EtcdError(
-        f"key {key.decode(errors='replace')} in etcd is not as a broker writes it: who else writes "
-        f"there? Delete the key, and a broker writes it anew"
+        f"key {key.decode(errors='replace')} in etcd has a value that no broker writes: what else "
+        f"writes there? Delete the key, and a broker writes it again"
     )
 
 

@@ -1,4 +1,4 @@
-"""How etcd is reached, and the errors of its calls.
+"""How brokers reach etcd, and the errors of its calls.
 
 No message holds a password or a token.
 """
@@ -26,7 +26,7 @@ class EtcdUnreachableError(EtcdError, reason="ETCD_UNREACHABLE"):
 
 
 class EtcdNoLeaderError(EtcdError, reason="ETCD_NO_LEADER"):
-    """An etcd without a leader: it agrees on nothing until its members elect one."""
+    """Etcd has no leader, and agrees on nothing until its members elect a leader."""
 
 
 class EtcdRefusedError(EtcdError, status="PERMISSION_DENIED", reason="ETCD_REFUSED"):
@@ -34,19 +34,19 @@ class EtcdRefusedError(EtcdError, status="PERMISSION_DENIED", reason="ETCD_REFUS
 
 
 class TokenEndedError(EtcdError, reason="ETCD_TOKEN_ENDED"):
-    """A token that has expired. The next call gets a new one."""
+    """The token has expired. The next call gets a new token."""
 
 
 class EtcdTooOldError(EtcdError, status="FAILED_PRECONDITION", reason="ETCD_TOO_OLD"):
-    """A release of etcd without the calls that brokers need."""
+    """The release of etcd lacks calls that brokers need."""
 
 
 class LeaseGoneError(EtcdError, status="NOT_FOUND", reason="ETCD_LEASE_GONE"):
-    """A lease that has ended; etcd has deleted its keys."""
+    """The lease has ended, and etcd has deleted its keys."""
 
 
 class EtcdSettingsError(RestowError, status="FAILED_PRECONDITION", reason="ETCD_SETTINGS_INVALID"):
-    """Addresses, files and passwords that do not fit together."""
+    """Addresses, files and passwords of etcd do not fit together."""
 
 
 _TOKEN_ENDED = ("invalid auth token", "revision of auth store is old")
@@ -64,7 +64,7 @@ _PASSING = (
 
 
 def _has(details: str, words: Sequence[str]) -> bool:
-    """Return whether details have one of the words. Most errors have no other mark."""
+    """Return whether the details contain any of the words. Most errors have no other mark."""
     return any(word in details for word in words)
 
 
@@ -73,11 +73,11 @@ def typed_error(code: grpc.StatusCode, details: str, endpoint: str) -> EtcdError
     if _has(details, _LEADERLESS):
         return EtcdNoLeaderError(
             f"etcd at {endpoint} has no leader ({details}): are most of its members there, and do "
-            f"they reach each other? It goes on by itself",
+            f"they reach each other? Brokers go on when etcd has a leader",
             endpoint=endpoint,
         )
     if _has(details, _TOKEN_ENDED):
-        return TokenEndedError(f"etcd at {endpoint} knows the token no more", endpoint=endpoint)
+        return TokenEndedError(f"etcd at {endpoint} no longer knows the token", endpoint=endpoint)
     if _has(details, ("lease not found",)):
         return LeaseGoneError("the lease has ended", endpoint=endpoint)
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED) or _has(
@@ -90,8 +90,8 @@ def typed_error(code: grpc.StatusCode, details: str, endpoint: str) -> EtcdError
         )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return EtcdTooOldError(
-            f"what listens at {endpoint} has no such call ({details}): it is no etcd of 3.4 or "
-            f"later",
+            f"the server at {endpoint} does not know this call ({details}): it is no etcd of "
+            f"release 3.4 or later",
             endpoint=endpoint,
         )
     if code in _PASSING:
@@ -143,9 +143,9 @@ class EtcdAccess:
             )
         if self.user and self.ca is None:
             raise EtcdSettingsError(
-                f"user {self.user} is given for an etcd that is asked in plaintext: a password is "
-                f"never sent so; name the file that etcd's certificates are checked against "
-                f"(--etcd-ca)"
+                f"user {self.user} is given for an etcd that is asked in plaintext: brokers send "
+                f"no password in plaintext; name the file that etcd's certificates are checked "
+                f"against (--etcd-ca)"
             )
 
     @classmethod
@@ -156,9 +156,9 @@ class EtcdAccess:
         ('a:2379', 'b:2379')
         """
         user = files.pop("user", None)
-        found = tuple(one.strip() for one in endpoints.split(",") if one.strip())
-        paths = {name: Path(one) for name, one in files.items() if one is not None}
-        return cls(found, user=str(user or ""), **paths)
+        addresses = tuple(part.strip() for part in endpoints.split(",") if part.strip())
+        paths = {name: Path(file) for name, file in files.items() if file is not None}
+        return cls(addresses, user=str(user or ""), **paths)
 
     def credentials(self) -> Credentials:
         """Return the credentials for channels to etcd."""

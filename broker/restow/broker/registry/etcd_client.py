@@ -1,7 +1,7 @@
-"""Calls to etcd. They go to one member until it fails, then to the next.
+"""Calls to etcd. They go to one member until it fails, then to the next member.
 
-An answer may be lost, and its call repeated. So write a `txn` such that its repetition returns what
-the first attempt did.
+An answer may be lost and its call repeated, so write each `txn` in a way that its repetition
+returns what the first attempt returned.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ABOUT_CERTIFICATE = ": does it accept a certificate of ours (--etcd-cert, --etc
 _NOT_SPOKEN = ": it speaks no TLS, which --etcd-ca asks for"
 _NOT_ASKED = ": it speaks TLS, and was asked in plaintext (--etcd-ca)"
 _OPTIONS = (
-    # No pings: etcd refuses more than one in five seconds, and calls have their own timeouts.
+    # No pings: etcd refuses more than one ping in five seconds, and calls have their own timeouts.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -51,7 +51,7 @@ _OPTIONS = (
 
 
 class Endpoints:
-    """Channels to the members of an etcd, opened anew when certificates change. On one loop."""
+    """Channels to the members of an etcd, reopened when certificates change. Use on one loop."""
 
     def __init__(self, addresses: tuple[str, ...], credentials: Credentials) -> None:
         """Prepare; the first call of `channel` opens a channel."""
@@ -74,7 +74,7 @@ class Endpoints:
         return self._addresses[self._index]
 
     def give_up(self, address: str) -> None:
-        """Ask the next member first, if ``address`` is the current one."""
+        """Ask the next member first, if ``address`` is the current member."""
         if address == self.current:
             self._index = (self._index + 1) % len(self._addresses)
 
@@ -101,7 +101,7 @@ class Endpoints:
             await channel.close()
 
     async def about_tls(self, address: str) -> str:
-        """Return what is wrong with TLS in words; empty: nothing was found.
+        """Return in words what is wrong with TLS; an empty text if nothing is.
 
         gRPC only says that the connection failed.
         """
@@ -153,8 +153,8 @@ class Patience:
     """Pause before members are asked again."""
 
 
-class Asking:
-    """Makes calls to whichever member answers. On one loop."""
+class EtcdCalls:
+    """Makes calls to whichever member answers. Use on one loop."""
 
     def __init__(self, access: EtcdAccess, patience: Patience) -> None:
         """Prepare; the first call connects."""
@@ -171,7 +171,7 @@ class Asking:
         asked = 0
         while (left_s := due_s - loop.time()) > 0:
             try:
-                return await self.one(
+                return await self.ask(
                     self.endpoints.current, call, min(self.patience.try_s, left_s)
                 )
             except (EtcdUnreachableError, EtcdNoLeaderError) as error:
@@ -183,7 +183,7 @@ class Asking:
                 await asyncio.sleep(min(self.patience.pause_s, max(due_s - loop.time(), 0)))
         raise told
 
-    async def one(self, endpoint: str, call: Call[T], timeout_s: float) -> T:
+    async def ask(self, endpoint: str, call: Call[T], timeout_s: float) -> T:
         """Call this member. Raises like `any`."""
         channel = await self.endpoints.channel(endpoint)
         had_token = bool(self._token)
@@ -193,7 +193,7 @@ class Asking:
         except TokenEndedError:
             if not had_token:
                 raise
-        return await self.one(endpoint, call, timeout_s)
+        return await self.ask(endpoint, call, timeout_s)
 
     async def metadata(self, channel: grpc.aio.Channel, endpoint: str) -> Metadata:
         """Return the metadata of a call, after a login if needed. Raises like `any`."""
@@ -227,12 +227,12 @@ class Asking:
             if is_cancelled():
                 raise
             raise EtcdUnreachableError(
-                f"the connection to etcd {endpoint} was given up, for certificates were renewed",
+                f"the connection to etcd {endpoint} was closed because certificates were renewed",
                 endpoint=endpoint,
             ) from None
 
     def failed(self, endpoint: str, code: grpc.StatusCode, details: str) -> EtcdError:
-        """Return the typed error. The next call asks another member if this one cannot answer."""
+        """Return the typed error. The next call asks another member if this member has failed."""
         error = typed_error(code, details, endpoint)
         if isinstance(error, TokenEndedError):
             self._token = ""
@@ -252,18 +252,18 @@ def patience_for(timing: Timing) -> Patience:
 
 
 class MemberStatus(NamedTuple):
-    """The status of one member of etcd."""
+    """The status of a member of etcd."""
 
     endpoint: str
     version: str
     leads: bool
     has_leader: bool
     errors: tuple[str, ...] = ()
-    """Alarms, such as NOSPACE when its quota is used up: then it writes nothing."""
+    """Alarms. NOSPACE: the member's quota is used up, and it writes nothing."""
 
 
 class EtcdClient:
-    """A client of etcd. On one loop; `close` it in the end.
+    """A client of etcd. Use it on one loop, and `close` it in the end.
 
     All calls raise an `EtcdError`, and `KeyFileError` or `EtcdSettingsError` for files that
     cannot be used.
@@ -271,7 +271,7 @@ class EtcdClient:
 
     def __init__(self, access: EtcdAccess, patience: Patience = PATIENCE) -> None:
         """Prepare; the first call connects."""
-        self._asking = Asking(access, patience)
+        self._asking = EtcdCalls(access, patience)
 
     async def close(self) -> None:
         """End all calls. May be repeated."""
@@ -281,8 +281,8 @@ class EtcdClient:
         """Read a key, or ``[key, range_end)``, as the majority of members has it."""
         request = rpc_pb2.RangeRequest(key=key, range_end=range_end)
         return await self._asking.any(
-            lambda channel, how, s: rpc_pb2_grpc.KVStub(channel).Range(
-                request, metadata=how, timeout=s
+            lambda channel, metadata, timeout_s: rpc_pb2_grpc.KVStub(channel).Range(
+                request, metadata=metadata, timeout=timeout_s
             )
         )
 
@@ -290,8 +290,8 @@ class EtcdClient:
         """Write a key. Raises `LeaseGoneError`, too."""
         request = rpc_pb2.PutRequest(key=key, value=value, lease=lease)
         return await self._asking.any(
-            lambda channel, how, s: rpc_pb2_grpc.KVStub(channel).Put(
-                request, metadata=how, timeout=s
+            lambda channel, metadata, timeout_s: rpc_pb2_grpc.KVStub(channel).Put(
+                request, metadata=metadata, timeout=timeout_s
             )
         )
 
@@ -307,8 +307,8 @@ class EtcdClient:
         """
         request = rpc_pb2.TxnRequest(compare=compare, success=success, failure=failure)
         return await self._asking.any(
-            lambda channel, how, s: rpc_pb2_grpc.KVStub(channel).Txn(
-                request, metadata=how, timeout=s
+            lambda channel, metadata, timeout_s: rpc_pb2_grpc.KVStub(channel).Txn(
+                request, metadata=metadata, timeout=timeout_s
             )
         )
 
@@ -319,15 +319,17 @@ class EtcdClient:
         """
         request = rpc_pb2.LeaseGrantRequest(TTL=ttl_s)
         return await self._asking.any(
-            lambda channel, how, s: rpc_pb2_grpc.LeaseStub(channel).LeaseGrant(
-                request, metadata=how, timeout=s
+            lambda channel, metadata, timeout_s: rpc_pb2_grpc.LeaseStub(channel).LeaseGrant(
+                request, metadata=metadata, timeout=timeout_s
             )
         )
 
     async def keep_alive(self, lease: int) -> int:
         """Renew a lease, and return its length in seconds. Raises `LeaseGoneError`, too."""
         ttl_s = await self._asking.any(
-            lambda channel, how, s: _keep_alive(rpc_pb2_grpc.LeaseStub(channel), lease, how, s)
+            lambda channel, metadata, timeout_s: _keep_alive(
+                rpc_pb2_grpc.LeaseStub(channel), lease, metadata, timeout_s
+            )
         )
         if ttl_s <= 0:
             raise LeaseGoneError("the lease has ended", lease=lease)
@@ -338,8 +340,8 @@ class EtcdClient:
         request = rpc_pb2.LeaseRevokeRequest(ID=lease)
         with contextlib.suppress(LeaseGoneError):
             await self._asking.any(
-                lambda channel, how, s: rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(
-                    request, metadata=how, timeout=s
+                lambda channel, metadata, timeout_s: rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(
+                    request, metadata=metadata, timeout=timeout_s
                 )
             )
 
@@ -348,36 +350,38 @@ class EtcdClient:
 
         Raises the last member's error if no member answers, and `EtcdTooOldError`.
         """
-        found, told = list[MemberStatus](), EtcdError("no member was asked")
+        statuses, told = list[MemberStatus](), EtcdError("no member was asked")
         for endpoint in self._asking.endpoints:
             try:
-                found.append(await self._status(endpoint))
+                statuses.append(await self._status(endpoint))
             except EtcdTooOldError:
                 raise
             except EtcdError as error:
                 told = await self._explained(error)
-        if not found:
+        if not statuses:
             raise told
-        return found
+        return statuses
 
     async def warnings(self) -> tuple[str, ...]:
         """Return the alarms of etcd's members, such as NOSPACE. Raises like `statuses`."""
-        found = await self.statuses()
-        return tuple(f"{one.endpoint}: {words}" for one in found for words in one.errors)
+        statuses = await self.statuses()
+        return tuple(
+            f"{status.endpoint}: {words}" for status in statuses for words in status.errors
+        )
 
     async def _status(self, endpoint: str) -> MemberStatus:
-        said = await self._asking.one(
+        said = await self._asking.ask(
             endpoint,
-            lambda channel, how, s: rpc_pb2_grpc.MaintenanceStub(channel).Status(
+            lambda channel, metadata, timeout_s: rpc_pb2_grpc.MaintenanceStub(channel).Status(
                 rpc_pb2.StatusRequest(),
-                metadata=tuple(one for one in how if one != WITH_LEADER),
-                timeout=s,
+                metadata=tuple(pair for pair in metadata if pair != WITH_LEADER),
+                timeout=timeout_s,
             ),
             self._asking.patience.call_s,
         )
         if release_of(said.version) < OLDEST:
             raise EtcdTooOldError(
-                f"etcd at {endpoint} is of release {said.version}: 3.4 or a later one is needed",
+                f"etcd at {endpoint} is of release {said.version}: 3.4 or later is needed",
                 endpoint=endpoint,
                 version=said.version,
             )
@@ -394,10 +398,10 @@ class EtcdClient:
 
 
 async def _keep_alive(
-    stub: rpc_pb2_grpc.LeaseAsyncStub, lease: int, how: Metadata, timeout_s: float
+    stub: rpc_pb2_grpc.LeaseAsyncStub, lease: int, metadata: Metadata, timeout_s: float
 ) -> int:
     """Renew a lease on a new stream, so that its answer belongs to this call."""
-    stream = stub.LeaseKeepAlive(metadata=how, timeout=timeout_s)
+    stream = stub.LeaseKeepAlive(metadata=metadata, timeout=timeout_s)
     answer: object = None
     with contextlib.suppress(asyncio.InvalidStateError):  # the stream may have ended
         await stream.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
@@ -417,6 +421,6 @@ def release_of(version: str) -> tuple[int, int]:
     ((3, 5), (4, 0), (0, 0))
     """
     parts = (version.replace("-", ".") + ".0").split(".")[:2]
-    if not all(one.isdecimal() for one in parts):
+    if not all(part.isdecimal() for part in parts):
         return (0, 0)
     return (int(parts[0]), int(parts[1]))

@@ -1,14 +1,14 @@
 """A fleet's Lease objects in a Kubernetes namespace.
 
 ``restow-FLEET`` says who leads, and in which epoch. It is never deleted, so the epoch only rises.
-Each broker has a Lease of its own, ``restow-FLEET-HASH``, which it writes anew to keep it alive. A
-broker leads while its own Lease lives: so that is the only Lease that it has to keep.
+Each broker has a Lease of its own, ``restow-FLEET-HASH``, which it rewrites to keep it alive. A
+leader leads while its own Lease lives, so it keeps only this Lease alive.
 
-Nobody's clock is compared with another's. A Lease is silent when it has not changed for as long as
-it names, by the clock of the broker that looks, counted only while the API answers it. A broker
-that finds the leader silent deletes the leader's own Lease first, on the condition that it is as it
-was seen. If the leader has kept it meanwhile the deletion fails. Else the leader's next keepalive
-fails, so the two never act at once.
+Brokers do not compare clocks. A broker calls a Lease silent when the Lease has not changed for the
+duration that it names. The broker measures this by its own clock, and counts only time in which the
+API answers. A broker that finds the leader silent deletes the leader's own Lease first, on the
+condition that the Lease has not changed. If the leader has renewed its Lease meanwhile, the
+deletion fails; otherwise the leader's next keepalive fails. So the two never act at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ADDRESS, EPOCH = "restow/address", "restow/epoch"
 TRIES = 5
 """How often a change is tried when other brokers change the same Lease meanwhile."""
 UNHEARD_S = 1.0
-"""At most this much of the time between two looks counts as silence: the API may have been away."""
+"""Silence counts at most this long between two looks: the API may have been away."""
 
 
 class KubernetesError(RestowError, status="UNAVAILABLE", reason="KUBERNETES_FAILED"):
@@ -67,7 +67,7 @@ class KubernetesRefusedError(
 class KubernetesSettingsError(
     RestowError, status="FAILED_PRECONDITION", reason="KUBERNETES_SETTINGS_INVALID"
 ):
-    """A service account or names that cannot be used."""
+    """The service account, or a name, cannot be used."""
 
 
 class _ChangedError(KubernetesError, status="ABORTED", reason="KUBERNETES_CONFLICT"):
@@ -88,14 +88,14 @@ class _Lease:
     epoch: int
 
     @classmethod
-    def of(cls, found: Any) -> _Lease:
+    def of(cls, lease: Any) -> _Lease:
         """Read what the API returned."""
-        spec, notes = found.spec, found.metadata.annotations or {}
+        spec, notes = lease.spec, lease.metadata.annotations or {}
         epoch = notes.get(EPOCH, "0")
         return cls(
-            found.metadata.name,
-            found.metadata.uid,
-            found.metadata.resource_version,
+            lease.metadata.name,
+            lease.metadata.uid,
+            lease.metadata.resource_version,
             (spec.holder_identity if spec else "") or "",
             float((spec.lease_duration_seconds if spec else 0) or 0),
             _address(notes.get(ADDRESS, "")),
@@ -115,10 +115,10 @@ class _Silence:
         """Take the Leases that exist now."""
         passed_s, self.looked_s = min(now_s - self.looked_s, UNHEARD_S), now_s
         known, self.since = self.since, {}
-        for one in leases:
-            version, silent_s = known.get(one.uid, ("", 0.0))
-            again = version == one.version
-            self.since[one.uid] = (one.version, silent_s + passed_s if again else 0.0)
+        for lease in leases:
+            version, silent_s = known.get(lease.uid, ("", 0.0))
+            again = version == lease.version
+            self.since[lease.uid] = (lease.version, silent_s + passed_s if again else 0.0)
 
     def is_over(self, lease: _Lease) -> bool:
         """Return whether a Lease has not changed for its own length."""
@@ -127,7 +127,7 @@ class _Silence:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FleetLeases:
     """All Leases of a fleet."""
 
     top: _Lease | None
@@ -137,7 +137,7 @@ class _Found:
 
 
 class KubernetesRegistry:
-    """Implements `Registry` for one broker. On one loop; `close` it in the end."""
+    """Implements `Registry` for one broker. Use it on one loop, and `close` it in the end."""
 
     look_every_s = 0.5
 
@@ -150,7 +150,7 @@ class KubernetesRegistry:
         account: Path | None = None,
         call_s: float = 1.0,
     ) -> None:
-        """Use the Leases of one fleet, as the pod's service account or the one in ``account``.
+        """Use the Leases of ``fleet`` as the pod's service account, or the account in ``account``.
 
         ``clock`` goes on while the host sleeps. A call may take ``call_s``. Raises
         `KubernetesSettingsError` for a fleet that cannot be a part of a name.
@@ -181,13 +181,13 @@ class KubernetesRegistry:
         """Make the broker's own Lease. Raises `AddressTakenError` and `KubernetesError`."""
         digest = hashlib.blake2b(address.encode(), digest_size=16).hexdigest()
         name = f"restow-{self._fleet}-{digest}"
-        found = await self._list()
-        earlier = next((one for one in found.brokers.values() if one.name == name), None)
+        leases = await self._list()
+        earlier = next((lease for lease in leases.brokers.values() if lease.name == name), None)
         if earlier is not None:
             if not self._silence.is_over(earlier):
                 raise AddressTakenError(
                     f"another broker advertises {address}, or did a moment ago: give each broker "
-                    f"an --advertise of its own; one that was killed is gone when its lease ends",
+                    f"an --advertise of its own; a killed broker is gone when its lease ends",
                     address=address,
                 )
             await self._delete(earlier)
@@ -205,48 +205,48 @@ class KubernetesRegistry:
             self._own = await self._replace(own, "broker", self._life, 0)
         except _ChangedError:
             # The Lease was deleted, an answer was lost, or somebody else has written to it.
-            found = (await self._list()).brokers.get(self._life)
-            self._own = found
-            if found is None:
+            lease = (await self._list()).brokers.get(self._life)
+            self._own = lease
+            if lease is None:
                 raise _ended() from None
-            self._own = await self._replace(found, "broker", self._life, 0)
+            self._own = await self._replace(lease, "broker", self._life, 0)
         return self._length_s
 
     async def look(self) -> Fleet:
-        """List all Leases of the fleet; the leader deletes those of brokers that are gone."""
-        found = await self._list()
-        fleet = self._fleet_of(found)
+        """List all Leases of the fleet; the leader deletes Leases of brokers that are gone."""
+        leases = await self._list()
+        fleet = self._fleet_of(leases)
         if fleet.leader is not None and fleet.leader.mine:
-            for one in found.brokers.values():
-                if self._silence.is_over(one) and one.holder != self._life:
+            for lease in leases.brokers.values():
+                if self._silence.is_over(lease) and lease.holder != self._life:
                     with contextlib.suppress(_ChangedError):
-                        await self._delete(one)
+                        await self._delete(lease)
         return fleet
 
     async def lead(self, epoch: int) -> Leader:
         """Take the top Lease if no live broker holds it."""
         for _ in range(TRIES):
-            found = await self._list()
-            fleet = self._fleet_of(found)
+            leases = await self._list()
+            fleet = self._fleet_of(leases)
             if fleet.leader is not None:  # perhaps by this call, whose answer was lost
                 return fleet.leader
             with contextlib.suppress(_ChangedError):
-                if found.top is not None and found.top.holder in found.brokers:
-                    await self._delete(found.brokers[found.top.holder])
-                return await self._take(found.top, epoch)
+                if leases.top is not None and leases.top.holder in leases.brokers:
+                    await self._delete(leases.brokers[leases.top.holder])
+                return await self._take(leases.top, epoch)
         raise self._again_and_again()
 
     async def raise_epoch(self, epoch: int) -> Leader:
-        """Write the top Lease anew with a higher epoch, as long as this broker holds it."""
+        """Rewrite the top Lease with a higher epoch, as long as this broker holds it."""
         for _ in range(TRIES):
-            found = await self._list()
-            leader = self._fleet_of(found).leader
+            leases = await self._list()
+            leader = self._fleet_of(leases).leader
             if leader is None:
                 return await self.lead(epoch)
             if not leader.mine or leader.epoch > epoch:
                 return leader
             with contextlib.suppress(_ChangedError):
-                return await self._take(found.top, epoch)
+                return await self._take(leases.top, epoch)
         raise self._again_and_again()
 
     async def _take(self, top: _Lease | None, above: int) -> Leader:
@@ -270,17 +270,17 @@ class KubernetesRegistry:
                 await self._replace(top, "leader", "", top.epoch)
 
     async def leave(self) -> None:
-        """Delete the own Lease. May be repeated."""
+        """Delete the broker's own Lease. May be repeated."""
         own, self._own = self._own, None
         if own is not None:
-            found = (await self._list()).brokers.get(self._life)
-            if found is not None:
+            lease = (await self._list()).brokers.get(self._life)
+            if lease is not None:
                 with contextlib.suppress(_ChangedError):
-                    await self._delete(found)
+                    await self._delete(lease)
 
-    # -- what is there ----------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
-    async def _list(self) -> _Found:
+    async def _list(self) -> _FleetLeases:
         api = await self._api()
         listed = await self._call(
             "list Leases",
@@ -292,31 +292,31 @@ class KubernetesRegistry:
             ),
         )
         top, brokers = None, {}
-        leases = [(one, _Lease.of(one)) for one in listed.items]
-        self._silence.look((one for _, one in leases), self._clock())
-        for one, lease in leases:
-            kind = (one.metadata.labels or {}).get(KIND)
+        leases = [(item, _Lease.of(item)) for item in listed.items]
+        self._silence.look((lease for _, lease in leases), self._clock())
+        for item, lease in leases:
+            kind = (item.metadata.labels or {}).get(KIND)
             if kind == "leader":
                 top = lease
             elif kind == "broker" and lease.holder and lease.address:
                 brokers[lease.holder] = lease
-        return _Found(top, brokers)
+        return _FleetLeases(top, brokers)
 
-    def _fleet_of(self, found: _Found) -> Fleet:
+    def _fleet_of(self, leases: _FleetLeases) -> Fleet:
         """Return who leads and which brokers live. A silent Lease belongs to no live broker."""
-        there = {
-            life: one
-            for life, one in found.brokers.items()
-            if life == self._life or not self._silence.is_over(one)
+        living = {
+            life: lease
+            for life, lease in leases.brokers.items()
+            if life == self._life or not self._silence.is_over(lease)
         }
-        top = found.top
-        addresses = frozenset(one.address for one in there.values())
+        top = leases.top
+        addresses = frozenset(lease.address for lease in living.values())
         if top is None:
             return Fleet(None, addresses)
-        if top.holder not in there or not top.epoch:
+        if top.holder not in living or not top.epoch:
             return Fleet(None, addresses, top.epoch)
         mine = top.holder == self._life
-        return Fleet(Leader(there[top.holder].address, top.epoch, mine), addresses, top.epoch)
+        return Fleet(Leader(living[top.holder].address, top.epoch, mine), addresses, top.epoch)
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -392,7 +392,7 @@ class KubernetesRegistry:
         """Await a call of a client; raise a typed error that says what to do.
 
         After a failure the next call makes a new client. The old client is closed when no other
-        call uses it: one that is closed under a call raises errors of any type.
+        call uses it: a client that is closed during a call raises errors of any type.
         """
         self._calls[client] += 1
         try:

@@ -1,15 +1,17 @@
-"""The rules by which a broker leads. No I/O: events with a time go in, and what to do comes out.
+"""Rules by which a broker leads. They do no I/O: they take events with a time, and say what to do.
 
     outside --joined--> standby --leads--> leader --released, lost, in doubt too long--> standby
 
 Laws:
-- A broker leads because an answer to its own call said so, never because it saw it.
-- It acts only before the end of its lease less a margin, counted from when the last keepalive that
-  was answered had been sent. In doubt it stands still, and goes on if its lease turns out to live.
-- It leads no longer when it sees another leader, when its lease has ended, or when its lease should
+- A broker leads only when the answer to its own call says so, never because it reads that it leads.
+- It stops acting a margin before the end of its lease, counted from when it sent the last keepalive
+  that was answered. From then on its lease is in doubt: the broker stands still, and goes on if the
+  lease turns out to live.
+- It stops leading when it sees another leader, when its lease has ended, or when its lease should
   have ended some time ago.
-- Its epoch is higher than any that the registry, an engine or an agent has named. When somebody
-  names a higher epoch later, as after a registry was restored from a backup, it raises its own.
+- Its epoch is higher than any epoch that the registry, an engine or an agent has named. When
+  somebody names a higher epoch later, as after a registry was restored from a backup, the broker
+  raises its epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Want(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class BrokerLease:
     """A broker's lease, by its own clock."""
 
     length_s: float
@@ -45,12 +47,12 @@ class Lease:
 
 
 class Leadership:
-    """Whether one broker leads, and whether it may act now."""
+    """Whether a broker leads, and whether it may act now."""
 
     def __init__(self, address: str, timing: Timing) -> None:
         """Begin outside of the fleet."""
         self.address, self.timing = address, timing
-        self.lease: Lease | None = None
+        self.lease: BrokerLease | None = None
         self.epoch = 0
         """The epoch in which this broker leads; 0: it does not lead."""
         self.fleet = Fleet(None, frozenset())
@@ -87,7 +89,7 @@ class Leadership:
     def kept(self, sent_s: float, length_s: float) -> None:
         """Note that the lease was renewed. Answers may arrive in any order."""
         if self.lease is None or sent_s > self.lease.sent_s:
-            self.lease = Lease(length_s, sent_s)
+            self.lease = BrokerLease(length_s, sent_s)
 
     def lost(self) -> None:
         """Note that the lease has ended."""
@@ -115,7 +117,8 @@ class Leadership:
     def leave(self) -> None:
         """Stop acting, and never lead again, because the broker is about to end.
 
-        Another broker may lead as soon as the registry has heard, before this one gets an answer.
+        Another broker may lead as soon as the registry has heard, before this broker gets
+        an answer.
         """
         self.leaving = True
         self.epoch = 0
@@ -138,7 +141,7 @@ class Leadership:
             return Want.RELEASE if self._holds else Want.NOTHING
         if self.epoch:
             return Want.RAISE if self._named > self.epoch else Want.NOTHING
-        # It may hold the leadership without leading: when the answer to its call was lost.
+        # If the answer to its call was lost, the broker holds the leadership but does not lead.
         free = self.fleet.leader is None and self.address in self.fleet.brokers
         return Want.LEAD if free or self._holds else Want.NOTHING
 

@@ -1,8 +1,9 @@
-"""A registry says who leads a fleet of brokers: etcd does it, or Lease objects of Kubernetes.
+"""A registry says who leads a fleet of brokers: etcd, or Lease objects of Kubernetes.
 
-The brokers of a fleet agree on one thing only: who leads. Each registers its address under a lease,
-and keeps that alive. Whoever finds that nobody leads may lead, in an *epoch*: a number of the fleet
-that only rises. The registry keeps the highest epoch, so that the next leader takes a higher one.
+The brokers of a fleet agree only on who leads. Each broker registers its address under a lease, and
+keeps the lease alive. A broker that finds that nobody leads may lead, in an *epoch*: a number of
+the fleet that only rises. The registry keeps the highest epoch, so that the next leader takes a
+higher epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class LeaseEndedError(RestowError, status="ABORTED", reason="BROKER_LEASE_ENDED"
 
 
 class AddressTakenError(RestowError, status="ALREADY_EXISTS", reason="ADDRESS_TAKEN"):
-    """Another broker has the address, or a former life of this broker whose lease goes on."""
+    """Another broker has the address, or an earlier life of this broker whose lease lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Registry(Protocol):
     """One broker's place in a registry.
 
     Every call may be repeated. It raises a `RestowError` when its outcome is not known, and
-    `LeaseEndedError` when the broker's lease has ended: then `join` begins a new one.
+    `LeaseEndedError` when the broker's lease has ended: then `join` begins a new lease.
     """
 
     look_every_s: float
@@ -65,7 +66,7 @@ class Registry(Protocol):
         ...
 
     async def look(self) -> Fleet:
-        """Return the leader and the brokers now. Write the own entry again if it is gone."""
+        """Return the leader and the brokers now. Write the broker's entry again if it is gone."""
         ...
 
     async def lead(self, epoch: int) -> Leader:
@@ -87,7 +88,7 @@ class Registry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Times of leading, in seconds. Raises `RequestError` for what cannot be kept."""
+    """Times of leading, in seconds. Raises `RequestError` for times that cannot be kept."""
 
     lease_s: float = 2.0
     """Length of a lease; the registry may make it longer."""
@@ -96,8 +97,8 @@ class Timing:
     rates, and orders that are decided and not yet sent."""
     keep_alive_every_s: float = 0.4
     give_up_s: float = 1.0
-    """How long after the end of its lease a leader takes another broker for the leader, though
-    nobody has said so: a leader that is cut off from the registry alone would keep its clients."""
+    """How long after the end of its lease a leader assumes that another broker leads, though nobody
+    has said so: a leader that is cut off only from the registry would keep its clients."""
     retry_s: float = 0.3
     """How long to wait after a call that failed."""
 

@@ -1,4 +1,4 @@
-"""What P and D are sent of a client's request, and what their answers mean. Pure functions."""
+"""Make the requests for P and D from a client's request, and read the answers. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONE_TOKEN: Final[Mapping[str, Body]] = MappingProxyType(
         "/v1/responses": {"max_output_tokens": 1, "store": False},
     }
 )
-"""The fields, by path, that have P generate one token and no more."""
+"""The fields, by path, that make P generate only one token."""
 MAX_CHOICES: Final = 128
 """The most answers to one prompt for which P keeps its state; each answer is a handoff."""
 NOT_FOR_P: Final = frozenset(
@@ -26,7 +26,7 @@ NOT_FOR_P: Final = frozenset(
         *("logprobs", "top_logprobs", "prompt_logprobs"),
     }
 )
-"""Fields that describe the answer. P gives none, and they may contradict its one token."""
+"""Fields that describe the answer. P gives no answer, and they may contradict its one token."""
 Progress = Enum("Progress", ["NOTHING", "TOKEN", "END", "FAILED"])
 """What a whole answer, or an event of a stream, says about an engine's work."""
 
@@ -34,7 +34,7 @@ Progress = Enum("Progress", ["NOTHING", "TOKEN", "END", "FAILED"])
 def needs_whole_prompt(body: Body) -> bool:
     """Return whether D must compute the whole prompt itself, because P's state is of no use.
 
-    This is so for probabilities of the prompt's tokens, for beam search, for a request that
+    D must do so for probabilities of the prompt's tokens, for beam search, for a request that
     refers to an answer which D remembers, and for more answers than P keeps its state for.
     """
     return bool(
@@ -48,7 +48,7 @@ def needs_whole_prompt(body: Body) -> bool:
 
 
 def prefill_body(path: str, body: Body, handoff_id: str) -> Body:
-    """Return what P is sent: generate one token, and hand over a state for each answer of D."""
+    """Return P's request: generate one token, and hand over a state for each answer of D."""
     params = {"do_remote_decode": True, "handoff_id": handoff_id, **_first_token(body)}
     if (choices := _choices(body)) > 1:
         params["choices"] = choices
@@ -57,7 +57,7 @@ def prefill_body(path: str, body: Body, handoff_id: str) -> Body:
 
 
 def decode_body(body: Body, handoff_id: str | None) -> Body:
-    """Return what D is sent: the client's request. Without an id D computes the prompt itself."""
+    """Return D's request: the client's. Without a handoff id D computes the prompt itself."""
     kept = {name: value for name, value in body.items() if name != "kv_transfer_params"}
     if handoff_id is None:
         return kept
@@ -68,7 +68,9 @@ def decode_body(body: Body, handoff_id: str | None) -> Body:
 def _first_token(body: Body) -> Body:
     """Ask for P's sample of the first token, unless it depends on fields that P is not sent."""
     asked = (body.get(name) for name in ("logprobs", "top_logprobs"))
-    wants_logprobs = any(value is not None and value is not False for value in asked)  # 0 does
+    wants_logprobs = any(
+        value is not None and value is not False for value in asked
+    )  # 0 asks for them too
     one_answer = _choices(body) == 1 and body.get("best_of", 1) == 1
     d_samples = wants_logprobs or body.get("min_tokens") or not one_answer
     return {} if d_samples else {"sampled_token": True}
@@ -96,7 +98,7 @@ def event_data(event: bytes) -> Any:
 def progress_of(data: Any) -> Progress:
     """Return what a whole answer, or the data of an event, says about an engine's work.
 
-    An engine that is shut down answers 200 with what it has, which is often nothing: its choices
+    An engine that is shut down answers 200 with the tokens that it has, often none: its choices
     end with "abort", and `/v1/responses` counts no output token.
     """
     if not isinstance(data, dict):
@@ -105,7 +107,7 @@ def progress_of(data: Any) -> Progress:
     if data.get("error") or kind in ("error", "response.failed"):
         return Progress.FAILED
     if choices := data.get("choices"):
-        if any(one.get("finish_reason") in ("abort", "error") for one in choices):
+        if any(choice.get("finish_reason") in ("abort", "error") for choice in choices):
             return Progress.FAILED
         return Progress.TOKEN if any(map(_has_token, choices)) else Progress.NOTHING
     if kind in ("response.completed", "response.incomplete") or data.get("object") == "response":
@@ -117,7 +119,7 @@ def progress_of(data: Any) -> Progress:
 
 
 def _has_token(choice: Body) -> bool:
-    """Return whether a choice carries a text, anything else but a role, or its end."""
+    """Return whether a choice carries a text, a field other than a role, or its end."""
     delta = {**(choice.get("delta") or {}), "role": None}
     return bool(choice.get("finish_reason") or choice.get("text") or any(delta.values()))
 
@@ -133,5 +135,5 @@ def error_of(data: Any) -> Any:
 
 
 def handoff_failed(data: Any) -> bool:
-    """Return whether D answered that no state came: then P is to blame."""
+    """Return whether D answered that no state came: then P failed, not D."""
     return isinstance(error := error_of(data), dict) and bool(error.get("handoff"))

@@ -1,4 +1,4 @@
-"""The router's server: P computes a prompt and D answers it, asked at once under one handoff id."""
+"""The router's server: it asks P for a prompt's state and D for the answer, both at once."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from restow.broker.router.bodies import DONE, Body, Progress
 ATTEMPTS: Final = 3
 """How often a request is tried. In the last attempt D computes the prompt itself."""
 BUSY_TOKENS: Final = 1000
-"""How many tokens that an engine holds outweigh one more request in flight there."""
+"""One more request in flight at an engine outweighs this many tokens that it holds."""
 REST_S: Final = 5.0
-"""How long a P that failed is not asked, and a D only if there is no other."""
+"""How long a P that failed is not asked; a D that failed is asked only if no other can be."""
 CONNECT_S: Final = 3.0
 MAX_BODY_BYTES: Final = 16 << 20
 PASSED_ON: Final = ("Authorization", "traceparent", "tracestate", "X-Request-Id")
@@ -45,7 +45,7 @@ class RoutedEngine:
 
     url: str
     engine_id: str = ""
-    """Its id at the broker; empty: not known."""
+    """The engine's id at the broker; empty if it is not known."""
     in_flight: int = 0
     rests_until_s: float = 0.0
 
@@ -56,12 +56,12 @@ class RoutedEngine:
 
 
 class AnswerError(RestowError, status="UNAVAILABLE", reason="NOT_ANSWERED"):
-    """A request without an answer. Where an ``engine`` is to blame, another one may answer."""
+    """A request has no answer. If an ``engine`` is to blame, another engine may answer."""
 
     def __init__(
         self, code: int, message: str, engine: RoutedEngine | None = None, answer: Any = None
     ) -> None:
-        """Tell the client the error in the engine's ``answer``, if there is one."""
+        """Tell the client the error in the engine's ``answer``, if it has an error."""
         super().__init__(f"{engine.url}: {message}" if engine else message)
         self.code, self.engine = code, engine
         kind = "engine_failed" if engine else "invalid_request_error"
@@ -83,7 +83,7 @@ Parts = AsyncGenerator[AnswerPart, None]
 def choose(engines: Sequence[RoutedEngine], held: Held) -> RoutedEngine:
     """Return the engine that holds most of a prompt, less `BUSY_TOKENS` for each of its requests.
 
-    Engines that rest or drain come last. Equals are drawn by lot.
+    Engines that rest or drain come last. Among equals, the choice is random.
     """
 
     def rank(engine: RoutedEngine) -> tuple[bool, int, int, float]:
@@ -98,7 +98,7 @@ def choose(engines: Sequence[RoutedEngine], held: Held) -> RoutedEngine:
 
 
 class Router:
-    """Answers clients by asking engines. Belongs to one event loop."""
+    """Answer clients by asking engines. A router belongs to one event loop."""
 
     def __init__(
         self,
@@ -118,13 +118,13 @@ class Router:
         self._log = get_logger("restow.router")
         self._http = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(None, sock_connect=CONNECT_S, sock_read=silence_s),
-            # Shorter than engines keep a connection (vLLM: 5 s), or a request may meet its end.
+            # Less than engines keep a connection (vLLM: 5 s), so that none closes under a request.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
     def app(self) -> web.Application:
-        """Return what aiohttp is to serve."""
+        """Return the application that aiohttp serves."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[web.middleware(_guard)])
         for path in ("/v1/models", "/health"):
             app.router.add_get(path, self.answer)
@@ -136,7 +136,7 @@ class Router:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer a client. Raises `AnswerError`.
 
-        When engines fail before the client has heard anything, others are tried.
+        When engines fail before the client is sent anything, the router tries others.
         """
         body = await _body_of(request) if request.method == "POST" else None
         held = await self._holders(request, body) if body and self._broker else {}
@@ -152,7 +152,7 @@ class Router:
             except AnswerError as error:
                 if error.engine is None or not attempts_left:
                     raise
-                # Where no state came, D has done its part.
+                # If no state came, D is not to blame.
                 failed = p if p and bodies.handoff_failed(error.body) else error.engine
                 failed.rests_until_s = time.monotonic() + REST_S
                 answer = bodies.error_of(error.body)
@@ -163,9 +163,9 @@ class Router:
     async def _attempt(
         self, request: web.Request, body: Body | None, p: RoutedEngine | None, d: RoutedEngine
     ) -> web.StreamResponse:
-        """Ask P and D at once, under an id that no other attempt has; without ``p`` D alone.
+        """Ask P and D at once, under an id that no other attempt has; without ``p`` ask D alone.
 
-        P may compute until D's answer has ended. Raises `AnswerError` until D has said a token.
+        P may compute until D's answer has ended. Raises `AnswerError` until D has sent a token.
         """
         handoff_id = str(uuid.uuid4())
         to_d = None if body is None else bodies.decode_body(body, handoff_id if p else None)
@@ -173,7 +173,7 @@ class Router:
         if p and body is not None:
             to_p = bodies.prefill_body(request.path, body, handoff_id)
             answers.append(self._parts(request, p, to_p))
-        first, *prefill = [asyncio.ensure_future(anext(one)) for one in answers]
+        first, *prefill = [asyncio.ensure_future(anext(answer)) for answer in answers]
         for engine in filter(None, (d, p)):
             engine.in_flight += 1
         try:
@@ -187,8 +187,8 @@ class Router:
             for task in (first, *prefill):
                 task.cancel()
             await asyncio.gather(first, *prefill, return_exceptions=True)
-            for one in answers:
-                await one.aclose()
+            for answer in answers:
+                await answer.aclose()
 
     async def _give(
         self, request: web.Request, first: AnswerPart, later: Parts
@@ -235,14 +235,14 @@ class Router:
             raise AnswerError(502, "its stream ended too early", engine)
 
     def _ask(self, request: web.Request, engine: RoutedEngine, path: str, body: Body | None) -> Any:
-        """Send an engine a request of the client's, with the headers that may be passed on."""
+        """Send an engine the client's request, with the headers that may be passed on."""
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
         return self._http.request(
             request.method, engine.url + path, json=body, headers=headers, allow_redirects=False
         )
 
     async def _holders(self, request: web.Request, body: Body) -> Held:
-        """Return who holds how much of a prompt; nobody if the broker does not say it in time."""
+        """Return who holds how much of a prompt; empty if the broker does not answer in time."""
         p, salt = choose(self._prefill, {}), body.get("cache_salt") or ""
         try:
             async with asyncio.timeout(self._find_s):
@@ -252,26 +252,26 @@ class Router:
             if not chain.hashes or not self._broker:
                 return {}
             async with asyncio.timeout(self._find_s):
-                [found] = await self._broker.find([chain], engine_id=p.engine_id, limit=100)
+                [holders] = await self._broker.find([chain], engine_id=p.engine_id, limit=100)
         except (RestowError, aiohttp.ClientError, ValueError, TimeoutError) as error:
             self._log.warning("not known who holds the prompt", detail=repr(error)[:500])
             return {}
-        return {one.engine_id: one for one in found}
+        return {holder.engine_id: holder for holder in holders}
 
     async def _token_ids(self, request: web.Request, p: RoutedEngine, body: Body) -> list[Any]:
-        """Return a prompt's token ids, which P tells of a text or a chat."""
+        """Return a prompt's token ids; P tells the token ids of a text or a chat."""
         is_chat = request.path == "/v1/chat/completions"
         prompt: Any = body.get("messages" if is_chat else "prompt")
         if is_chat or isinstance(prompt, str):
             async with self._ask(request, p, "/tokenize", bodies.decode_body(body, None)) as reply:
-                said = bodies.parse_json(await reply.read())
-            prompt = said.get("tokens") if isinstance(said, dict) else None
+                tokenized = bodies.parse_json(await reply.read())
+            prompt = tokenized.get("tokens") if isinstance(tokenized, dict) else None
         return prompt if isinstance(prompt, list) else []
 
 
 async def _body_of(request: web.Request) -> Body:
     """Return a request's body. Raises `AnswerError`."""
-    if request.content_type != "application/json":  # no web page of another site may send that
+    if request.content_type != "application/json":  # a web page of another site may not send it
         raise AnswerError(415, "the body must be application/json")
     try:
         body = json.loads(await request.read())
@@ -283,7 +283,7 @@ async def _body_of(request: web.Request) -> Body:
 
 
 def _checked(engine: RoutedEngine, status: int, raw: bytes) -> Any:
-    """Return a whole answer. Raises `AnswerError`, which blames no engine for a client's fault."""
+    """Return a whole answer. Raises `AnswerError`, which names no engine for a client's fault."""
     data = bodies.parse_json(raw)
     if 400 <= status < 500:
         raise AnswerError(status, raw[:500].decode(errors="replace"), answer=data)
@@ -304,11 +304,11 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell every error as JSON, and refuse a request that a web page may have forged."""
+    """Answer every error as JSON, and refuse a request that a web page may have forged."""
     try:
         here, *_ = request.get_extra_info("sockname", ["127.0.0.1"])
         if ipaddress.ip_address(here).is_loopback and not OWN_HOST.fullmatch(request.host):
-            # Whoever owns a name may have it lead here (DNS rebinding).
+            # The owner of a name may point it here (DNS rebinding).
             raise AnswerError(421, "over loopback, Host must be localhost or an IP address")
         return await handler(request)
     except AnswerError as error:

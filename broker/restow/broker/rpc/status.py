@@ -143,7 +143,7 @@ class ParsingInterceptor(grpc.aio.ServerInterceptor):
             return call
 
         def stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
-            async def each(context: Any) -> AsyncIterator[Any]:
+            async def requests(context: Any) -> AsyncIterator[Any]:
                 # gRPC's own iterator would keep each message until the next message arrives.
                 while (data := await context.read()) is not grpc.aio.EOF:
                     parsed = [_parsed(parse, data)]
@@ -151,7 +151,7 @@ class ParsingInterceptor(grpc.aio.ServerInterceptor):
                     yield parsed.pop()
 
             async def call(_: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-                async for response in behavior(each(context), context):
+                async for response in behavior(requests(context), context):
                     yield response
 
             return call

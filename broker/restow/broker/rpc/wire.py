@@ -76,7 +76,7 @@ SPAN_BYTES = 128
 def bytes_as_values(message: layout_pb2.Layout) -> int:
     """Return roughly how many bytes a layout takes as values.
 
-    Raises `LayoutFormError` if it has more parts than can be checked one by one.
+    Raises `LayoutFormError` if it has more parts than can be checked individually.
     """
     check_counts(message)
     ranks_bytes = sum(_size_of(rank, RANK) for rank in message.ranks)

@@ -61,7 +61,7 @@ SERVER_OPTIONS = (
 OPEN_CONNECTIONS = 1 << 20
 """Without TLS: as many connections as open files allow."""
 CALLS_FOR_CONNECTION = 8
-"""Open calls of one tenant for each connection that the broker allows."""
+"""Open calls of a tenant for each connection that the broker allows."""
 TLS_CONNECTIONS = 512
 """With TLS: a stranger may make the broker keep 80 KiB for each connection."""
 MAX_METADATA_BYTES = 8 << 10
@@ -77,7 +77,7 @@ class RunningBroker:
     hub: Hub
     address: str
     clock: asyncio.Task[None]
-    """Never ends by itself. If it fails, nothing would ever expire."""
+    """The task that runs the clock. It ends only by a failure; nothing would expire without it."""
     checks: health.aio.HealthServicer
     http_address: str | None = None
     """Address of metrics and probes."""
@@ -225,7 +225,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
                         settings.http_listen,
                         hub,
                         settings.status_page,
-                        [one.strip() for one in settings.http_hosts.split(",") if one.strip()],
+                        [name.strip() for name in settings.http_hosts.split(",") if name.strip()],
                         trust.certificate_end_s if trust is not None else lambda: None,
                     )
                 )

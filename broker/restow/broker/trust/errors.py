@@ -67,7 +67,7 @@ def is_readable_by_all(path: Path) -> bool:
 
 def _mode(path: Path) -> int:
     try:
-        found = path.stat().st_mode
+        mode = path.stat().st_mode
     except OSError:
         return 0
-    return found if stat.S_ISREG(found) else 0
+    return mode if stat.S_ISREG(mode) else 0

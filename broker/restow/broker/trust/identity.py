@@ -30,13 +30,13 @@ def identity_of(uris: Iterable[str]) -> Identity | None:
 
     Raises `IdentityInvalidError` for a malformed URI of Restow, and for URIs of several tenants.
     """
-    found = [_read(uri) for uri in uris if _is_ours(uri)]
-    if not found:
+    pairs = [_read(uri) for uri in uris if _is_ours(uri)]
+    if not pairs:
         return None
-    tenants = {tenant for tenant, _ in found}
+    tenants = {tenant for tenant, _ in pairs}
     if len(tenants) > 1:
         raise IdentityInvalidError("its URIs name several tenants, or a tenant and all tenants")
-    return Identity(tenants.pop(), frozenset(right for _, right in found))
+    return Identity(tenants.pop(), frozenset(right for _, right in pairs))
 
 
 def _is_ours(uri: str) -> bool:
@@ -114,7 +114,7 @@ class Identity:
     tenant: str | None
     rights: frozenset[Right]
     shown_by: str = field(default="", compare=False)
-    """What the caller presented, for people: which certificate or token."""
+    """The certificate or token that the caller presented, in words."""
 
     def __post_init__(self) -> None:
         """Raise `IdentityInvalidError` for a tenant that does not fit the rights."""
@@ -134,9 +134,9 @@ class Identity:
         >>> str(Identity(None, frozenset({Right(Role.OPERATOR)}), "certificate ops"))
         'operator of all tenants, by certificate ops'
         """
-        whose = "all tenants" if self.tenant is None else f"tenant {self.tenant}"
+        scope = "all tenants" if self.tenant is None else f"tenant {self.tenant}"
         known = f", by {self.shown_by}" if self.shown_by else ""
-        return f"{' and '.join(sorted(self.roles))} of {whose}{known}"
+        return f"{' and '.join(sorted(self.roles))} of {scope}{known}"
 
     @property
     def roles(self) -> frozenset[Role]:

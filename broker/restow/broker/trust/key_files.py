@@ -33,7 +33,8 @@ def end_of(certificate: Path, key: Path) -> float | None:
             if error.verify_code in (_NOT_YET, _NOT_ANY_MORE):
                 when = "has expired" if error.verify_code == _NOT_ANY_MORE else "is not valid yet"
                 raise KeyFileError(
-                    f"certificate {certificate} {when}: issue a new one, or set this host's clock",
+                    f"certificate {certificate} {when}: issue a new certificate, or set this "
+                    f"host's clock",
                     file=certificate,
                 ) from None
     return None
@@ -117,7 +118,7 @@ def read_key_pair(certificate: Path, key: Path) -> KeyPair:
 
 
 def read_authorities(path: Path) -> bytes:
-    """Read the certificates that others are checked against. Raises `KeyFileError`."""
+    """Read the certificates that peers' certificates are checked against. Raises `KeyFileError`."""
     content = _read("authority", path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:

@@ -40,7 +40,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class KnownTokens:
     """The tokens that a broker knows."""
 
     known: tuple[Token, ...]
@@ -48,11 +48,11 @@ class Tokens:
     def find(self, secret: str) -> Identity | None:
         """Return the owner of a token, in the same time for all tokens, known or not."""
         digest = digest_of(secret)
-        found = None
+        owner = None
         for token in self.known:
             if hmac.compare_digest(token.sha256, digest):
-                found = token.identity
-        return found
+                owner = token.identity
+        return owner
 
 
 def digest_of(secret: str) -> bytes:
@@ -73,7 +73,7 @@ def new_token(roles: Sequence[Role], tenant: str | None, engine: str) -> tuple[s
     return secret, entry
 
 
-def read_tokens(path: Path) -> Tokens:
+def read_tokens(path: Path) -> KnownTokens:
     """Read the broker's list. Raises `TokensFileError` that names the wrong entry only."""
     refuse_writable("tokens file", path, TokensFileError)
     try:
@@ -93,7 +93,7 @@ def read_tokens(path: Path) -> Tokens:
             raise _invalid_list(path, f"entry {number}: {error}", entry=number) from None
     if len({token.sha256 for token in known}) < len(known):
         raise _invalid_list(path, "lists a token twice")
-    return Tokens(tuple(known))
+    return KnownTokens(tuple(known))
 
 
 def read_secret(path: Path) -> str:
@@ -103,14 +103,15 @@ def read_secret(path: Path) -> str:
         secret = path.read_text(encoding="ascii").strip()
     except OSError as error:
         raise TokenFileError(
-            f"token file {path} can't be read ({error.strerror}): `restow token` makes one",
+            f"token file {path} can't be read ({error.strerror}): `restow token` makes a token",
             file=path,
         ) from None
     except ValueError:
         secret = ""
     if not secret or not secret.isprintable() or " " in secret:
         raise TokenFileError(
-            f"token file {path} holds no token (a single line of ASCII): `restow token` makes one",
+            f"token file {path} holds no token (a single line of ASCII): `restow token` makes "
+            f"a token",
             file=path,
         )
     return secret

@@ -20,7 +20,7 @@ KERNEL_LOGGER = "transformers.integrations.hub_kernels"
 def checkpoint_folder(group_count: int = 2) -> Path:
     """Return the folder that holds ``config.json`` and ``model.safetensors``.
 
-    One was trained with two B/C groups for each Mamba2 layer, the other with one.
+    One checkpoint was trained with two B/C groups for each Mamba2 layer, the other with one group.
     """
     name = {1: "checkpoint_one_group", 2: "checkpoint"}[group_count]
     return Path(str(files(__package__).joinpath(name)))

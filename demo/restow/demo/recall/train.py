@@ -38,7 +38,7 @@ EVALUATION_SEED = 1_000_003  # far from any training seed: held-out prompts are 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One step of the curriculum: how many facts are stated and how many keys asked for."""
+    """A step of the curriculum: how many facts are stated and how many keys asked for."""
 
     most_pairs: int
     questions: int
@@ -54,7 +54,7 @@ CURRICULUM = (
 )
 
 
-# The next lesson begins once the last one is learned. When the whole curriculum is, the learning
+# The next lesson begins once the last lesson is learned. When all lessons are learned, the learning
 # rate falls to zero over ANNEAL_STEPS.
 MAX_STEPS = 8_000
 ANNEAL_STEPS = 1_500
@@ -85,8 +85,8 @@ def make_config(group_count: int) -> NemotronHConfig:
     return NemotronHConfig(
         vocab_size=task.VOCABULARY_SIZE,
         hidden_size=128,
-        # One attention layer: a second could look the question up again at every step, and the
-        # model then ignored its SSM state (measured: zeroing it changed no reply).
+        # There is one attention layer: a second layer could look the question up again at every
+        # step, and the model then ignored its SSM state (measured: zeroing it changed no reply).
         layers_block_type=[
             "linear_attention",
             "full_attention",
@@ -121,7 +121,7 @@ def make_model(group_count: int) -> NemotronHForCausalLM:
     """Return an untrained model whose time steps start between 0.001 and 0.1."""
     model = NemotronHForCausalLM(make_config(group_count))
     with torch.no_grad():
-        # Large enough that the first mixers do not drown which word a token is.
+        # The weights are so large that the first mixers do not drown which word a token is.
         model.get_input_embeddings().weight.normal_(std=0.5)
         for name, parameter in model.named_parameters():
             if name.endswith("dt_bias"):
@@ -130,7 +130,7 @@ def make_model(group_count: int) -> NemotronHForCausalLM:
                 )
                 parameter.copy_(time_step + torch.log(-torch.expm1(-time_step)))
             if name.endswith("A_log"):
-                # Slow decay: facts must last for a whole prompt.
+                # The decay is slow, because facts must last for a whole prompt.
                 parameter.uniform_(math.log(0.25), math.log(8.0))
     return model
 
@@ -155,7 +155,7 @@ def draw_batch(rng: Random, lesson: Lesson) -> TrainingBatch:
     pair_count = rng.randint(FEWEST_PAIRS, lesson.most_pairs)
     questions_per_block: list[int] = []
     while sum(questions_per_block) < KEYS_PER_SEQUENCE:
-        # Short questions stay in the mix, yet the longest, which the prompts ask, prevails.
+        # Short questions stay in the mix, yet the longest questions, as in the prompts, prevail.
         questions_per_block.append(max(rng.randint(1, lesson.questions) for _ in range(2)))
     drawn = [draw_sequence(rng, pair_count, questions_per_block) for _ in range(BATCH_SEQUENCES)]
     token_ids = torch.tensor([ids for ids, _ in drawn])

@@ -112,8 +112,8 @@ class Engine:
     ) -> None:
         """Prepare the engine; ``with`` starts it.
 
-        ``announce`` returns the layout that the broker is told: the true one, unless a test lies.
-        Raises `RebuildingInexactError`, and `LayoutFormError` for context parallelism.
+        ``announce`` returns the layout that the broker is told: the engine's own, unless a test
+        lies. Raises `RebuildingInexactError`, and `LayoutFormError` for context parallelism.
         """
         self._model = model
         self._options = options
@@ -200,7 +200,7 @@ class Engine:
         """Ask for the state of a prompt; may be called before P has begun.
 
         Not ``named``: whatever state P publishes is taken, for tests that break the rules. Raises
-        `RequestError` for a prompt of which nothing is to be handed over.
+        `RequestError` for a prompt that is not handed over.
         """
         stop = self._position(token_ids) if named else 0
         blocks = take_from_each(self._pools, len(token_ids))
@@ -261,7 +261,7 @@ class Engine:
         position = position_tokens(len(token_ids), self._backoff)
         if not position:
             raise RequestError(
-                f"of a prompt of {len(token_ids)} tokens nothing is handed over: D computes it"
+                f"a prompt of {len(token_ids)} tokens is not handed over: D computes it"
             )
         return position
 

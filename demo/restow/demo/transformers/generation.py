@@ -8,7 +8,7 @@ them in place after prefill and after each step: the numbers are those of a cach
 types. (Attention sees the keys and values of a step's own tokens before they are rounded, where
 paged attention reads them back; every engine here does it alike.)
 
-An engine that kept its state to itself must round too, like one that received it: else the two
+An engine that kept its state to itself must round too, like an engine that received it: else they
 would drift apart after the first step.
 """
 
@@ -45,7 +45,7 @@ class StoredTypes(Worded):
         Worded.__post_init__(self)
         for dtype in (self.kv, self.conv, self.ssm):
             if dtype not in TORCH_TYPES:
-                known = ", ".join(one.label for one in TORCH_TYPES)
+                known = ", ".join(possible.label for possible in TORCH_TYPES)
                 raise ValueError(f"state can't be stored as {dtype.label}, only as {known}")
 
 

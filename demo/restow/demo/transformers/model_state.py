@@ -133,7 +133,7 @@ def check_exact(model: NemotronHForCausalLM) -> None:
             raise RebuildingInexactError(
                 f"layer {index}: this processor gives a row of the in-projection "
                 f"{tuple(linear.weight.shape)} in {linear.weight.dtype} other bits in a product of "
-                f"few rows than in one of a whole prompt: offer neither mixer inputs nor "
+                f"few rows than in a product of a whole prompt: offer neither mixer inputs nor "
                 f"projections",
                 layer=index,
             )
@@ -150,12 +150,12 @@ def conv_weights(model: NemotronHForCausalLM) -> dict[str, Tensor]:
     """Return the rows of in-projections that make each conv field, ``[*channels, hidden]``."""
     config: NemotronHConfig = model.config
     inner = config.mamba_num_heads * config.mamba_head_dim
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for index, linear in in_projections(model):
-        # The rows of the gate come first, those of the time steps last.
+        # The rows of the gate come first, and the rows of the time steps last.
         rows = linear.weight.detach()[inner : linear.out_features - config.mamba_num_heads]
-        found |= conv_fields(f"layers.{index}", rows, config)
-    return found
+        weights |= conv_fields(f"layers.{index}", rows, config)
+    return weights
 
 
 class _Hooks:
@@ -165,8 +165,8 @@ class _Hooks:
         self._kept, self._name, self._taps = kept, name, taps
         self._tokens = 0
 
-    def before(self, _: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        (hidden,) = given
+    def before(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (hidden,) = inputs
         self._tokens = hidden.shape[1]
         last = hidden[0, -self._taps :]
         window = torch.zeros((self._taps, hidden.shape[2]), dtype=hidden.dtype)

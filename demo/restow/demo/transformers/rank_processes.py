@@ -1,7 +1,7 @@
 """A process for each rank of an engine, which embeds the rank's agent as an engine's worker would.
 
 A fork server imports everything once and forks the ranks' processes: importing torch takes seconds,
-forking milliseconds. Nothing of gRPC or NIXL may be started before the fork, only imported.
+forking milliseconds. Before the fork gRPC and NIXL may be imported, but not started.
 
 A process and its engine exchange lines of JSON on a socket. The engine first says whom the process
 serves and where the memory is; the process attaches the memory, starts the agent and answers
@@ -96,7 +96,7 @@ class WorkerAgent:
 
     @property
     def lost(self) -> bool:
-        """Whether the process has ended. Only a new engine starts another one."""
+        """Whether the process has ended. Only a new engine starts another process."""
         readable, _, _ = select.select([self._socket], [], [], 0)
         return bool(readable) and not self._socket.recv(1, socket.MSG_PEEK)
 
@@ -150,15 +150,15 @@ def serve(engine: socket.socket) -> None:
     """Serve a rank until the socket ends. An error at start is answered instead of `READY_WORD`."""
     log_to_stderr(level=logging.WARNING)
     with engine, engine.makefile("rw") as lines:
-        told = json.loads(lines.readline())
-        regions = [SharedRegion(**region) for region in told["regions"]]
+        order = json.loads(lines.readline())
+        regions = [SharedRegion(**region) for region in order["regions"]]
         names = {region.shared_memory for region in regions}
         attached = {name: SharedMemory.attach(name) for name in names}
         agent = Agent(
-            broker=told["broker"],
-            engine_id=told["engine_id"],
-            incarnation=told["incarnation"],
-            rank=told["rank"],
+            broker=order["broker"],
+            engine_id=order["engine_id"],
+            incarnation=order["incarnation"],
+            rank=order["rank"],
             regions=[region.memory(attached[region.shared_memory]) for region in regions],
             on_lost=lambda _: engine.shutdown(socket.SHUT_RDWR),
         )

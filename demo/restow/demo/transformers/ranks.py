@@ -43,7 +43,7 @@ class BlockPool:
         with self._lock:
             if count > len(self._free):
                 raise OutOfBlocksError(
-                    f"group {self._group}: {count} blocks wanted, {len(self._free)} are free",
+                    f"group {self._group}: {count} blocks are wanted, {len(self._free)} are free",
                     group=self._group,
                 )
             taken = self._free[:count]

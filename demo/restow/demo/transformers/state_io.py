@@ -19,7 +19,7 @@ from restow.demo.transformers.generation import TORCH_TYPES
 
 
 class ReplicaError(RestowError, status="DATA_LOSS", reason="REPLICAS_DIFFER"):
-    """Two ranks hold different bytes of what should be one value."""
+    """Two ranks hold different bytes of a value that they share."""
 
 
 @dataclass(frozen=True, slots=True)

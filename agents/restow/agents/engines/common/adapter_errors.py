@@ -10,7 +10,7 @@ class BlocksError(RestowError, status="FAILED_PRECONDITION", reason="BLOCKS_INVA
 
 
 class ParametersError(RestowError, status="INVALID_ARGUMENT", reason="PARAMETERS_INVALID"):
-    """A request's ``kv_transfer_params`` that name no handoff, or no side of one."""
+    """A request's ``kv_transfer_params`` that name no handoff, or no side of a handoff."""
 
 
 class RevisionUnknownError(RestowError, status="FAILED_PRECONDITION", reason="REVISION_UNKNOWN"):

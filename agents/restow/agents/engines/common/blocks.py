@@ -1,7 +1,7 @@
 """Groups of layers, their block lists, and the position at which a handed-over state stands.
 
 P stops before the tokens that D computes again. D computes the prompt's last token to sample the
-next one. Keys and values may be written twice, but a recurrent state must not take the same token
+next token. Keys and values may be written twice, but a recurrent state must not take the same token
 twice (vLLM PR #37310). A sliding window moves too: the window of the prompt's last token begins one
 token later than that of the token before it.
 """
@@ -54,16 +54,16 @@ class Group:
 
 
 def state_block(group: Group, blocks: Sequence[int]) -> int:
-    """Return the block that holds the running state: the last one before the scratch blocks.
+    """Return the block that holds the running state: the last block before the scratch blocks.
 
     A list that is too short for all scratch blocks has the state in its first block. Raises
     `BlocksError` if no block holds a state.
     """
     scratch = min(group.scratch_blocks or 0, max(len(blocks) - 1, 0))
-    found = blocks[len(blocks) - scratch - 1] if blocks else NULL_BLOCK
-    if found == NULL_BLOCK:
+    block = blocks[len(blocks) - scratch - 1] if blocks else NULL_BLOCK
+    if block == NULL_BLOCK:
         raise BlocksError(f"{group.name}: no block holds the state among {list(blocks)}")
-    return found
+    return block
 
 
 def handoff_blocks(
@@ -74,10 +74,10 @@ def handoff_blocks(
     Raises `BlocksError`.
     """
     if len(groups) != len(blocks):
-        raise BlocksError(f"{len(blocks)} block lists for {len(groups)} groups")
+        raise BlocksError(f"the engine gave {len(blocks)} block lists for {len(groups)} groups")
     return {
-        group.name: [state_block(group, some)] if group.is_state else list(some)
-        for group, some in zip(groups, blocks, strict=True)
+        group.name: [state_block(group, ids)] if group.is_state else list(ids)
+        for group, ids in zip(groups, blocks, strict=True)
     }
 
 
@@ -102,7 +102,7 @@ def unwritten(
     Tokens before ``held_tokens`` are D's own, and tokens before a group's window are not moved.
     Blocks of states have no such parts, because their padding is scratch in the layout.
     """
-    found = []
+    parts = []
     for group in groups:
         if group.is_state:
             continue
@@ -112,8 +112,8 @@ def unwritten(
             for index in range(start // size, -(-stop // size)):
                 first, end = max(start - index * size, 0), min(stop - index * size, size)
                 if ids[index] != NULL_BLOCK and first < end:
-                    found.append(UnwrittenTokens(group.name, ids[index], first, end))
-    return found
+                    parts.append(UnwrittenTokens(group.name, ids[index], first, end))
+    return parts
 
 
 def backoff_tokens(recurrent: bool, windows: bool = False, lookahead_tokens: int = 0) -> int:

@@ -21,7 +21,7 @@ from restow.broker.client.engine.chains import contents_of
 QUANTUM_TOKENS = 16
 """Tokens of a quantum. It divides the usual block sizes of engines."""
 MAX_ENDS = 16
-"""Ends of replies that are asked for in one prompt: those of eight turns."""
+"""Ends of replies that one prompt asks for: two for each of eight turns."""
 
 
 def quantum_of(hash_block_tokens: int) -> int:
@@ -80,11 +80,11 @@ class FollowedPrompt:
 
     @property
     def made_of(self) -> dict[str, Any]:
-        """Whatever the content is made of beside tokens."""
+        """What the content consists of beside tokens."""
         return {"adapter": self.adapter, "salt": self.salt, "attachments": self.attachments}
 
 
-class NamedPrefix(NamedTuple):
+class HashedPrefix(NamedTuple):
     """The tokens before ``token``, by the hash that all engines compute alike.
 
     ``parent`` is the engine's own hash of the block before; None: this is the first block.
@@ -118,7 +118,7 @@ class RequestChains:
         self._hash_block_tokens = hash_block_tokens
         self.quantum_tokens = quantum_of(hash_block_tokens)
         self._followed: dict[str, _Followed] = {}
-        self._named: dict[bytes, NamedPrefix] = {}
+        self._named: dict[bytes, HashedPrefix] = {}
         self._uses: dict[bytes, int] = {}
 
     def begin(self, request_id: str, prompt: FollowedPrompt) -> None:
@@ -127,75 +127,77 @@ class RequestChains:
 
     def end(self, request_id: str) -> None:
         """Forget a request."""
-        found = self._followed.pop(request_id, None)
-        for own in found.own if found else ():
+        followed = self._followed.pop(request_id, None)
+        for own in followed.own if followed else ():
             self._uses[own] -= 1
             if not self._uses[own]:
                 del self._uses[own], self._named[own]
 
     def chain(self, request_id: str) -> PromptChain | None:
         """Return the chain of a request's tokens so far; None: the request is not followed."""
-        found = self._followed.get(request_id)
-        if found is None:
+        followed = self._followed.get(request_id)
+        if followed is None:
             return None
-        self._read(found)
-        return PromptChain(self.quantum_tokens, tuple(found.hashes))
+        self._read(followed)
+        return PromptChain(self.quantum_tokens, tuple(followed.hashes))
 
     def ends(self, request_id: str, last_tokens: int) -> tuple[tuple[int, bytes], ...]:
         """Return where replies may have ended in a prompt: token counts and their hashes.
 
         A reply's state stands before the token that ended it, or behind that token if the engine
-        computes a step ahead. Ends at a whole quantum are left out, since the chain names them. Of
-        the others the last `MAX_ENDS` are returned.
+        computes a step ahead. Ends at a whole quantum are left out, since the chain names them. The
+        last `MAX_ENDS` of the other ends are returned.
         """
-        found = self._followed.get(request_id)
-        if found is None or not found.prompt.stop_token_ids:
+        followed = self._followed.get(request_id)
+        if followed is None or not followed.prompt.stop_token_ids:
             return ()
-        token_ids = found.prompt.token_ids
+        token_ids = followed.prompt.token_ids
         tokens = np.asarray(token_ids[: last_tokens + 1])
-        before = np.flatnonzero(np.isin(tokens, list(found.prompt.stop_token_ids)))
+        before = np.flatnonzero(np.isin(tokens, list(followed.prompt.stop_token_ids)))
         ends = np.union1d(before, before + 1)
         ends = ends[(ends % self.quantum_tokens != 0) & (ends <= last_tokens)][-MAX_ENDS:].tolist()
-        names = contents_of(token_ids, ends, **found.prompt.made_of)
+        names = contents_of(token_ids, ends, **followed.prompt.made_of)
         return tuple(zip(ends, names, strict=True))
 
-    def named(self, own: bytes) -> NamedPrefix | None:
+    def named(self, own: bytes) -> HashedPrefix | None:
         """Translate the engine's own block hash; None: no request under way has that block."""
-        found = self._named.get(own)
-        if found is None:
-            for one in self._followed.values():
-                if len(one.prompt.block_hashes) > len(one.own):
-                    self._name(one)
-            found = self._named.get(own)
-        return found
+        prefix = self._named.get(own)
+        if prefix is None:
+            for followed in self._followed.values():
+                if len(followed.prompt.block_hashes) > len(followed.own):
+                    self._name(followed)
+            prefix = self._named.get(own)
+        return prefix
 
-    def before(self, named: NamedPrefix, block_tokens: int) -> bytes:
+    def before(self, named: HashedPrefix, block_tokens: int) -> bytes:
         """Return the hash of the tokens before the full block that ends at ``named``."""
-        found: NamedPrefix | None = named
+        prefix: HashedPrefix | None = named
         for _ in range(block_tokens // self._hash_block_tokens):
-            found = self._named.get(found.parent) if found and found.parent is not None else None
-        return found.hash if found else b""
+            prefix = (
+                self._named.get(prefix.parent) if prefix and prefix.parent is not None else None
+            )
+        return prefix.hash if prefix else b""
 
-    def _read(self, one: _Followed) -> None:
-        tokens = one.prompt.token_ids[one.text.tokens :]
-        one.hashes += one.text.extend(tokens, self.quantum_tokens)
+    def _read(self, followed: _Followed) -> None:
+        tokens = followed.prompt.token_ids[followed.text.tokens :]
+        followed.hashes += followed.text.extend(tokens, self.quantum_tokens)
 
-    def _name(self, one: _Followed) -> None:
-        self._read(one)
+    def _name(self, followed: _Followed) -> None:
+        self._read(followed)
         quanta = self._hash_block_tokens // self.quantum_tokens
-        block_hashes, limit_tokens = one.prompt.block_hashes, one.prompt.limit_tokens
-        count = min(len(block_hashes), len(one.hashes) // quanta)
+        block_hashes, limit_tokens = followed.prompt.block_hashes, followed.prompt.limit_tokens
+        count = min(len(block_hashes), len(followed.hashes) // quanta)
         if limit_tokens is not None:
             count = min(count, limit_tokens // self._hash_block_tokens)
-        for index in range(len(one.own), count):
+        for index in range(len(followed.own), count):
             own = block_hashes[index]
-            self._named[own] = NamedPrefix(
+            self._named[own] = HashedPrefix(
                 (index + 1) * self._hash_block_tokens,
-                one.hashes[(index + 1) * quanta - 1],
-                one.own[index - 1] if index else None,
+                followed.hashes[(index + 1) * quanta - 1],
+                followed.own[index - 1] if index else None,
             )
             self._uses[own] = self._uses.get(own, 0) + 1
-            one.own.append(own)
+            followed.own.append(own)
 
 
 # -- the largest prefix that is held --------------------------------------------------------------
@@ -220,17 +222,19 @@ def longest_prefix(
 ) -> PrefixMatch | None:
     """Return the largest prefix that is held and ends below a token; None: there is none.
 
-    It takes all blocks of attention, the last blocks of a window, and a snapshot at its very end.
+    The prefix has all blocks of attention, the last blocks of a window, and a snapshot at its end.
     """
     held = [_HeldBlocks(group, chain, holds[group.name]) for group in groups if not group.is_state]
     states = [group for group in groups if group.is_state]
-    last = min([chain.tokens, below_tokens - 1, *(one.end for one in held)])
+    last = min([chain.tokens, below_tokens - 1, *(group_blocks.end for group_blocks in held)])
     for tokens in range(last - last % chain.quantum_tokens, 0, -chain.quantum_tokens):
         name = chain.at(tokens)
         if name is None or not all(holds[group.name](name) for group in states):
             continue
-        if all(one.covers(tokens) for one in held):
-            blocks = {one.group.name: tuple(one.needed(tokens)) for one in held}
+        if all(group_blocks.covers(tokens) for group_blocks in held):
+            blocks = {
+                group_blocks.group.name: tuple(group_blocks.needed(tokens)) for group_blocks in held
+            }
             return PrefixMatch(tokens, blocks | {group.name: (name,) for group in states})
     return None
 
@@ -241,7 +245,7 @@ class _HeldBlocks:
     def __init__(self, group: Group, chain: PromptChain, holds: Holds) -> None:
         self.group = group
         size = group.block_tokens
-        self._found: list[tuple[int, bytes] | None] = []
+        self._filled: list[tuple[int, bytes] | None] = []
         """By block: the token up to which it is filled, and the hash under which it is held."""
         self._first: list[int] = []
         """By block: the first of the blocks that are held without a gap up to it."""
@@ -250,30 +254,32 @@ class _HeldBlocks:
         first = 0
         for index, start in enumerate(range(0, chain.tokens, size)):
             if index < len(ends) and holds(ends[index]):
-                found: tuple[int, bytes] | None = (start + size, ends[index])
+                filled: tuple[int, bytes] | None = (start + size, ends[index])
             else:
-                found = _filled_furthest(chain, holds, start, start + size)
-            if found is None:
+                filled = _filled_furthest(chain, holds, start, start + size)
+            if filled is None:
                 if not group.window_tokens:
                     break
                 first = index + 1
-            self._found.append(found)
+            self._filled.append(filled)
             self._first.append(first)
-            if found is not None and found[0] < start + size:
+            if filled is not None and filled[0] < start + size:
                 first = index + 1
-        self.end = max((found[0] for found in self._found if found), default=0)
+        self.end = max((filled[0] for filled in self._filled if filled), default=0)
 
     def covers(self, tokens: int) -> bool:
         """Return whether all blocks are held that a state after ``tokens`` needs."""
         last = (tokens - 1) // self.group.block_tokens
-        found = self._found[last] if last < len(self._found) else None
-        return found is not None and found[0] >= tokens and self._first[last] <= self._from(tokens)
+        filled = self._filled[last] if last < len(self._filled) else None
+        return (
+            filled is not None and filled[0] >= tokens and self._first[last] <= self._from(tokens)
+        )
 
     def needed(self, tokens: int) -> Iterator[bytes | None]:
         """Yield the hashes of the blocks that hold the first tokens."""
         for index in range((tokens - 1) // self.group.block_tokens + 1):
-            found = self._found[index] if index >= self._from(tokens) else None
-            yield None if found is None else found[1]
+            filled = self._filled[index] if index >= self._from(tokens) else None
+            yield None if filled is None else filled[1]
 
     def _from(self, tokens: int) -> int:
         return self.group.first_token(tokens) // self.group.block_tokens

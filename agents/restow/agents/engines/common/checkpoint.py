@@ -43,24 +43,25 @@ def checkpoint_revision(path: Path, *, whole: bool = False) -> str:
     """Return a word for the weights of a checkpoint's folder, or file, wherever it lies.
 
     The word is made of the names of the files that engines read, of the `CONFIGS`, and of the
-    headers of safetensors with the first and last bytes of each tensor; of other weights, of bytes
-    all over the file. So it tells apart checkpoints of equal shapes that were trained on, and takes
-    a few milliseconds. ``whole``: read small files, such as adapters, from beginning to end.
+    headers of safetensors with the first and last bytes of each tensor. For other weights it is
+    made of bytes all over the file. So it tells a checkpoint from the same model after more
+    training, and takes a few milliseconds. ``whole``: read small files, such as adapters, from
+    beginning to end.
 
     It finds accidents: somebody who wants to can make two checkpoints look alike. Raises
     `CheckpointInvalidError` where there are no weights, or none that can be read.
     """
     hasher = hashlib.sha256()
-    found = False
+    has_weights = False
     try:
         for file in _files(path):
-            found = found or file.name not in CONFIGS
+            has_weights = has_weights or file.name not in CONFIGS
             hasher.update(f"{file.name}\n".encode())
             for part in [_whole(file)] if whole else _parts(file):
                 hasher.update(struct.pack("<q", len(part)) + part)
     except OSError as error:
         raise _invalid(path, error.strerror or "it can't be read") from None
-    if not found:
+    if not has_weights:
         raise _invalid(path, "it holds no weights (*.safetensors, *.bin, *.pt, *.pth, *.gguf)")
     return f"sha256-{hasher.hexdigest()[:32]}"
 
@@ -69,7 +70,7 @@ def _files(path: Path) -> list[Path]:
     """Return the files that engines read: the safetensors of the index, or other weights."""
     if not path.is_dir():
         return [path]
-    names = {one.name: one for one in path.iterdir()}
+    names = {file.name: file for file in path.iterdir()}
     weights = {name for name in names if name.endswith(".safetensors")}
     if INDEX in names:
         weights &= _indexed(names[INDEX]) or weights
@@ -77,13 +78,13 @@ def _files(path: Path) -> list[Path]:
         weights = {name for name in names if name.endswith(OPAQUE)} - {*_OF_TRAINING}
     configs = {*CONFIGS} & {*names}
     if CONFIG in configs and b'"quantization_config"' in names[CONFIG].read_bytes():
-        configs.discard(QUANTISATION)  # the config's own goes first, and the other is not loaded
+        configs.discard(QUANTISATION)  # engines load the config's own, and not this file
     return sorted(names[name] for name in weights | configs)
 
 
 def _indexed(index: Path) -> set[str]:
     try:
-        return {str(one) for one in json.loads(index.read_bytes())["weight_map"].values()}
+        return {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _invalid(index, "it is no index of safetensors") from None
 
@@ -111,7 +112,7 @@ def _tensors(file: Path, opened: BinaryIO) -> Iterator[bytes]:
     yield header
     try:
         tensors = [
-            one["data_offsets"] for name, one in json.loads(header).items() if name[:2] != "__"
+            entry["data_offsets"] for name, entry in json.loads(header).items() if name[:2] != "__"
         ]
         spans = [(int(begin), int(end)) for begin, end in tensors]
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -142,7 +143,7 @@ def _read(file: Path, opened: BinaryIO, place: int, size: int) -> bytes:
 
 def _invalid(path: Path, why: str) -> CheckpointInvalidError:
     return CheckpointInvalidError(
-        f"checkpoint {path}: {why}: no revision can be made of it; name one instead",
+        f"checkpoint {path}: {why}: no revision can be made of it; name a revision instead",
         path=path,
     )
 
@@ -185,7 +186,7 @@ class LoraAdapters:
     def __init__(self) -> None:
         """Begin with no adapters."""
         self._fingerprints: dict[str, str] = {}
-        """By name; empty where the name stands for several adapters, or for an unknown one."""
+        """By name; empty where the name stands for several adapters, or for an unknown adapter."""
         self._log = get_logger("restow.engine")
 
     def loaded(self, fingerprints: Mapping[str, str]) -> set[str]:
@@ -204,7 +205,7 @@ class LoraAdapters:
             lost.add(name)
             self._log.error(
                 "nothing is handed over for an adapter that was loaded again with other weights: "
-                "the engine may find prefixes of the old ones; load it under another name"
+                "the engine may find prefixes of the old weights; load it under another name"
                 if known
                 else "nothing is handed over for an adapter whose files changed while it was "
                 "loaded, or differ between ranks: load it again under another name",
@@ -245,11 +246,13 @@ class LoadedAdapters:
         return news
 
 
-def joined_fingerprints(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
+def joined_fingerprints(mine: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
     """Return the fingerprints of two ranks: empty where they have loaded different adapters."""
     return {
-        name: one.get(name, found) if one.get(name, found) == other.get(name, found) else ""
-        for name, found in {**one, **other}.items()
+        name: mine.get(name, fingerprint)
+        if mine.get(name, fingerprint) == theirs.get(name, fingerprint)
+        else ""
+        for name, fingerprint in {**mine, **theirs}.items()
     }
 
 
@@ -257,7 +260,7 @@ def _adapter_files(path: str) -> tuple[Path | None, object]:
     """Return an adapter's folder, and a value that changes when its files are written."""
     try:
         folder = local_checkpoint(path).resolve()
-        stats = [(one.name, one.stat()) for one in sorted(folder.iterdir())]
+        stats = [(file.name, file.stat()) for file in sorted(folder.iterdir())]
     except (CheckpointInvalidError, OSError):
         return None, None
     return folder, [(name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
@@ -268,7 +271,7 @@ def _unchanged_fingerprint(folder: Path | None, before: object) -> str:
     if folder is None:
         return ""
     try:
-        found = checkpoint_revision(folder, whole=True)
+        fingerprint = checkpoint_revision(folder, whole=True)
     except CheckpointInvalidError:
         return ""
-    return found if _adapter_files(str(folder))[1] == before else ""
+    return fingerprint if _adapter_files(str(folder))[1] == before else ""

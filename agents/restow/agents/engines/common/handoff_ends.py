@@ -1,4 +1,4 @@
-"""How handoffs end, brought to the scheduler's thread, and the counts of an interval.
+"""Bring the ends of handoffs to the scheduler's thread, and count them in intervals.
 
 Counts are plain values, so that an engine can carry them between its processes and add them up.
 """
@@ -42,7 +42,7 @@ class HandoffEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether the end is a failure, and not an ordinary one such as a cancelled request."""
+        """Whether the end is a failure, and not an ordinary end such as a cancelled request."""
         return self.reason != "" and self.reason not in ORDINARY
 
     def log(self, words: str) -> None:
@@ -142,7 +142,7 @@ def joined_counts(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[st
     reads = {kind: list(counts) for kind, counts in mine["reads"].items()}
     for kind, counts in theirs["reads"].items():
         so_far = reads.get(kind, [0, 0, 0])
-        reads[kind] = [one + more for one, more in zip(so_far, counts, strict=True)]
+        reads[kind] = [count + more for count, more in zip(so_far, counts, strict=True)]
     used = dict(mine["staging_used_bytes"])
     for pool, size_bytes in theirs["staging_used_bytes"].items():
         used[pool] = max(size_bytes, used.get(pool, 0))

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from restow.agents.engines.common.blocks import Group
-from restow.agents.engines.common.chains import NamedPrefix
+from restow.agents.engines.common.chains import HashedPrefix
 from restow.broker.client import Prefix
 
 GROUP_BYTES = 4
@@ -23,7 +23,7 @@ class HeldBlocks:
 
     Each hash names all tokens up to the end of a block. The hash of a partly filled block names the
     tokens that are in it. Full blocks of one run follow each other in a chain, and ``parent`` names
-    the tokens before the first of them (empty: there are none, or it is no full block).
+    the tokens before the first block (empty if there are none, or if the block is not full).
     """
 
     group: str
@@ -71,8 +71,8 @@ class CacheHoldings:
     def __init__(
         self,
         groups: Mapping[int, Group],
-        named: Callable[[bytes], NamedPrefix | None],
-        before: Callable[[NamedPrefix, int], bytes],
+        named: Callable[[bytes], HashedPrefix | None],
+        before: Callable[[HashedPrefix, int], bytes],
     ) -> None:
         """Hold nothing of ``groups``, which are given by the engine's numbers.
 
@@ -106,7 +106,7 @@ class CacheHoldings:
     def changes(self) -> CacheChanges:
         """Return what changed since the last call.
 
-        Blocks that came and went meanwhile are left out, and so are those that went and came.
+        Blocks that came and went meanwhile are left out, and so are blocks that went and came.
         """
         evicted, self._evicted = self._evicted, {}
         held, self._held = self._held, {}
@@ -138,7 +138,7 @@ class CacheHoldings:
     def _forget(self, key: bytes) -> None:
         place = self._entries.pop(key).place
         keys = self._keys[place.group]
-        others = tuple(one for one in keys[place.hash] if one != key)
+        others = tuple(other for other in keys[place.hash] if other != key)
         if others:
             keys[place.hash] = others
             return
@@ -146,7 +146,7 @@ class CacheHoldings:
         self._turn(place, self._held, self._evicted)
 
     def _turn(self, place: _Place, was: dict[_Place, None], now: dict[_Place, None]) -> None:
-        """Cancel a change that was not reported yet; else note the new one."""
+        """Cancel a change that was not reported yet; else note the new change."""
         if place in was:
             del was[place]
         else:
@@ -154,7 +154,7 @@ class CacheHoldings:
 
     def _runs(self, places: Iterable[_Place]) -> tuple[HeldBlocks, ...]:
         groups = {group.name: group for group in self._groups.values()}
-        found: list[HeldBlocks] = []
+        held: list[HeldBlocks] = []
         run: list[_Entry] = []
         for place in places:
             entry = self._entries[self._keys[place.group][place.hash][0]]
@@ -162,15 +162,15 @@ class CacheHoldings:
             full = entry.token % group.block_tokens == 0
             follows = run and full and _follows(run[-1], entry, group)
             if run and not follows:
-                found.append(_blocks(run))
+                held.append(_blocks(run))
                 run = []
             if group.is_state or not full:
-                found.append(HeldBlocks(place.group, (place.hash,)))
+                held.append(HeldBlocks(place.group, (place.hash,)))
             else:
                 run.append(entry)
         if run:
-            found.append(_blocks(run))
-        return tuple(found)
+            held.append(_blocks(run))
+        return tuple(held)
 
 
 def _follows(last: _Entry, entry: _Entry, group: Group) -> bool:

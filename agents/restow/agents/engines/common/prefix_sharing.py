@@ -1,4 +1,4 @@
-"""Share prefixes with other engines: find theirs, report those of the engine's cache, give them.
+"""Share prefixes with other engines: find theirs, report the engine's own, hand them over.
 
 `PrefixSharing` joins a `PrefixFinder` and a `PrefixGiver` over the engine's `PrefixCache`.
 """
@@ -25,7 +25,7 @@ from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
 
 PATIENCE_MS = 10_000
-"""How long a request waits for a prefix. Its holder has it at once."""
+"""How long a request waits for a prefix, which its holder has already."""
 
 
 class PrefixCache(Protocol):
@@ -65,7 +65,7 @@ class PrefixCache(Protocol):
         """Forget a request that has ended; what was cached of it stays known."""
 
     def forget(self) -> None:
-        """Hold nothing of all that is cached now."""
+        """Forget everything that is cached now."""
 
     def forget_ends(self) -> None:
         """Forget the states that `replied` has kept."""
@@ -81,7 +81,7 @@ class _Question:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody need wait any longer."""
+        """Whether the request need not wait any longer."""
         return self.answer.done() or time.monotonic() >= self.until_s
 
 
@@ -100,7 +100,7 @@ class PrefixFinder:
         ends: bool,
         find_s: float,
     ) -> None:
-        """Find prefixes, by ``chains`` of ``form``, that others than ``engine_id`` hold.
+        """Find prefixes, by ``chains`` of ``form``, that engines other than ``engine_id`` hold.
 
         ``ends``: also states at the ends of earlier replies. A request waits ``find_s`` for the
         broker's answer.
@@ -139,7 +139,7 @@ class PrefixFinder:
         decode: DecodeSide,
         trace_parent: str,
     ) -> bool:
-        """Return whether it is decided if the request waits for a state; ``decode`` has it then.
+        """Return False while an answer is awaited; ``decode`` waits for a state that was found.
 
         The request waits if another engine holds a state that stands a quantum or more behind the
         ``computed_tokens`` that are cached here, and at ``last_tokens`` at most.
@@ -184,7 +184,9 @@ class PrefixFinder:
             self._log_unknown(error.reason, error.message)
             return 0
         self._failed = ""
-        return max((one.tokens for one in holders if one.engine_id != self._engine_id), default=0)
+        return max(
+            (holder.tokens for holder in holders if holder.engine_id != self._engine_id), default=0
+        )
 
     def _log_unknown(self, reason: str, detail: str) -> None:
         """Log why a question had no answer, once for several in a row."""
@@ -197,7 +199,7 @@ class PrefixFinder:
 class PrefixOffers:
     """Brings offers from the session's thread to the scheduler's, and wakes the scheduler.
 
-    The broker offers to this engine that it hands a prefix over to another one.
+    The broker offers to this engine that it hands a prefix over to another engine.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -350,7 +352,7 @@ class PrefixSharing:
         decode: DecodeSide,
         trace_parent: str,
     ) -> bool:
-        """Return whether it is decided if the request waits for a state (`PrefixFinder.look`)."""
+        """Return False while the broker's answer is awaited (`PrefixFinder.look`)."""
         if computed_tokens and self._sparse:
             self._begun.setdefault(request_id, computed_tokens)
         return self._finder.look(request_id, computed_tokens, last_tokens, decode, trace_parent)

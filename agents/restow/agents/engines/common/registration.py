@@ -118,7 +118,11 @@ def _checked(key: str, value: object, default: object) -> object:
                 key=key,
             )
         return PrefixUse(str(value))
-    if key == "broker" and isinstance(value, list) and all(isinstance(one, str) for one in value):
+    if (
+        key == "broker"
+        and isinstance(value, list)
+        and all(isinstance(address, str) for address in value)
+    ):
         return ",".join(value)
     if isinstance(default, str):
         if not isinstance(value, str):

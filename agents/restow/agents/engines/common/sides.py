@@ -68,12 +68,12 @@ class PrefillSide:
         """
         if not self._unfenced:
             return []
-        found: list[str] = []
+        handoff_ids: list[str] = []
         for request_id, tokens in progress:
             if tokens >= self._unfenced.get(request_id, tokens + 1):
                 del self._unfenced[request_id]
-                found += self._handoffs[request_id]
-        return found
+                handoff_ids += self._handoffs[request_id]
+        return handoff_ids
 
     def finish(
         self,
@@ -171,7 +171,7 @@ class EarlyPrefill:
     ) -> EarlyPrefill:
         """Serve an engine of ``groups``.
 
-        Of an engine with windows nothing is published early, since only their last tokens stay.
+        An engine with windows publishes nothing early, since only the last tokens of windows stay.
         """
         tokens = [group for group in groups if not group.is_state]
         windows = any(group.window_tokens or group.whole_blocks for group in tokens)
@@ -196,15 +196,15 @@ class EarlyPrefill:
         The step that completes a prompt is left to `PrefillSide`.
         """
         fences: dict[str, int] = {}
-        for one in scheduled:
-            prompt = self._prompts.get(one.request_id)
+        for part in scheduled:
+            prompt = self._prompts.get(part.request_id)
             if prompt is None:
                 continue
-            if one.tokens >= prompt.tokens:
-                del self._prompts[one.request_id]
+            if part.tokens >= prompt.tokens:
+                del self._prompts[part.request_id]
                 continue
-            self._publish(prompt, {name: one.blocks.get(name, ()) for name in self.groups})
-            fences |= dict.fromkeys(prompt.handoff_ids, one.tokens)
+            self._publish(prompt, {name: part.blocks.get(name, ()) for name in self.groups})
+            fences |= dict.fromkeys(prompt.handoff_ids, part.tokens)
         return fences
 
     def preempted(self, request_ids: Iterable[str]) -> None:
@@ -345,7 +345,7 @@ class DecodeSide:
         self.do_without(request_id, "its request ended before it was scheduled")
         delivery = self._loading.pop(request_id, None)
         if delivery is not None:
-            delivery.cancel()  # this demand alone: another request may have the same handoff
+            delivery.cancel()  # only this demand: another request may have the same handoff
 
     def received(self) -> list[HandoffEnd]:
         """Return the waits that have ended since the last call. The pages are D's own again."""

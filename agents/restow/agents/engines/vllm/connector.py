@@ -190,10 +190,10 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         rank = get_pp_group().rank_in_group * settings.tp + get_tensor_model_parallel_rank()
         layers = config.compilation_config.static_forward_context
         numbers = self._numbers, DraftLayers.of(config)
-        found = list(layer_caches(self._kv_cache_config, kv_caches, layers, *numbers))
+        caches = list(layer_caches(self._kv_cache_config, kv_caches, layers, *numbers))
         draft = draft_name(config) if config.speculative_config else ""
-        model = rank_model(self._name, self._known, found, config, settings.conv_layout, draft)
-        laid = [one.cache for one in found]
+        model = rank_model(self._name, self._known, caches, config, settings.conv_layout, draft)
+        laid = [entry.cache for entry in caches]
         regions = rank_layout(model, settings, rank, laid)
         self._worker = WorkerSide(
             config.kv_transfer_config.engine_id,
@@ -209,8 +209,8 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def unregister_kv_caches(self) -> None:
         """Refuse to give the caches' memory back. Raises `EngineUnsupportedError`."""
         raise EngineUnsupportedError(
-            "the memory of the KV caches may not be given back while Restow serves it: others may "
-            "be reading it"
+            "the memory of the KV caches may not be given back while Restow serves it: other "
+            "engines may be reading it"
         )
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
@@ -247,7 +247,9 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return KVConnectorTransferResults(
             finished_sending=set(step.sent),
             finished_recving=set(step.received),
-            failed_recving={one for one, arrived in step.received.items() if not arrived},
+            failed_recving={
+                request_id for request_id, arrived in step.received.items() if not arrived
+            },
         )
 
     def build_connector_worker_meta(self) -> RankNews | None:
@@ -265,12 +267,12 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         Raises `SettingsError`, `BrokerUnreachableError`, and `BrokerCallError` with its reason.
         """
         config, caches = self._vllm_config, self._kv_cache_config
-        ranks = sorted(metadata.values(), key=lambda one: one.layout.rank)
-        joined = joined_model([one.model for one in ranks])
+        ranks = sorted(metadata.values(), key=lambda rank: rank.layout.rank)
+        joined = joined_model([rank.model for rank in ranks])
         identity = served_identity(config, joined.name, self._settings.model_revision)
         self._settings.check_weights(identity.revision)
         model = replace(joined, revision=identity.revision, quantisation=identity.quantisation)
-        layout = Layout(model.model(), tuple(one.layout for one in ranks))
+        layout = Layout(model.model(), tuple(rank.layout for rank in ranks))
         if self._known is None:
             self._log.info("no family has this type: vLLM's specs are served", type=model.name)
         groups = groups_of(group_windows(layout), caches, keeps_blocks(config))
@@ -359,14 +361,16 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Yield the step's parts of the ``wanted`` requests."""
         scheduled = scheduler_output.num_scheduled_tokens
         for new in scheduler_output.scheduled_new_reqs:
-            if (one := new.req_id) in wanted:
-                tokens = new.num_computed_tokens + scheduled[one]
-                yield Scheduled(one, tokens, self._named(new.block_ids))
+            if (request_id := new.req_id) in wanted:
+                tokens = new.num_computed_tokens + scheduled[request_id]
+                yield Scheduled(request_id, tokens, self._named(new.block_ids))
         cached = scheduler_output.scheduled_cached_reqs
-        each = zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True)
-        for one, computed, ids in each:
-            if one in wanted:
-                yield Scheduled(one, computed + scheduled[one], self._named(ids))
+        continued = zip(
+            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
+        )
+        for request_id, computed, ids in continued:
+            if request_id in wanted:
+                yield Scheduled(request_id, computed + scheduled[request_id], self._named(ids))
 
     def _named(self, block_ids: tuple[list[int], ...] | None) -> BlockLists:
         if block_ids is None:

@@ -59,8 +59,8 @@ def check_engine(config: VllmConfig) -> None:
     model = config.model_config
     if model.enable_sleep_mode:
         raise EngineUnsupportedError(
-            "enable_sleep_mode: an engine that sleeps gives its caches' memory back while others "
-            "may still read it: start without --enable-sleep-mode"
+            "enable_sleep_mode: an engine that sleeps gives its caches' memory back while other "
+            "engines may still read it: start without --enable-sleep-mode"
         )
     if model.enable_cumem_allocator and not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
         raise EngineUnsupportedError(
@@ -83,15 +83,19 @@ def check_groups(config: KVCacheConfig) -> None:
     """
     for group in config.kv_cache_groups:
         if group.host_resident:
-            raise EngineUnsupportedError(f"caches in host memory ({group.layer_names[0]}, ...)")
+            raise EngineUnsupportedError(
+                f"caches in host memory are not handed over ({group.layer_names[0]}, ...)"
+            )
         for spec in iter_layer_specs(group.kv_cache_spec):
             if isinstance(spec, ChunkedLocalAttentionSpec):
                 raise EngineUnsupportedError(
-                    "attention in chunks, of which vLLM keeps only the last one: start with "
+                    "attention in chunks, of which vLLM keeps only the last chunk: start with "
                     "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=0 to keep all tokens"
                 )
             if isinstance(spec, _OTHER) or not isinstance(spec, AttentionSpec | MambaSpec):
-                raise EngineUnsupportedError(f"caches of kind {type(spec).__name__}")
+                raise EngineUnsupportedError(
+                    f"caches of kind {type(spec).__name__} are not handed over"
+                )
 
 
 def has_windows(caches: KVCacheConfig) -> bool:

@@ -56,26 +56,26 @@ def ask_broker(settings: ConnectorSettings, handoff_id: str) -> HandoffFailure |
     try:
         credentials = settings.credentials()
         with AdminClient(settings.broker or None, ASK_S, credentials=credentials) as client:
-            told = client.handoff(handoff_id)
+            answer = client.handoff(handoff_id)
     except RestowError as error:
         return HandoffFailure(handoff_id, "UNKNOWN", error.reason, error.message)
     # Each delivery of a publication for several readers has a timeline of its own.
-    failures = (_failure_of(handoff_id, one) for one in (told, *reversed(told.deliveries)))
-    return next((one for one in failures if one is not None), None)
+    failures = (_failure_of(handoff_id, part) for part in (answer, *reversed(answer.deliveries)))
+    return next((failure for failure in failures if failure is not None), None)
 
 
-def _failure_of(handoff_id: str, told: admin_pb2.GetHandoffResponse) -> HandoffFailure | None:
+def _failure_of(handoff_id: str, answer: admin_pb2.GetHandoffResponse) -> HandoffFailure | None:
     """Return why a handoff or a delivery has failed, or its last demand was refused."""
-    found = told.handoff
-    refused = [one for one in told.timeline if one.event == "refused"]
-    if not (found.reason or refused):
+    handoff = answer.handoff
+    refused = [entry for entry in answer.timeline if entry.event == "refused"]
+    if not (handoff.reason or refused):
         return None
-    state = broker_pb2.HandoffState.Name(found.state).removeprefix("HANDOFF_STATE_")
-    if refused and (found.reason in AFTER_REFUSAL or told.timeline[-1].event == "refused"):
-        # This request was refused: another one has the handoff, or P's state does not fit it.
+    state = broker_pb2.HandoffState.Name(handoff.state).removeprefix("HANDOFF_STATE_")
+    if refused and (handoff.reason in AFTER_REFUSAL or answer.timeline[-1].event == "refused"):
+        # This request was refused: another request has the handoff, or P's state does not fit it.
         reason_and_engine, _, words = refused[-1].detail.partition(": ")
         return HandoffFailure(handoff_id, state, reason_and_engine.partition(" ")[0], words)
-    return HandoffFailure(handoff_id, state, found.reason, found.detail)
+    return HandoffFailure(handoff_id, state, handoff.reason, handoff.detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ class HttpRequest:
             return None
         prompt, choices = read.get("prompt"), read.get("n")
         # A list of numbers is one prompt, in tokens.
-        many = prompt if isinstance(prompt, list) else []
+        prompts = prompt if isinstance(prompt, list) else []
         return cls(
             read["kv_transfer_params"],
-            1 if all(isinstance(one, int) for one in many) else len(many),
+            1 if all(isinstance(element, int) for element in prompts) else len(prompts),
             choices if isinstance(choices, int) and choices > 0 else 1,
             bool(read.get("use_beam_search")),
         )
@@ -136,7 +136,7 @@ class FailureReasons:
         self._ask = ask
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve a request."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -153,7 +153,7 @@ class FailureReasons:
 
 
 class _Exchange:
-    """One answer."""
+    """An answer on its way to a client."""
 
     def __init__(
         self, send: Send, settings: ConnectorSettings, ask: Ask, asked: HttpRequest | None
@@ -207,16 +207,16 @@ async def _whole(receive: Receive) -> tuple[bytes, list[Message]]:
     heard: list[Message] = []
     while not heard or heard[-1].get("more_body", False):
         heard.append(await receive())
-    return b"".join(one.get("body", b"") for one in heard), heard
+    return b"".join(message.get("body", b"") for message in heard), heard
 
 
 def _again(heard: list[Message], receive: Receive) -> Receive:
-    """Return a function that receives the messages ``heard`` already, and then further ones."""
+    """Return a function that receives the messages ``heard`` already, and then further messages."""
 
-    async def next_one() -> Message:
+    async def next_message() -> Message:
         return heard.pop(0) if heard else await receive()
 
-    return next_one
+    return next_message
 
 
 async def _refuse(send: Send, error: ParametersError) -> None:
@@ -241,15 +241,18 @@ async def _send_whole(send: Send, begin: Message, body: bytes) -> None:
 
 
 def with_failure(answer: bytes, failure: HandoffFailure) -> bytes:
-    """Put a handoff's failure into an answer ``{"error": {"message": ...}}``, if it is one."""
+    """Return an answer ``{"error": {"message": ...}}`` with a handoff's failure in it.
+
+    Any other answer is returned unchanged.
+    """
     try:
-        told = json.loads(answer)
-        error = told["error"]
+        document = json.loads(answer)
+        error = document["error"]
         error["message"] = f"no state was handed over: {failure.reason}: {failure.detail}"
     except (ValueError, KeyError, TypeError):
         return answer
     error["handoff"] = asdict(failure)
-    return json.dumps(told).encode()
+    return json.dumps(document).encode()
 
 
 def _engine_of(scope: Message) -> tuple[ConnectorSettings, str]:

@@ -15,5 +15,5 @@ def register() -> None:
     """Register ``"kv_connector": "RestowConnector"`` without loading the connector."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    with contextlib.suppress(ValueError):  # it is registered
+    with contextlib.suppress(ValueError):  # the name is registered already
         KVConnectorFactory.register_connector(NAME, "restow.agents.engines.vllm", NAME)

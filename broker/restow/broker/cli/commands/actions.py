@@ -21,12 +21,13 @@ POLL_S = 0.2
 
 
 def _agreed(words: str, yes: bool) -> None:
-    """Say what will be done, and have it agreed to. End the command where nobody agrees."""
+    """Say what will be done, and ask whether to go on. End the command if nobody agrees."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise typer.BadParameter(
-            f"nothing was done, for there is no terminal to ask on: repeat the command with --yes. "
+            f"nothing was done, because there is no terminal to ask on: repeat the command with "
+            f"--yes. "
             f"{shown(words)}",
             param_hint="--yes",
         )
@@ -61,7 +62,7 @@ def release(
             )
             client.release(whole)
         value = handoff_json(client.handoff(whole))
-    output.answer(value, show_handoff, lambda one: [one["handoff_id"]])
+    output.answer(value, show_handoff, lambda document: [document["handoff_id"]])
 
 
 @connects
@@ -71,14 +72,17 @@ def drain(
         typer.Option(
             "--engine",
             metavar="ID",
-            help="Drain this engine alone: it takes part in nothing new, and finishes what it has.",
+            help="Drain this engine alone: it takes part in no new handoff, and finishes "
+            "those it has.",
         ),
     ] = None,
-    off: Annotated[bool, typer.Option("--off", help="Go on as before.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="End the draining.")] = False,
     wait: Annotated[
         bool,
         typer.Option(
-            "--wait", help="Until the reads under way have ended; of an engine: all that is open."
+            "--wait",
+            help="Wait until the reads under way have ended; with --engine, until all open "
+            "handoffs of the engine have ended.",
         ),
     ] = False,
     yes: YesOption = False,
@@ -86,14 +90,16 @@ def drain(
     connection: TenantConnection,
     as_json: JsonOption = False,
 ) -> None:
-    """Have the broker grant nothing any more, as before it is stopped; or one engine go gently.
+    """Have the broker grant no handoff any more, before it is stopped; or let one engine leave.
 
-    A broker that was started anew knows nothing of it.
+    A broker that is restarted forgets this.
     """
     if off and wait:
-        raise typer.BadParameter("--off goes on as before: there is nothing to wait for")
+        raise typer.BadParameter("--off ends the draining: there is nothing to wait for")
     if connection.tenant is not None and engine is None:
-        raise typer.BadParameter("--tenant says whose --engine is meant: the broker is everybody's")
+        raise typer.BadParameter(
+            "--tenant needs --engine: without an engine, the whole broker is drained"
+        )
     drains: Callable[[bool], int]
     with connection.client() as client:
         if engine is not None:
@@ -102,7 +108,7 @@ def drain(
         else:
             will = (
                 f"The broker {client.address} will grant no handoff until `restow drain --off` or "
-                f"its restart; those that wait do so until their leases or patience end."
+                f"its restart; handoffs that wait do so until their leases or patience end."
             )
             drains = client.set_draining
         if not off:
@@ -114,7 +120,7 @@ def drain(
     if engine is not None:
         done = "takes part in handoffs again" if off else "takes part in nothing new any more"
         value = {"engine": engine, "draining": not off, "open": left}
-        words = f"Engine {engine} {done}; {left} handoffs of its have not ended."
+        words = f"Engine {engine} {done}; {left} of its handoffs have not ended."
     else:
         done = "grants again" if off else "grants nothing any more"
         value = {"draining": not off, "granted": left}
@@ -141,7 +147,7 @@ def forget(
 ) -> None:
     """Forget an engine that is gone, at once; or have stores drop the states of a --revision.
 
-    An engine that is there is refused (ENGINE_CONNECTED).
+    The broker refuses to forget an engine that is connected (ENGINE_CONNECTED).
     """
     if revision is not None and engine is None:
         _agreed(
@@ -157,11 +163,11 @@ def forget(
     if engine is None or revision is not None:
         raise typer.BadParameter("name an ENGINE, or a --revision")
     with connection.client() as client:
-        found = next((one for one in client.engines() if one.engine_id == engine), None)
-        if found is not None and found.open:
+        registered = next((info for info in client.engines() if info.engine_id == engine), None)
+        if registered is not None and registered.open:
             _agreed(
-                f"Engine {engine} has {found.open} handoffs that have not ended: they will, with "
-                f"ENGINE_LOST.",
+                f"Engine {engine} has {registered.open} handoffs that have not ended: they will "
+                f"end with ENGINE_LOST.",
                 yes,
             )
         ended = client.forget_engine(engine)
@@ -175,15 +181,15 @@ def forget(
 def check(*, connection: Connection, as_json: JsonOption = False) -> None:
     """Verify the broker's invariants. Exits with 4 if any is broken."""
     with connection.client() as client:
-        found = client.audit()
-    findings = list(found.findings)
+        audit = client.audit()
+    findings = list(audit.findings)
     if as_json:
-        print_json({"findings": findings, "handoffs": found.handoffs})
+        print_json({"findings": findings, "handoffs": audit.handoffs})
     elif not findings:
-        typer.echo(f"All is well: {found.handoffs} handoffs, their engines, agents and quotas.")
+        typer.echo(f"All is well: {audit.handoffs} handoffs, their engines, agents and quotas.")
     else:
         for words in findings:
             typer.secho(shown(words), fg="red")
-        typer.echo("It is a fault of Restow: keep this, and the broker's log.")
+        typer.echo("This is a fault of Restow: keep this output, and the broker's log.")
     if findings:
         raise typer.Exit(FOUND)

@@ -30,15 +30,15 @@ def _pairs(client: AdminClient, wanted: list[str]) -> list[tuple[str, str]]:
     if ALL in wanted:
         return all_pairs(client.engines())
     pairs = []
-    for one in wanted:
-        source, colon, destination = one.partition(":")
+    for pair in wanted:
+        source, colon, destination = pair.partition(":")
         if not (colon and source and destination):
-            raise typer.BadParameter(f"{one} is not P:D, or all", param_hint="--pair")
+            raise typer.BadParameter(f"{pair} is not P:D, or all", param_hint="--pair")
         pairs.append((source, destination))
     return pairs
 
 
-def _of_broker(
+def _broker_findings(
     client: AdminClient, credentials: Credentials, pairs: list[str]
 ) -> Iterator[Finding]:
     from restow.broker.client.admin import AdminClient
@@ -54,16 +54,20 @@ def _of_broker(
         yield from look_at_broker(client)
         yield from look_at_pairs(client, _pairs(client, pairs))
     except RestowError as error:
-        yield bad("broker", error.message, f"reason {error.reason}: is it started, and is it this?")
+        yield bad(
+            "broker",
+            error.message,
+            f"reason {error.reason}: is the broker started, and is this its address?",
+        )
 
 
-def _of_etcd(access: EtcdAccess, fleet: str) -> Iterator[Finding]:
+def _etcd_findings(access: EtcdAccess, fleet: str) -> Iterator[Finding]:
     import asyncio
 
     from restow.broker.doctor.etcd_view import look_at_etcd
 
     async def look() -> list[Finding]:
-        return [one async for one in look_at_etcd(access, fleet)]
+        return [finding async for finding in look_at_etcd(access, fleet)]
 
     yield from asyncio.run(look())
 
@@ -85,7 +89,8 @@ def doctor(
         typer.Option(
             metavar="P:D",
             autocompletion=complete_pair,
-            help="Have D's agent read from P's, and say over which transport; all: every pair.",
+            help="Have D's agent read from P's agent, and say over which transport. "
+            "With all: every pair.",
         ),
     ] = None,
     *,
@@ -95,7 +100,7 @@ def doctor(
 ) -> None:
     """Look for what is wrong: limits, versions, NIXL, certificates, brokers, engines, transports.
 
-    Exits with 4 if anything is bad; warnings are no reason to.
+    Exits with 4 if anything is bad; warnings do not change the exit status.
     """
     from dataclasses import asdict
     from itertools import chain
@@ -116,30 +121,35 @@ def doctor(
     if here and pair:
         raise typer.BadParameter("--here asks no broker, and --pair does: leave one of them out")
     if pair and connection.all_tenants:
-        raise typer.BadParameter("engines of a pair are of one tenant: name it with --tenant")
+        raise typer.BadParameter(
+            "the engines of a pair have the same tenant: name it with --tenant"
+        )
     credentials, access = connection.credentials(), etcd.access()
     looked = chain(look_at_host(), look_at_packages(), look_at_trust(credentials))
-    found = []
+    all_findings = []
 
     def take(findings: Iterator[Finding]) -> None:
-        for one in findings:
-            found.append(one)
+        for finding in findings:
+            all_findings.append(finding)
             if not output.document:
-                _show(one)
+                _show(finding)
 
     take(looked)
     if access is not None:
-        take(_of_etcd(access, etcd.fleet or "default"))
-    if not here and not any(one.subject == "trust" and one.verdict is Verdict.BAD for one in found):
+        take(_etcd_findings(access, etcd.fleet or "default"))
+    if not here and not any(
+        finding.subject == "trust" and finding.verdict is Verdict.BAD for finding in all_findings
+    ):
         for address in checked_targets(broker_address(connection.broker)):
             take(look_at_shown(address, credentials))
         with connection.client() as client:
-            take(_of_broker(client, credentials, pair or []))
+            take(_broker_findings(client, credentials, pair or []))
             say_hidden(client, output)
-    unsound = any(one.verdict is Verdict.BAD for one in found)
+    unsound = any(finding.verdict is Verdict.BAD for finding in all_findings)
     if output.document:
         print_document(
-            {"findings": [asdict(one) for one in found], "sound": not unsound}, output.document
+            {"findings": [asdict(finding) for finding in all_findings], "sound": not unsound},
+            output.document,
         )
     if unsound:
         raise typer.Exit(FOUND)

@@ -1,4 +1,4 @@
-"""``restow events`` tells of ends of handoffs, and of engines that come, go or lose an agent."""
+"""``restow events`` prints ends of handoffs, and engines that come, go or lose an agent."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ def events(
     ] = 600.0,
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Follow until Ctrl-C, engines' events too."),
+        typer.Option(
+            "--follow", "-f", help="Follow until Ctrl-C, and print events of engines too."
+        ),
     ] = False,
     *,
     connection: TenantConnection,
     output: Output,
 ) -> None:
-    """Print what happened, the oldest first: an event a line, or a JSON object with -o json."""
+    """Print what happened, the oldest first: a line for each event, or an object with -o json."""
     from restow.broker.cli.common.handoff_ids import say_hidden
     from restow.broker.cli.common.news import News
     from restow.broker.cli.views.tables import event_line
@@ -45,5 +47,5 @@ def events(
                 else:
                     sys.stdout.write(event_line(event, connection.all_tenants) + "\n")
             if news.left_out:
-                sys.stderr.write(f"... and {news.left_out} ends more\n")
+                sys.stderr.write(f"... and {news.left_out} more ends\n")
             sys.stdout.flush()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORM = {"algorithm": str, "quantum_tokens": int, "hash_bytes": int}
 """How hashes in a file are made."""
 FIELDS = {**FORM, "hashes": list, "below_tokens": int, "salt": str, "ends": list}
-"""Of a chain of hashes in a file."""
+"""Fields of a chain of hashes in a file."""
 
 
 @connects
@@ -32,19 +32,23 @@ def find(
             autocompletion=complete_engine, help="An engine of the model that the prompt is for."
         ),
     ] = "",
-    model: Annotated[str, typer.Option(help="That model, if no engine is named.")] = "",
-    revision: Annotated[str, typer.Option(help="Its weights, with --model.")] = "",
-    adapter: Annotated[str, typer.Option(help="Its adapter, with --model.")] = "",
-    quantisation: Annotated[str, typer.Option(help="How it is stored, with --model.")] = "",
+    model: Annotated[str, typer.Option(help="The model, if no --engine is named.")] = "",
+    revision: Annotated[str, typer.Option(help="The revision of the weights, with --model.")] = "",
+    adapter: Annotated[str, typer.Option(help="The adapter, with --model.")] = "",
+    quantisation: Annotated[
+        str, typer.Option(help="How the weights are quantised, with --model.")
+    ] = "",
     quantum: Annotated[
-        int, typer.Option(min=1, help="Tokens from one hash to the next, of token ids.")
+        int, typer.Option(min=1, help="Tokens from one hash to the next, for token ids.")
     ] = 16,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="At most so many holders.")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=100, help="Show at most this many holders.")
+    ] = 20,
     *,
     connection: TenantConnection,
     output: Output,
 ) -> None:
-    """Who holds how much of a prompt's state, so that nobody need compute it again.
+    """Show who holds how much of a prompt's state, so that nobody computes it again.
 
     PROMPT holds a list of token ids, which are hashed as `chain_of` does, or an object with an
     engine's own hashes: {"algorithm": ..., "quantum_tokens": ..., "hashes": [HEX, ...]}.
@@ -60,7 +64,9 @@ def find(
     with connection.client() as client:
         (holders,) = client.find([chain], engine_id=engine, model=identity, limit=limit)
     value = find_json(holders, len(chain.hashes), chain.below_tokens)
-    output.answer(value, show_found, lambda one: (held["engine_id"] for held in one["holders"]))
+    output.answer(
+        value, show_found, lambda document: (holder["engine_id"] for holder in document["holders"])
+    )
 
 
 def find_json(holders: list[PrefixHolder], hashes: int, below_tokens: int) -> dict[str, Any]:
@@ -70,37 +76,39 @@ def find_json(holders: list[PrefixHolder], hashes: int, below_tokens: int) -> di
         "below_tokens": below_tokens or None,
         "holders": [
             {
-                "engine_id": one.engine_id,
-                "tokens": one.tokens,
-                "layout_digest": one.layout_digest,
-                "open": one.open,
-                "draining": one.draining,
+                "engine_id": holder.engine_id,
+                "tokens": holder.tokens,
+                "layout_digest": holder.layout_digest,
+                "open": holder.open,
+                "draining": holder.draining,
             }
-            for one in holders
+            for holder in holders
         ],
     }
 
 
 def chain_from(value: Any, quantum_tokens: int) -> PrefixChain:
-    """Return the chain that a file holds. Raises `ChainInvalidError` for what is none."""
+    """Return the chain that a file holds. Raises `ChainInvalidError` if it holds none."""
     from restow.broker.client import HashForm, PrefixChain, chain_of
     from restow.broker.client.engine.chains import MAX_TOKEN_ID
 
     if isinstance(value, list):
-        for one in value:
-            if type(one) is not int or not 0 <= one <= MAX_TOKEN_ID:
-                raise ChainInvalidError(f"{one!r} is no token id: these are whole numbers")
+        for token_id in value:
+            if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
+                raise ChainInvalidError(f"{token_id!r} is no token id: token ids are whole numbers")
         return chain_of(value, quantum_tokens)
     try:
         for name, content in value.items():
             if type(content) is not FIELDS.get(name):
                 raise TypeError(f"{name} can't be {content!r}")
-        hashes = tuple(bytes.fromhex(one) for one in value["hashes"])
-        given = {name: value[name] for name in FORM if name in value}
-        given.setdefault("hash_bytes", len(hashes[0]) if hashes else 32)
-        ends = tuple((operator.index(at), bytes.fromhex(one)) for at, one in value.get("ends", ()))
+        hashes = tuple(bytes.fromhex(text) for text in value["hashes"])
+        form = {name: value[name] for name in FORM if name in value}
+        form.setdefault("hash_bytes", len(hashes[0]) if hashes else 32)
+        ends = tuple(
+            (operator.index(at), bytes.fromhex(text)) for at, text in value.get("ends", ())
+        )
         below_tokens, salt = value.get("below_tokens", 0), value.get("salt", "")
-        return PrefixChain(HashForm(**given), hashes, below_tokens, salt, ends)
+        return PrefixChain(HashForm(**form), hashes, below_tokens, salt, ends)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ChainInvalidError(
             f"no chain: {error!r}. Write token ids as a list, or an object with algorithm, "

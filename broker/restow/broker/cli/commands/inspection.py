@@ -24,7 +24,7 @@ HandoffArgument = Annotated[
     typer.Argument(
         metavar="ID",
         autocompletion=complete_handoff,
-        help="Id of the handoff, or enough of its beginning to tell it apart.",
+        help="Id of the handoff, or enough of its beginning to tell it from others.",
     ),
 ]
 EngineArgument = Annotated[
@@ -38,7 +38,7 @@ EngineArgument = Annotated[
 ]
 MAX_LIMIT = 100_000
 MAX_LISTED = 10_000
-"""Handoffs that a broker lists at once; those under way come first."""
+"""Handoffs that a broker lists at once; handoffs under way come first."""
 
 
 @connects
@@ -69,14 +69,14 @@ def tenants(*, connection: Connection, output: Output) -> None:
 
 @connects
 def engines(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
-    """Show the registered engines: are all their agents connected, is a session open?"""
+    """Show the registered engines, whether all their agents are connected, and their sessions."""
     from restow.broker.cli.common.handoff_ids import say_hidden
     from restow.broker.cli.views import tables
     from restow.broker.display import documents
 
     with connection.client() as client:
-        found = [one for one in client.engines() if one.engine_id.startswith(engine)]
-        value = documents.engines_json(found)
+        listed = [info for info in client.engines() if info.engine_id.startswith(engine)]
+        value = documents.engines_json(listed)
         show = partial(tables.show_engines, tenants=connection.all_tenants)
         output.answer(value, show, _names("engines", "engine_id"))
         say_hidden(client, output)
@@ -90,8 +90,8 @@ def agents(engine: EngineArgument = "", *, connection: TenantConnection, output:
     from restow.broker.display import documents
 
     with connection.client() as client:
-        found = [one for one in client.agents() if one.engine_id.startswith(engine)]
-        value = documents.agents_json(found)
+        listed = [info for info in client.agents() if info.engine_id.startswith(engine)]
+        value = documents.agents_json(listed)
         show = partial(tables.show_agents, tenants=connection.all_tenants)
         output.answer(value, show, _names("agents", "agent_name"))
         say_hidden(client, output)
@@ -139,7 +139,7 @@ def handoffs(
     connection: TenantConnection,
     output: Output,
 ) -> None:
-    """Show handoffs: those under way first, then the newest ends."""
+    """Show handoffs: handoffs under way first, then the newest ends."""
     from restow.broker.cli.common.handoff_ids import say_hidden
     from restow.broker.cli.views import tables
     from restow.broker.display import documents
@@ -158,7 +158,7 @@ def leases(
     connection: TenantConnection,
     output: Output,
 ) -> None:
-    """Show the leases on P's pages, what each waits for, and how long it has left."""
+    """Show the leases on P's pages, what each lease waits for, and how long it has left."""
     from restow.broker.cli.common.handoff_ids import say_hidden
     from restow.broker.cli.views import tables
     from restow.broker.display import documents
@@ -181,8 +181,8 @@ def handoff(handoff_id: HandoffArgument, *, connection: TenantConnection, output
         tenant, whole = find_handoff(connection, client, handoff_id)
     with connection.client_of(tenant) as client:
         value = documents.handoff_json(client.handoff(whole))
-    output.answer(value, tables.show_handoff, lambda one: [one["handoff_id"]])
+    output.answer(value, tables.show_handoff, lambda document: [document["handoff_id"]])
 
 
 def _names(of: str, name: str) -> Callable[[Any], Iterable[str]]:
-    return lambda value: (one[name] for one in value[of])
+    return lambda value: (entry[name] for entry in value[of])

@@ -1,4 +1,4 @@
-"""``restow layout`` makes a layout from a model's config, checks one, or compares two."""
+"""``restow layout`` makes a layout from a model's config, checks a layout, or compares two."""
 
 from __future__ import annotations
 
@@ -228,11 +228,11 @@ def from_config(
     known = weights_fingerprint(config, readings) if model.revision is None else model.revision
     scales = scales_of(model.kv_scales, model.kv_scales_fingerprint, known)
     kv, conv, ssm, computed = (
-        None if t is None else DType.parse(t)
-        for t in (model.kv_dtype, model.conv_dtype, model.ssm_dtype, model.dtype)
+        None if dtype is None else DType.parse(dtype)
+        for dtype in (model.kv_dtype, model.conv_dtype, model.ssm_dtype, model.dtype)
     )
     content, quant_config = read_model_config(config)
-    found = model_from_hf_config(
+    spec = model_from_hf_config(
         *(content, kv, conv, ssm, scales),
         dtype=computed,
         quant_config=quant_config,
@@ -240,16 +240,16 @@ def from_config(
         draft_layers=model.draft_layers,
         revision=known,
     )
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         **vars(engine),
-        "page_tokens": engine.page_tokens or default_page_tokens(found, readings),
+        "page_tokens": engine.page_tokens or default_page_tokens(spec, readings),
         "layers_per_stage": counts_of(engine.layers_per_stage),
     }
-    quantisation = found.quantisation if model.quantisation is None else model.quantisation
-    found = replace(
-        found, name=model.name or found.name, adapter=model.adapter, quantisation=quantisation
+    quantisation = spec.quantisation if model.quantisation is None else model.quantisation
+    spec = replace(
+        spec, name=model.name or spec.name, adapter=model.adapter, quantisation=quantisation
     )
-    layout = build_layout(found, EngineSettings(**given))
+    layout = build_layout(spec, EngineSettings(**settings))
     check_layout(layout)
     if not quiet:
         show_readings(readings, as_json)
@@ -258,7 +258,7 @@ def from_config(
 
 @app.command()
 def check(file: JsonFile, as_json: JsonOption = False) -> None:
-    """Prove that a layout is whole: every element held, no byte claimed twice."""
+    """Prove that a layout is whole: it holds every element, and claims no byte twice."""
     from dataclasses import asdict
 
     from restow.broker.cli.common.files import read_layout
@@ -290,17 +290,19 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
 
 @app.command()
 def diff(left: JsonFile, right: JsonFile, as_json: JsonOption = False) -> None:
-    """Say in what two layouts differ. Exits with 0 if in nothing, with 4 if in something."""
+    """Say how two layouts differ. Exits with 0 if they are equal, with 4 if they differ."""
     from dataclasses import asdict
 
     from restow.broker.cli.common.files import read_layout
     from restow.broker.cli.views.plan_views import show_differences
     from restow.broker.layout.difference import differences
 
-    found = differences(read_layout(left), read_layout(right))
+    unequal = differences(read_layout(left), read_layout(right))
     if as_json:
-        print_json({"equal": not found, "differences": [asdict(one) for one in found]})
+        print_json(
+            {"equal": not unequal, "differences": [asdict(difference) for difference in unequal]}
+        )
     else:
-        show_differences(found, left.name, right.name)
-    if found:
+        show_differences(unequal, left.name, right.name)
+    if unequal:
         raise typer.Exit(FOUND)

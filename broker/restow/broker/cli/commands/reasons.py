@@ -18,7 +18,7 @@ def reasons(
         typer.Argument(
             metavar="[REASON]",
             autocompletion=complete_reason,
-            help="Only this one.",
+            help="Show this reason only.",
             show_default=False,
         ),
     ] = None,
@@ -31,11 +31,11 @@ def reasons(
     wanted = None if reason is None else reason.upper()
     if wanted is not None and wanted not in REASONS:
         raise typer.BadParameter(
-            f"{reason} is no reason that is known; `restow reasons` lists all",
+            f"{reason} is not a known reason; `restow reasons` lists them all",
             param_hint="REASON",
         )
-    found = {name: advice for name, advice in REASONS.items() if wanted in (None, name)}
-    value = {name: advice._asdict() for name, advice in found.items()}
+    listed = {name: advice for name, advice in REASONS.items() if wanted in (None, name)}
+    value = {name: advice._asdict() for name, advice in listed.items()}
     output.answer(value, _show, sorted)
 
 

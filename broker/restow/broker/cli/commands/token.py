@@ -16,14 +16,21 @@ from restow.broker.trust.identity import Role
 def token(
     role: Annotated[
         list[Role],
-        typer.Option("--role", help="What its holder does; an engine's own agents: give both."),
+        typer.Option(
+            "--role", help="What the holder does. For an engine with its own agents, give both."
+        ),
     ],
     tenant: Annotated[
         str | None,
-        typer.Option("--tenant", help="Whose it is. Without one: an operator of all tenants."),
+        typer.Option(
+            "--tenant", help="Tenant of the holder. Without it: an operator of all tenants."
+        ),
     ] = None,
     engine: Annotated[
-        str, typer.Option("--engine", help="Id of its engine, or * for any.", show_default=False)
+        str,
+        typer.Option(
+            "--engine", help="Id of the holder's engine, or * for any.", show_default=False
+        ),
     ] = "",
     out: Annotated[
         Path | None,
@@ -37,7 +44,7 @@ def token(
 ) -> None:
     """Make a token, shown this once, and the entry that the broker's tokens file needs.
 
-    That file is a JSON list of such entries, and holds no secret.
+    That file is a JSON list of entries, and holds no secret.
     """
     from restow.broker.cli.common.files import write_secret
     from restow.broker.trust.identity import IdentityInvalidError

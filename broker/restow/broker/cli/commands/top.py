@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from restow.broker.client.admin import AdminClient
 
 LISTED = 1000
-"""Handoffs that are asked for at a time: those under way first, then the latest ends."""
+"""Handoffs that are asked for at a time: handoffs under way first, then the latest ends."""
 
 
 @connects
@@ -27,7 +27,7 @@ def top(
     ] = 1.0,
     batch: Annotated[
         bool,
-        typer.Option("--batch", "-b", help="Print one look after the other, as into a pipe."),
+        typer.Option("--batch", "-b", help="Print one look after the other, as for a pipe."),
     ] = False,
     count: Annotated[
         int | None,
@@ -52,18 +52,18 @@ def top(
 
 
 def one_handoff(connection: TenantConnection, tenant: str, handoff_id: str) -> dict[str, Any]:
-    """Ask for one handoff with its timeline. Raises as the client."""
+    """Ask for one handoff with its timeline. Raises what the client raises."""
     from restow.broker.display.documents import handoff_json
 
     with connection.client_of(tenant) as client:
-        found: dict[str, Any] = shown_values(handoff_json(client.handoff(handoff_id)))
-    return found
+        handoff: dict[str, Any] = shown_values(handoff_json(client.handoff(handoff_id)))
+    return handoff
 
 
 def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
-    """Ask the broker for all that is shown. Raises as the client.
+    """Ask the broker for all that is shown. Raises what the client raises.
 
-    With ``all_tenants``, names of engines have their tenants before them.
+    With ``all_tenants``, the names of engines have their tenants before them.
     """
     from restow.broker.cli.common.handoff_ids import hidden
     from restow.broker.cli.views.fleet_views import membership_json

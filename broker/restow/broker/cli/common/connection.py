@@ -1,4 +1,4 @@
-"""`connects` gives a command the options of a `Connection` to its broker, and of such groups."""
+"""`connects` gives a command the options of its groups, such as `Connection`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _file(name: str, envvar: str, words: str) -> Any:
 
 @dataclass(frozen=True)
 class Connection:
-    """Leads to brokers as a whole. Each field is an option."""
+    """Connect to brokers as a whole. Each field is an option."""
 
     broker: Annotated[
         str | None,
@@ -53,7 +53,7 @@ class Connection:
     ]
 
     def credentials(self) -> Credentials:
-        """Return what is shown to the broker. Raises a `TrustError`."""
+        """Return the credentials that the broker is shown. Raises a `TrustError`."""
         from restow.broker.client.connection.channel import Credentials
 
         return Credentials.of(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
@@ -70,7 +70,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class TenantConnection(Connection):
-    """Leads to what a broker holds of one tenant, or of all."""
+    """Connect to what a broker holds of one tenant, or of all tenants."""
 
     tenant: Annotated[
         str | None,
@@ -82,15 +82,19 @@ class TenantConnection(Connection):
     ]
     all_tenants: Annotated[
         bool,
-        typer.Option("--all-tenants", "-A", help="Those of all tenants, to an operator of all."),
+        typer.Option(
+            "--all-tenants", "-A", help="Show all tenants, to an operator of all tenants."
+        ),
     ]
 
     def client(self) -> AdminClient:
-        """Return a client of that tenant, or of all. Raises a `TrustError`."""
-        if self.tenant == "":  # of an unset variable: nothing would be found, and no word said
-            raise typer.BadParameter("an empty --tenant names none: leave it out, or name one")
+        """Return a client of the tenant, or of all tenants. Raises a `TrustError`."""
+        if self.tenant == "":  # an unset variable: nothing would be found, silently
+            raise typer.BadParameter(
+                "an empty --tenant names no tenant: leave it out, or name a tenant"
+            )
         if self.all_tenants and self.tenant:
-            raise typer.BadParameter("--tenant is one, and -A all: leave one of them out")
+            raise typer.BadParameter("--tenant names one tenant, and -A all: leave one of them out")
         return self.client_of(ALL_TENANTS if self.all_tenants else self.tenant)
 
     def client_of(self, tenant: str | None) -> AdminClient:
@@ -99,36 +103,36 @@ class TenantConnection(Connection):
 
 
 def connects(command: Callable[..., None]) -> Callable[..., None]:
-    """Give the command the options of keywords that are such groups, in place of those."""
+    """Replace each parameter of the command that is a group by the options of the group."""
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, tuple[Any, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
-    for own in signature.parameters.values():
-        kind = own.annotation
+    for parameter in signature.parameters.values():
+        kind = parameter.annotation
         if not is_dataclass(kind):
-            parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         options = get_type_hints(kind, include_extras=True)
-        groups[own.name] = kind, list(options)
+        groups[parameter.name] = kind, list(options)
         parameters += [
-            own.replace(name=name, default=_default_of(kind, name, option), annotation=option)
+            parameter.replace(name=name, default=_default_of(kind, name, option), annotation=option)
             for name, option in options.items()
         ]
 
     @wraps(command)
-    def run(**given: object) -> None:
+    def run(**arguments: object) -> None:
         made = {
-            name: kind(**{option: given.pop(option) for option in options})
+            name: kind(**{option: arguments.pop(option) for option in options})
             for name, (kind, options) in groups.items()
         }
-        command(**given, **made)
+        command(**arguments, **made)
 
-    del run.__wrapped__  # its signature is another
+    del run.__wrapped__  # the signature of run differs
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__annotations__ = {option.name: option.annotation for option in parameters}
     return run
 
 
 def _default_of(group: object, name: str, option: Any) -> Any:
-    """Return the default of a group's field; without one a flag is off, and others are None."""
+    """Return the default of a group's field, or else False for a flag and None for others."""
     return getattr(group, name, False if get_args(option)[0] is bool else None)

@@ -1,4 +1,4 @@
-"""Commands read and write files by these functions, which name the file in every error."""
+"""Read and write the files of commands, with the file's name in every error."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise LayoutFormError(f"{path} is no JSON: {what}", file=path) from None
+        problem = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise LayoutFormError(f"{path} is no JSON: {problem}", file=path) from None
     except OSError as error:
         raise LayoutFormError(f"{path} can't be read: {error.strerror}", file=path) from None
 
@@ -34,8 +34,8 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_model_config(path: Path) -> tuple[Any, Any]:
     """Return what ``config.json`` holds, and ``hf_quant_config.json`` beside it, if it is there.
 
-    ``path`` is the former, under whatever name, or the folder of both. Raises `LayoutFormError`
-    that names the file.
+    ``path`` is ``config.json``, under whatever name, or the folder of both. Raises
+    `LayoutFormError` that names the file.
     """
     if path.is_dir():
         path = path / "config.json"
@@ -58,7 +58,7 @@ def read_layout(path: Path) -> Layout:
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a file, or replace it. Raises `FileWriteError` that names it."""
+    """Write a file, or replace it. Raises `FileWriteError` that names the file."""
     try:
         path.write_text(content, encoding="utf-8", newline="\n")
     except OSError as error:
@@ -66,7 +66,7 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_secret(path: Path, secret: str) -> None:
-    """Write a file that only its user may read, and that was not there. Raises `FileWriteError`."""
+    """Write a new file that only its user may read. Raises `FileWriteError`."""
     try:
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(secret + "\n")

@@ -1,4 +1,4 @@
-"""`find_handoff` finds the one handoff whose id, or whose id's beginning, somebody typed."""
+"""`find_handoff` finds the handoff whose id, or the beginning of whose id, somebody typed."""
 
 from __future__ import annotations
 
@@ -22,51 +22,57 @@ NAMED = 5
 def find_handoff(
     connection: TenantConnection, client: AdminClient, given: str
 ) -> tuple[str | None, str]:
-    """Return tenant and whole id of a handoff: of that id, or else of the one that begins so.
+    """Return the tenant and the whole id of the handoff whose id is, or begins with, ``given``.
 
     Raises `HandoffUnknownError` or `HandoffAmbiguousError`.
     """
-    if not given:  # every id begins so
+    if not given:  # every id begins with an empty text
         raise typer.BadParameter("an empty id names no handoff", param_hint="ID")
     listed = client.handoffs(limit=100, beginning=given)
-    exact = [one for one in listed.handoffs if one.handoff_id == given]
+    exact = [handoff for handoff in listed.handoffs if handoff.handoff_id == given]
     if listed.left_out and not exact and not connection.all_tenants:
-        # Not asked first: the broker logs a call that names what it does not know.
+        # Ask this last: the broker logs a call that names a handoff that it does not know.
         try:
             exact = [client.handoff(given).handoff]
         except RestowError as error:
             if error.reason != HandoffUnknownError.reason:
                 raise
     # A publication has its deliveries below it, under the same id.
-    found = {(one.tenant, one.handoff_id): one for one in reversed(exact or listed.handoffs)}
-    like = list(reversed(found.values()))
+    by_id = {
+        (handoff.tenant, handoff.handoff_id): handoff
+        for handoff in reversed(exact or listed.handoffs)
+    }
+    like = list(reversed(by_id.values()))
     if len(like) == 1:
         return like[0].tenant or connection.tenant, like[0].handoff_id
     if not like:
         others = hidden(client)
         raise HandoffUnknownError(
-            f"handoff {given} is not known here, nor one whose id begins so"
+            f"handoff {given} is not known here, nor a handoff whose id begins so"
             f"{f'; {others}' if others else ''}",
             handoff=given,
         )
-    several = connection.all_tenants and len({one.tenant for one in like}) > 1
-    ids = [f"{one.tenant}/{one.handoff_id}" if several else one.handoff_id for one in like[:NAMED]]
+    several = connection.all_tenants and len({handoff.tenant for handoff in like}) > 1
+    ids = [
+        f"{handoff.tenant}/{handoff.handoff_id}" if several else handoff.handoff_id
+        for handoff in like[:NAMED]
+    ]
     count = len(like) + (0 if exact else listed.left_out)
     raise HandoffAmbiguousError(
         f"{given} is {'the id' if exact else 'a beginning of the ids'} of {count} handoffs: "
         f"{', '.join(ids)}{', ...' if count > len(ids) else ''}; "
-        f"{'name one with --tenant' if exact else 'type more of it'}",
+        f"{'name the tenant with --tenant' if exact else 'type more of it'}",
         handoff=given,
     )
 
 
 def hidden(client: AdminClient) -> str:
-    """Return words on the tenants of which an operator of all is shown nothing; empty: none."""
+    """Return words on the tenants that an operator of all is not shown; empty if there are none."""
     try:
         held = client.tenants()
-    except RestowError:  # an older broker, or one that went away just now
+    except RestowError:  # an older broker, or a broker that went away just now
         return ""
-    others = [one.tenant for one in held.tenants if one.tenant != held.listed]
+    others = [info.tenant for info in held.tenants if info.tenant != held.listed]
     if not held.listed or not others:
         return ""
     named = ", ".join(others[:NAMED]) + (", ..." if len(others) > NAMED else "")
@@ -75,7 +81,7 @@ def hidden(client: AdminClient) -> str:
 
 
 def say_hidden(client: AdminClient, output: Output) -> None:
-    """Tell an operator of all tenants on stderr of which nothing is shown, beside a table."""
+    """Tell an operator of all tenants on stderr which tenants a table does not show."""
     words = "" if output.document or output.form == "name" else hidden(client)
     if words:
         sys.stderr.write(f"{words}\n")

@@ -16,7 +16,7 @@ End = tuple[str, str, int]
 
 MAX_LISTED = 10_000
 MARGIN_S = 5.0
-"""Looks overlap by so much, because an answer may be under way for a while."""
+"""Looks overlap by this time, because an answer may be under way for a while."""
 OF_ENDS = (
     *("tenant", "handoff_id", "state", "source_engine", "destination_engine"),
     *("bytes", "transfer_s", "reason", "detail", "readers", "delivered"),
@@ -24,10 +24,10 @@ OF_ENDS = (
 
 
 class News:
-    """Asks a broker for ends of handoffs, and compares its engines with those before.
+    """Ask a broker for ends of handoffs, and compare its engines with the engines before.
 
-    When another broker has begun to lead it knows of no ends before that, and engines come to it
-    one after the other.
+    A broker that has begun to lead knows of no earlier ends, and engines register with it one
+    after the other.
     """
 
     def __init__(self, client: AdminClient, since_s: float) -> None:
@@ -38,49 +38,54 @@ class News:
         self._told: set[End] = set()
         self._engines: dict[tuple[str, str], dict[str, Any]] | None = None
         self.left_out = 0
-        """Ends that there were too many of, at the last look."""
+        """Number of ends that the last look left out, because there were too many."""
 
     def look(self) -> list[Event]:
-        """Return what is new, the oldest first. Raises as the client."""
+        """Return what is new, the oldest first. Raises what the client raises."""
         looked_s = time.monotonic()
         within_s = looked_s - self._looked_s + MARGIN_S
         asked_s = max(within_s, MARGIN_S)  # for 0 the broker would list all
         told = self._client.handoffs(limit=MAX_LISTED, ended_within_s=asked_s)
         wall_s = time.time() - (time.monotonic() - looked_s)
-        found = handoffs_json(told)
-        ends = found["handoffs"][::-1]
+        document = handoffs_json(told)
+        ends = document["handoffs"][::-1]
         fresh = [
             {
-                "at": _moment(wall_s - one["ended_ago_s"]),
+                "at": _moment(wall_s - ended["ended_ago_s"]),
                 "event": "handoff",
-                **{name: one[name] for name in OF_ENDS},
+                **{name: ended[name] for name in OF_ENDS},
             }
-            for one in ends
-            if one["ended_ago_s"] <= within_s and _key(one) not in self._told
+            for ended in ends
+            if ended["ended_ago_s"] <= within_s and _key(ended) not in self._told
         ]
         after = {
-            (one["tenant"], one["engine_id"]): one
-            for one in engines_json(self._client.engines())["engines"]
+            (engine["tenant"], engine["engine_id"]): engine
+            for engine in engines_json(self._client.engines())["engines"]
         }
         if self._engines is not None:
             fresh += _changes(self._engines, after, _moment(wall_s))
         self._told, self._engines = set(map(_key, ends)), after
-        self._looked_s, self.left_out = looked_s, found["left_out"]
+        self._looked_s, self.left_out = looked_s, document["left_out"]
         return fresh
 
 
-def _key(one: dict[str, Any]) -> End:
-    return one["tenant"], one["handoff_id"], one["number"]
+def _key(handoff: dict[str, Any]) -> End:
+    return handoff["tenant"], handoff["handoff_id"], handoff["number"]
 
 
 def _changes(before: dict[Any, Any], after: dict[Any, Any], at: str) -> Iterator[Event]:
     for key in sorted(before.keys() | after.keys()):
         was, now = before.get(key), after.get(key)
         what = _what_happened(was, now)
-        one = now or was
-        if what and one:
+        engine = now or was
+        if what and engine:
             shown = ("tenant", "engine_id", "incarnation", "agents", "ranks", "session")
-            yield {"at": at, "event": "engine", "what": what, **{name: one[name] for name in shown}}
+            yield {
+                "at": at,
+                "event": "engine",
+                "what": what,
+                **{name: engine[name] for name in shown},
+            }
 
 
 def _what_happened(was: dict[str, Any] | None, now: dict[str, Any] | None) -> str:

@@ -22,7 +22,7 @@ Form = Literal["wide", "json", "yaml", "name"]
 
 @dataclass(frozen=True)
 class Output:
-    """How a command prints what it found. Each field is an option."""
+    """Print what a command found, in the form that the user chose. Each field is an option."""
 
     form: Annotated[
         Form | None,
@@ -32,11 +32,13 @@ class Output:
             help="All columns, nothing cut; a document; or ids alone. Default: a table.",
         ),
     ]
-    as_json: Annotated[bool, typer.Option("--json", help="As -o json: errors are JSON too.")]
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The same as -o json: errors are JSON too.")
+    ]
 
     @property
     def document(self) -> Literal["json", "yaml"] | None:
-        """The form of a document, if one is asked for."""
+        """The form of the document, if the user asked for a document."""
         if self.as_json or self.form == "json":
             return "json"
         return "yaml" if self.form == "yaml" else None
@@ -49,8 +51,8 @@ class Output:
     ) -> None:
         """Print what a command found: as a document, as ``names``, or as ``show`` does.
 
-        ``show`` is for people: it is given texts with escapes, and told whether all columns are
-        wanted.
+        ``show`` prints for people: it is given texts with escapes, and told whether all columns
+        are wanted.
         """
         if self.document:
             print_document(value, self.document)
@@ -77,23 +79,23 @@ def asked_form(arguments: Sequence[str]) -> Literal["json", "yaml"] | None:
 
 
 def print_document(value: Any, form: Literal["json", "yaml"], *, in_a_row: bool = False) -> None:
-    """Print one value; ``in_a_row``: on a line of its own, or as one document of many."""
+    """Print a value; with ``in_a_row``, on a line of its own, or as one document of many."""
     if form == "json":
         sys.stdout.write(json.dumps(value) + "\n") if in_a_row else print_json(value)
         return
     import yaml
 
-    plain = json.loads(json.dumps(value))  # words of enums are text
+    plain = json.loads(json.dumps(value))  # members of enums become text
     yaml.safe_dump(plain, sys.stdout, sort_keys=False, explicit_start=in_a_row)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value."""
+    """Print a JSON value."""
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
 def colors_unwanted() -> bool:
-    """Whether the terminal's user has said so for all programs (https://no-color.org)."""
+    """Return whether the user wants no colors from any program (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
 

@@ -1,4 +1,4 @@
-"""`looks` is how commands go on until Ctrl-C."""
+"""`looks` lets a command look again and again, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def interruption() -> Iterator[threading.Event]:
-    """Yield what Ctrl-C sets. Raised amid a call of gRPC, KeyboardInterrupt can get lost."""
+    """Yield an event that Ctrl-C sets: a KeyboardInterrupt amid a call of gRPC can get lost."""
     interrupted = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:
@@ -26,7 +26,7 @@ def interruption() -> Iterator[threading.Event]:
 def looks(every_s: float, count: int | None = None) -> Iterator[int]:
     """Yield the number of each look, from 0, at once and then regularly.
 
-    Until Ctrl-C, or until nobody reads stdout any more.
+    Looks end at Ctrl-C, or when nobody reads stdout any more.
     """
     if count == 1:
         yield 0
@@ -39,7 +39,7 @@ def looks(every_s: float, count: int | None = None) -> Iterator[int]:
 
 
 def _unread() -> bool:
-    """Return whether stdout is a pipe that is closed: a write would say so, and none may come."""
+    """Return whether stdout is a closed pipe: a write would fail, but there may be no write."""
     with contextlib.suppress(io.UnsupportedOperation):
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)

@@ -1,1 +1,1 @@
-"""Options that commands share, and what they are where nobody says: a file, the environment."""
+"""Options that commands share, and their values from a file or the environment."""

@@ -1,4 +1,4 @@
-"""What options of ``restow layout from-config`` mean, and what they are where nobody says."""
+"""Turn options of ``restow layout from-config`` into values, and find their defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from restow.broker.families.hf import Reading, Readings
 
 
 def default_page_tokens(model: ModelSpec, readings: Readings) -> int:
-    """Return how many tokens a page has where nobody says."""
+    """Return how many tokens a page has without --page-tokens."""
     if not (tokens := model.page_tokens):
         return EngineSettings().page_tokens
     note = "pages of the kernels of an indexer (else: --page-tokens)"
@@ -20,24 +20,27 @@ def default_page_tokens(model: ModelSpec, readings: Readings) -> int:
 
 
 def weights_fingerprint(config: Path, readings: Readings) -> str:
-    """Return a word for the weights in a folder; "" where there are none, or a file was given."""
+    """Return a fingerprint of the weights in a folder; "" for a file, or without weights."""
     from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
 
     try:
-        found = checkpoint_revision(config) if config.is_dir() else ""
+        revision = checkpoint_revision(config) if config.is_dir() else ""
     except CheckpointInvalidError:
         return ""
-    if found:
-        readings.add(Reading("revision", found, str(config), "a fingerprint of its weights"))
-    return found
+    if revision:
+        readings.add(Reading("revision", revision, str(config), "a fingerprint of its weights"))
+    return revision
 
 
 def scales_of(kind: str | None, fingerprint: str | None, revision: str) -> Scales | None:
-    """Return the scales that two options name, or else the revision; None where nobody says."""
+    """Return the scales that the options name; None if ``kind`` is None.
+
+    Without a ``fingerprint``, the revision identifies static scales.
+    """
     static = kind in ("static", "per-16")
     if (not static and fingerprint) or (static and not (fingerprint or revision)):
         raise typer.BadParameter(
-            "static scales and per-16 need a fingerprint, or a revision, and no others have one",
+            "static scales and per-16 need a fingerprint, or a revision; other scales have none",
             param_hint="--kv-scales-fingerprint",
         )
     if kind is None:

@@ -1,4 +1,4 @@
-"""`EtcdOptions` are options of commands that look at an etcd: those by which brokers reach it."""
+"""`EtcdOptions` are the options by which commands reach the etcd of brokers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,31 @@ def _option(name: str, metavar: str, words: str) -> Any:
 
 @dataclass(frozen=True)
 class EtcdOptions:
-    """Leads to an etcd. Each field is an option, with the name that `restow serve` gives it."""
+    """Connect to an etcd. Each field is an option, with the name that `restow serve` gives it."""
 
     etcd: Annotated[
         str | None,
-        _option("--etcd", "HOST:PORT,...", "Look at this etcd too, which says who leads."),
+        _option("--etcd", "HOST:PORT,...", "Look at this etcd too, which says which broker leads."),
     ]
     fleet: Annotated[
         str | None, _option("--fleet", "NAME", "The brokers' --fleet. Default: default.")
     ]
-    etcd_ca: Annotated[Path | None, _option("--etcd-ca", "FILE", "As of `restow serve`.")]
-    etcd_cert: Annotated[Path | None, _option("--etcd-cert", "FILE", "As of `restow serve`.")]
-    etcd_key: Annotated[Path | None, _option("--etcd-key", "FILE", "As of `restow serve`.")]
-    etcd_user: Annotated[str | None, _option("--etcd-user", "NAME", "As of `restow serve`.")]
+    etcd_ca: Annotated[Path | None, _option("--etcd-ca", "FILE", "The same as for `restow serve`.")]
+    etcd_cert: Annotated[
+        Path | None, _option("--etcd-cert", "FILE", "The same as for `restow serve`.")
+    ]
+    etcd_key: Annotated[
+        Path | None, _option("--etcd-key", "FILE", "The same as for `restow serve`.")
+    ]
+    etcd_user: Annotated[
+        str | None, _option("--etcd-user", "NAME", "The same as for `restow serve`.")
+    ]
     etcd_password_file: Annotated[
-        Path | None, _option("--etcd-password-file", "FILE", "As of `restow serve`.")
+        Path | None, _option("--etcd-password-file", "FILE", "The same as for `restow serve`.")
     ]
 
     def access(self) -> EtcdAccess | None:
-        """Return how it is reached; None: it is not to be. Raises an `EtcdSettingsError`."""
+        """Return how etcd is reached; None without --etcd. Raises an `EtcdSettingsError`."""
         from restow.broker.registry.etcd_access import EtcdAccess
 
         if not self.etcd:

@@ -1,4 +1,4 @@
-"""Several commands share these options beside those of their `connection`."""
+"""Hold the options that several commands share, except options of the connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ConfigOption` has a command take what nobody said otherwise from a file, and checks all names.
+"""`ConfigOption` lets a command take settings from a file, and checks the names of all settings.
 
 An option goes before the environment, the environment before the file, the file before the default.
 """
@@ -19,7 +19,7 @@ from restow.broker.errors import SettingUnknownError
 
 PREFIX = "RESTOW_"
 COMMANDS = ("serve", "agent")
-"""Whose options the environment may name: broker, agents and clients may share one."""
+"""Commands whose options the environment may name: brokers and agents may share it."""
 OF_CLIENTS = frozenset({"RESTOW_BROKER", "RESTOW_TOKEN_FILE", "RESTOW_TLS_CA", "RESTOW_PROXY"})
 OF_SCRIPTS = frozenset(
     PREFIX + name
@@ -31,11 +31,11 @@ OF_SCRIPTS = frozenset(
         *("VLLM_VENV", "WHOLE_MODELS"),
     )
 )
-"""What `./run`, tests and containers of this repository set for themselves."""
+"""Variables that `./run`, tests and containers of this repository set for themselves."""
 _SERVICE_LINK = re.compile(
     r"RESTOW_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)"
 )
-"""What Kubernetes sets in every pod beside a Service that is called restow, or restow-something."""
+"""Variables that Kubernetes sets in every pod for a Service called restow, or restow-something."""
 
 
 def _take(context: typer.Context, path: Path | None) -> Path | None:
@@ -44,14 +44,14 @@ def _take(context: typer.Context, path: Path | None) -> Path | None:
         return path
     commands = getattr(context.find_root().command, "commands", {})
     options = [_names(commands[name], context) for name in COMMANDS if name in commands]
-    known = {PREFIX + one.upper() for names in options for one in names} | OF_CLIENTS
+    known = {PREFIX + name.upper() for names in options for name in names} | OF_CLIENTS
     refuse_unknown(os.environ, known)
     if path is not None:
         values = read_settings(path, _names(context.command, context) - {"config"})
         context.default_map = {
             name: value
             for name, value in values.items()
-            if PREFIX + name.upper() not in os.environ  # which goes first
+            if PREFIX + name.upper() not in os.environ  # the environment goes first
         }
     return path
 
@@ -71,7 +71,7 @@ ConfigOption = Annotated[
 
 
 def refuse_unknown(environment: Iterable[str], known: set[str]) -> None:
-    """Raise `SettingUnknownError` for a variable that begins like ours, and is none."""
+    """Raise `SettingUnknownError` for a variable that begins with `PREFIX` and is not known."""
     for name in sorted(environment):
         if (
             name.startswith(PREFIX)
@@ -82,7 +82,7 @@ def refuse_unknown(environment: Iterable[str], known: set[str]) -> None:
 
 
 def read_settings(path: Path, known: set[str]) -> Mapping[str, Any]:
-    """Read what a file says of known options. Raises `SettingUnknownError`, or wrong usage."""
+    """Read known options from a file. Raises `SettingUnknownError` or `typer.BadParameter`."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -98,16 +98,18 @@ def read_settings(path: Path, known: set[str]) -> Mapping[str, Any]:
 
 
 def _names(command: Any, context: typer.Context) -> set[str]:
-    return {str(one.name) for one in command.get_params(context) if one.name != "help"}
+    return {
+        str(parameter.name) for parameter in command.get_params(context) if parameter.name != "help"
+    }
 
 
 def _unknown(name: str, known: Iterable[str], where: str) -> SettingUnknownError:
-    # What all names begin with makes none of them near.
-    bare = {one.removeprefix(PREFIX): one for one in sorted(known)}
+    # The prefix would make all names near, because all names begin with it.
+    bare = {known_name.removeprefix(PREFIX): known_name for known_name in sorted(known)}
     near = get_close_matches(name.removeprefix(PREFIX), bare, 1)
     words = (
         f"is {bare[near[0]]} meant?"
         if near
-        else "`restow serve --help` and `restow agent --help` name all that there are"
+        else "`restow serve --help` and `restow agent --help` name all settings"
     )
     return SettingUnknownError(f"{name} {where} is no setting: {words}", name=name)

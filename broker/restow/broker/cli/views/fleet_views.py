@@ -1,4 +1,4 @@
-"""What operators see of several brokers: documents and tables."""
+"""Show several brokers to operators, as documents and tables."""
 
 from __future__ import annotations
 
@@ -14,26 +14,30 @@ Values = dict[str, Any]
 
 
 def membership_json(status: pb.GetStatusResponse | pb.ListBrokersResponse) -> Values | None:
-    """Return how a broker stands among others; None: it is the only one."""
+    """Return the state of a broker among others; None if it is the only broker."""
     if not status.HasField("membership"):
         return None
-    one = status.membership
-    trouble = {"reason": one.trouble_reason, "message": one.trouble}
+    membership = status.membership
+    trouble = {"reason": membership.trouble_reason, "message": membership.trouble}
     return {
-        "address": one.address,
-        "fleet": one.fleet,
-        "brokers": one.brokers,
-        "expected": one.expected or None,
-        "leads": one.leads,
-        "leader": one.leader or None,
-        "epoch": one.epoch or None,
-        "leaderless_s": round(one.leaderless_s, 3) if one.HasField("leaderless_s") else None,
-        "let_in": one.let_in,
-        "lease_s": one.lease_s or None,
-        "unanswered_s": round(one.unanswered_s, 3) if one.HasField("unanswered_s") else None,
-        "still_s": round(one.still_s, 3) if one.HasField("still_s") else None,
-        "trouble": trouble if one.trouble_reason else None,
-        "warnings": list(one.warnings),
+        "address": membership.address,
+        "fleet": membership.fleet,
+        "brokers": membership.brokers,
+        "expected": membership.expected or None,
+        "leads": membership.leads,
+        "leader": membership.leader or None,
+        "epoch": membership.epoch or None,
+        "leaderless_s": round(membership.leaderless_s, 3)
+        if membership.HasField("leaderless_s")
+        else None,
+        "let_in": membership.let_in,
+        "lease_s": membership.lease_s or None,
+        "unanswered_s": round(membership.unanswered_s, 3)
+        if membership.HasField("unanswered_s")
+        else None,
+        "still_s": round(membership.still_s, 3) if membership.HasField("still_s") else None,
+        "trouble": trouble if membership.trouble_reason else None,
+        "warnings": list(membership.warnings),
     }
 
 
@@ -42,20 +46,25 @@ def brokers_json(told: pb.ListBrokersResponse) -> Values:
     return {
         "membership": membership_json(told),
         "brokers": [
-            {"address": one.address, "asked": one.asked, "leads": one.leads} for one in told.brokers
+            {"address": broker.address, "asked": broker.asked, "leads": broker.leads}
+            for broker in told.brokers
         ],
     }
 
 
 def show_brokers(value: Values, wide: bool = False) -> None:
-    """Print ``restow brokers``: all brokers, and how the broker stands that was asked."""
+    """Print ``restow brokers``: all brokers, and the state of the broker that was asked."""
     to, membership = console(wide), value["membership"]
     if membership is None:
         print("This is the only broker. `restow serve --etcd` makes it one of several.")
         return
     rows: list[list[Cell]] = [
-        [one["address"], "leads" if one["leads"] else "standby", "asked" if one["asked"] else ""]
-        for one in value["brokers"]
+        [
+            broker["address"],
+            "leads" if broker["leads"] else "standby",
+            "asked" if broker["asked"] else "",
+        ]
+        for broker in value["brokers"]
     ]
     if rows:
         put(to, listing(["broker", "", " "], rows, to.width, words=""))
@@ -63,7 +72,7 @@ def show_brokers(value: Values, wide: bool = False) -> None:
 
 
 def standing_text(membership: Values) -> Text:
-    """Return how a broker stands among others, in words."""
+    """Return the state of a broker among others, in words."""
     trouble = membership["trouble"]
     why = f" ({trouble['reason']}: {trouble['message']})" if trouble else ""
     if not membership["let_in"]:
@@ -81,6 +90,6 @@ def standing_text(membership: Values) -> Text:
     missing = expected is not None and brokers < expected
     count = f"{brokers} of {expected}" if expected is not None else str(brokers)
     words = f"{does}; there are {count} brokers"
-    words += "".join(f"; etcd {one}" for one in membership["warnings"])
+    words += "".join(f"; etcd {warning}" for warning in membership["warnings"])
     bad = missing or bool(trouble) or bool(membership["warnings"])
     return Text(f"{words}{why}", style="yellow" if bad else "")

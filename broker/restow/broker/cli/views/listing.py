@@ -1,6 +1,6 @@
 """Print tables that fit a terminal, and that are whole where there is no terminal.
 
-A narrow terminal leaves the last columns out, so those that matter come first. Ids are shortened
+A narrow terminal leaves the last columns out, so columns that matter come first. Ids are shortened
 to beginnings that still tell them apart.
 """
 
@@ -22,7 +22,7 @@ GAP = 2
 LEAST_ID = 12
 """Least number of letters of an id."""
 LEAST_FOLDED = 24
-"""Least width of a column of words, which is then folded."""
+"""Least width of a column of words, which is folded then."""
 UNCUT = 100_000
 """Width where there is no terminal."""
 NUMBERS = frozenset(
@@ -38,7 +38,7 @@ def colored(state: str) -> Text:
 
 
 def console(wide: bool = False) -> Console:
-    """Return the console of stdout, whose lines have no end if ``wide`` or without a terminal."""
+    """Return the console of stdout, with unlimited lines if ``wide`` or without a terminal."""
     made = Console(highlight=False, markup=False)
     if made.is_terminal and not wide:
         return made
@@ -48,8 +48,8 @@ def console(wide: bool = False) -> Console:
 def put(to: Console, *shown: RenderableType) -> None:
     """Print and flush, without spaces at the ends of lines."""
     with to.capture() as captured:
-        for one in shown:
-            to.print(one, crop=False)
+        for renderable in shown:
+            to.print(renderable, crop=False)
     lines = captured.get().removesuffix("\n").split("\n")
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
     sys.stdout.flush()
@@ -66,8 +66,8 @@ def listing(
 ) -> RenderableType:
     """Return a table for ``width`` columns, with a last line that names what was left out.
 
-    ``ids`` is a column that may be shortened, and ``words`` a last column that may be folded; with
-    ``spare`` it is shown only if whole ids have room beside it.
+    ``ids`` is a column that may be shortened, and ``words`` a last column that may be folded. With
+    ``spare``, the column of words is shown only if whole ids have room beside it.
     """
     texts = [[_plain(cell) for cell in row] for row in rows]
     widths = [
@@ -109,18 +109,18 @@ def least_width(ids: Sequence[str]) -> int:
     >>> least_width(["request-00001-a", "request-00002-b"]), least_width(["a", "b"])
     (13, 12)
     """
-    shared = (len(commonprefix(two)) + 1 for two in pairwise(sorted(set(ids))))  # noqa: RUF071
+    shared = (len(commonprefix(pair)) + 1 for pair in pairwise(sorted(set(ids))))  # noqa: RUF071
     return max([LEAST_ID, *shared])
 
 
 def shortened(ids: Sequence[str], width: int) -> list[str]:
-    """Return beginnings of ids that fit ``width`` columns, or longer ones to tell them apart.
+    """Return beginnings of ids that fit ``width`` columns, or longer beginnings to tell them apart.
 
     >>> shortened(["request-00001-a", "request-00002-b"], 5)
     ['request-00001', 'request-00002']
     """
     letters = max(width, least_width(ids))
-    return [one[:letters] for one in ids]
+    return [text[:letters] for text in ids]
 
 
 def _plain(cell: Cell) -> str:
@@ -129,8 +129,8 @@ def _plain(cell: Cell) -> str:
 
 def _fitting(widths: Sequence[int], width: int) -> int:
     taken = -GAP
-    for count, one in enumerate(widths):
-        taken += one + GAP
+    for count, column_width in enumerate(widths):
+        taken += column_width + GAP
         if taken > width:
             return max(1, count)
     return len(widths)
@@ -149,10 +149,10 @@ def _empty(columns: Sequence[str], words: str | None) -> Table:
 
 
 def _left_out(shortened: object, columns: Sequence[str]) -> str:
-    said = []
+    notes = []
     if shortened:
-        said.append("beginnings of ids are enough for every command")
+        notes.append("beginnings of ids are enough for every command")
     if shortened or columns:
         more = ", ".join([*(["whole ids"] if shortened else []), *columns])
-        said.append(f"-o wide shows {more}")
-    return "; ".join(said)
+        notes.append(f"-o wide shows {more}")
+    return "; ".join(notes)

@@ -58,15 +58,15 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
     console.print(table)
 
 
-def show_differences(found: Sequence[Difference], left: str, right: str) -> None:
+def show_differences(differences: Sequence[Difference], left: str, right: str) -> None:
     """Print the differences of two layouts."""
     console = Console(highlight=False, markup=False)
-    if not found:
+    if not differences:
         console.print("equal")
         return
     table = _table("of", "aspect", left, right)
-    for one in found:
-        table.add_row(one.subject, one.aspect, one.left, one.right)
+    for difference in differences:
+        table.add_row(difference.subject, difference.aspect, difference.left, difference.right)
     console.print(table)
 
 
@@ -272,9 +272,9 @@ def _field_json(line: FieldLine) -> dict[str, Any]:
 def show_readings(readings: Readings, as_json: bool) -> None:
     """Print the keys read from a model's config to stderr: value, and file or assumption."""
     if as_json:
-        sys.stderr.write(json.dumps({"readings": [asdict(one) for one in readings]}) + "\n")
+        sys.stderr.write(json.dumps({"readings": [asdict(reading) for reading in readings]}) + "\n")
         return
-    lines = [(shown(one.key), _short(one.value), _origin(one)) for one in readings]
+    lines = [(shown(reading.key), _short(reading.value), _origin(reading)) for reading in readings]
     keys, values = (max((len(line[i]) for line in lines), default=0) for i in (0, 1))
     for key, value, origin in lines:
         sys.stderr.write(f"{key:<{keys}}  {value:<{values}}  {origin}\n")
@@ -285,6 +285,6 @@ def _short(value: object) -> str:
     return text if len(text) <= _MAX_VALUE_LENGTH else text[: _MAX_VALUE_LENGTH - 3] + "..."
 
 
-def _origin(one: Reading) -> str:
-    where = one.file or "assumed"
-    return shown(f"{where}: {one.note}" if one.note else where)
+def _origin(reading: Reading) -> str:
+    where = reading.file or "assumed"
+    return shown(f"{where}: {reading.note}" if reading.note else where)

@@ -19,7 +19,7 @@ WIDE = 120
 SHORT = 12
 """Letters of a digest or a revision in a terminal that is not `WIDE`."""
 CHART_WIDTH = 100
-"""Columns of a chart where a line has no end."""
+"""Columns of a chart where the length of lines is not limited."""
 WEIGHTS = ("model", "adapter", "quantisation")
 LABEL = 18
 """Columns before a bar of a chart."""
@@ -32,7 +32,7 @@ WIDE_HANDOFFS = (*HANDOFFS, "lease", "by", "detail")
 LEASES = ("handoff", "lease", "state", "from", "waits for")
 
 Columns = dict[str, str | Callable[[Values], Cell]]
-"""Columns by title, each a field of a document or a function of it."""
+"""Columns by title: each is a field of a document, or a function of the document."""
 
 
 def show_status(status: Values, wide: bool = False) -> None:
@@ -70,7 +70,7 @@ def show_status(status: Values, wide: bool = False) -> None:
 
 
 def show_tenants(value: Values, wide: bool = False) -> None:
-    """Print ``restow tenants``: how much each has, and how its handoffs ended."""
+    """Print ``restow tenants``: how much each tenant has, and how its handoffs ended."""
     if not value["tenants"]:
         print("No tenant has engines or handoffs.")
         return
@@ -80,7 +80,7 @@ def show_tenants(value: Values, wide: bool = False) -> None:
         "live": "handoffs_live",
         "quarantine": "handoffs_quarantined",
         **{state: _count_of(state) for state in ENDS},
-        "read": lambda one: size_text(one["bytes_read"]),
+        "read": lambda tenant: size_text(tenant["bytes_read"]),
     }
     _show(value["tenants"], columns, wide)
 
@@ -100,20 +100,20 @@ def show_engines(value: Values, wide: bool = False, tenants: bool = False) -> No
         "engine": "engine_id",
         "agents": _agents_cell,
         "session": _session_cell,
-        "model": lambda one: " ".join(filter(None, (one[name] for name in WEIGHTS))),
-        "revision": lambda one: one["revision"][:letters] or Text("none", style="yellow"),
-        "layout": lambda one: one["layout_digest"][:letters],
+        "model": lambda engine: " ".join(filter(None, (engine[name] for name in WEIGHTS))),
+        "revision": lambda engine: engine["revision"][:letters] or Text("none", style="yellow"),
+        "layout": lambda engine: engine["layout_digest"][:letters],
         "incarnation": "incarnation",
     }
     _show(engines, columns, wide, tenants)
     _warn(
-        f"{one['engine_id']}: this life replaced {', '.join(one['replaced'])} "
-        f"{duration_text(one['age_s'])} ago: if it still runs, two have one id"
-        for one in engines
-        if one["replaced"]
+        f"{engine['engine_id']}: this life replaced {', '.join(engine['replaced'])} "
+        f"{duration_text(engine['age_s'])} ago: if it still runs, two have one id"
+        for engine in engines
+        if engine["replaced"]
     )
     _warn(f"Mixed weights: {words}" for words in mixed_weights(models_json(engines)))
-    _warn_of_versions((one["engine_id"], one["version"]) for one in engines)
+    _warn_of_versions((engine["engine_id"], engine["version"]) for engine in engines)
 
 
 def _agents_cell(engine: Values) -> Cell:
@@ -136,22 +136,26 @@ def show_agents(value: Values, wide: bool = False, tenants: bool = False) -> Non
     columns: Columns = {
         "engine": "engine_id",
         "rank": "rank",
-        "memory": lambda one: size_text(one["region_bytes"]),
-        "staging": lambda one: size_text(one["staging_bytes"]),
+        "memory": lambda agent: size_text(agent["region_bytes"]),
+        "staging": lambda agent: size_text(agent["staging_bytes"]),
         "regions": "regions",
         "agent": "agent_name",
     }
     _show(agents, columns, wide, tenants)
-    _warn_of_versions((f"{one['engine_id']}.{one['rank']}", one["version"]) for one in agents)
+    _warn_of_versions(
+        (f"{agent['engine_id']}.{agent['rank']}", agent["version"]) for agent in agents
+    )
 
 
 def _warn_of_versions(versions: Iterable[tuple[str, str]]) -> None:
-    """Print who runs which version, if there are several: too long for a column at 80."""
+    """Print who runs which version, if there are several: 80 columns have no room for them."""
     by_version: dict[str, list[str]] = {}
     for who, version in versions:
-        by_version.setdefault(version or "a version that they do not tell", []).append(who)
+        by_version.setdefault(version or "an unknown version", []).append(who)
     if len(by_version) > 1:
-        told = "; ".join(f"{', '.join(who)} of {one}" for one, who in sorted(by_version.items()))
+        told = "; ".join(
+            f"{', '.join(who)} of {label}" for label, who in sorted(by_version.items())
+        )
         _warn([f"Mixed versions: {told}"])
 
 
@@ -185,7 +189,7 @@ def show_leases(value: Values, wide: bool = False, tenants: bool = False) -> Non
 def handoff_columns(titles: Iterable[str]) -> Columns:
     """Return some columns of handoffs, with the state in its color."""
     texts: Columns = {title: COLUMNS[title].text for title in titles}
-    return {**texts, "state": lambda one: colored(one["state"])}
+    return {**texts, "state": lambda handoff: colored(handoff["state"])}
 
 
 def show_handoff(value: Values, wide: bool = False) -> None:
@@ -198,7 +202,7 @@ def show_handoff(value: Values, wide: bool = False) -> None:
 
 
 def handoff_lines(value: Values, width: int) -> list[RenderableType]:
-    """Return the lines that show one handoff, and then those of its deliveries."""
+    """Return the lines that show one handoff, and then the lines of its deliveries."""
     lines: list[RenderableType] = [
         Text.assemble((value["handoff_id"], "bold"), "  ", colored(value["state"])),
         *(Text(words, STYLES.get(style, "")) for words, style in about(value)),
@@ -208,13 +212,13 @@ def handoff_lines(value: Values, width: int) -> list[RenderableType]:
         for chart in charts(value):
             lines += chart_lines(chart, min(width, CHART_WIDTH))
     lines += [Text(), listing(["ms", "event", ""], timeline(value), width, words="")]
-    for one in value["deliveries"]:
-        lines += [Text(), *handoff_lines(one, width)]
+    for delivery in value["deliveries"]:
+        lines += [Text(), *handoff_lines(delivery, width)]
     return lines
 
 
 def chart_lines(chart: Chart, width: int) -> list[Text]:
-    """Return a chart as a line of title, and a line for each of its bars."""
+    """Return a chart as a line with its title, and a line for each of its bars."""
     cells = max(LEAST_BAR, width - LABEL - max(len(bar.words) for bar in chart.bars) - 2)
     lines = [Text(chart.title, style="bold")]
     for bar in chart.bars:
@@ -230,7 +234,7 @@ def chart_lines(chart: Chart, width: int) -> list[Text]:
 
 
 def event_line(event: Values, tenants: bool = False) -> str:
-    """Return an event in one line, whole; ``tenants``: with the tenant before each name."""
+    """Return an event in one line; with ``tenants``, the tenant stands before each name."""
     of = f"{event['tenant']}/" if tenants else ""
     if event["event"] == "engine":
         session = "session open" if event["session"] else "no session"
@@ -252,9 +256,9 @@ def event_line(event: Values, tenants: bool = False) -> str:
 def show_holdings(value: Values, wide: bool = False, tenants: bool = False) -> None:
     """Print ``restow holdings``: a row for each group of an engine, then totals of each tenant."""
     if not value["engines"]:
-        print("No engine tells what it holds.")
+        print("No engine reports what it holds.")
     else:
-        groups = [{**one, **group} for one in value["engines"] for group in one["groups"]]
+        groups = [{**holder, **group} for holder in value["engines"] for group in holder["groups"]]
         columns: Columns = {
             "engine": "engine_id",
             "group": "group",
@@ -264,19 +268,23 @@ def show_holdings(value: Values, wide: bool = False, tenants: bool = False) -> N
             "hashes by": "algorithm",
         }
         _show(groups, columns, wide, tenants)
-    for one in value["engines"]:
-        if one["offers"]:
-            whose = f"{one['tenant']} " if tenants else ""
+    for engine in value["engines"]:
+        if engine["offers"]:
+            whose = f"{engine['tenant']} " if tenants else ""
             print(
-                f"{whose}{one['engine_id']}: asked for what it holds {one['offers']} times, "
-                f"declined {one['offers_declined']}"
+                f"{whose}{engine['engine_id']}: asked for what it holds {engine['offers']} times, "
+                f"declined {engine['offers_declined']}"
             )
-    for one in value["tenants"]:
-        whose = f"tenant {one['tenant']}: " if tenants else ""
-        lost = f", {one['forgotten']} were forgotten for want of room" if one["forgotten"] else ""
+    for tenant in value["tenants"]:
+        whose = f"tenant {tenant['tenant']}: " if tenants else ""
+        forgotten = (
+            f", {tenant['forgotten']} were forgotten for want of room"
+            if tenant["forgotten"]
+            else ""
+        )
         print(
-            f"{whose}{one['hashes']} hashes in {size_text(one['bytes'])} of "
-            f"{size_text(one['limit_bytes'])}{lost}"
+            f"{whose}{tenant['hashes']} hashes in {size_text(tenant['bytes'])} of "
+            f"{size_text(tenant['limit_bytes'])}{forgotten}"
         )
 
 
@@ -288,7 +296,7 @@ def _blocks_text(group: Values) -> str:
 
 
 def show_found(value: Values, wide: bool = False) -> None:
-    """Print ``restow find``: a row for each holder, those with most tokens first."""
+    """Print ``restow find``: a row for each holder, the holders with most tokens first."""
     if not value["holders"]:
         print("Nobody holds any of it.")
         return
@@ -296,7 +304,7 @@ def show_found(value: Values, wide: bool = False) -> None:
         "engine": "engine_id",
         "tokens": "tokens",
         "open handoffs": "open",
-        "draining": lambda one: "yes" if one["draining"] else "no",
+        "draining": lambda holder: "yes" if holder["draining"] else "no",
         "layout": "layout_digest",
     }
     _show(value["holders"], columns, wide, ids="layout")
@@ -307,12 +315,12 @@ def show_costs(costs: Values, wide: bool = False) -> None:
     columns = ["from", "to", "a read", "reads at", "a copy", "copies at"]
     columns += ["an element", "a launch", "a stage"]
     rows: list[list[Cell]] = []
-    for one in costs["hosts"]:
-        hosts = [one["source_host"], one["destination_host"]]
-        if one["costs"] is None:
-            rows.append([*hosts, one["failure"] or "measured", *["-"] * 6])
+    for pair in costs["hosts"]:
+        hosts = [pair["source_host"], pair["destination_host"]]
+        if pair["costs"] is None:
+            rows.append([*hosts, pair["failure"] or "measured", *["-"] * 6])
         else:
-            rows.append([*hosts, *_prices(one["costs"])])
+            rows.append([*hosts, *_prices(pair["costs"])])
     others = ["all others" if costs["hosts"] else "all", "-"]
     rows.append([*others, *_prices(costs["otherwise"])])
     to = console(wide)
@@ -334,9 +342,9 @@ def _prices(costs: dict[str, float]) -> list[str]:
 def _show(
     items: Sequence[Values], columns: Columns, wide: bool, tenants: bool = False, **options: Any
 ) -> None:
-    """Print a listing of items; ``tenants``: with the tenant before each."""
+    """Print a listing of items; with ``tenants``, a column of their tenants comes first."""
     shown: Columns = {**({"tenant": "tenant"} if tenants else {}), **columns}
-    rows = [[_cell(one, column) for column in shown.values()] for one in items]
+    rows = [[_cell(item, column) for column in shown.values()] for item in items]
     to = console(wide)
     put(to, listing(list(shown), rows, to.width, **options))
 
@@ -346,5 +354,5 @@ def _say_left_out(value: Values) -> None:
         print(f"... and {value['left_out']} more: raise --limit")
 
 
-def _cell(one: Values, column: str | Callable[[Values], Cell]) -> Cell:
-    return str(one[column]) if isinstance(column, str) else column(one)
+def _cell(item: Values, column: str | Callable[[Values], Cell]) -> Cell:
+    return str(item[column]) if isinstance(column, str) else column(item)

@@ -1,4 +1,4 @@
-"""Draw the screen of ``restow top``, and the one of a single handoff above it."""
+"""Draw the screen of ``restow top``, and the screen of a single handoff above it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from restow.broker.errors import RestowError
 
 GAP = "   "
 SCROLLBAR, PADDING = 2, 2
-"""Terminal columns that a table needs beside its cells, and each cell beside its text."""
+"""Terminal columns that a table needs beside its cells, and a cell beside its text."""
 NARROW = 120
 """Leave out progress and what a handoff waits for on a screen of fewer columns."""
 
@@ -59,14 +59,14 @@ class Top(App[None]):
         self,
         look: Callable[[], Look],
         every_s: float = 1.0,
-        one: Callable[[str, str], Values] | None = None,
+        get_handoff: Callable[[str, str], Values] | None = None,
     ) -> None:
-        """Show what ``look`` returns; ``one`` returns a handoff by tenant and id, for Enter.
+        """Show what ``look`` returns; for Enter, ``get_handoff`` takes a tenant and an id.
 
         Both ask the broker, in a thread of their own, and may raise a `RestowError`.
         """
         super().__init__()
-        self._look, self._every_s, self._one = look, every_s, one
+        self._look, self._every_s, self._get_handoff = look, every_s, get_handoff
         self._seen: Look | None = None
         self._trouble = ""
         """The error of the latest look."""
@@ -76,7 +76,7 @@ class Top(App[None]):
         """The handoffs whose rows are shown."""
 
     def compose(self) -> ComposeResult:
-        """Yield the widgets: statistics, what is under way, and who is slow."""
+        """Yield the widgets: statistics, what is under way, and which pairs are slow."""
         yield Static(id="figures")
         yield Static(id="trends")
         yield Input(id="filter", placeholder="words that a row must have; Escape: all rows")
@@ -111,7 +111,7 @@ class Top(App[None]):
         self.query_one("#handoffs", DataTable).focus()
 
     def action_sort(self) -> None:
-        """Sort by the next column of `SORTED_BY`, and after the last one by age."""
+        """Sort by the next column of `SORTED_BY`, and after the last column by age."""
         orders = ["", *SORTED_BY]
         self._order = orders[(orders.index(self._order) + 1) % len(orders)]
         self._show_again()
@@ -126,9 +126,11 @@ class Top(App[None]):
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Show one handoff, with how its time was spent."""
-        if self._one is not None and event.cursor_row < len(self._listed):
+        if self._get_handoff is not None and event.cursor_row < len(self._listed):
             listed = self._listed[event.cursor_row]
-            self.push_screen(HandoffScreen(self._one, listed["tenant"], listed["handoff_id"]))
+            self.push_screen(
+                HandoffScreen(self._get_handoff, listed["tenant"], listed["handoff_id"])
+            )
 
     def _show_again(self) -> None:
         if self._seen is not None:
@@ -141,7 +143,7 @@ class Top(App[None]):
             await asyncio.sleep(self._every_s)
 
     async def look(self) -> None:
-        """Ask once and show the answer; keep the last one when the broker does not answer."""
+        """Ask once and show the answer; keep the last answer if the broker does not answer."""
         trouble, now = "", None
         try:
             now = await asyncio.to_thread(self._look)
@@ -157,7 +159,7 @@ class Top(App[None]):
             self._show(now)
 
     def _show_figures(self, figures: Text) -> None:
-        # Of the lowest screen: another one may lie on it.
+        # Update the lowest screen: another screen may lie on it.
         shown = Text(self._trouble, style="bold red") if self._trouble else figures
         self.screen_stack[0].query_one("#figures", Static).update(shown)
 
@@ -169,7 +171,7 @@ class Top(App[None]):
         )
         self._listed = chosen(now, words, self._order)
         titles = self._handoff_columns
-        rows = [row(one, titles) for one in self._listed]
+        rows = [row(handoff, titles) for handoff in self._listed]
         others = zip(titles[1:], *(texts[1:] for texts in rows), strict=True)
         room = self.size.width - SCROLLBAR - PADDING * len(titles)
         room -= sum(max(map(len, column)) for column in others)
@@ -202,7 +204,7 @@ def _fill(table: DataTable[str | Text], rows: Sequence[Sequence[str | Text]]) ->
     at, cursor = table.scroll_y, table.cursor_row
     table.clear()
     for cells in rows:
-        # Textual reads markup in cells that are bare text: names may hold some.
+        # Textual reads markup in cells that are bare text: names may hold markup.
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
     if cursor and cursor < len(rows):
         table.move_cursor(row=cursor, scroll=False)
@@ -221,11 +223,13 @@ class HandoffScreen(ModalScreen[None]):
         Binding("q", "dismiss", "Back", show=False),
     ]
 
-    def __init__(self, one: Callable[[str, str], Values], tenant: str, handoff_id: str) -> None:
-        """Show what ``one`` returns of the handoff."""
+    def __init__(
+        self, get_handoff: Callable[[str, str], Values], tenant: str, handoff_id: str
+    ) -> None:
+        """Show what ``get_handoff`` returns for the handoff."""
         super().__init__()
-        self._one, self._tenant, self._handoff_id = one, tenant, handoff_id
-        self._text = Static(id="one")
+        self._get_handoff, self._tenant, self._handoff_id = get_handoff, tenant, handoff_id
+        self._text = Static(id="handoff")
 
     def compose(self) -> ComposeResult:
         """Yield the text, which may be longer than the screen."""
@@ -240,11 +244,11 @@ class HandoffScreen(ModalScreen[None]):
     async def _go_on(self) -> None:
         while True:
             try:
-                value = await asyncio.to_thread(self._one, self._tenant, self._handoff_id)
+                value = await asyncio.to_thread(self._get_handoff, self._tenant, self._handoff_id)
                 shown: RenderableType = Group(*handoff_lines(value, self.size.width - 6))
             except RestowError as error:
                 shown = Text(f"{error.reason}: {error.message}", style="bold red")
-            if not self.is_attached:  # it may have been left meanwhile
+            if not self.is_attached:  # the user may have left the screen meanwhile
                 return
             self._text.update(shown)
             await asyncio.sleep(1)

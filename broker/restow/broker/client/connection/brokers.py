@@ -1,4 +1,4 @@
-"""How long to wait before the next try."""
+"""Which broker to try next, and after what pause."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LAST_S = 5.0
 JITTER = 0.5
 LONGEST_S = LAST_S * (1 + JITTER)
 HELD_S = 1.0
-"""What held so long has worked: a wire that breaks every few seconds is to be used between."""
+"""A connection that held this long has worked, so links that break every few seconds are used."""
 
 
 class Backoff:
-    """Doubling waits with jitter, so that those who lost one broker do not return as one.
+    """Doubling waits with jitter, so that clients that lost a broker do not return all at once.
 
-    They begin anew when what was tried has worked for ``HELD_S``.
+    They begin anew when a connection has worked for ``HELD_S``.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +35,7 @@ class Backoff:
         self._works_since_s = self._clock()
 
     def wait_s(self) -> float:
-        """Seconds to wait now: what was tried works no more."""
+        """Return the seconds to wait now, after a failure."""
         if self._clock() - self._works_since_s >= HELD_S:
             self._next_s = FIRST_S
         self._works_since_s = math.inf
@@ -49,16 +49,16 @@ class EpochOverError(RestowError, status="UNAVAILABLE", reason="EPOCH_OVER"):
 
 
 class Epochs:
-    """The highest epoch that was heard of, in the fleet that was heard last."""
+    """The highest epoch that a broker has named, in the fleet that was reached last."""
 
     def __init__(self) -> None:
-        """Nothing was heard."""
+        """Begin without an epoch."""
         self._fleet = ""
         self._highest = 0
 
     @property
     def highest(self) -> int:
-        """The epoch to name to the next broker, which leads in none below; 0: none was heard."""
+        """The epoch to name to the next broker, which leads in no lower epoch; 0: none is known."""
         return self._highest
 
     def opened(self, fleet: str) -> None:
@@ -67,13 +67,13 @@ class Epochs:
             self._fleet, self._highest = fleet, 0
 
     def take(self, epoch: int) -> None:
-        """Take what is said in ``epoch``. Raises `EpochOverError`."""
+        """Take the epoch in which a broker speaks. Raises `EpochOverError`."""
         if epoch == self._highest:
             return
         if epoch < self._highest:
             raise EpochOverError(
                 f"the broker speaks in epoch {epoch}, and the fleet is in epoch {self._highest}: "
-                f"the broker was stopped or cut off, and another one leads",
+                f"the broker was stopped or cut off, and another broker leads",
                 epoch=epoch,
                 highest=self._highest,
             )
@@ -81,13 +81,13 @@ class Epochs:
 
 
 UNREACHED_KEY = "restow-unreached"
-"""Metadata of a call: the address that another broker had named, where nobody answers."""
+"""Metadata of a call: the leader's address that another broker named, and nobody answers there."""
 MAX_HOPS = 4
-"""So often one broker's word on another is followed at once: two may know different things."""
+"""Most redirections that are followed at once: brokers may name each other as the leader."""
 
 
 class Brokers:
-    """The brokers that were given, and the one that another broker named as the leader."""
+    """The given brokers, and the broker that another broker named as the leader."""
 
     def __init__(self, given: str) -> None:
         """Begin with the first of ``HOST:PORT,...``. Raises `AddressInvalidError`."""
@@ -96,7 +96,7 @@ class Brokers:
         self._leader = self._unreached = ""
         self._hops = self._failed = 0
         self.rounds = 0
-        """How often all have failed, one after the other, since one let us in."""
+        """How often all brokers have failed in turn since a broker accepted a stream."""
 
     @property
     def current(self) -> str:
@@ -105,12 +105,12 @@ class Brokers:
 
     @property
     def several(self) -> bool:
-        """Whether there is another one to ask where one does not answer."""
+        """Whether there is another broker to ask if the current broker does not answer."""
         return bool(self._leader) or len(self._given) > 1
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a call goes with that asks to be let in."""
+        """The metadata of a call that opens a stream."""
         return ((UNREACHED_KEY, self._unreached),) if self._unreached else ()
 
     def works(self) -> None:
@@ -119,13 +119,13 @@ class Brokers:
         self._unreached = ""
 
     def failed(self) -> bool:
-        """Take another one, for this one is of no use now; returns whether to ask it at once.
+        """Take another broker, because the current broker failed; return whether to ask it at once.
 
-        Not when all have failed, one after the other.
+        Returns False when all brokers have failed in turn.
         """
         if self._leader:
             self._leader, self._unreached = "", self._leader
-            return True  # who named it waits with us until it has another answer
+            return True  # the broker that named it waits with us until it has another answer
         self._next = (self._next + 1) % len(self._given)
         self._failed += 1
         if self._failed < len(self._given):
@@ -135,7 +135,7 @@ class Brokers:
         return False
 
     def refused(self, error: RestowError) -> bool:
-        """Whether a broker's refusal names another one, which is to be asked at once."""
+        """Return whether a refusal names another broker, which is to be asked at once."""
         if error.reason != NotLeaderError.reason:
             return False
         leader = error.subject.get("leader", "")

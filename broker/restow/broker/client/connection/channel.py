@@ -111,11 +111,11 @@ class Credentials:
         """
         given = (tls_ca, tls_cert, tls_key, token_file)
         names = [field.name for field in fields(cls)]
-        found = (
+        files = (
             value or os.environ.get("RESTOW_" + name.upper())
             for name, value in zip(names, given, strict=True)
         )
-        return cls(*(Path(value) if value else None for value in found))
+        return cls(*(Path(value) if value else None for value in files))
 
     @property
     def secure(self) -> bool:
@@ -159,8 +159,8 @@ def channel_showing(
 class AuthorizedChannel:
     """A secure channel of `grpc` or `grpc.aio`, whose calls carry a token.
 
-    The token is read again for every call, which raises `TokenFileError` if that fails. Like all of
-    a call, it is sent only after the server has proved its identity.
+    The token is read again for every call, which raises `TokenFileError` if that fails. Like all
+    parts of a call, it is sent only after the server has proved its identity.
     """
 
     def __init__(self, channel: Any, token_file: Path) -> None:
@@ -223,7 +223,7 @@ CHANNEL_OPTIONS = (
 
 
 def channel_options(several: bool = False) -> tuple[tuple[str, int | str], ...]:
-    """Return the options of a channel, to one of ``several`` brokers or to the only one.
+    """Return the options of a channel, to one of ``several`` brokers or to the only broker.
 
     Raises `AddressInvalidError` for an invalid proxy.
     """
@@ -245,7 +245,7 @@ PLAINTEXT = Credentials()
 def open_channel(
     address: str, credentials: Credentials = PLAINTEXT, several: bool = False
 ) -> grpc.aio.Channel:
-    """Return a channel on the running loop, to one of ``several`` brokers or to the only one.
+    """Return a channel on the running loop, to one of ``several`` brokers or to the only broker.
 
     Raises `AddressInvalidError`, `ForkedError`, and like `channel_showing`.
     """
@@ -303,9 +303,9 @@ class RenewedChannel:
     async def connects(self) -> bool:
         """Return whether the channel connects in time, with retries. Raises like `channel`.
 
-        It waits up to ``CONNECT_S``; then files are worth another look. With several brokers it
-        gives up at the first failure or after ``NEXT_S``, to try another broker. That time doubles
-        after each round without a broker, so that of thousands of clients not all come at once.
+        It waits up to ``CONNECT_S``; then the files may have changed. With several brokers it gives
+        up at the first failure or after ``NEXT_S``, to try another broker. That time doubles after
+        each round without a broker, so that thousands of clients do not come at once.
         """
         channel = await self.channel()
         several = self._brokers.several

@@ -82,7 +82,7 @@ def _advise_tls_client(host: str, port: int, context: ssl.SSLContext, shows: Pat
         "omit the authority (--tls-ca, RESTOW_TLS_CA)"
     )
     refusal = (
-        "It requires a client certificate: give one (--tls-cert and --tls-key)"
+        "It requires a client certificate: name it (--tls-cert and --tls-key)"
         if shows is None
         else f"It rejects certificate {shows}: check that an authority of its --client-ca signed it"
     )

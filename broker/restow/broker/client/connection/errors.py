@@ -103,7 +103,7 @@ class BrokerCallError(RestowError):
 
 
 class OtherServerError(BrokerCallError, reason="OTHER_SERVER"):
-    """A refusal without one of Restow's reasons: from another server, or a gateway on the way."""
+    """A refusal without a reason of Restow: from another server, or a gateway on the way."""
 
     def __init__(self, status: str, address: str, details: str) -> None:
         """Quote what ``address`` answered."""
@@ -118,19 +118,19 @@ class OtherServerError(BrokerCallError, reason="OTHER_SERVER"):
 
 
 class BrokerUnreachableError(RestowError, status="UNAVAILABLE", reason="BROKER_UNREACHABLE"):
-    """No broker answers at the address: check that it is started, and the address."""
+    """No broker answers at the address: check the address, and that a broker runs there."""
 
 
 class ForkedError(RestowError, status="FAILED_PRECONDITION", reason="FORKED"):
-    """The process was forked from one that already used sessions, agents or clients."""
+    """The process was forked from a process that already used sessions, agents or clients."""
 
     def __init__(self, parent: int, child: int) -> None:
         """Name both processes."""
         super().__init__(
-            f"process {child} was forked from process {parent} after that had begun to use Restow, "
+            f"process {child} was forked from process {parent} after the latter used Restow, "
             f"but gRPC, NIXL and their threads do not survive a fork. Create sessions, agents and "
             f"clients in the process that uses them, and start processes by `spawn` or "
-            f"`forkserver`, or fork before the first of them is created",
+            f"`forkserver`, or fork before the first of these objects is created",
             parent=parent,
             child=child,
         )
@@ -192,13 +192,11 @@ _TOO_LARGE = "message larger than max"
 def unreachable(address: str, details: str, secure: bool = False) -> BrokerUnreachableError:
     """Return the error of an address that does not answer; ``secure``: TLS was used."""
     # A handshake that fails on either side's certificate looks as if nobody answered.
-    certificates = (
-        ", or check that each side's certificate is one that the other accepts (docs/security.md)"
-    )
+    certificates = ", or check that each side accepts the other's certificate (docs/security.md)"
     way = way_note()
     return BrokerUnreachableError(
-        f"no broker answers at {address}: start one with `restow serve`, or name another with "
-        f"--broker{certificates if secure else ''} ({details}{'; ' + way if way else ''})",
+        f"no broker answers at {address}: start a broker with `restow serve`, or name another "
+        f"with --broker{certificates if secure else ''} ({details}{'; ' + way if way else ''})",
         broker=address,
     )
 

@@ -79,11 +79,11 @@ def contents_of(
         raise ChainInvalidError("the positions of a chain must rise", field="positions_tokens")
     ids = _checked_tokens(token_ids[: positions[-1] if len(positions) else 0])
     chain = ContentChain(adapter=adapter, salt=salt, attachments=attachments)
-    found = []
+    digests = []
     for position_tokens in positions.tolist():
         chain.extend(ids[chain.tokens : position_tokens], max(position_tokens, 1))
-        found.append(chain.digest())
-    return found
+        digests.append(chain.digest())
+    return digests
 
 
 class ContentChain:
@@ -106,7 +106,7 @@ class ContentChain:
         Raises `RequestError`.
         """
         self.tokens = 0
-        # Sorted backwards to pop the next one; attachments of one token keep their order.
+        # Sorted backwards to pop the next attachment; those of one token keep their order.
         self._attachments = sorted(map(_checked_attachment, attachments), key=itemgetter(0))[::-1]
         self._text = hashlib.sha256(CONTENT_FORM.encode() + b"\0")
         for name, word in (("adapter", adapter), ("salt", salt)):
@@ -231,7 +231,7 @@ class PrefixChain:
     Each is the number of tokens, and the hash of all tokens before it.
     """
     revision: str = ""
-    """Revision of the weights. Empty: the model's own, or the engine's present one."""
+    """Revision of the weights. Empty: the model's own, or the engine's present revision."""
 
     def prefix(self, position_tokens: int) -> Prefix:
         """Return the name of the state after ``position_tokens`` (`PrefixHolder.tokens`).
@@ -417,13 +417,13 @@ def offer_from_proto(offer: pb.Offer) -> Offer:
 
 
 def holders_of(response: pb.FindResponse) -> Holders:
-    """Return the holders of each chain, those of most tokens first."""
+    """Return the holders of each chain, holders of most tokens first."""
     return [
         [
             PrefixHolder(
                 holder.engine_id, holder.tokens, holder.layout_digest, holder.open, holder.draining
             )
-            for holder in found.holders
+            for holder in chain.holders
         ]
-        for found in response.found
+        for chain in response.found
     ]

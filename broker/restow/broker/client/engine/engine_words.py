@@ -167,15 +167,15 @@ class EngineWords(ABC, Generic[Published, Asked]):
         The demand fails if the state ends elsewhere than at ``position_tokens``; 0 means anywhere.
         ``content`` names the content that D wants, up to that position; if P names its content,
         both must be equal. ``timeout_ms`` is how long D waits, including for the publication; 0
-        means 30 s. A broker that can't be reached is not awaited any longer either. Cancelling the
-        delivery cancels the demand. The blocks are D's again when the delivery's `pages_free` is
-        done, however the demand ended.
+        means 30 s. A session waits no longer for a broker that it cannot reach, either. Cancelling
+        the delivery cancels the demand. The blocks are D's again when the delivery's `pages_free`
+        is done, however the demand ended.
 
         ``readers`` is the number of D's for which the router sends the handoff; with it D's may ask
         at the same time, before P has published. 0: not known.
 
         ``prefix`` asks for a state by its content, from whoever holds it. The broker offers the
-        demand to the holders one after another, and it ends CANCELLED, NOT_HELD, if none is left.
+        demand to the holders in turn, and it ends CANCELLED, NOT_HELD, if no holder is left.
         ``handoff_id`` is then chosen by D, for example at random; ``position_tokens``, ``content``
         and ``readers`` must be omitted. A store names in the prefix the revision of the weights.
 
@@ -219,7 +219,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
 
         P need not have published it. ``detail`` gives the reason to P and to operators. The
         delivery ends with the reason DECLINED once the broker knows. With several ``readers``, as
-        in `request`, this D counts as one that needs no pages. Raises `MessageTooLargeError`.
+        in `request`, this D counts as a D that needs no pages. Raises `MessageTooLargeError`.
         """
         declined = pb.Decline(handoff_id=handoff_id, detail=cut(detail), readers=readers)
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(decline=declined)))
@@ -233,7 +233,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         revision may still read these. Hand over nothing that was computed in part with the former
         weights, and fence nothing of it.
 
-        Raises `RequestError` for an empty text, or one of more than 256 characters.
+        Raises `RequestError` for an empty text, or a text of more than 256 characters.
         """
         OWN_PROCESS.check()
         check_revision(revision)

@@ -1,7 +1,7 @@
-"""Open handoffs of a session: what the engine said of each, until it ends.
+"""Open handoffs of a session: what the engine said of each handoff, until the handoff ends.
 
-A caller waits on a `HandoffFuture`; that of a demand is a `Delivery`, which also tells when D's
-pages are free again.
+A caller waits on a `HandoffFuture`. The future of a demand is a `Delivery`, which also tells when
+D's pages are free again.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Said:
             self.end.free()
 
     def fail(self, error: Exception, free: bool = False) -> None:
-        """Tell that there is no end: refused (``free``: nothing came of it), or nobody can say."""
+        """Fail the caller with ``error``; ``free`` says that a refused message had no effect."""
         self.end.fail(error)
         if isinstance(self.end, Delivery):
             self.end.free(None if free else error)
@@ -208,7 +208,7 @@ def cancellation_of(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineM
 
 
 def contradicts(first: pb.Publication, second: pb.Publication) -> bool:
-    """Return whether two chunks give a place in a list different blocks: they are of two states."""
+    """Return whether two chunks name different blocks for a place, and so belong to two states."""
     return any(
         _differ(said, more)
         for said in first.blocks
@@ -257,7 +257,8 @@ KNOWN_S = 60.0
 MAX_KNOWN = 1024
 """Time for which ends are remembered, and their number.
 
-The next broker is told of them, because the last one may have died before it told the other side.
+The next broker is told of them, because the last broker may have died before it told the other
+side.
 """
 
 
@@ -304,7 +305,7 @@ class OpenHandoffs:
         if handoff_id in self._used or self._is_another(handoff_id, publication):
             raise HandoffConflictError(
                 f"handoff {handoff_id} was published or given up before: an id names one state, so "
-                f"use a new one",
+                f"use a new id",
                 handoff=handoff_id,
             )
         publication.anew = any(entry.message.publish.anew for entry in self._said_of(handoff_id))
@@ -350,7 +351,7 @@ class OpenHandoffs:
     def cancel(self, handoff_id: str, detail: str) -> None:
         """Give a handoff up, unless its publication has ended; its id is not published again.
 
-        Ranks may have fenced a handoff of which nothing was sent, and the broker then forgets that.
+        Ranks may have fenced a handoff of which nothing was sent; the broker forgets these fences.
         """
         message = cancellation_of(handoff_id, detail)
         known = self._open.get(handoff_id)
@@ -575,7 +576,7 @@ class OpenHandoffs:
         said.fail(error, free=True)
 
     def close(self, error: RestowError) -> None:
-        """Fail every caller, including later ones."""
+        """Fail every caller, including later callers."""
         self._closed = self._closed or error
         known, self._open = self._open, {}
         self._emptied.set()
@@ -584,7 +585,7 @@ class OpenHandoffs:
                 said.fail(error, free=not said.sent)
 
     def cancel_all(self, reason: str, detail: str) -> None:
-        """End every handoff as CANCELLED, and refuse later ones."""
+        """End every handoff as CANCELLED, and refuse later handoffs."""
         known, self._open = self._open, {}
         self._emptied.set()
         for handoff_id, handoff in known.items():

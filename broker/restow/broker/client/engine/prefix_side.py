@@ -112,7 +112,7 @@ Find = Callable[[Sequence[PrefixChain]], Awaitable[Holders]]
 
 
 class PrefixSide:
-    """Reports an engine's prefixes, and answers the broker's events about them. On one loop."""
+    """Reports an engine's prefixes, and answers the broker's events about them. Use on one loop."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ async def hand_over(
     keep: Callable[[Prefix], None],
     find: Callable[[Sequence[PrefixChain]], Awaitable[Holders]],
 ) -> int:
-    """Let others hold ``prefixes`` of ``engine_id``; return how many others hold then.
+    """Let others hold ``prefixes`` of ``engine_id``; return how many prefixes others hold then.
 
     They are offered in order, a few at a time. If none of these is taken in time, the rest is given
     up.
@@ -241,20 +241,20 @@ async def _await_held(
     engine_id: str,
     find: Callable[[Sequence[PrefixChain]], Awaitable[Holders]],
 ) -> int:
-    """Return how many of them others hold after a while."""
+    """Return how many of the prefixes others hold after a while."""
     chains = [prefix.chain for prefix in prefixes]
     end_s = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
-            found = await find(chains)
+            holders_by_chain = await find(chains)
         except RestowError:
-            found = [[] for _ in chains]
+            holders_by_chain = [[] for _ in chains]
         held = sum(
             any(
                 holder.engine_id != engine_id and holder.tokens == prefix.position_tokens
                 for holder in holders
             )
-            for prefix, holders in zip(prefixes, found, strict=True)
+            for prefix, holders in zip(prefixes, holders_by_chain, strict=True)
         )
         if held == len(prefixes) or asyncio.get_running_loop().time() > end_s:
             return held

@@ -50,13 +50,13 @@ LOOK_EVERY_S = 0.25
 MAY_COME = (BrokerUnreachableError.reason, NotLeaderError.reason, NoLeaderError.reason)
 """Refusals after which `EngineSession.start` retries until its time is over."""
 LIFTED = frozenset({*MAY_PASS, "UNAUTHENTICATED", "PERMISSION_DENIED"})
-"""Statuses of refusals that time or somebody may lift, for an engine that was registered."""
+"""Statuses of refusals that may pass, or that an operator may lift, for a registered engine."""
 NUMBER_BITS = 48
 """Bits of the random number after which a session numbers its messages."""
 CLOSE_S = 1.0
 """Time for which a closing session waits for the ends of its demands."""
 MAX_BATCH = 128
-"""Messages in a batch: few enough that the broker handles one while the next is written."""
+"""Messages in a batch: few enough that the broker handles a batch while the next is written."""
 
 
 class SessionStream(KeptStream[pb.EngineMessage, pb.SessionRequest, pb.SessionResponse]):
@@ -166,7 +166,7 @@ class SessionStream(KeptStream[pb.EngineMessage, pb.SessionRequest, pb.SessionRe
             if is_cancelled():
                 raise
             # The channel was closed because another broker is tried.
-            raise self._unreached("the connection was given up") from None
+            raise self._unreached("the connection was closed to try another broker") from None
 
     async def leave(self) -> None:
         """Unregister the engine."""

@@ -1,4 +1,4 @@
-"""Actions that the state machines request. The server translates each into a single message."""
+"""Actions that the state machines request. The server translates each action to a message."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class HashForm(NamedTuple):
         return f"{self.algorithm!r} after every {tokens} tokens, of {size} bytes"
 
 
-class Run(NamedTuple):
+class HashRun(NamedTuple):
     """Consecutive hashes of a chain for one group; ``parent`` is the hash before the first.
 
     Each hash stands for what the group holds of the tokens just before it: a block or a snapshot.
@@ -44,13 +44,13 @@ class Run(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What an engine has evicted, and what it has held since then. Numbers rise by 1, from 1."""
+    """An engine's evictions, and what it has held since then. Batch numbers rise by 1, from 1."""
 
     number: int
     form: HashForm
     salt: str
-    held: tuple[Run, ...] = ()
-    evicted: tuple[Run, ...] = ()
+    held: tuple[HashRun, ...] = ()
+    evicted: tuple[HashRun, ...] = ()
     revision: str = ""
     """Revision of the weights that computed the states; empty: that of the engine's layout."""
 

@@ -67,7 +67,7 @@ class QuantileCounts:
         return SHORTEST_S * 2 ** (max(slot - 0.5, 0) / PER_OCTAVE)
 
 
-class End(NamedTuple):
+class CountedEnd(NamedTuple):
     """What the statistics count of a handoff that has ended."""
 
     state: State
@@ -78,7 +78,7 @@ class End(NamedTuple):
     """The slot of that duration, computed once for all tallies."""
 
     @classmethod
-    def of(cls, state: State, bytes_read: int, transfer_s: float | None) -> End:
+    def of(cls, state: State, bytes_read: int, transfer_s: float | None) -> CountedEnd:
         """Create an entry and compute its slot."""
         return cls(state, bytes_read, transfer_s, slot_of(transfer_s or 0.0))
 
@@ -98,7 +98,7 @@ class Tally:
     transfers: QuantileCounts = field(default_factory=QuantileCounts)
     """Durations of DONE handoffs only: broken or hanging reads would hide how long a read takes."""
 
-    def count(self, end: End) -> None:
+    def count(self, end: CountedEnd) -> None:
         """Count an ended handoff."""
         self.bytes_read += end.bytes_read
         if end.state is State.DONE:
@@ -137,7 +137,7 @@ KEPT_S: Final = 900.0
 """How far back a series goes."""
 
 
-class Series:
+class TallySeries:
     """Tallies of the latest time steps, and their sum. Steps without ends take no memory.
 
     Every end is counted here, so it goes into a single tally first. That tally is added to its step
@@ -155,7 +155,7 @@ class Series:
         self._fresh_step = 0
         self._fresh_until_s = -math.inf
 
-    def count(self, end: End, now_s: float) -> None:
+    def count(self, end: CountedEnd, now_s: float) -> None:
         """Count a handoff that ends now."""
         if now_s >= self._fresh_until_s:
             self._fresh_step = self._forget(now_s)
@@ -216,17 +216,17 @@ class Traffic:
 
     def __init__(self) -> None:
         """Begin without ends."""
-        self.series = Series(STEP_S)
-        self._pairs: OrderedDict[tuple[str, str], Series] = OrderedDict()
+        self.series = TallySeries(STEP_S)
+        self._pairs: OrderedDict[tuple[str, str], TallySeries] = OrderedDict()
 
-    def count(self, end: End, pair: tuple[str, str] | None, now_s: float) -> None:
+    def count(self, end: CountedEnd, pair: tuple[str, str] | None, now_s: float) -> None:
         """Count an end between the engines of ``pair``; None if an engine was unknown."""
         self.series.count(end, now_s)
         if pair is None:
             return
         series = self._pairs.get(pair)
         if series is None:
-            series = self._pairs[pair] = Series(PAIR_STEP_S)
+            series = self._pairs[pair] = TallySeries(PAIR_STEP_S)
             if len(self._pairs) > MAX_PAIRS:
                 self._pairs.popitem(last=False)
         self._pairs.move_to_end(pair)
@@ -243,5 +243,5 @@ class Traffic:
 def busiest(pairs: Iterable[PairTally], most: int) -> tuple[list[PairTally], int]:
     """Return the pairs with the most bytes and the number of the others; see `MAX_LOOKED_AT`."""
     looked_at = list(islice(pairs, MAX_LOOKED_AT))
-    found = nlargest(most, looked_at, key=lambda pair: (pair.tally.bytes_read, pair.tally.ended))
-    return found, len(looked_at) - len(found)
+    chosen = nlargest(most, looked_at, key=lambda pair: (pair.tally.bytes_read, pair.tally.ended))
+    return chosen, len(looked_at) - len(chosen)

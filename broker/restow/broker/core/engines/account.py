@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import Checks
-from restow.broker.core.common.traffic import End, PairTally, Traffic
+from restow.broker.core.common.traffic import CountedEnd, PairTally, Traffic
 from restow.broker.errors import DirectoryFullError, QuotaExceededError
 
 HANDOFF_BYTES = 6656
@@ -112,7 +112,7 @@ class Account:
 
 
 @dataclass(slots=True)
-class Holdings:
+class TenantCounts:
     """What a tenant holds, and how its handoffs ended."""
 
     engines: int = 0
@@ -131,15 +131,15 @@ class Tenants:
 
     def __init__(self, limits: Limits) -> None:
         """Begin without holdings."""
-        self.holdings: defaultdict[str, Holdings] = defaultdict(Holdings)
+        self.holdings: defaultdict[str, TenantCounts] = defaultdict(TenantCounts)
         self._limits = limits
         self._total = Total(limits.max_bytes)
         self._accounts: WeakValueDictionary[str, Account] = WeakValueDictionary()
         """Each tenant has a single account as long as it has bytes or a caller refers to it."""
 
-    def of(self, tenant: str) -> Holdings:
+    def of(self, tenant: str) -> TenantCounts:
         """Return what a tenant holds, for reading only."""
-        return self.holdings.get(tenant) or Holdings()
+        return self.holdings.get(tenant) or TenantCounts()
 
     def account(self, tenant: str) -> Account:
         """Return the tenant's account."""
@@ -183,7 +183,9 @@ class Tenants:
         self.holdings[tenant].quarantined += count
         self._forget_if_empty(tenant)
 
-    def count_end(self, tenant: str, end: End, pair: tuple[str, str] | None, now_s: float) -> None:
+    def count_end(
+        self, tenant: str, end: CountedEnd, pair: tuple[str, str] | None, now_s: float
+    ) -> None:
         """Count an ended handoff; ``pair`` has the ids of P and D if both are known."""
         held = self.holdings[tenant]
         held.ended_counts[end.state] += 1

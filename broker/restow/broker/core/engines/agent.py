@@ -80,7 +80,7 @@ class AgentRecord:
     host: str = ""
     """Empty if unknown."""
     host_memory: bytes = b""
-    """What agents of the same host need to read this agent's memory; opaque to the broker."""
+    """Data with which agents of the same host read this agent's memory; opaque to the broker."""
     version: str = ""
     """Version of its software; empty if it named none."""
     programs: set[str] = field(default_factory=set)
@@ -193,9 +193,9 @@ def overlaid(agents: Agents) -> tuple[tuple[str, ...], ...]:
                 continue
             block_bytes = memory.page_stride_bytes * region.pages_per_block
             place = (memory.place, memory.memory, memory.device_id, block_bytes)
-            other = first.setdefault(place, region.group)
-            joined = together.get(other, {other}) | together.get(region.group, {region.group})
-            if other != region.group:
+            earlier = first.setdefault(place, region.group)
+            joined = together.get(earlier, {earlier}) | together.get(region.group, {region.group})
+            if earlier != region.group:
                 together.update(dict.fromkeys(joined, joined))
     return tuple(sorted({tuple(sorted(groups)) for groups in together.values()}))
 
@@ -302,19 +302,19 @@ def _merged(runs: Int64s) -> Int64s:
 
 
 def _overlap(
-    engine_id: str, one: _Placed, two: _Placed, start: int, stop: int
+    engine_id: str, left: _Placed, right: _Placed, start: int, stop: int
 ) -> RegionsOverlapError:
     first, second = (
         f"bytes [{start - placed.start}, {stop - placed.start}) of rank {placed.layout.rank}, "
         f"region {placed.region.name}"
-        for placed in (one, two)
+        for placed in (left, right)
     )
     return RegionsOverlapError(
         f"engine {engine_id}: {first} overlap {second}: give every region of every rank memory of "
         f"its own",
         engine=engine_id,
-        ranks=f"{one.layout.rank},{two.layout.rank}",
-        region=one.region.name,
-        other_region=two.region.name,
-        range=f"[{start - one.start}, {stop - one.start})",
+        ranks=f"{left.layout.rank},{right.layout.rank}",
+        region=left.region.name,
+        other_region=right.region.name,
+        range=f"[{start - left.start}, {stop - left.start})",
     )

@@ -308,9 +308,9 @@ class PagesInUse:
         except IndexError:
             table = self._grown(group, ids.max().item())
             writers = table.writers.take(ids)
-        found = self._opened_array.take(writers).tobytes().find(1)
-        if found >= 0:
-            raise self._written(handoff_id, group, ids.item(found), writers.item(found))
+        index = self._opened_array.take(writers).tobytes().find(1)
+        if index >= 0:
+            raise self._written(handoff_id, group, ids.item(index), writers.item(index))
         return table, ids
 
     def _check_unread(self, handoff_id: str, table: _Table, group: str, ids: Int64s) -> None:
@@ -329,11 +329,11 @@ class PagesInUse:
             del self.demands[handoff.writing]
             handoff.writing = 0
 
-    def move(self, handoff: Writer, other: Writer) -> None:
+    def move(self, handoff: Writer, target: Writer) -> None:
         """Transfer a demand from a handoff to another handoff."""
         if handoff.writing:
-            self.demands[handoff.writing] = other
-            other.writing, handoff.writing = handoff.writing, 0
+            self.demands[handoff.writing] = target
+            target.writing, handoff.writing = handoff.writing, 0
 
     def _held(self, group: str, held_tokens: int) -> int:
         """Return the number of leading blocks held whole; a partly held block is written."""
@@ -434,8 +434,8 @@ class PagesInUse:
         self._opened[1 : len(demands) + 1] = b"\1" * len(demands)
 
     def _written(self, handoff_id: str, group: str, block: int, number: int) -> PageRepeatedError:
-        other = self.demands[number].handoff_id
-        return self._repeated(handoff_id, group, block, other, "to be written")
+        other_id = self.demands[number].handoff_id
+        return self._repeated(handoff_id, group, block, other_id, "to be written")
 
     def _read(self, handoff_id: str, group: str, block: int) -> PageRepeatedError:
         groups = self._lists.together(group)
@@ -443,25 +443,26 @@ class PagesInUse:
             (writer.handoff_id, self._held_of(writer.demand.blocks, writer.demand.held_tokens))
             for writer in self.demands.values()
         )
-        other = next(
+        other_id = next(
             name
             for name, blocks in itertools.chain(self.publications.values(), held)
             if any(block in unsigned(blocks.get(member, b"")) for member in groups)
         )
-        return self._repeated(handoff_id, group, block, other, "read")
+        return self._repeated(handoff_id, group, block, other_id, "read")
 
     def _repeated(
-        self, handoff_id: str, group: str, block: int, other: str, how: str
+        self, handoff_id: str, group: str, block: int, other_id: str, how: str
     ) -> PageRepeatedError:
         engine_id = self._lists.key.engine_id
         return PageRepeatedError(
             f"engine {engine_id}, group {group}: block {block} of handoff {handoff_id} is {how} by "
-            f"handoff {other}, which has not ended: name a block that no other open handoff uses",
+            f"handoff {other_id}, which has not ended: name a block that no other open handoff "
+            f"uses",
             engine=engine_id,
             group=group,
             page=block,
             handoff=handoff_id,
-            other_handoff=other,
+            other_handoff=other_id,
         )
 
     def wrong(self) -> Iterator[str]:

@@ -120,7 +120,7 @@ MAX_IDS = 1 << 31
 
 @dataclass(slots=True)
 class Heard:
-    """What the broker remembers of a rank's agent, even after it gave the agent up."""
+    """The broker's memory of a rank's agent, kept even after it gave the agent up."""
 
     agent_name: str
     gone_s: float = inf
@@ -153,7 +153,7 @@ class EngineRecord(BlockLists):
     """Agents by rank whose streams broke and that may come back."""
     in_use: PagesInUse | None = None
     """Blocks in use; None until the first demand, because an engine that only publishes writes
-    none."""
+    no blocks."""
     admitted: int = 0
     """Number of admissions of agents; after an admission, block ids must be checked again."""
     handoffs: set[int] = field(default_factory=set)
@@ -171,6 +171,9 @@ class EngineRecord(BlockLists):
     has_session: bool = False
     session_s: float = inf
     """When the open session was opened."""
+    repeat_from_s: float = -inf
+    """Handoffs that the engine named earlier are granted only after it has repeated them: no agent
+    had told which process the engine is, and the session ended on which it named them."""
     publishes: bool = False
     asks: bool = False
     """Whether it has announced that it will publish or ask, or has done so."""
@@ -183,7 +186,7 @@ class EngineRecord(BlockLists):
     drains_since_s: float = 0.0
     """Since when it has been draining, and joins no new handoffs; 0 if it is not draining."""
     leaves: bool = False
-    """Whether it drains because it said so itself on the open session."""
+    """Whether it drains because it asked to drain on the open session."""
     handing_over: bool = False
     """Whether it was asked to hand over its holdings and has not yet reported that it did."""
     gone: bool = False
@@ -277,6 +280,11 @@ class EngineRecord(BlockLists):
         """Return whether the agents of all ranks are connected."""
         return len(self.agents) == len(self.layout.ranks)
 
+    def session_over(self, now_s: float) -> None:
+        """Note that a session has ended, or that another session begins."""
+        if self.unheard_ranks:
+            self.repeat_from_s = now_s
+
     def fingerprint(self) -> bytes:
         """Return a fingerprint of the names of all agents; empty unless all are connected."""
         if not self.complete:
@@ -364,9 +372,10 @@ class EngineRecord(BlockLists):
         rank = agent.key.rank
         layout = self.rank_layout(rank)
         _check_regions(self.key.engine_id, layout, agent.regions)
-        there = {known.rank: known for known in self.layout.ranks}
+        layouts = {known.rank: known for known in self.layout.ranks}
         agents = [
-            (there[one], other) for one, other in (self.away | self.agents | {rank: agent}).items()
+            (layouts[number], record)
+            for number, record in (self.away | self.agents | {rank: agent}).items()
         ]
         check_apart(self.key.engine_id, agent, agents)
         self.overlaid = overlaid(agents)

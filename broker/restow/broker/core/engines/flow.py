@@ -137,8 +137,8 @@ class Flow:
 
     def engines(self) -> list[EngineKey]:
         """Return the engines for which a handoff waits."""
-        found = self._engines.items()
-        return [engine for engine, inbound in found if inbound.waiting or inbound.small_waiting]
+        inbounds = self._engines.items()
+        return [engine for engine, inbound in inbounds if inbound.waiting or inbound.small_waiting]
 
     def waits(self, engine: EngineKey, number: int) -> bool:
         """Return whether a handoff waits for its turn."""

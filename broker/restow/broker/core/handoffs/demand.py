@@ -15,7 +15,7 @@ from restow.broker.errors import ContentMismatchError, PagesError
 
 
 @dataclass(slots=True, eq=False)
-class Offer:
+class PrefixOffers:
     """The offers of a demand by prefix to its holders; operators see it, also after the end."""
 
     tokens: int
@@ -162,7 +162,7 @@ class DemandMessages:
     numbers: tuple[int, ...] = ()
     """Numbers under which the end is told, the earliest first."""
     given_up: tuple[int, ...] = ()
-    """Those of them whose callers no longer wait."""
+    """Numbers whose callers no longer wait."""
 
     def add(self, number: int) -> bool:
         """Add a message that states or repeats the demand; return False if there are too many."""

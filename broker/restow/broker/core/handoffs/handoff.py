@@ -13,7 +13,7 @@ from restow.broker.core.common.pair import PairPlan
 from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.handoffs.demand import NO_DEMAND, Demand, DemandMessages, Offer
+from restow.broker.core.handoffs.demand import NO_DEMAND, Demand, DemandMessages, PrefixOffers
 from restow.broker.core.handoffs.lease import Lease
 from restow.broker.core.handoffs.publication import Publication, SourceSide
 from restow.broker.core.handoffs.timeline import Timeline
@@ -21,21 +21,21 @@ from restow.broker.errors import HandoffConflictError, HandoffOwnedError, Restow
 
 
 def owned(
-    handoff_id: str, side: str, verb: str, owner: EngineRecord, other: EngineRecord
+    handoff_id: str, side: str, verb: str, owner: EngineRecord, caller: EngineRecord
 ) -> HandoffOwnedError:
     """Return the error for a side of a handoff that another engine has."""
     return HandoffOwnedError(
         f"handoff {handoff_id} was {verb} by engine {owner.key.engine_id} (incarnation "
-        f"{owner.incarnation}), not by {other.key.engine_id} (incarnation {other.incarnation})",
+        f"{owner.incarnation}), not by {caller.key.engine_id} (incarnation {caller.incarnation})",
         handoff=handoff_id,
         side=side,
     )
 
 
-def no_place(handoff_id: str, words: str, other: EngineRecord) -> HandoffOwnedError:
+def no_place(handoff_id: str, words: str, engine: EngineRecord) -> HandoffOwnedError:
     """Return the error for a demand when all readers of the handoff have their deliveries."""
     return HandoffOwnedError(
-        f"handoff {handoff_id} has no reader's place for engine {other.key.engine_id}: {words}",
+        f"handoff {handoff_id} has no reader's place for engine {engine.key.engine_id}: {words}",
         handoff=handoff_id,
         side="destination",
     )
@@ -86,7 +86,7 @@ MAX_DELIVERIES = 128
 
 @dataclass(slots=True, eq=False)
 class Deliveries:
-    """The deliveries of a publication, one per D that asked, and the number of its readers."""
+    """The deliveries of a publication, by D, and the number of its readers."""
 
     readers: int = 0
     """Readers that must have the state before P's pages are free. 0 if nobody named a number; the
@@ -119,10 +119,17 @@ class Deliveries:
         return 0 < self.readers <= self.done + self.declined
 
     def has_room(self) -> bool:
-        """Make room for another delivery; return False if none can be forgotten."""
+        """Make room for another delivery; return False if no delivery can be forgotten."""
         if len(self.by_engine) >= MAX_DELIVERIES:
-            ended = self.by_engine.items()
-            lost = next((k for k, one in ended if one.ended and one.state is not State.DONE), None)
+            deliveries = self.by_engine.items()
+            lost = next(
+                (
+                    key
+                    for key, delivery in deliveries
+                    if delivery.ended and delivery.state is not State.DONE
+                ),
+                None,
+            )
             if lost is None:
                 return False
             del self.by_engine[lost]
@@ -158,7 +165,7 @@ MAX_RANK_BYTES = 1 << 50
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """A handoff: a publication, a delivery of a shared publication, or both in one."""
+    """A handoff: a publication, a delivery of a shared publication, or both."""
 
     number: int
     tenant: str
@@ -184,7 +191,7 @@ class Handoff:
     """Whether D had already asked an earlier broker."""
     sampled_told: bool = False
     """Whether each of D's messages was told the token that P sampled."""
-    offer: Offer | None = None
+    offer: PrefixOffers | None = None
     """The offers, if D asked by prefix and no publication was waiting."""
     lease: Lease = field(default_factory=Lease)
     queued: bool = False
@@ -285,6 +292,17 @@ class Handoff:
     def transfer_s(self) -> float | None:
         """Return the time from the grant to the end; None without a grant or before the end."""
         return self.ended_s - self.granted_s if self.ended and self.granted_s else None
+
+    @property
+    def stands(self) -> bool:
+        """Return whether both engines have named the handoff in their present process."""
+        source, destination = self.side.engine, self.destination
+        return (
+            source is not None
+            and destination is not None
+            and self.side.said_s >= source.repeat_from_s
+            and self.asked_s >= destination.repeat_from_s
+        )
 
     def gathers_on(self, src_rank: int) -> bool:
         """Return whether a rank of P has gathered or hashed for this handoff, or was told to."""

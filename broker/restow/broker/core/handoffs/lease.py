@@ -32,7 +32,7 @@ class Lease:
     """The broker waits for a first or another demand until then; 0: as long as P's lease."""
     grant_until_s: float = 0.0
     settle_until_s: float = 0.0
-    """D may read until the first; reports may arrive until the second; 0: reports have no
+    """D may read until the first time; reports may arrive until the second; 0: reports have no
     deadline."""
 
     def renew(self, lease_s: float, now_s: float) -> None:

@@ -33,6 +33,9 @@ def waits_for(handoff: Handoff) -> str:
     if (lacking := _lacking(handoff)) is not None:
         name, ranks = lacking.key.engine_id, lacking.missing_ranks
         return f"engine {name}: no agent is connected for ranks {ranks}"
+    if not handoff.stands:
+        unsaid = source if handoff.side.said_s < source.repeat_from_s else destination
+        return f"engine {unsaid.key.engine_id} has not repeated it since its session ended"
     if (taken := _no_place(handoff)) is not None:
         return taken
     if handoff.queued:
@@ -142,7 +145,7 @@ class SpanKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeSpan:
     """A part of a handoff's time."""
 
     kind: SpanKind
@@ -158,19 +161,19 @@ class Span:
     over: bool = True
 
 
-def spans_of(handoff: Handoff, now_s: float) -> list[Span]:
+def spans_of(handoff: Handoff, now_s: float) -> list[TimeSpan]:
     """Return all spans of a handoff up to now, of its latest grant."""
     until_s, over = (handoff.ended_s, True) if handoff.ended else (now_s, False)
     if not handoff.met_s:
-        return [Span(SpanKind.WAIT, handoff.born_s, until_s, over=over)]
-    wait = Span(SpanKind.WAIT, handoff.born_s, handoff.met_s)
+        return [TimeSpan(SpanKind.WAIT, handoff.born_s, until_s, over=over)]
+    wait = TimeSpan(SpanKind.WAIT, handoff.born_s, handoff.met_s)
     if not handoff.granted_s:
-        return [wait, Span(SpanKind.GRANT, handoff.met_s, until_s, over=over)]
-    grant = Span(SpanKind.GRANT, handoff.met_s, handoff.granted_s)
+        return [wait, TimeSpan(SpanKind.GRANT, handoff.met_s, until_s, over=over)]
+    grant = TimeSpan(SpanKind.GRANT, handoff.met_s, handoff.granted_s)
     return [wait, grant, *_of_ranks(handoff, until_s, over)]
 
 
-def _of_ranks(handoff: Handoff, until_s: float, over: bool) -> Iterator[Span]:
+def _of_ranks(handoff: Handoff, until_s: float, over: bool) -> Iterator[TimeSpan]:
     """Yield the spans of stages, then those of reads."""
     granted_s = handoff.granted_s
     staged_s: dict[int, float] = {}
@@ -181,16 +184,16 @@ def _of_ranks(handoff: Handoff, until_s: float, over: bool) -> Iterator[Span]:
         match event, detail:
             case "staged", (int(src_rank), int(rank)):
                 staged_s[rank] = at_s
-                yield Span(SpanKind.STAGE, granted_s, at_s, rank, src_rank)
+                yield TimeSpan(SpanKind.STAGE, granted_s, at_s, rank, src_rank)
             case "settled", (int(rank), int(size_bytes), int(elapsed_us)):
                 begin_s = max(at_s - elapsed_us / 1e6, granted_s)
-                reads.append(Span(SpanKind.READ, begin_s, at_s, rank, bytes_read=size_bytes))
+                reads.append(TimeSpan(SpanKind.READ, begin_s, at_s, rank, bytes_read=size_bytes))
     for rank in sorted(handoff.unsettled):
         if handoff.ended or handoff.may_read(rank):
             begin_s = staged_s.get(rank, granted_s)
-            reads.append(Span(SpanKind.READ, begin_s, until_s, rank, over=over))
+            reads.append(TimeSpan(SpanKind.READ, begin_s, until_s, rank, over=over))
         elif handoff.pair is not None:
             for src_rank in handoff.pair.staging[rank]:
                 if (rank, src_rank) not in handoff.staged:
-                    yield Span(SpanKind.STAGE, granted_s, until_s, rank, src_rank, over=False)
+                    yield TimeSpan(SpanKind.STAGE, granted_s, until_s, rank, src_rank, over=False)
     yield from sorted(reads, key=lambda read: -1 if read.rank is None else read.rank)

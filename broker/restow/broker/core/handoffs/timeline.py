@@ -55,8 +55,8 @@ class Timeline(list[tuple[float, str, object]]):
     @property
     def refusal(self) -> str:
         """Return what was refused last, to whom and why; empty if nothing was refused."""
-        found = [detail for _, event, detail in self if event == "refused"]
-        return in_words("refused", found[-1]) if found else ""
+        refusals = [detail for _, event, detail in self if event == "refused"]
+        return in_words("refused", refusals[-1]) if refusals else ""
 
     def note_refused(self, now_s: float, engine_id: str, reason: str, words: str) -> None:
         """Add a refusal of a side's message with its reason."""

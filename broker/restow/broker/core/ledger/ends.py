@@ -18,18 +18,18 @@ def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> T
     state, failure, published = handoff.state, handoff.failure, handoff.side.publication
     readers = (handoff.parent or handoff).deliveries.readers
     if demand is not None:
-        compared, others = is_compared(published, handoff.demand), _publication(handoff)
+        compared, counterparts = is_compared(published, handoff.demand), _publication(handoff)
     elif not readers:
-        compared, others = is_compared(published, handoff.demand), _demand(handoff)
+        compared, counterparts = is_compared(published, handoff.demand), _demand(handoff)
     else:
-        # The deliveries that ended as their publication did, with success or without.
+        # The deliveries that ended as their publication ended, with success or without.
         parts = [
             part
             for part in handoff.deliveries.by_engine.values()
             if part.ended and (state is State.DONE) == (part.failure is None)
         ]
         compared = bool(parts) and all(is_compared(published, part.demand) for part in parts)
-        others = tuple([other for part in parts for other in _demand(part)])
+        counterparts = tuple([counterpart for part in parts for counterpart in _demand(part)])
     return TellEnded(
         engine.key,
         handoff.handoff_id,
@@ -42,7 +42,7 @@ def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> T
         delivered(handoff),
         published.position_tokens,
         compared,
-        others,
+        counterparts,
         published.sampled_token if demand is None else None,
         readers,
     )
@@ -85,7 +85,7 @@ class _Held:
 
 
 class Quarantine:
-    """Ended handoffs whose pages some rank of D may still write; D is told when none may.
+    """Ended handoffs whose pages some rank of D may still write; D is told when no rank may.
 
     `EngineRecord.quarantined` has the numbers of an engine's quarantined handoffs.
     """

@@ -38,15 +38,15 @@ class KnownWord:
 
     engine: EngineRecord
     end: KnownEnd
-    other: Counterpart
+    counterpart: Counterpart
 
     def is_of(self, engine: EngineRecord | None, numbers: tuple[int, ...]) -> bool:
         """Return whether the counterpart is ``engine`` and sent one of the messages ``numbers``."""
         return (
             engine is not None
             and (engine.key.engine_id, engine.incarnation)
-            == (self.other.engine_id, self.other.incarnation)
-            and not set(self.other.messages).isdisjoint(numbers)
+            == (self.counterpart.engine_id, self.counterpart.incarnation)
+            and not set(self.counterpart.messages).isdisjoint(numbers)
         )
 
 
@@ -70,8 +70,8 @@ class KnownEnds:
         key = (engine.key.tenant, handoff_id)
         if key in self._ledger.ended:
             return []
-        for other in end.counterparts:
-            known = KnownWord(engine, end, other)
+        for counterpart in end.counterparts:
+            known = KnownWord(engine, end, counterpart)
             self.by_id.setdefault(key, []).append(known)
             self._kept.append((now_s + KEPT_S, key, known))
         self.tick(now_s)
@@ -136,7 +136,7 @@ class KnownEnds:
         told: list[Action] = []
         if end.failure is None:
             agents = engine.fingerprint()
-            if not agents or agents != known.other.agents:
+            if not agents or agents != known.counterpart.agents:
                 return []
             part.side.publication = NOTHING_PUBLISHED._replace(
                 position_tokens=end.position,

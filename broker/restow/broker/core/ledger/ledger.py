@@ -9,7 +9,7 @@ from restow.broker.core.common.events import Failure
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import Checks
-from restow.broker.core.common.traffic import End
+from restow.broker.core.common.traffic import CountedEnd
 from restow.broker.core.engines.account import HANDOFF_BYTES
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.flow import Flow
@@ -18,7 +18,7 @@ from restow.broker.core.handoffs.grant import release_staging
 from restow.broker.core.handoffs.handoff import Handoff, named_late, no_place
 from restow.broker.core.ledger.ends import told, told_destination
 from restow.broker.core.ledger.statistics import Statistics
-from restow.broker.core.ledger.table import Deadlines, Table
+from restow.broker.core.ledger.table import Deadlines, HandoffTable
 from restow.broker.errors import HandoffUnknownError
 from restow.broker.reasons import ORDINARY
 
@@ -191,7 +191,7 @@ TOO_SLOW = frozenset({"READ_DEADLINE", "GRANT_OUTLIVED"})
 """Reasons of reads that did not finish inside their grant."""
 
 
-class Ledger(Table):
+class Ledger(HandoffTable):
     """All handoffs and their progress. `EngineRecord.handoffs` has the numbers of an engine's."""
 
     def __init__(self, limits: Limits, first_us: int) -> None:
@@ -222,9 +222,9 @@ class Ledger(Table):
 
     def part_of(self, handoff: Handoff, engine: EngineRecord) -> Handoff:
         """Return the delivery of a D that has asked, live or ended; else the handoff itself."""
-        found = handoff.deliveries.by_engine.get(engine.key)
-        if found is not None and found.destination in (engine, None):
-            return found
+        delivery = handoff.deliveries.by_engine.get(engine.key)
+        if delivery is not None and delivery.destination in (engine, None):
+            return delivery
         return handoff
 
     def _take_back(self, handoff: Handoff, engine: EngineRecord, now_s: float) -> None:
@@ -263,7 +263,7 @@ class Ledger(Table):
 
     def due(self, now_s: float) -> list[Handoff]:
         """Return the live handoffs whose deadline has passed."""
-        found: dict[int, Handoff] = {}
+        handoffs: dict[int, Handoff] = {}
         for number in self.deadlines.due(now_s):
             handoff = self.by_number.get(number)
             if handoff is None:
@@ -272,8 +272,8 @@ class Ledger(Table):
             if handoff.next_look_s() > now_s:
                 self.watch(handoff)
             else:
-                found[number] = handoff
-        return list(found.values())
+                handoffs[number] = handoff
+        return list(handoffs.values())
 
     def stop(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
         """End a handoff that failed.
@@ -294,7 +294,7 @@ class Ledger(Table):
         handoff.lease.settle_until_s = 0.0
         actions = self.give_back(handoff, failure, now_s)
         self.watch(handoff)
-        if handoff.parent is not None:  # it had time as long as this one might read
+        if handoff.parent is not None:  # the parent has no deadline while a delivery may read
             self.watch(handoff.parent)
         return actions
 
@@ -470,7 +470,7 @@ class Ledger(Table):
         if source is not None and destination is not None:
             pair = source.key.engine_id, destination.key.engine_id
         took_s = now_s - handoff.granted_s if handoff.granted_s else None
-        end = End.of(handoff.state, handoff.bytes_read, took_s)
+        end = CountedEnd.of(handoff.state, handoff.bytes_read, took_s)
         self.tenants.count_end(handoff.tenant, end, pair, now_s)
         self.statistics.count(handoff, end)
         self.bytes_read += handoff.bytes_read

@@ -7,7 +7,7 @@ from collections import Counter
 from enum import StrEnum
 
 from restow.broker.core.common.keys import State
-from restow.broker.core.common.traffic import STEP_S, End, Series
+from restow.broker.core.common.traffic import STEP_S, CountedEnd, TallySeries
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.errors import QuotaExceededError, RestowError
 from restow.broker.reasons import REASONS
@@ -63,7 +63,7 @@ class Statistics:
         self.publications: Counter[tuple[State, str]] = Counter()
         """Ends of publications with several readers; ``ends`` has the ends of their deliveries."""
         self.phases = {phase: Durations() for phase in Phase}
-        self.series = Series(STEP_S)
+        self.series = TallySeries(STEP_S)
         self.refused: Counter[str] = Counter()
         """Refused messages of engines and agents, by reason."""
         self.refused_calls: Counter[str] = Counter()
@@ -74,10 +74,10 @@ class Statistics:
     @property
     def by_state(self) -> Counter[State]:
         """Return how many handoffs ended in each state."""
-        found: Counter[State] = Counter()
+        counts: Counter[State] = Counter()
         for (state, _), count in self.ends.items():
-            found[state] += count
-        return found
+            counts[state] += count
+        return counts
 
     def refuse(self, reason: str) -> None:
         """Count a refused message; the handoff goes on, or had ended."""
@@ -99,7 +99,7 @@ class Statistics:
         reason = "" if handoff.failure is None else _known(handoff.failure.reason)
         self.publications[handoff.state, reason] += 1
 
-    def count(self, handoff: Handoff, end: End) -> None:
+    def count(self, handoff: Handoff, end: CountedEnd) -> None:
         """Count a handoff that has just ended."""
         self.series.count(end, handoff.ended_s)
         reason = "" if handoff.failure is None else _known(handoff.failure.reason)

@@ -60,7 +60,7 @@ def check_handoff_id(handoff_id: str) -> None:
         )
 
 
-class Table:
+class HandoffTable:
     """Handoffs and their deliveries, within the limits of the broker and its tenants."""
 
     def __init__(self, limits: Limits, first_us: int) -> None:

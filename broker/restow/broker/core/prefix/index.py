@@ -23,7 +23,7 @@ bits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class HashKeys:
     """Keys of consecutive hashes, as integers and as 8 bytes each."""
 
     values: list[int]
@@ -54,7 +54,7 @@ class Keyer:
         drawn = hashlib.blake2b(b"factors", key=secret, digest_size=MAX_HASH_BYTES).digest()
         self._factors = np.frombuffer(drawn, "<u8") | np.uint64(1)
 
-    def keys(self, model: ModelIdentity, form: HashForm, salt: str, hashes: bytes) -> Keys:
+    def keys(self, model: ModelIdentity, form: HashForm, salt: str, hashes: bytes) -> HashKeys:
         """Return the keys of ``hashes``; keys differ between models, forms and salts."""
         named = json.dumps([model.name, model.revision, model.adapter, model.quantisation])
         named += json.dumps([*form, salt])
@@ -65,7 +65,7 @@ class Keyer:
         mixed ^= mixed >> np.uint64(29)
         summed = mixed.sum(axis=1, dtype=np.uint64) + np.frombuffer(seed, "<u8")
         keys = (summed * self._factors[0]) >> np.uint64(_SPARE_BITS)
-        return Keys(keys.tolist(), keys.astype("<u8").tobytes())
+        return HashKeys(keys.tolist(), keys.astype("<u8").tobytes())
 
 
 MAX_PLACES = 512
@@ -93,10 +93,10 @@ class Segment:
     @property
     def anyone(self) -> int:
         """Return the places that any slot holds, as bits."""
-        found = 0
+        places = 0
         for bits in self.held.values():
-            found |= bits
-        return found
+            places |= bits
+        return places
 
     def place_of(self, key: bytes) -> int:
         """Return the place of a key that is in this segment."""
@@ -107,8 +107,8 @@ class Segment:
 
     def common(self, place: int, raw: bytes, first: int) -> int:
         """Return how many keys from ``place`` on equal the keys of ``raw`` from ``first`` on."""
-        at, other = (place + 1) * KEY_BYTES, (first + 1) * KEY_BYTES
-        if self.keys[at : at + KEY_BYTES] != raw[other : other + KEY_BYTES]:
+        at, raw_at = (place + 1) * KEY_BYTES, (first + 1) * KEY_BYTES
+        if self.keys[at : at + KEY_BYTES] != raw[raw_at : raw_at + KEY_BYTES]:
             return 1  # keys that were announced singly: do not compare long slices
         mine = self.keys[place * KEY_BYTES :]
         theirs = raw[first * KEY_BYTES : first * KEY_BYTES + len(mine)]
@@ -147,8 +147,8 @@ class Segment:
     def all_keys(self) -> list[int]:
         """Return all keys in this segment."""
         keys = np.frombuffer(self.keys, "<u8")
-        found: list[int] = keys[keys != np.frombuffer(BLANK, "<u8")].tolist()
-        return found
+        stored: list[int] = keys[keys != np.frombuffer(BLANK, "<u8")].tolist()
+        return stored
 
 
 HASH_BYTES = 80
@@ -189,7 +189,7 @@ class Index:
         """Return whether there are no segments."""
         return not self._segments
 
-    def hold(self, slot: int, keys: Keys, parent: int | None = None) -> None:
+    def hold(self, slot: int, keys: HashKeys, parent: int | None = None) -> None:
         """Store that a slot holds ``keys``; ``parent`` is the key before them, if known."""
         keys = keys.distinct()
         before: tuple[Segment, int] | None = None
@@ -204,7 +204,7 @@ class Index:
             first += count
 
     def _place(
-        self, keys: Keys, first: int, before: tuple[Segment, int] | None
+        self, keys: HashKeys, first: int, before: tuple[Segment, int] | None
     ) -> tuple[Segment, int, int]:
         """Return the segment and place of the key at ``first``, and how many keys match there.
 
@@ -244,35 +244,35 @@ class Index:
         self.counts[slot] = self.counts.get(slot, 0) + (bits ^ before).bit_count()
         self._segments.move_to_end(segment.number)
 
-    def evict(self, slot: int, keys: Keys) -> None:
+    def evict(self, slot: int, keys: HashKeys) -> None:
         """Store that a slot no longer holds ``keys``."""
         for _, segment, place, count in self._stretches(keys, 0):
             self._let_go(segment, slot, ((1 << count) - 1) << place)
 
-    def look(self, keys: Keys, step: int) -> dict[int, int]:
+    def look(self, keys: HashKeys, step: int) -> dict[int, int]:
         """Return for each slot which of ``keys`` it holds: a bit per key, the lowest for the first.
 
         The search ends at a key that nobody holds if its number is a multiple of ``step`` (a
         ``step`` of 0 never ends it), and after `MAX_LOOKS`.
         """
-        found: dict[int, dict[int, int]] = {}
+        by_slot: dict[int, dict[int, int]] = {}
         looks = 0
         for first, segment, place, count in self._stretches(keys, step):
             looks += 1 + len(segment.held)
             if looks > MAX_LOOKS:
                 break
-            ones, (window, at) = (1 << count) - 1, divmod(first, WINDOW)
+            mask, (window, at) = (1 << count) - 1, divmod(first, WINDOW)
             for slot, bits in segment.held.items():
-                if some := bits >> place & ones:
-                    windows = found.setdefault(slot, {})
+                if some := bits >> place & mask:
+                    windows = by_slot.setdefault(slot, {})
                     windows[window] = windows.get(window, 0) | some << at
             self._segments.move_to_end(segment.number)
         return {
             slot: reduce(or_, (bits << window * WINDOW for window, bits in windows.items()))
-            for slot, windows in found.items()
+            for slot, windows in by_slot.items()
         }
 
-    def _stretches(self, keys: Keys, step: int) -> Iterator[tuple[int, Segment, int, int]]:
+    def _stretches(self, keys: HashKeys, step: int) -> Iterator[tuple[int, Segment, int, int]]:
         """Yield stored stretches of ``keys``: number of the first key, segment, place, length."""
         first, total, raw = 0, len(keys), keys.raw
         while first < total:

@@ -11,14 +11,14 @@ from restow.broker.core.common.events import Batch, Chain, HashForm, Held
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.prefix.index import Index, Keyer, Keys
+from restow.broker.core.prefix.index import HashKeys, Index, Keyer
 from restow.broker.core.prefix.rules import GroupRule, longest, reached, rules_of, step_of
 from restow.broker.errors import ChainFormError, HoldingsError
 from restow.broker.layout.values import ModelIdentity
 
 
 @dataclass(slots=True, eq=False)
-class Teller:
+class Announcements:
     """The announcements of an engine, from its first batch on a stream until the stream ends."""
 
     engine: EngineKey
@@ -42,8 +42,8 @@ class Teller:
 class Tellers:
     """Engines of the same tenant, model and hash form, which can use each other's states."""
 
-    by_engine: dict[EngineKey, Teller] = field(default_factory=dict)
-    of_slot: dict[int, Teller] = field(default_factory=dict)
+    by_engine: dict[EngineKey, Announcements] = field(default_factory=dict)
+    of_slot: dict[int, Announcements] = field(default_factory=dict)
     step: int = 0
     """The `rules.step_of` of these engines."""
 
@@ -53,7 +53,7 @@ class Holders:
     """The holdings of a tenant's engines. Tenants share none."""
 
     index: Index = field(default_factory=Index)
-    tellers: dict[EngineKey, Teller] = field(default_factory=dict)
+    tellers: dict[EngineKey, Announcements] = field(default_factory=dict)
     alike: dict[tuple[ModelIdentity, HashForm], Tellers] = field(default_factory=dict)
     gone: deque[int] = field(default_factory=deque)
     """Slots of engines that left: queries ignore them, and `clear` removes them step by step."""
@@ -68,13 +68,13 @@ class Holders:
 
     def begin(
         self, engine: EngineKey, model: ModelIdentity, form: HashForm, rules: tuple[GroupRule, ...]
-    ) -> Teller:
+    ) -> Announcements:
         """Begin the announcements of an engine that has none."""
         slots = {}
         for rule in rules:
             self._slots += 1
             slots[rule.name] = self._slots
-        teller = Teller(engine, model, form, rules, slots)
+        teller = Announcements(engine, model, form, rules, slots)
         self.tellers[engine] = teller
         alike = self.alike.setdefault((model, form), Tellers())
         alike.by_engine[engine] = teller
@@ -96,14 +96,16 @@ class Holders:
         if not alike.by_engine:
             del self.alike[teller.model, teller.form]
 
-    def find(self, alike: Tellers, keys: Keys, ends: Keys, positions: Sequence[int]) -> list[Held]:
+    def find(
+        self, alike: Tellers, keys: HashKeys, ends: HashKeys, positions: Sequence[int]
+    ) -> list[Held]:
         """Return how many tokens of a chain each engine holds; engines that hold none are left out.
 
         A state may also stand at one of ``positions`` (in tokens), whose keys are ``ends``.
         """
         held = _by_engine(alike, self.index.look(keys, alike.step))
         tails = _by_engine(alike, self.index.look(ends, 0)) if positions else {}
-        found = []
+        holders = []
         for engine in held.keys() | tails.keys():
             teller, groups = alike.by_engine[engine], held.get(engine, {})
             quantum_tokens = teller.form.quantum_tokens
@@ -116,10 +118,10 @@ class Holders:
                     tokens = last
                 there ^= 1 << there.bit_length() - 1
             if tokens:
-                found.append(Held(engine, tokens))
-        return found
+                holders.append(Held(engine, tokens))
+        return holders
 
-    def count(self, teller: Teller) -> dict[str, int]:
+    def count(self, teller: Announcements) -> dict[str, int]:
         """Return the number of an engine's holdings by group."""
         return {group: self.index.counts.get(slot, 0) for group, slot in teller.slots.items()}
 
@@ -142,10 +144,10 @@ class Holders:
         return segments
 
 
-def _by_engine(alike: Tellers, found: Mapping[int, int]) -> dict[EngineKey, dict[str, int]]:
+def _by_engine(alike: Tellers, bits_by_slot: Mapping[int, int]) -> dict[EngineKey, dict[str, int]]:
     """Return the bits of slots by engine and group, without slots of engines that left."""
     held: dict[EngineKey, dict[str, int]] = {}
-    for slot, bits in found.items():
+    for slot, bits in bits_by_slot.items():
         teller = alike.of_slot.get(slot)
         if teller is not None:
             held.setdefault(teller.engine, {})[teller.groups[slot]] = bits
@@ -227,12 +229,12 @@ class Prefixes:
         if teller is not None and number == teller.heard + 1:
             teller.heard = number
 
-    def teller(self, engine: EngineKey) -> Teller | None:
+    def teller(self, engine: EngineKey) -> Announcements | None:
         """Return an engine's announcements; None if it announces nothing."""
         holders = self.holders.get(engine.tenant)
         return holders.tellers.get(engine) if holders else None
 
-    def _begin(self, engine: EngineRecord, form: HashForm) -> Teller:
+    def _begin(self, engine: EngineRecord, form: HashForm) -> Announcements:
         self.forget(engine.key)
         self._awaited.add(engine.key)
         engine.identity().check_weights()
@@ -256,8 +258,10 @@ class Prefixes:
         self.told_again += 1
         return [TellHoldings(engine)]
 
-    def _take(self, holders: Holders, teller: Teller, batch: Batch, model: ModelIdentity) -> None:
-        def keys(hashes: bytes) -> Keys:
+    def _take(
+        self, holders: Holders, teller: Announcements, batch: Batch, model: ModelIdentity
+    ) -> None:
+        def keys(hashes: bytes) -> HashKeys:
             return self._keyer.keys(model, teller.form, batch.salt, hashes)
 
         before_bytes = holders.index.size_bytes

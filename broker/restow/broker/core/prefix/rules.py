@@ -70,12 +70,12 @@ def _runs(bits: int, length: int) -> int:
     >>> bin(_runs(0b1101011, 2))
     '0b1000011'
     """
-    found, reached = bits << length | (1 << length) - 1, 1
+    ends, reached = bits << length | (1 << length) - 1, 1
     while reached < length:
         step = min(reached, length - reached)
-        found &= found << step | (1 << step) - 1
+        ends &= ends << step | (1 << step) - 1
         reached += step
-    return found >> length
+    return ends >> length
 
 
 def longest(rules: Iterable[GroupRule], held: Mapping[str, int], count: int) -> int:
@@ -83,12 +83,12 @@ def longest(rules: Iterable[GroupRule], held: Mapping[str, int], count: int) -> 
 
     ``held`` has the held places of each group as bits.
     """
-    found = (1 << count) - 1
+    places = (1 << count) - 1
     for rule in rules:
-        found &= rule.positions(held.get(rule.name, 0), count)
-        if not found:
+        places &= rule.positions(held.get(rule.name, 0), count)
+        if not places:
             return 0
-    return found.bit_length()
+    return places.bit_length()
 
 
 def reached(rules: Iterable[GroupRule], held: Mapping[str, int], count: int) -> bool:

@@ -1,7 +1,7 @@
 """Models with attention alone: full, in sliding windows, or of several shapes.
 
 Windows are those of vLLM (`engine/arg_utils.py`, `model_executor/layers/attention/attention.py`): a
-window of ``sliding_window`` tokens contains the token itself, so the next token sees one less.
+window of ``sliding_window`` tokens contains the token itself, so the next token sees one fewer.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from restow.broker.families.hf.keys import Keys
+from restow.broker.families.hf.keys import ConfigKeys
 from restow.broker.families.hf.kv_types import Types
 from restow.broker.families.recurrent import RecurrentSpec
 from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec
 
 Layers = list[tuple[LayerSpec, ...]]
 """The state of each layer of a model; empty for a layer without state."""
-Reader = Callable[[Keys, Types], Layers]
+Reader = Callable[[ConfigKeys, Types], Layers]
 """Reads the layers of a language model from its config."""
 ModelTable = dict[str, Reader]
 """Readers by ``model_type``."""
 
 
 def layers_by_kind(
-    keys: Keys,
+    keys: ConfigKeys,
     kinds: Sequence[str],
     attention: AttentionSpec | MlaSpec | None,
     recurrent: RecurrentSpec | None = None,
@@ -42,8 +42,8 @@ def layers_by_kind(
         specs: list[LayerSpec] = []
         for spec in by_kind[kind]:
             if spec is None:
-                said = f": layer {index}: this model type has no layers of that kind ({kind})"
-                raise keys.fault("layer_types", said)
+                problem = f": layer {index}: this model type has no layers of that kind ({kind})"
+                raise keys.fault("layer_types", problem)
             specs.append(replace(spec, layer=index))
         layers.append(tuple(specs))
     return layers
@@ -51,12 +51,12 @@ def layers_by_kind(
 
 @dataclass(frozen=True, slots=True)
 class Gqa:
-    """Reads the layers of a model with grouped-query attention, by what vLLM heeds of its config.
+    """Read the layers of a model with grouped-query attention, by the keys that vLLM heeds.
 
     vLLM heeds ``layer_types`` if ``by_layer`` and ``head_dim`` if ``sized``. Unless ``grouped``,
-    all heads have keys where the config says nothing. With ``windows`` the configuration class may
+    all heads have keys if the config says nothing. With ``windows`` the configuration class may
     have windows that the config leaves out, and with ``listed`` a list of the layers that have
-    them; ``kinds`` makes that list where the class is not asked. Without the key ``gate`` there are
+    them; ``kinds`` makes that list if the class is not asked. Without the key ``gate`` there are
     no windows. vLLM adds ``extra`` tokens to them, and starts no ``uniform`` model with windows in
     only some layers. ``names`` are the config's own names for keys.
     """
@@ -66,13 +66,13 @@ class Gqa:
     grouped: bool = True
     windows: bool = False
     listed: bool = False
-    kinds: Callable[[Keys, int], list[str]] | None = None
+    kinds: Callable[[ConfigKeys, int], list[str]] | None = None
     uniform: bool = False
     gate: str = ""
     extra: int = 0
     names: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, keys: Keys, types: Types) -> Layers:
+    def __call__(self, keys: ConfigKeys, types: Types) -> Layers:
         """Return the state of each layer. Raises `LayoutFormError`."""
         keys = keys.renamed(self.names)
         for key in ("per_layer_config", "sliding_windows"):
@@ -83,7 +83,7 @@ class Gqa:
         sliding = replace(attention, window_tokens=window_tokens)
         return layers_by_kind(keys, kinds, attention, sliding=sliding)
 
-    def shape(self, keys: Keys) -> tuple[int, int]:
+    def shape(self, keys: ConfigKeys) -> tuple[int, int]:
         """Return the number of heads with keys and their size. Raises `LayoutFormError`."""
         heads, key = keys.number("num_attention_heads"), "num_key_value_heads"
         kv_heads = keys.number(key, None if self.grouped else heads, derived=heads)
@@ -100,8 +100,8 @@ class Gqa:
             raise keys.wrong("hidden_size", hidden, wanted)
         return kv_heads, hidden // heads
 
-    def layer_windows(self, keys: Keys) -> tuple[list[str], int]:
-        """Return the kinds of all layers, and how many tokens the next one sees in a window."""
+    def layer_windows(self, keys: ConfigKeys) -> tuple[list[str], int]:
+        """Return the kinds of all layers, and how many tokens the next token sees in a window."""
         both = keys.config.get("use_bidirectional_attention")
         if both not in (None, False, "vision"):
             raise keys.wrong("use_bidirectional_attention", both, "of a model that decodes")
@@ -120,16 +120,16 @@ class Gqa:
         elif kinds is None:
             kinds = self._of_class(keys, count, window) if self.listed else ["sliding"] * count
         if self.uniform and len(set(kinds)) > 1:
-            said = (
+            problem = (
                 ": windows in some of the layers (max_window_layers): vLLM serves this model type "
                 "with windows in all of them or in none"
             )
-            raise keys.fault("layer_types", said)
+            raise keys.fault("layer_types", problem)
         if not self.by_layer and "attention" in kinds:
             kinds = ["attention"] * count
         return kinds, window - 1 + self.extra
 
-    def _of_class(self, keys: Keys, count: int, window: int) -> list[str]:
+    def _of_class(self, keys: ConfigKeys, count: int, window: int) -> list[str]:
         """Return the kinds that the configuration class lists, by the numbers in the config."""
         numbers: dict[str, int] = {"sliding_window": window}
         for key in _PERIODS:
@@ -145,20 +145,20 @@ _PERIODS = (
     *("sliding_window_pattern", "prefix_dense_sliding_window_pattern"),
     "global_attn_every_n_layers",
 )
-"""Keys of a period of layers, of which one has full attention."""
+"""Keys of a period of layers; one layer of a period has full attention."""
 
 
-def _alternating(_keys: Keys, count: int) -> list[str]:
+def _alternating(_keys: ConfigKeys, count: int) -> list[str]:
     return ["attention" if i % 2 else "sliding" for i in range(count)]
 
 
-def _from_layer(keys: Keys, count: int) -> list[str]:
+def _from_layer(keys: ConfigKeys, count: int) -> list[str]:
     """Return the kinds of Qwen2 and Qwen3: windows from layer ``max_window_layers`` on."""
     start = keys.number("max_window_layers", least=0)
     return ["sliding" if i >= start else "attention" for i in range(count)]
 
 
-def _without_rope(keys: Keys, count: int) -> list[str]:
+def _without_rope(keys: ConfigKeys, count: int) -> list[str]:
     """Return the kinds of SmolLM3: windows, if any, in layers without rotary embeddings."""
     if not keys.config.get("use_sliding_window", False):
         return ["attention"] * count
@@ -167,27 +167,27 @@ def _without_rope(keys: Keys, count: int) -> list[str]:
     else:
         period = keys.number("no_rope_layer_interval")
         roped = [(i + 1) % period for i in range(count)]
-    return ["attention" if one else "sliding" for one in roped]
+    return ["attention" if rope else "sliding" for rope in roped]
 
 
-def _gpt_oss(keys: Keys, types: Types) -> Layers:
+def _gpt_oss(keys: ConfigKeys, types: Types) -> Layers:
     """GPT-OSS: vLLM has windows in every even layer, whatever the config lists."""
     count = keys.number("num_hidden_layers")
     if keys.listed_kinds(count) not in (None, _alternating(keys, count)):
-        said = ": windows stand in other layers than 0, 2, 4, ..., where vLLM has them"
-        raise keys.fault("layer_types", said)
+        problem = ": windows stand in other layers than 0, 2, 4, ..., where vLLM has them"
+        raise keys.fault("layer_types", problem)
     return Gqa(windows=True, kinds=_alternating)(keys, types)
 
 
-def _chatglm(keys: Keys, types: Types) -> Layers:
-    """ChatGLM: grouped queries only where ``multi_query_attention`` says so."""
+def _chatglm(keys: ConfigKeys, types: Types) -> Layers:
+    """ChatGLM: grouped queries only if ``multi_query_attention`` says so."""
     grouped = keys.config.get("multi_query_attention", False)
     kv_heads = keys.number("multi_query_group_num", 1) if grouped else None
     form = replace(_IGNORING, names={"num_hidden_layers": "num_layers"})
     return form(_with_kv_heads(keys, kv_heads), types)
 
 
-def _falcon(keys: Keys, types: Types) -> Layers:
+def _falcon(keys: ConfigKeys, types: Types) -> Layers:
     """Falcon: one head with keys, unless the config has the new form."""
     keys = keys.renamed({"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"})
     kv_heads = 1 if keys.config.get("multi_query", True) else None
@@ -197,20 +197,20 @@ def _falcon(keys: Keys, types: Types) -> Layers:
     return _IGNORING(_with_kv_heads(keys, kv_heads), types)
 
 
-def _gpt_bigcode(keys: Keys, types: Types) -> Layers:
+def _gpt_bigcode(keys: ConfigKeys, types: Types) -> Layers:
     """GPT BigCode: one head with keys, unless ``multi_query`` is false."""
     kv_heads = 1 if keys.config.get("multi_query", True) else None
     return Gqa(sized=False, names=_GPT2)(_with_kv_heads(keys, kv_heads), types)
 
 
-def _step3(keys: Keys, types: Types) -> Layers:
+def _step3(keys: ConfigKeys, types: Types) -> Layers:
     """Step 3: queries are made of latents; one head has keys, which every rank holds."""
     if keys.number("num_attention_groups", 1) != 1:
         raise keys.wrong("num_attention_groups", keys.config["num_attention_groups"], "1")
     return Gqa(by_layer=False)(_with_kv_heads(keys, 1), types)
 
 
-def _dbrx(keys: Keys, types: Types) -> Layers:
+def _dbrx(keys: ConfigKeys, types: Types) -> Layers:
     """DBRX: the number of heads with keys stands in ``attn_config``."""
     names = {
         "num_hidden_layers": "n_layers",
@@ -221,19 +221,19 @@ def _dbrx(keys: Keys, types: Types) -> Layers:
     return replace(_IGNORING, names=names)(_with_kv_heads(keys, kv_heads), types)
 
 
-def _with_kv_heads(keys: Keys, kv_heads: int | None) -> Keys:
+def _with_kv_heads(keys: ConfigKeys, kv_heads: int | None) -> ConfigKeys:
     return keys.put("num_key_value_heads", kv_heads)
 
 
-def _gemma3n(keys: Keys, types: Types) -> Layers:
-    """Gemma 3n: the last layers read the caches of earlier ones, and have none."""
+def _gemma3n(keys: ConfigKeys, types: Types) -> Layers:
+    """Gemma 3n: the last layers read the caches of earlier layers, and have no caches."""
     return _without_shared(Gqa(windows=True, listed=True)(keys, types), keys)
 
 
-def _gemma4(keys: Keys, types: Types) -> Layers:
-    """Gemma 4: as Gemma 3n, but full layers have heads of their own size and number.
+def _gemma4(keys: ConfigKeys, types: Types) -> Layers:
+    """Gemma 4: the same as Gemma 3n, but full layers have heads of their own size and number.
 
-    Later checkpoints have these in ``per_layer_config``, layer by layer.
+    Later checkpoints have size and number in ``per_layer_config``, layer by layer.
     """
     form, own = Gqa(windows=True, listed=True), keys.part("per_layer_config")
     keys = keys.put("per_layer_config", None)
@@ -249,14 +249,17 @@ def _gemma4(keys: Keys, types: Types) -> Layers:
                 dim = keys.number("global_head_dim", 512)
                 if keys.config.get("attention_k_eq_v", False):
                     heads = keys.number("num_global_key_value_heads", kv_heads)
-        one = own.part(str(index))
-        heads, dim = one.number("num_key_value_heads", heads), one.number("head_dim", dim)
+        layer_keys = own.part(str(index))
+        heads, dim = (
+            layer_keys.number("num_key_value_heads", heads),
+            layer_keys.number("head_dim", dim),
+        )
         layers.append((replace(types.attention(heads, dim), layer=index, window_tokens=window),))
     return _without_shared(layers, keys, kinds)
 
 
-def _without_shared(layers: Layers, keys: Keys, kinds: list[str] | None = None) -> Layers:
-    """Return the layers without the caches of the last ones, which read those of earlier layers.
+def _without_shared(layers: Layers, keys: ConfigKeys, kinds: list[str] | None = None) -> Layers:
+    """Return the layers without the caches of the last layers, which read earlier layers' caches.
 
     Raises `LayoutFormError`.
     """
@@ -268,25 +271,25 @@ def _without_shared(layers: Layers, keys: Keys, kinds: list[str] | None = None) 
     return [*layers[:kept], *((),) * shared]
 
 
-def _llama4(keys: Keys, types: Types) -> Layers:
-    """Llama 4: attention in chunks, whose layers keep all tokens where vLLM is told so."""
+def _llama4(keys: ConfigKeys, types: Types) -> Layers:
+    """Llama 4: attention in chunks, whose layers keep all tokens if vLLM is told so."""
     if keys.has("layer_types"):
         keys.sequence("layer_types", keys.number("num_hidden_layers"))
     return Gqa()(keys.put("layer_types", None), types)
 
 
-def _mimo_v2(keys: Keys, types: Types) -> Layers:
-    """MiMo-V2: layers with windows have heads of their own number and size, and values theirs."""
+def _mimo_v2(keys: ConfigKeys, types: Types) -> Layers:
+    """MiMo-V2: layers with windows have other heads (number, size), and values another size."""
     pattern = keys.sequence("hybrid_layer_pattern", keys.number("num_hidden_layers"), (0, 1))
     attention = sliding = _mimo_v2_layer(keys, types, "")
     if 1 in pattern:
         window = keys.number(("sliding_window_size", "sliding_window"), least=2)
         sliding = replace(_mimo_v2_layer(keys, types, "swa_"), window_tokens=window - 1)
-    kinds = ["sliding" if one else "attention" for one in pattern]
+    kinds = ["sliding" if windowed else "attention" for windowed in pattern]
     return layers_by_kind(keys, kinds, attention, sliding=sliding)
 
 
-def _mimo_v2_layer(keys: Keys, types: Types, prefix: str) -> AttentionSpec:
+def _mimo_v2_layer(keys: ConfigKeys, types: Types, prefix: str) -> AttentionSpec:
     """Return a layer by the keys that begin with ``prefix``."""
     heads = keys.number(f"{prefix}num_attention_heads")
     kv_heads = keys.number(f"{prefix}num_key_value_heads")
@@ -299,7 +302,7 @@ def _mimo_v2_layer(keys: Keys, types: Types, prefix: str) -> AttentionSpec:
     return attention if value_dim == head_dim else replace(attention, value_dim=value_dim)
 
 
-def _step3p5(keys: Keys, types: Types) -> Layers:
+def _step3p5(keys: ConfigKeys, types: Types) -> Layers:
     """Step 3.5 and 3.7: one kind of layers may have other heads (``attention_other_setting``)."""
     count = keys.number("num_hidden_layers")
     listed = keys.config.get("layer_types") or None
@@ -310,25 +313,28 @@ def _step3p5(keys: Keys, types: Types) -> Layers:
     form = Gqa(listed=True)
     kinds, window_tokens = form.layer_windows(keys)
     kv_heads, head_dim = form.shape(keys)
-    other = keys.part("attention_other_setting")
-    others = other.text("attention_type") if other.config and listed else None
+    other_keys = keys.part("attention_other_setting")
+    other_kind = other_keys.text("attention_type") if other_keys.config and listed else None
     layers: Layers = []
     for index, kind in enumerate(kinds):
         heads, dim = kv_heads, head_dim
-        if listed and listed[index] == others:
-            heads, dim = other.number("num_attention_groups"), other.number("head_dim", dim)
+        if listed and listed[index] == other_kind:
+            heads, dim = (
+                other_keys.number("num_attention_groups"),
+                other_keys.number("head_dim", dim),
+            )
         window = window_tokens if kind == "sliding" else 0
         layers.append((replace(types.attention(heads, dim), layer=index, window_tokens=window),))
     return layers
 
 
-def _nemotron_nas(keys: Keys, types: Types) -> Layers:
-    """Llama-Nemotron: a block has attention with queries in groups of its own size, or none."""
+def _nemotron_nas(keys: ConfigKeys, types: Types) -> Layers:
+    """Llama-Nemotron: a block has attention with groups of queries of its own size, or none."""
     heads = keys.number("num_attention_heads")
     layers: Layers = []
     for index, block in enumerate(keys.sequence("block_configs", keys.number("num_hidden_layers"))):
-        one = Keys(block, f"{keys.path}block_configs[{index}].", keys.readings)
-        attention = one.part("attention")
+        block_keys = ConfigKeys(block, f"{keys.path}block_configs[{index}].", keys.readings)
+        attention = block_keys.part("attention")
         if attention.config.get("no_op"):
             layers.append(())
             continue

@@ -1,7 +1,7 @@
 """Read a model's state from its Hugging Face ``config.json``: `model_from_hf_config`.
 
-The language model may stand in a part of the config, beside vision or audio (`Whole`); draft layers
-(MTP) repeat one of its layers.
+The language model may stand in a part of the config, beside vision or audio (`WrappedModel`). Draft
+layers (MTP) repeat one of its layers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from restow.broker.errors import LayoutFormError, UnknownModelError
 from restow.broker.families.hf import attention, hybrids, latent
 from restow.broker.families.hf.attention import ModelTable, Reader
-from restow.broker.families.hf.keys import FLOATS, Keys, Readings
+from restow.broker.families.hf.keys import FLOATS, ConfigKeys, Readings
 from restow.broker.families.hf.kv_types import KvTypes, Quantisation, Types, quantisation_of
 from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec, ModelSpec, Scales
 from restow.broker.layout import DType
@@ -32,7 +32,7 @@ _BY_ARCHITECTURE = {
     "LongcatFlashForCausalLM": "longcat_flash",
     "LongcatFlashNgramForCausalLM": "longcat_flash",
 }
-"""Checkpoints whose config names an architecture alone (vLLM `_ARCHITECTURE_TO_MODEL_TYPE`)."""
+"""Checkpoints whose config names only an architecture (vLLM `_ARCHITECTURE_TO_MODEL_TYPE`)."""
 _NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
 """Types that overflow in float16 (vLLM `_FLOAT16_NOT_SUPPORTED_MODELS`)."""
 MTP = "mtp"
@@ -47,18 +47,18 @@ _DRAFTS: dict[str, tuple[str, int]] = {
     "qwen3_5_text": (_MTP_COUNT, 1),
     "qwen3_next": (_NEXTN, 1),
 }
-"""The key that counts draft layers, and the number that vLLM assumes where it is missing."""
+"""The key that counts draft layers, and the number that vLLM assumes if it is missing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WrappedModel:
     """A type of models whose language model stands in a part of the config.
 
     The part is of type ``text``, or of another known type that it names. If ``fixed``, the whole's
-    configuration class reads it as ``text`` whatever type it names. If ``alone``, vLLM runs no
-    other type there, and the class also reads the types ``as_well`` as ``text``. ``name`` is the
-    part's name then, if not ``text``. ``architecture`` is the language model's, where several share
-    a type. Some configs have the part's keys beside the others (``flat``).
+    configuration class reads the part as ``text`` whatever type it names. If ``alone``, vLLM runs
+    no other type there, and the class also reads the types ``as_well`` as ``text``. ``name`` is
+    the part's name then, if not ``text``. ``architecture`` is the architecture of the language
+    model, if several share a type. Some configs have the part's keys beside the others (``flat``).
     """
 
     text: str
@@ -69,26 +69,26 @@ class Whole:
     fixed: bool = False
     architecture: str = ""
 
-    def types(self, keys: Keys) -> tuple[str, str]:
+    def types(self, keys: ConfigKeys) -> tuple[str, str]:
         """Return the name of the part with these keys, and the type to read it as.
 
-        Raises `LayoutFormError` if there is no part, or one of a type that vLLM does not run.
+        Raises `LayoutFormError` if there is no part, or a part of a type that vLLM does not run.
         """
-        found = self.text
+        part_type = self.text
         if not keys.path:
             if not self.flat or not keys.has("num_hidden_layers"):
                 raise keys.wrong("text_config", None, "the config of a language model")
         elif keys.has("model_type"):
-            found = keys.text("model_type")
+            part_type = keys.text("model_type")
         else:
             keys.assumed("model_type", self.text)
         if self.fixed:
-            return self.name or found, self.text
+            return self.name or part_type, self.text
         if not self.alone:
-            return found, found
-        if found not in (self.text, *self.as_well):
+            return part_type, part_type
+        if part_type not in (self.text, *self.as_well):
             known = ", ".join((self.text, *self.as_well))
-            raise keys.wrong("model_type", found, f"one of {known}")
+            raise keys.wrong("model_type", part_type, f"one of {known}")
         return self.name or self.text, self.text
 
 
@@ -96,35 +96,35 @@ _FIXED = (
     *("ernie4_5_vl_moe", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm4v", "glm4v_moe"),
     *("glm_ocr", "llama4", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "aria"),
 )
-WHOLES: dict[str, Whole] = {
-    **{name: Whole(f"{name}_text", fixed=True) for name in _FIXED},
+WHOLES: dict[str, WrappedModel] = {
+    **{name: WrappedModel(f"{name}_text", fixed=True) for name in _FIXED},
     **{
-        name: Whole(f"{name}_text", flat=True, fixed=True)
+        name: WrappedModel(f"{name}_text", flat=True, fixed=True)
         for name in ("paddleocr_vl", "qwen2_5_vl", "qwen2_vl")
     },
     **{
-        name: Whole(f"{name}_text", name=f"{name}_text", fixed=True)
+        name: WrappedModel(f"{name}_text", name=f"{name}_text", fixed=True)
         for name in ("qwen2_5_omni", "qwen3_omni_moe")
     },
-    **{name: Whole("llama") for name in ("idefics3", "llava", "llava_next", "smolvlm")},
-    **{name: Whole("qwen3_5_text") for name in ("minicpmv4_6", "minicpmv4_7")},
-    **{name: Whole("qwen2") for name in ("internvl", "internvl_chat")},
-    "bailing_moe_v3_vl": Whole(
+    **{name: WrappedModel("llama") for name in ("idefics3", "llava", "llava_next", "smolvlm")},
+    **{name: WrappedModel("qwen3_5_text") for name in ("minicpmv4_6", "minicpmv4_7")},
+    **{name: WrappedModel("qwen2") for name in ("internvl", "internvl_chat")},
+    "bailing_moe_v3_vl": WrappedModel(
         "bailing_hybrid", name="bailing_hybrid", fixed=True, architecture=hybrids.LING_3
     ),
-    "cohere2_vision": Whole("cohere2"),
-    "deepseek_vl_v2": Whole("deepseek_v2", ("deepseek_vl_v2",), alone=True),
-    "exaone4_5": Whole("exaone4"),
-    "kimi_k25": Whole("deepseek_v3", ("kimi_k2",), alone=True),
-    "kimi_k3": Whole("kimi_linear", fixed=True),
-    "kimi_vl": Whole("deepseek_v2", ("deepseek_v3",), alone=True),
-    "lfm2_vl": Whole("lfm2"),
-    "mistral3": Whole("mistral"),
-    "NemotronH_Nano_VL_V2": Whole("nemotron_h"),
-    "paligemma": Whole("gemma"),
-    "qwen3_asr": Whole("qwen3"),
-    "step3_vl": Whole("step3_text", alone=True),
-    "step3p7": Whole("step3p7_text", ("step3p5",), alone=True, name="step3p5"),
+    "cohere2_vision": WrappedModel("cohere2"),
+    "deepseek_vl_v2": WrappedModel("deepseek_v2", ("deepseek_vl_v2",), alone=True),
+    "exaone4_5": WrappedModel("exaone4"),
+    "kimi_k25": WrappedModel("deepseek_v3", ("kimi_k2",), alone=True),
+    "kimi_k3": WrappedModel("kimi_linear", fixed=True),
+    "kimi_vl": WrappedModel("deepseek_v2", ("deepseek_v3",), alone=True),
+    "lfm2_vl": WrappedModel("lfm2"),
+    "mistral3": WrappedModel("mistral"),
+    "NemotronH_Nano_VL_V2": WrappedModel("nemotron_h"),
+    "paligemma": WrappedModel("gemma"),
+    "qwen3_asr": WrappedModel("qwen3"),
+    "step3_vl": WrappedModel("step3_text", alone=True),
+    "step3p7": WrappedModel("step3p7_text", ("step3p5",), alone=True, name="step3p5"),
 }
 """Models with a language model among their parts, by ``model_type``."""
 
@@ -144,7 +144,7 @@ def model_from_hf_config(
 ) -> ModelSpec:
     """Return the state of the model that ``config`` describes, by its ``model_type``.
 
-    Of a model with vision or audio this is the state of its text part, as for vLLM's connector.
+    For a model with vision or audio this is the state of its text part, as for vLLM's connector.
     ``dtype`` is the type in which the engine computes. Without it vLLM's ``auto`` is assumed: the
     config's type, or bfloat16 if that is float32 or missing. States whose type is not given have
     this type, except that Nemotron-H names its own recurrent type and Kimi-Linear's is float32.
@@ -158,8 +158,8 @@ def model_from_hf_config(
     that is missing while transformers, which has the defaults, is not installed.
     """
     kv_dtype, conv_dtype, ssm_dtype, dtype = (
-        None if given is None else member(DType, given, name)
-        for name, given in (
+        None if chosen is None else member(DType, chosen, name)
+        for name, chosen in (
             ("kv_dtype", kv_dtype),
             ("conv_dtype", conv_dtype),
             ("ssm_dtype", ssm_dtype),
@@ -169,11 +169,11 @@ def model_from_hf_config(
     for name, state in (("conv_dtype", conv_dtype), ("ssm_dtype", ssm_dtype), ("dtype", dtype)):
         if state is not None and not state.castable:
             raise LayoutFormError(f"{name}: recurrent states are never {state.label}: {FLOATS}")
-    whole = _typed(Keys(config, readings=Readings() if readings is None else readings))
+    whole = _typed(ConfigKeys(config, readings=Readings() if readings is None else readings))
     model_type, read, text = _reader(whole, _text_part(whole))
-    found = quantisation_of(whole, text, quant_config)
+    quantisation = quantisation_of(whole, text, quant_config)
     computed = dtype or _computed(whole, text)
-    kv = KvTypes(computed, kv_dtype, kv_scales, found, whole.readings, revision)
+    kv = KvTypes(computed, kv_dtype, kv_scales, quantisation, whole.readings, revision)
     if kv_dtype is not None or kv_scales is not None:
         kv.chosen()  # refuses a contradiction, also of a model without attention
     layers = read(text, Types(kv, conv_dtype or computed, ssm_dtype, computed))
@@ -189,7 +189,7 @@ def model_from_hf_config(
         model_type,
         flat,
         layer_count=len(layers),
-        quantisation=_method(found),
+        quantisation=_method(quantisation),
         numbers_per_layer=per_layer,
         draft_layers=drafts,
         draft=MTP if drafts else "",
@@ -197,11 +197,11 @@ def model_from_hf_config(
     )
 
 
-def _typed(keys: Keys) -> Keys:
-    """Return a config without ``model_type`` with the one that vLLM gives it.
+def _typed(keys: ConfigKeys) -> ConfigKeys:
+    """Return the config with the ``model_type`` that vLLM gives it, if it has none.
 
-    That is one of `_BY_ARCHITECTURE`, or of Mistral's own ``params.json`` of a model with latents
-    (Mistral Large 3), which vLLM serves as a DeepSeek-V3.
+    vLLM gives a type to the architectures of `_BY_ARCHITECTURE`, and to Mistral's own
+    ``params.json`` of a model with latents (Mistral Large 3), which it serves as a DeepSeek-V3.
     """
     if keys.has("model_type"):
         return keys
@@ -216,29 +216,29 @@ def _typed(keys: Keys) -> Keys:
     return keys
 
 
-def _text_part(keys: Keys) -> Keys:
+def _text_part(keys: ConfigKeys) -> ConfigKeys:
     """Return the keys of the language model: the same keys if the config has no parts.
 
-    Raises `LayoutFormError` for a config with parts of which none is a language model.
+    Raises `LayoutFormError` if the config has parts, but no part is a language model.
     """
     for _ in range(_MAX_DEPTH):
-        found = [name for name in _TEXT_PARTS if keys.has(name)]
-        if not found:
+        parts = [part for part in _TEXT_PARTS if keys.has(part)]
+        if not parts:
             break
-        first = keys.config[found[0]]
-        for name in found[1:]:
+        first = keys.config[parts[0]]
+        for name in parts[1:]:
             if keys.config[name] != first:
                 raise LayoutFormError(
-                    f"config: {keys.path}{found[0]} and {keys.path}{name} are two language models: "
-                    f"remove the one that the engine does not serve",
+                    f"config: {keys.path}{parts[0]} and {keys.path}{name} are two language models: "
+                    f"remove the part that the engine does not serve",
                     key=keys.path + name,
                 )
         if first == {}:
-            raise keys.wrong(found[0], first, "the config of a language model")
-        keys = keys.part(found[0])
+            raise keys.wrong(parts[0], first, "the config of a language model")
+        keys = keys.part(parts[0])
     else:
-        said = f"config: {keys.path[:-1]}: parts are nested too deeply"
-        raise LayoutFormError(said, key=keys.path)
+        problem = f"config: {keys.path[:-1]}: parts are nested too deeply"
+        raise LayoutFormError(problem, key=keys.path)
     others = [name for name in _OTHER_PARTS if keys.has(name)]
     if others and not keys.has("num_hidden_layers") and not keys.has("num_layers"):
         raise LayoutFormError(
@@ -249,10 +249,10 @@ def _text_part(keys: Keys) -> Keys:
     return keys
 
 
-def _reader(whole: Keys, text: Keys) -> tuple[str, Reader, Keys]:
+def _reader(whole: ConfigKeys, text: ConfigKeys) -> tuple[str, Reader, ConfigKeys]:
     """Return the language model's name, its reader, and the keys to read.
 
-    The text part may have a type of its own, or none; a type of `WHOLES` decides over the part's.
+    The text part may have a type of its own, or none; a type of `WHOLES` overrides it.
     """
     names = [keys.text("model_type") for keys in (text, whole) if keys.has("model_type")]
     outer = names[-1] if names else whole.text("model_type")
@@ -261,7 +261,10 @@ def _reader(whole: Keys, text: Keys) -> tuple[str, Reader, Keys]:
         if WHOLES[outer].architecture:
             text = text.put("architectures", [WHOLES[outer].architecture])
     else:
-        name, read_as = names[0], next((one for one in names if one in MODELS), "")
+        name, read_as = (
+            names[0],
+            next((candidate for candidate in names if candidate in MODELS), ""),
+        )
     if read_as in MODELS:
         return name, MODELS[read_as], replace(text, model_type=read_as)
     inside = "" if text is whole else f" (in a {outer!r})"
@@ -273,7 +276,7 @@ def _reader(whole: Keys, text: Keys) -> tuple[str, Reader, Keys]:
 
 
 def _drafted(
-    keys: Keys, model_type: str, own: Sequence[LayerSpec], first: int, count: int
+    keys: ConfigKeys, model_type: str, own: Sequence[LayerSpec], first: int, count: int
 ) -> tuple[LayerSpec, ...]:
     """Return the state of ``count`` draft layers, numbered from ``first`` on.
 
@@ -284,7 +287,7 @@ def _drafted(
     """
     if model_type not in _DRAFTS:
         raise LayoutFormError(
-            f"draft layers of a {model_type!r}: what they keep is not known; it is of "
+            f"draft layers of a {model_type!r}: what they keep is not known; it is known of "
             f"{', '.join(sorted(_DRAFTS))}",
             model_type=model_type,
         )
@@ -302,7 +305,7 @@ def _drafted(
     return tuple(replace(full[-1], layer=first + index) for index in range(count))
 
 
-def _computed(whole: Keys, text: Keys) -> DType:
+def _computed(whole: ConfigKeys, text: ConfigKeys) -> DType:
     """Return the type in which vLLM computes by ``--dtype auto`` (`_resolve_auto_dtype`, 0.32)."""
     parts = [whole, text]
     parts += [whole.part(name) for name in ("vision_config", "encoder_config") if whole.has(name)]
@@ -321,9 +324,9 @@ def _computed(whole: Keys, text: Keys) -> DType:
     return DType.BFLOAT16
 
 
-def _method(found: Quantisation) -> str:
+def _method(quantisation: Quantisation) -> str:
     """Return the method by which the weights are quantised, as far as vLLM knows it."""
     try:
-        return found.method
+        return quantisation.method
     except LayoutFormError:
-        return str(found.config.get("quant_method") or "")[:MAX_WORD_LENGTH]
+        return str(quantisation.config.get("quant_method") or "")[:MAX_WORD_LENGTH]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from restow.broker.families.hf.attention import Layers, ModelTable, layers_by_kind
-from restow.broker.families.hf.keys import Keys
+from restow.broker.families.hf.keys import ConfigKeys
 from restow.broker.families.hf.kv_types import Types
 from restow.broker.families.hf.latent import latent
 from restow.broker.families.recurrent import (
@@ -24,11 +24,11 @@ _BAILING = ("BailingMoeV2_5ForCausalLM", LING_3)
 
 
 Name = str | tuple[str, ...]
-"""A key, or several names of it."""
+"""A key, or several names of the key."""
 
 
 def _mamba1_layer(
-    keys: Keys, types: Types, channels: int, names: tuple[Name, Name], mixer: Mixer
+    keys: ConfigKeys, types: Types, channels: int, names: tuple[Name, Name], mixer: Mixer
 ) -> Mamba1Spec:
     """Return a Mamba1 layer; ``names`` are the keys of its state and its taps."""
     state, taps = keys.number(names[0]), keys.number(names[1], least=2)
@@ -36,7 +36,11 @@ def _mamba1_layer(
 
 
 def _mamba2_layer(
-    keys: Keys, types: Types, shape: tuple[int, int], names: tuple[Name, Name, Name], mixer: Mixer
+    keys: ConfigKeys,
+    types: Types,
+    shape: tuple[int, int],
+    names: tuple[Name, Name, Name],
+    mixer: Mixer,
 ) -> Mamba2Spec:
     """Return a Mamba2 layer of ``shape``: heads and their size.
 
@@ -47,8 +51,8 @@ def _mamba2_layer(
     return Mamba2Spec(0, *shape, state, groups, taps, types.conv, types.state(keys), mixer)
 
 
-def _nemotron_h(keys: Keys, types: Types) -> Layers:
-    """Nemotron-H: each layer is one of Mamba2, attention, MLP, experts, by a pattern or a list."""
+def _nemotron_h(keys: ConfigKeys, types: Types) -> Layers:
+    """Nemotron-H: a layer is Mamba2, attention, MLP or experts, by a pattern or a list."""
     lists = ("layers_block_type", "layer_types", "hybrid_override_pattern")
     key = next((k for k in lists if keys.has(k)), None)
     if key is None:
@@ -65,13 +69,13 @@ def _nemotron_h(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, kinds, attention, mamba)
 
 
-def _granite(keys: Keys, types: Types) -> Layers:
+def _granite(keys: ConfigKeys, types: Types) -> Layers:
     """Granite 4: Mamba2 layers with attention layers among them."""
     return _mamba_names(keys, types, keys.layer_kinds(), _channels(keys))
 
 
-def _bamba(keys: Keys, types: Types) -> Layers:
-    """Bamba: as Granite, with the attention layers listed by number."""
+def _bamba(keys: ConfigKeys, types: Types) -> Layers:
+    """Bamba: the same as Granite, with the attention layers listed by number."""
     count = keys.number("num_hidden_layers")
     listed = keys.indices("attn_layer_indices", range(count))
     kinds = keys.listed_kinds(count) or [
@@ -80,22 +84,22 @@ def _bamba(keys: Keys, types: Types) -> Layers:
     return _mamba_names(keys, types, kinds, _channels(keys))
 
 
-def _falcon_h1(keys: Keys, types: Types) -> Layers:
+def _falcon_h1(keys: ConfigKeys, types: Types) -> Layers:
     """Falcon-H1: attention and Mamba2 side by side in every layer."""
     unsized = "mamba_d_ssm" in keys.config and not keys.has("mamba_d_ssm")
     channels = _channels(keys) if unsized else keys.number("mamba_d_ssm")
-    # Rounded differently from a plain product.
+    # The scaled product is rounded differently from a plain product.
     why = "the in-projection is scaled by multipliers (ssm_multipliers)"
     kinds = ["both"] * keys.number("num_hidden_layers")
     return _mamba_names(keys, types, kinds, channels, why)
 
 
-def _channels(keys: Keys) -> int:
+def _channels(keys: ConfigKeys) -> int:
     return keys.number("mamba_expand") * keys.number("hidden_size")
 
 
 def _mamba_names(
-    keys: Keys, types: Types, kinds: list[str], channels: int, obstacle: str = ""
+    keys: ConfigKeys, types: Types, kinds: list[str], channels: int, obstacle: str = ""
 ) -> Layers:
     """Return layers by the names that Bamba, Granite and Falcon-H1 share."""
     heads = keys.number("mamba_n_heads")
@@ -105,8 +109,8 @@ def _mamba_names(
     if keys.config.get("mamba_d_head", "auto") not in ("auto", None):
         head_dim = keys.number("mamba_d_head")
         if head_dim * heads != channels:
-            said = f" {head_dim} for mamba_n_heads {heads} are not the {channels} channels"
-            raise keys.fault("mamba_d_head", said)
+            problem = f" {head_dim} for mamba_n_heads {heads} are not the {channels} channels"
+            raise keys.fault("mamba_d_head", problem)
     mixer = types.mixer(keys, "mamba_proj_bias", obstacle)
     names = "mamba_d_state", "mamba_n_groups", "mamba_d_conv"
     mamba = _mamba2_layer(keys, types, (heads, head_dim), names, mixer)
@@ -114,7 +118,7 @@ def _mamba_names(
     return layers_by_kind(keys, kinds, attention, mamba)
 
 
-def _zamba2(keys: Keys, types: Types) -> Layers:
+def _zamba2(keys: ConfigKeys, types: Types) -> Layers:
     """Zamba2: Mamba2 everywhere, and in hybrid layers attention over twice the hidden size."""
     hidden = keys.number("hidden_size")
     channels = keys.number("mamba_expand") * hidden
@@ -130,7 +134,7 @@ def _zamba2(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, keys.layer_kinds(), attention, mamba)
 
 
-def _mamba(keys: Keys, types: Types) -> Layers:
+def _mamba(keys: ConfigKeys, types: Types) -> Layers:
     """Mamba and Falcon-Mamba: Mamba1 in every layer."""
     if keys.has("intermediate_size"):
         channels = keys.number("intermediate_size")
@@ -141,18 +145,18 @@ def _mamba(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, ["recurrent"] * keys.number("num_hidden_layers"), None, mamba)
 
 
-def _mamba2(keys: Keys, types: Types) -> Layers:
+def _mamba2(keys: ConfigKeys, types: Types) -> Layers:
     """Mamba2 in every layer."""
     heads, head_dim = keys.number("num_heads"), keys.number("head_dim")
     channels = keys.number("expand") * keys.number("hidden_size")
     if heads * head_dim != channels:
-        raise keys.wrong("num_heads", heads, f"so many that {head_dim} each make {channels}")
+        raise keys.wrong("num_heads", heads, f"a number that makes {channels} with {head_dim} each")
     names, mixer = ("state_size", "n_groups", "conv_kernel"), types.mixer(keys, "use_bias")
     mamba = _mamba2_layer(keys, types, (heads, head_dim), names, mixer)
     return layers_by_kind(keys, ["recurrent"] * keys.number("num_hidden_layers"), None, mamba)
 
 
-def _jamba(keys: Keys, types: Types) -> Layers:
+def _jamba(keys: ConfigKeys, types: Types) -> Layers:
     """Jamba: Mamba1, and attention in one layer of a period."""
     period, offset = keys.number("attn_layer_period"), keys.number("attn_layer_offset", least=0)
     if offset >= period:
@@ -166,11 +170,11 @@ def _jamba(keys: Keys, types: Types) -> Layers:
 
 
 def _last_of_each(count: int, group: int) -> list[str]:
-    """Return the kinds of ``count`` layers, of which the last of each group attends."""
+    """Return the kinds of ``count`` layers, where the last layer of each group has attention."""
     return ["recurrent" if (i + 1) % group else "attention" for i in range(count)]
 
 
-def _qwen(keys: Keys, types: Types) -> Layers:
+def _qwen(keys: ConfigKeys, types: Types) -> Layers:
     """Qwen3-Next and Qwen3.5: gated delta nets, and full attention in every fourth layer."""
     count = keys.number("num_hidden_layers")
     kinds = keys.listed_kinds(count)
@@ -181,7 +185,7 @@ def _qwen(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, kinds, attention, gdn)
 
 
-def _gdn(keys: Keys, types: Types, key_dim: int, all_heads: int | None = None) -> GdnSpec:
+def _gdn(keys: ConfigKeys, types: Types, key_dim: int, all_heads: int | None = None) -> GdnSpec:
     """Return a gated delta net, by default of ``all_heads`` heads, with values twice as wide."""
     return GdnSpec(
         0,
@@ -195,7 +199,7 @@ def _gdn(keys: Keys, types: Types, key_dim: int, all_heads: int | None = None) -
     )
 
 
-def _olmo_hybrid(keys: Keys, types: Types) -> Layers:
+def _olmo_hybrid(keys: ConfigKeys, types: Types) -> Layers:
     """OLMo Hybrid: gated delta nets, and full attention in every fourth layer."""
     hidden, heads = keys.number("hidden_size"), keys.number("num_attention_heads")
     key_heads = keys.number("linear_num_key_heads", derived=heads)
@@ -205,11 +209,11 @@ def _olmo_hybrid(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, keys.layer_kinds(), attention, gdn)
 
 
-def _kimi_linear(keys: Keys, types: Types) -> Layers:
+def _kimi_linear(keys: ConfigKeys, types: Types) -> Layers:
     """Kimi-Linear: KDA, and latent attention in some layers.
 
-    Checkpoints say it in ``linear_attn_config``, with layers counted from 1; transformers' own
-    class in keys beside the others.
+    Checkpoints list the layers in ``linear_attn_config``, counted from 1; transformers' own class
+    has keys beside the others.
     """
     linear = keys.part("linear_attn_config")
     count = keys.number("num_hidden_layers")
@@ -238,24 +242,28 @@ def _kimi_linear(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, kinds or keys.layer_kinds(count), latent(keys, types), kda)
 
 
-def _bailing(keys: Keys, types: Types) -> Layers:
-    """Ling 2.5 (linear attention) and Ling 3 (KDA), and latent attention in the last of a group.
+def _bailing(keys: ConfigKeys, types: Types) -> Layers:
+    """Ling 2.5 (linear attention) and Ling 3 (KDA); the last layer of a group has latent attention.
 
-    Both have one ``model_type``, so the architecture says which. A config without architectures
-    that has a short convolution is Ling 3; one without either is refused. The numbers are the
-    defaults of vLLM's class of Ling 3.
+    Both have the same ``model_type``, so the architecture tells them apart. A config without
+    architectures that has a short convolution is Ling 3; a config without either is refused. The
+    numbers are the defaults of vLLM's class of Ling 3.
     """
     named = keys.config.get("architectures") or ()
-    found = [one for one in _BAILING if isinstance(named, list | tuple) and one in named]
+    known = [
+        architecture
+        for architecture in _BAILING
+        if isinstance(named, list | tuple) and architecture in named
+    ]
     if not named and keys.has("short_conv_kernel_size"):
-        found = [LING_3]
-    if len(found) != 1:
+        known = [LING_3]
+    if len(known) != 1:
         raise keys.wrong("architectures", named or None, " or ".join(_BAILING))
-    v3 = found == [LING_3]
+    v3 = known == [LING_3]
     count = keys.number("num_hidden_layers", 20 if v3 else None)
     group = keys.number("layer_group_size", 5 if v3 else None)
     kinds = _last_of_each(count, group)
-    if v3:  # the layers left over behind the last group attend
+    if v3:  # the layers left over behind the last group have attention
         kinds[count // group * group :] = ["attention"] * (count % group)
     if (keys.listed_kinds(count) or kinds) != kinds:
         raise keys.fault("layer_types", f" are not those of layer_group_size {group}")
@@ -268,10 +276,10 @@ def _bailing(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, kinds, latent(keys, types), linear)
 
 
-def _minimax(keys: Keys, types: Types) -> Layers:
-    """MiniMax-Text-01 and M1: linear attention, and full attention where the layers are listed.
+def _minimax(keys: ConfigKeys, types: Types) -> Layers:
+    """MiniMax-Text-01 and M1: linear attention, and full attention in the listed layers.
 
-    Checkpoints list numbers (``attn_type_list``), transformers' own class has names.
+    Checkpoints list numbers (``attn_type_list``); transformers' own class has names.
     """
     count = keys.number("num_hidden_layers")
     if keys.has("attn_type_list") or keys.model_type != "minimax":
@@ -284,7 +292,7 @@ def _minimax(keys: Keys, types: Types) -> Layers:
     return layers_by_kind(keys, kinds, types.attention(keys.kv_heads(), dim), linear)
 
 
-def _lfm2(keys: Keys, types: Types) -> Layers:
+def _lfm2(keys: ConfigKeys, types: Types) -> Layers:
     """LFM2: short convolutions over the hidden size, and attention among them."""
     count = keys.number("num_hidden_layers")
     kinds = keys.listed_kinds(count)

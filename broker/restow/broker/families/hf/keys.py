@@ -1,8 +1,9 @@
 """Read the keys of a config.json, with the defaults of the model type's configuration class.
 
-A config may leave keys out. `Keys` then asks transformers' configuration class of the model type,
-if transformers is installed (the ``engine`` extra); without it a key that is needed must be in the
-file. The classes are imported when the first key is missing: transformers imports torch with them.
+A config may leave keys out. `ConfigKeys` then asks transformers' configuration class of the model
+type, if transformers is installed (the ``engine`` extra); without it a key that is needed must be
+in the file. The classes are imported when the first key is missing: transformers imports torch with
+them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _LISTS = ("layers_block_type", "layer_types")
 _DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 _SAME_CLASS = {"dots_ocr": "qwen2", "kimi_k2": "deepseek_v3", "step3p7_text": "step3p5"}
-"""Model types whose configuration class is that of another type."""
+"""Model types that have the configuration class of another type."""
 _VLLM_CLASSES: dict[str, dict[str, int]] = {
     "bailing_hybrid": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "chatglm": {_LAYER_COUNT: 28, "hidden_size": 4096, "num_attention_heads": 32},
@@ -58,7 +59,7 @@ _VLLM_CLASSES: dict[str, dict[str, int]] = {
     },
     "step3p5": {},
 }
-"""Defaults of types that vLLM 0.32 reads with a class of its own; {}: the file must say all."""
+"""Defaults of types that vLLM 0.32 reads with its own class; with {}, the file must say all."""
 _LEAST_TRANSFORMERS = (5, 19)
 """From this version on the defaults are attributes of the classes."""
 _CLASS_DEFAULT = "the default of the model's configuration class"
@@ -68,7 +69,7 @@ _CLASS_DEFAULT = "the default of the model's configuration class"
 class Reading:
     """The value of a key and the file that says it; without a file the value was assumed.
 
-    ``note`` says why it was assumed, or what was made of the value where that differs.
+    ``note`` says why it was assumed, or what was made of the value if that differs.
     """
 
     key: str
@@ -84,7 +85,7 @@ class Readings:
     _by_key: dict[str, Reading] = field(default_factory=dict)
 
     def add(self, reading: Reading) -> None:
-        """Keep a reading; what a file says replaces what was assumed."""
+        """Keep a reading; a value from a file replaces an assumed value."""
         known = self._by_key.get(reading.key)
         if known is None or (reading.file and (reading.note or not known.file)):
             self._by_key[reading.key] = reading
@@ -107,30 +108,30 @@ def configuration_class(model_type: str) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     name = _SAME_CLASS.get(model_type, model_type)
-    # The mapping imports a class in __getitem__ alone.
-    found = CONFIG_MAPPING[name] if name in CONFIG_MAPPING else None  # noqa: SIM401
+    # The mapping imports a class only in __getitem__.
+    mapped = CONFIG_MAPPING[name] if name in CONFIG_MAPPING else None  # noqa: SIM401
     # An engine in this process may have registered classes of its own.
-    own = found is not None and found.__module__.startswith("transformers.models.")
-    return found if own else None
+    own = mapped is not None and mapped.__module__.startswith("transformers.models.")
+    return mapped if own else None
 
 
-def _class_list(found: Any, **numbers: object) -> Any:
-    """Return the layer types that a configuration class makes of numbers; None if it makes none."""
+def _class_list(config_class: Any, **numbers: object) -> Any:
+    """Return the layer types that a configuration class makes of numbers, or None."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:
-        made = None if found is None else found(**numbers)
+        made = None if config_class is None else config_class(**numbers)
     except StrictDataclassError:  # its list has another number of layers
         return None
     return next((names for key in _LISTS if (names := getattr(made, key, None))), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class ConfigKeys:
     """The keys of a config, or of a part of it; a null counts as missing.
 
     ``path`` precedes the keys of a part, and ``origins`` maps keys to their names in the file.
-    ``model_type`` names the configuration class that has the defaults; empty: there is none. Values
+    ``model_type`` names the configuration class that has the defaults, or is empty. Values
     read and values assumed are added to ``readings``. Every method raises `LayoutFormError`, naming
     the key at fault.
     """
@@ -144,20 +145,20 @@ class Keys:
     def __post_init__(self) -> None:
         """Refuse a config that is no object."""
         if not isinstance(self.config, Mapping):
-            what = f"expected an object, got {type(self.config).__name__}"
-            raise LayoutFormError(f"config: {self.path and self.path[:-1] + ': '}{what}")
+            problem = f"expected an object, got {type(self.config).__name__}"
+            raise LayoutFormError(f"config: {self.path and self.path[:-1] + ': '}{problem}")
 
-    def put(self, key: str, value: object, origin: str = "") -> Keys:
+    def put(self, key: str, value: object, origin: str = "") -> ConfigKeys:
         """Return the keys with another value, which the file has under the name ``origin``."""
         origins = {**self.origins, key: origin or key}
         return replace(self, config={**self.config, key: value}, origins=origins)
 
-    def renamed(self, names: Mapping[str, str]) -> Keys:
-        """Return the keys under their usual names; ``names`` maps these to the file's names."""
+    def renamed(self, names: Mapping[str, str]) -> ConfigKeys:
+        """Return the keys under their usual names; ``names`` maps them to the file's names."""
         keys = self
-        for name, other in names.items():
-            if not keys.has(name) and other in keys.config:
-                keys = keys.put(name, keys.config[other], other)
+        for name, file_name in names.items():
+            if not keys.has(name) and file_name in keys.config:
+                keys = keys.put(name, keys.config[file_name], file_name)
         return keys
 
     def name(self, key: str) -> str:
@@ -168,12 +169,12 @@ class Keys:
         """Return whether the file has the key, and not as null."""
         return self.config.get(key) is not None
 
-    def part(self, key: str) -> Keys:
+    def part(self, key: str) -> ConfigKeys:
         """Return the keys of an object inside; a missing object is empty."""
         value = self.config.get(key)
         if value is not None and not isinstance(value, Mapping):
             raise self.wrong(key, value, "an object")
-        return Keys(value or {}, f"{self.path}{key}.", self.readings)
+        return ConfigKeys(value or {}, f"{self.path}{key}.", self.readings)
 
     def text(self, key: str) -> str:
         """Return a name that must be in the file."""
@@ -190,13 +191,13 @@ class Keys:
         least: int = 1,
         derived: int | None = None,
     ) -> int:
-        """Return an integer from ``least`` on; of several names of one key the first that is there.
+        """Return an integer from ``least`` on, by the first of a key's names that the file has.
 
-        If the file leaves it out, return ``default``, or without one the default of the
-        configuration class. ``derived`` is the value where the class leaves it open, and of a null.
+        If the file leaves the key out, return ``default``, or without it the default of the
+        configuration class. ``derived`` is the value if the class has none, and of a null.
         """
         names = (key,) if isinstance(key, str) else key
-        name = next((one for one in names if self.has(one)), names[0])
+        name = next((candidate for candidate in names if self.has(candidate)), names[0])
         value = self.config.get(name)
         if value is None:
             self._check_older_names(name)
@@ -214,12 +215,12 @@ class Keys:
         return value
 
     def class_default(self, key: str) -> Any:
-        """Return the default of a key in the configuration class; None if that has none."""
+        """Return the default of a key in the configuration class; None if the class has none."""
         if self.model_type in _VLLM_CLASSES:
             return _VLLM_CLASSES[self.model_type].get(key)
-        found = self._class(key)
-        names = {} if found is None else found.attribute_map
-        value = getattr(found, names.get(key, key), None)
+        config_class = self._class(key)
+        names = {} if config_class is None else config_class.attribute_map
+        value = getattr(config_class, names.get(key, key), None)
         return None if isinstance(value, property) else value
 
     def _class(self, key: str) -> Any:
@@ -235,7 +236,7 @@ class Keys:
             ) from None
 
     def dtype(self, key: str, default: DType, unless_named: DType | None = None) -> DType:
-        """Return a dtype: ``default`` for "auto", and ``unless_named`` or it for a null."""
+        """Return a dtype: ``default`` for "auto", ``unless_named`` or ``default`` for a null."""
         value = self.config.get(key)
         if value is None:
             if unless_named is not None:
@@ -255,7 +256,7 @@ class Keys:
     def layer_kinds(self, count: int | None = None, **numbers: object) -> list[str]:
         """Return the kinds of ``count`` layers: as the file lists them, or else its class.
 
-        ``numbers`` are those by which the class makes its list; they must have been checked.
+        The class makes its list from ``numbers``, which must have been checked.
         """
         count = self.number(_LAYER_COUNT) if count is None else count
         listed = self.listed_kinds(count)
@@ -285,8 +286,8 @@ class Keys:
         for index, name in enumerate(names):
             if not isinstance(name, str) or name not in _KINDS:
                 known = ", ".join(_KINDS)
-                said = f"[{index}]: layer type {name!r:.60} is unknown; known are {known}"
-                raise self.fault(key, said)
+                problem = f"[{index}]: layer type {name!r:.60} is unknown; known are {known}"
+                raise self.fault(key, problem)
         return [_KINDS[name] for name in names]
 
     def as_many(self, key: str, kinds: list[str], count: int) -> list[str]:
@@ -299,7 +300,7 @@ class Keys:
         return kinds
 
     def sequence(self, key: str, count: int, allowed: tuple[object, ...] = ()) -> list[Any]:
-        """Return a list with an entry for each of ``count`` layers, if given of allowed values."""
+        """Return a list with an entry for each layer, of ``allowed`` values if any are given."""
         listed = self.config.get(key)
         if (
             not isinstance(listed, list | tuple)
@@ -320,9 +321,9 @@ class Keys:
             return []
         if not isinstance(listed, list | tuple) or not all(type(i) is int for i in listed):
             raise self.wrong(key, listed, "a list of layer numbers")
-        wrong_ones = [i for i in listed if i not in within]
-        if wrong_ones:
-            raise self.wrong(key, wrong_ones, f"from {within.start} to {within.stop - 1}")
+        wrong_numbers = [i for i in listed if i not in within]
+        if wrong_numbers:
+            raise self.wrong(key, wrong_numbers, f"from {within.start} to {within.stop - 1}")
         if len(set(listed)) != len(listed):
             raise self.wrong(key, listed, "a list of different layers")
         self.took(key)
@@ -340,16 +341,16 @@ class Keys:
         return count
 
     def head_dim(self) -> int:
-        """Return the size of an attention head: its own, or its share of the hidden size."""
+        """Return the size of an attention head: the named size, or its share of the hidden size."""
         if self.has("head_dim"):
             return self.number("head_dim")
         return self.share("num_attention_heads", self.number("hidden_size"), "hidden_size")
 
-    def share(self, key: str, whole: int, what: str) -> int:
-        """Return the share of ``whole`` that falls to each of the number that ``key`` says."""
+    def share(self, key: str, whole: int, noun: str) -> int:
+        """Return ``whole`` divided by the number that ``key`` says."""
         count = self.number(key)
         if whole % count:
-            raise self.wrong(key, count, f"a divisor of {what}, {whole}")
+            raise self.wrong(key, count, f"a divisor of {noun}, {whole}")
         return whole // count
 
     def took(self, key: str, note: str = "") -> None:
@@ -361,17 +362,17 @@ class Keys:
         self.readings.add(Reading(self.name(key), value, "", note))
 
     def leave_out_drafts(self) -> None:
-        """Note that draft layers (MTP) are left out, if there are some."""
+        """Note that draft layers (MTP) are left out, if the config has any."""
         for key in _DRAFT_LAYERS:
             if self.has(key) and self.number(key, least=0):
                 self.took(key, "left out: draft layers run only on request (else: --draft-layers)")
 
-    def fault(self, key: str, said: str) -> LayoutFormError:
-        """Return the error about a key; ``said`` follows its name."""
-        return LayoutFormError(f"config: {self.name(key)}{said}", key=self.name(key))
+    def fault(self, key: str, problem: str) -> LayoutFormError:
+        """Return the error about a key; ``problem`` follows its name."""
+        return LayoutFormError(f"config: {self.name(key)}{problem}", key=self.name(key))
 
     def wrong(self, key: str, value: object, wanted: str) -> LayoutFormError:
-        """Return the error about a key that is missing, or whose value is not what is wanted."""
+        """Return the error about a key that is missing, or whose value is not ``wanted``."""
         if value is None and key in self.config:
             return self.fault(key, f": null is not {wanted}")
         if value is None:

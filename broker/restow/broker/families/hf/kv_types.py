@@ -1,7 +1,7 @@
 """The types of a model's states, and what a quantised checkpoint says of its KV cache.
 
-`Quantisation` is what a checkpoint declares and where; `KvTypes` finds the type and the scales of
-keys and values from it and from what was asked for, as vLLM 0.32 does.
+`Quantisation` is what a checkpoint declares, and where. `KvTypes` finds the type and the scales of
+keys and values from it and from the requested type, as vLLM 0.32 does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families.hf.keys import CONFIG, QUANT_CONFIG, Keys, Reading, Readings
+from restow.broker.families.hf.keys import CONFIG, QUANT_CONFIG, ConfigKeys, Reading, Readings
 from restow.broker.families.recurrent import Mixer
 from restow.broker.families.specs import (
     NO_SCALES,
@@ -28,7 +28,7 @@ KNOWN = (
     *("experts_int8", "fbgemm_fp8", "fp8", "fp_quant", "gpt_oss_mxfp4", "gptq", "gptq_marlin"),
     *("humming", "inc", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"),
     *("moe_wna16", "mxfp4", "mxfp8", "quark", "torchao"),
-    # Names that its `override_quantization_method` takes for one of these.
+    # Names that vLLM's `override_quantization_method` takes for one of these.
     *("auto-round", "intel/auto-round"),
 )
 """Methods of checkpoints that vLLM 0.32 has (`layers/quantization/__init__.py`)."""
@@ -41,12 +41,12 @@ _MODELOPT_ALGOS = {
 """Algorithms in ModelOpt's own files, with vLLM's names
 (`ModelArchConfigConvertorBase._normalize_quantization_config`)."""
 _NAME_THEM = (
-    "name the static scales by what is equal on P and D exactly when they are, such as the "
+    "name the static scales by what is equal on P and D exactly when the scales are, such as the "
     "checkpoint's revision (--revision TEXT, or --kv-scales static --kv-scales-fingerprint TEXT)"
 )
 _DECLARING = ("kv_cache_scheme", "kv_cache_quant_algo")
 _LEFT_ASIDE = "left aside, as vLLM 0.32 does: KV has the model's type"
-_FP8 = "static float8, the one that a family describes"
+_FP8 = "static float8, the only type that a family describes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Quantisation:
 
     @property
     def method(self) -> str:
-        """The method by its name in vLLM; empty if none is named. Raises `LayoutFormError`."""
+        """The method by its name in vLLM; empty if no method is named. Raises `LayoutFormError`."""
         inner, producer = self.config.get("quantization"), self.config.get("producer")
         made = isinstance(producer, Mapping) and producer.get("name") == "modelopt"
         if isinstance(inner, Mapping) and (made or "modelopt_quant_config" in inner):
@@ -101,11 +101,11 @@ class Quantisation:
 
 
 def quantisation_of(
-    whole: Keys, text: Keys, quant_config: Mapping[str, Any] | None
+    whole: ConfigKeys, text: ConfigKeys, quant_config: Mapping[str, Any] | None
 ) -> Quantisation:
     """Return the declaration in the first place where vLLM 0.32 looks (`get_quant_config`).
 
-    ``quant_config`` is ModelOpt's file beside the config: it counts where the config itself has no
+    ``quant_config`` is ModelOpt's file beside the config: it counts if the config itself has no
     ``quantization_config`` (`transformers_utils/config.py`, `get_config`). Raises `LayoutFormError`
     for a declaration that is no object.
     """
@@ -124,17 +124,17 @@ def quantisation_of(
 
 @dataclass(frozen=True, slots=True)
 class KvTypes:
-    """Finds the type and the scales of keys and values, as vLLM 0.32 would choose them.
+    """Find the type and the scales of keys and values, as vLLM 0.32 would choose them.
 
     The type is ``asked``, or else what the checkpoint declares, or else the ``model``'s. No config
-    holds static scales: the checkpoint's ``revision`` identifies those that it declares, and where
-    ``scales`` would have to be guessed `LayoutFormError` is raised.
+    holds static scales: the checkpoint's ``revision`` identifies the scales that it declares.
+    `LayoutFormError` is raised if ``scales`` would have to be guessed.
     """
 
     model: DType
     asked: DType | None
     scales: Scales | None
-    found: Quantisation
+    quantisation: Quantisation
     readings: Readings
     revision: str = ""
 
@@ -161,12 +161,12 @@ class KvTypes:
         return dtype, scales
 
     def _default(self, dtype: DType, declared: DType | None) -> Scales:
-        """Return the scales where none were asked for. Raises `LayoutFormError` for a guess."""
-        place = self.found.place or self.found.file
-        if dtype is DType.INT8 or not self.found.config:
+        """Return the scales if none were asked for. Raises `LayoutFormError` for a guess."""
+        place = self.quantisation.place or self.quantisation.file
+        if dtype is DType.INT8 or not self.quantisation.config:
             return NO_SCALES
         if declared is not None and self.revision:
-            note = "those that the revision's checkpoint declares"
+            note = "the scales that the revision's checkpoint declares"
             self.readings.add(Reading("kv_scales", "static", note=note))
             return Scales(ScaleKind.STATIC, self.revision)
         if declared is not None:
@@ -188,7 +188,7 @@ class KvTypes:
         Raises `LayoutFormError` if that can't be told and no type was asked for.
         """
         try:
-            method = self.found.method
+            method = self.quantisation.method
             if method.startswith("modelopt"):
                 return self._by_modelopt()
             if method == "compressed-tensors":
@@ -200,11 +200,11 @@ class KvTypes:
         return None
 
     def _by_modelopt(self) -> DType | None:
-        """Return ModelOpt's type, as `get_kv_cache_quant_algo_string` of `utils/torch_utils.py`.
+        """Return ModelOpt's type, as `get_kv_cache_quant_algo_string` (`utils/torch_utils.py`).
 
         Only a declaration for the whole model counts.
         """
-        if not self.found.whole:
+        if not self.quantisation.whole:
             self._leave_aside()
             return None
         name, scheme = next(self._said(), ("", None))
@@ -219,7 +219,7 @@ class KvTypes:
 
     def _by_compressed_tensors(self, latents: bool) -> DType | None:
         """Return the type as `CompressedTensorsKVCacheMethod.validate_kv_cache_scheme` does."""
-        scheme = self.found.config.get("kv_cache_scheme")
+        scheme = self.quantisation.config.get("kv_cache_scheme")
         if scheme is None or latents:
             self._leave_aside()
             return None
@@ -232,37 +232,37 @@ class KvTypes:
 
     def _float8(self, name: str, scheme: object, fits: bool) -> DType:
         if not fits:
-            raise self.found.unknown(name, scheme, _FP8)
-        self.found.took(self.readings, name, scheme, f"KV is {DType.FLOAT8_E4M3FN.label}")
+            raise self.quantisation.unknown(name, scheme, _FP8)
+        self.quantisation.took(self.readings, name, scheme, f"KV is {DType.FLOAT8_E4M3FN.label}")
         return DType.FLOAT8_E4M3FN
 
     def _leave_aside(self, heeded: bool = False) -> None:
         """Note declarations that vLLM does not heed.
 
-        Raises `LayoutFormError` if it may heed them, since no method is named beside them.
+        Raises `LayoutFormError` if vLLM may heed them, because no method is named beside them.
         """
         for name, scheme in self._said():
             if heeded:
-                raise self.found.unknown(
+                raise self.quantisation.unknown(
                     name, scheme, "heeded by vLLM 0.32, for no quant_method stands beside it"
                 )
-            self.found.took(self.readings, name, scheme, _LEFT_ASIDE)
+            self.quantisation.took(self.readings, name, scheme, _LEFT_ASIDE)
 
     def _said(self) -> Iterator[tuple[str, object]]:
         """Yield key and value of each declaration, in the order in which they count."""
-        inner = self.found.config.get("quantization")
+        inner = self.quantisation.config.get("quantization")
         for key in _DECLARING:
             if isinstance(inner, Mapping) and inner.get(key):
                 yield f"quantization.{key}", inner[key]
-            if self.found.config.get(key):
-                yield key, self.found.config[key]
+            if self.quantisation.config.get(key):
+                yield key, self.quantisation.config[key]
 
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """The types of a model's states; ``ssm`` None leaves that of recurrent states to the family.
+    """The types of a model's states; if ``ssm`` is None, the family chooses its type.
 
-    Those of keys and values are found when a layer has some.
+    The types of keys and values are found when a layer has keys and values.
     """
 
     keys_and_values: KvTypes
@@ -285,19 +285,19 @@ class Types:
         return AttentionSpec(0, kv_heads, head_dim, self.kv, scales=self.scales)
 
     def latent(self, latent_dim: int) -> MlaSpec:
-        """Return a layer with one latent vector a token."""
+        """Return a layer with one latent vector per token."""
         return MlaSpec(0, latent_dim, *self.keys_and_values.chosen(latents=True))
 
-    def mixer(self, keys: Keys, bias_key: str, obstacle: str = "") -> Mixer:
+    def mixer(self, keys: ConfigKeys, bias_key: str, obstacle: str = "") -> Mixer:
         """Return a recurrent layer's input; ``obstacle`` says why windows can't be rebuilt."""
-        found = self.keys_and_values.found
+        quantisation = self.keys_and_values.quantisation
         if not obstacle and keys.config.get(bias_key):
-            # Taps before the prompt are zero, and the product of zeros with a bias is not.
+            # Taps before the prompt are zero, and the product of zeros with a bias is not zero.
             obstacle = f"the in-projection has a bias ({bias_key})"
-        if not obstacle and found.config:
-            obstacle = f"the in-projection is quantized ({found.place or found.file})"
+        if not obstacle and quantisation.config:
+            obstacle = f"the in-projection is quantized ({quantisation.place or quantisation.file})"
         return Mixer(keys.number("hidden_size"), self.weights, obstacle)
 
-    def state(self, keys: Keys, key: str = "", unless_named: DType | None = None) -> DType:
-        """Return the type of recurrent states; vLLM's "auto" is that of the conv states."""
+    def state(self, keys: ConfigKeys, key: str = "", unless_named: DType | None = None) -> DType:
+        """Return the type of recurrent states; vLLM's "auto" means the type of the conv states."""
         return self.ssm or keys.dtype(key, self.conv, unless_named)

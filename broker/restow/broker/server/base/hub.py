@@ -51,7 +51,7 @@ class Hub:
     ) -> None:
         """Begin with an empty directory and a new epoch; without ``costs`` they are measured."""
         # Agents may still report numbers of an earlier process, which must not match numbers of
-        # this one.
+        # this process.
         first_us = secrets.randbits(49)
         self.strategy = member(Strategy, strategy, "strategy")
         measures = self.strategy is Strategy.AUTO and costs is None
@@ -119,7 +119,9 @@ class Hub:
         if self._ends_for_p:
             return False
         engines, agents = self.engines.values(), self.agents.values()
-        return not any(one.waiting for one in engines) and not any(one.waiting for one in agents)
+        return not any(outbox.waiting for outbox in engines) and not any(
+            outbox.waiting for outbox in agents
+        )
 
     def refuse(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
         """Count a refused message of an engine, and note it in the handoff's timeline."""

@@ -19,7 +19,7 @@ from restow.broker.server.base.settings import BrokerSettings
 AT_ONCE, EACH_S = 20, 1.0
 """Lines of each event and tenant: at once, and seconds between further lines."""
 MAX_KEPT = 1024
-"""Most allowances kept; the one used least recently starts anew."""
+"""Most allowances kept; the allowance used least recently starts anew."""
 LOOK_S = 10.0
 
 
@@ -57,8 +57,8 @@ class BoundedLog:
         if allowance is None:
             allowance = self._allowances[key] = Allowance(AT_ONCE, EACH_S)
             if len(self._allowances) > MAX_KEPT:
-                (old, whose), former = self._allowances.popitem(last=False)
-                self._tell(old, whose, former)
+                (old_event, old_tenant), former = self._allowances.popitem(last=False)
+                self._tell(old_event, old_tenant, former)
         self._allowances.move_to_end(key)
         left_out = allowance.take(self._now_s())
         if left_out is None:

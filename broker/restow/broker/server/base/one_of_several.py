@@ -1,8 +1,8 @@
 """A broker among others: it leads, or stands by and says who does.
 
-It keeps its lease alive in one task, and asks the registry who leads in another one. When it begins
-to lead its directory is empty: engines and agents tell again what is open. When it leads no longer
-it forgets everything, and sends engines and agents to the leader.
+It keeps its lease alive in one task, and asks the registry who leads in another task. When it
+begins to lead, its directory is empty, and engines and agents report again what is open. When it
+stops leading, it forgets everything, and sends engines and agents to the leader.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from restow.broker.server.base.standing import LEADER_WAIT_S, FleetReport
 
 TICK_S = 0.05
 WARNINGS_EVERY_S = 10.0
-"""How often the registry is asked what is wrong with itself."""
+"""How often the registry is asked for warnings about itself."""
 DRAIN_S = 1.0
 """How long reads under way may hold up a leader that leaves."""
 SUCCESSOR_S = 1.0
-"""How long a leader that has left looks who follows, so that it can send engines there."""
+"""How long a leader that has left looks for the next leader, so that it can send engines there."""
 EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - nothing listens here
 
 
 def seconds_awake_or_not() -> float:
-    """Return a time that goes on while the host sleeps: the registry's does, and ends the lease."""
+    """Return a time that goes on while the host sleeps, as the registry's time does."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class OneOfSeveral:
-    """Implements `Standing` over a registry. `run` it; all else is asked on the same loop."""
+    """Implements `Standing` over a registry. `run` it; call all methods on the same loop."""
 
     among_others = True
 
@@ -61,7 +61,7 @@ class OneOfSeveral:
     ) -> None:
         """Prepare. Engines reach this broker at ``address``; ``expected`` brokers should be there.
 
-        ``warnings`` asks the registry what is wrong with itself.
+        ``warnings`` asks the registry for warnings about itself.
         """
         self.fleet = fleet
         self.leadership = Leadership(address, timing or Timing())
@@ -79,15 +79,15 @@ class OneOfSeveral:
         """`run`, while the broker takes part."""
         self._log = get_logger("restow.brokers")
 
-    # -- what services ask ------------------------------------------------------------------------
+    # -- questions of services --------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """The epoch in which it leads; 0: it does not."""
+        """The epoch in which the broker leads; 0: it does not lead."""
         return self.leadership.epoch
 
     def report(self) -> FleetReport:
-        """Return how it stands now, and what it knows of the others."""
+        """Return the broker's standing now, and what it knows of the other brokers."""
         now_s = self._clock()
         since_s = self._leaderless_since_s
         return FleetReport(
@@ -102,7 +102,7 @@ class OneOfSeveral:
         )
 
     def check(self) -> None:
-        """Raise `NotLeaderError` or `NoLeaderError` unless it leads."""
+        """Raise `NotLeaderError` or `NoLeaderError` unless the broker leads."""
         if not self.term:
             raise self._elsewhere()
 
@@ -128,18 +128,18 @@ class OneOfSeveral:
         self.check()
 
     def name_epoch(self, epoch: int) -> None:
-        """Take an epoch that an engine or an agent has heard of: it leads in none below."""
+        """Take an epoch that an engine or agent names: the broker leads in no lower epoch."""
         self.leadership.named(epoch)
 
     def is_sure(self) -> bool:
-        """Return whether no other broker can lead at this moment; True where it does not lead.
+        """Return whether no other broker can lead now, or this broker does not lead.
 
         A leader that leaves is not sure until it has sent engines and agents on.
         """
         return not self.term or self.leadership.may_act(self._clock())
 
     async def sure(self) -> None:
-        """Wait until it is."""
+        """Wait until `is_sure`."""
         while not self.is_sure():
             await self._news.wait()
 
@@ -163,7 +163,7 @@ class OneOfSeveral:
                     await self._hub.drain()
                     await self._until(self._hub.all_said)
         self.leadership.leave()
-        # `_follow` does it.
+        # `_follow` gives the leadership up.
         await self._until(lambda: self.leadership.want(self._clock()) is not Want.RELEASE)
         if leads:
             with contextlib.suppress(TimeoutError):
@@ -176,7 +176,7 @@ class OneOfSeveral:
             await self._registry.leave()
 
     async def _until(self, holds: Callable[[], bool]) -> None:
-        """Return when ``holds`` says so."""
+        """Return when ``holds`` returns True."""
         while not holds():  # noqa: ASYNC110 - the outboxes know no event for it
             await asyncio.sleep(TICK_S / 5)
 
@@ -250,7 +250,7 @@ class OneOfSeveral:
                 pass
 
     async def _watch_registry(self) -> None:
-        """Notice a lease that should have ended, and what the registry says is wrong with it."""
+        """Notice when the lease should have ended, and what the registry warns of."""
         asked_s = float("-inf")
         while True:
             now_s = self._clock()
@@ -263,7 +263,7 @@ class OneOfSeveral:
             await asyncio.sleep(TICK_S)
 
     def _look_at_it(self) -> None:
-        """Begin to lead or stop leading, as the leadership says by now."""
+        """Begin to lead or stop leading, as the leadership says now."""
         leadership = self.leadership
         leads = bool(leadership.epoch)
         if leads and not self.term:
@@ -280,7 +280,7 @@ class OneOfSeveral:
         self._tell_news()
 
     def _stop(self) -> None:
-        """Lead no longer: forget everything, and send engines and agents on."""
+        """Stop leading: forget everything, and send engines and agents on."""
         if not self.term:
             return
         self.term = 0
@@ -291,7 +291,7 @@ class OneOfSeveral:
         self._tell_news()
 
     def _tell_news(self) -> None:
-        """Have whoever waits look again."""
+        """Wake all that wait, so that they look again."""
         news, self._news = self._news, asyncio.Event()
         news.set()
         self._hub.expected.look_again()
@@ -306,7 +306,7 @@ class OneOfSeveral:
 async def in_fleet(
     settings: BrokerSettings, address: str, hub: Hub
 ) -> AsyncIterator[OneOfSeveral | None]:
-    """Have ``hub`` be one of several brokers inside the ``async with``; None: it is the only one.
+    """Have ``hub`` be one of several brokers inside the ``async with``; None: the only broker.
 
     It is reached at ``address`` if the settings advertise nothing else. A registry that does not
     answer is asked again until it does. Raises the errors of settings, and of a registry that
@@ -318,7 +318,7 @@ async def in_fleet(
     advertised = checked_advertised(settings.advertise or address)
     async with contextlib.AsyncExitStack() as stack:
         registry, warnings = await _opened(settings, stack)
-        one = OneOfSeveral(
+        broker = OneOfSeveral(
             registry,
             advertised,
             hub,
@@ -327,10 +327,10 @@ async def in_fleet(
             expected=settings.expect_brokers,
             warnings=warnings,
         )
-        hub.standing = one
-        one.running = running = asyncio.create_task(one.run())
+        hub.standing = broker
+        broker.running = running = asyncio.create_task(broker.run())
         try:
-            yield one
+            yield broker
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -339,7 +339,7 @@ async def in_fleet(
 async def _opened(
     settings: BrokerSettings, stack: contextlib.AsyncExitStack
 ) -> tuple[Registry, Callable[[], Coroutine[Any, Any, tuple[str, ...]]] | None]:
-    """Open the registry that the settings name, and what tells its warnings."""
+    """Return the registry that the settings name, and the function that asks for its warnings."""
     timing, log = settings.timing(), get_logger("restow.brokers")
     if settings.kubernetes_leases is not None:
         try:
@@ -383,8 +383,8 @@ def checked_advertised(address: str) -> str:
     """Return where clients reach this broker. Raise `AddressInvalidError` if nobody could."""
     if address.rpartition(":")[0].strip("[]") in EVERYWHERE:
         raise AddressInvalidError(
-            f"one of several brokers says where clients reach it, and {address} is no place: give "
-            f"--advertise HOST:PORT",
+            f"each of several brokers tells clients its address, but clients cannot reach "
+            f"{address}: give --advertise HOST:PORT",
             address=address,
         )
     return address

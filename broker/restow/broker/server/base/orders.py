@@ -40,10 +40,10 @@ MESSAGE_BYTES = 128
 class Outbox(Generic[Batch]):
     """A bounded queue of batches, in which messages are written in place.
 
-    Batches grow with the load: no message waits for others, and none is copied. A reader loses
-    its stream if more than ``max_queue`` messages (rounded up to whole batches),
-    ``MAX_QUEUE_BYTES``, or more than its tenant's account allows are waiting. Nothing more is
-    sent then, because messages after a gap could be misunderstood.
+    Batches grow with the load: no message waits for others or is copied. A reader loses its stream
+    if more than ``max_queue`` messages (rounded up to whole batches), ``MAX_QUEUE_BYTES``, or more
+    than its tenant's account allows are waiting. Nothing more is sent then, because messages after
+    a gap could be misunderstood.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Outbox(Generic[Batch]):
         self._carried_bytes = self._carried_in_taken = self._carried_in_last = 0
         self._on_full = on_full
         self._full: deque[tuple[Batch, int, int, int]] = deque()
-        """Each with its number of messages, its bytes, and what the account carries for it."""
+        """Full batches, each with its message count, its bytes, and its bytes in the account."""
         self._in_full = self._bytes_in_full = 0
         self._last = make()
         self._in_last = 0
@@ -144,7 +144,7 @@ class Outbox(Generic[Batch]):
             self._on_full()
 
     def close(self, end: RestowError | None = None) -> None:
-        """End the stream after the queued messages, with an error if one is given."""
+        """End the stream after the queued messages, with the error ``end`` if it is given."""
         if not self._closed:
             self._closed = True
             self._end = end

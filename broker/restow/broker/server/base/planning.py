@@ -85,7 +85,7 @@ def _early_programs(
 
 
 class Planner:
-    """Plans the pairs of each tenant one after another. Belongs to one event loop."""
+    """Plans the pairs of each tenant in turn. Belongs to one event loop."""
 
     def __init__(self) -> None:
         """Begin without a process."""

@@ -31,7 +31,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 def or_unset(default: object) -> BeforeValidator:
-    """Take an empty variable for one that is not set."""
+    """Treat an empty variable as a variable that is not set."""
     return BeforeValidator(lambda value: default if value == "" else value)
 
 
@@ -41,7 +41,7 @@ def setting(default: Any, words: str, form: str | None = None) -> Any:
 
 
 class ListeningSettings(BaseModel):
-    """Where it is reached."""
+    """Addresses."""
 
     listen: Annotated[str, AfterValidator(checked_listener)] = setting(
         f"127.0.0.1:{DEFAULT_PORT}", "Listen on this address.", "HOST:PORT"
@@ -66,7 +66,7 @@ class ListeningSettings(BaseModel):
 
 
 class TellingSettings(BaseModel):
-    """What it tells."""
+    """Traces and log."""
 
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://.+$")] | None = setting(
         None,
@@ -114,8 +114,8 @@ class FleetSettings(BaseModel):
     kubernetes_leases: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")] | None = (
         setting(
             None,
-            "Be one of several brokers by Lease objects of the Kubernetes that runs this pod, "
-            "instead of by --etcd. Default: the only broker.",
+            "Be one of several brokers; Lease objects of the Kubernetes that runs this pod say "
+            "which broker leads. Used instead of --etcd. Default: the only broker.",
             "NAMESPACE",
         )
     )
@@ -155,7 +155,7 @@ class TransferSettings(BaseModel):
         "all handoffs.",
     )
     digest_every: Count = setting(
-        Digests().every, "With --digests sampled: check one of this many handoffs."
+        Digests().every, "With --digests sampled: check one in this many handoffs."
     )
     early_bytes: Annotated[int, Field(ge=0)] = setting(
         LIMITS.early_bytes,
@@ -169,7 +169,7 @@ class TransferSettings(BaseModel):
 
 
 class TimeSettings(BaseModel):
-    """How long."""
+    """Times."""
 
     lease_s: Seconds = setting(LIMITS.lease_s, "Lease of publications that name no lease.")
     timeout_s: Seconds = setting(LIMITS.timeout_s, "Timeout of demands that name no timeout.")
@@ -192,30 +192,30 @@ class TimeSettings(BaseModel):
 
 
 class BoundSettings(BaseModel):
-    """How much."""
+    """Limits."""
 
     max_live: Count = setting(LIMITS.max_live, "Open handoffs at a time.")
     max_ended: Count = setting(LIMITS.max_ended, "Ended handoffs to remember.")
-    max_queue: Count = setting(100_000, "Messages that may wait for one stream.")
+    max_queue: Count = setting(100_000, "Messages that may wait for a stream.")
     max_connections: Annotated[int, Field(ge=16)] | None = setting(
         None,
-        "Connections at a time. Each engine and each agent has one, and strangers may take 80 KiB "
-        "with each. Default: 512 with TLS, else as many as open files allow.",
+        "Connections at a time. Each engine and each agent has a connection, and a stranger's "
+        "connection may take 80 KiB. Default: 512 with TLS, else as many as open files allow.",
     )
     max_bytes: Count = setting(
         LIMITS.max_bytes, "Bytes of ids, metadata, layouts, plans and waiting messages together."
     )
     tenant_max_live: Count | None = setting(
-        None, "Open handoffs of one tenant at a time. Default: --max-live."
+        None, "Open handoffs of each tenant at a time. Default: --max-live."
     )
     tenant_max_ended: Count | None = setting(
-        None, "Ended handoffs to remember of one tenant. Default: --max-ended."
+        None, "Ended handoffs to remember of each tenant. Default: --max-ended."
     )
     tenant_max_engines: Count | None = setting(
-        None, "Engines of one tenant. Default: as many as all tenants may have together."
+        None, "Engines of each tenant. Default: as many as all tenants may have together."
     )
     tenant_max_bytes: Count | None = setting(
-        None, "Bytes kept for one tenant, counted as for --max-bytes. Default: --max-bytes."
+        None, "Bytes kept for each tenant, counted as for --max-bytes. Default: --max-bytes."
     )
     max_holdings_bytes: Count = setting(
         LIMITS.max_holdings_bytes,
@@ -223,13 +223,13 @@ class BoundSettings(BaseModel):
     )
     tenant_max_holdings_bytes: Count | None = setting(
         None,
-        "Bytes of announced prefixes of one tenant; the oldest are forgotten. Default: "
+        "Bytes of announced prefixes of each tenant; the oldest are forgotten. Default: "
         "--max-holdings-bytes.",
     )
 
 
 class CallerSettings(BaseModel):
-    """Who may call."""
+    """Callers."""
 
     tls_cert: Path | None = setting(
         None, "Use TLS, and present this certificate. Needs --client-ca or --tokens.", "FILE"
@@ -297,7 +297,7 @@ class BrokerSettings(
 
 @dataclass(frozen=True, slots=True)
 class SettingHelp:
-    """What help and documentation show of a setting."""
+    """The help and documentation of a setting."""
 
     name: str
     group: str

@@ -16,31 +16,31 @@ LEADER_WAIT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """What one of several brokers tells operators of itself and of the others."""
+    """A broker's report to operators on itself and on the other brokers."""
 
     leadership: Leadership
     name: str
     now_s: float
-    """By the clock of the leadership."""
+    """Time of the report, by the clock of the leadership."""
     expected: int
-    """How many brokers there should be; 0: nobody has said."""
+    """How many brokers there should be; 0: the settings do not say."""
     leaderless_s: float
     """How long nobody has led, as far as this broker knows; 0: somebody leads."""
     trouble: RestowError | None
-    """Why the registry did not do what it was last asked; None: it did."""
+    """Why the registry's last call failed; None: it did not fail."""
     warnings: tuple[str, ...] = ()
-    """What the registry says is wrong with itself."""
+    """Warnings of the registry about itself."""
     terms: int = 0
     """How often this broker has begun to lead."""
 
     @property
     def brokers(self) -> frozenset[str]:
-        """The addresses of all brokers, this one among them."""
+        """The addresses of all brokers, including this broker."""
         return self.leadership.fleet.brokers | {self.leadership.address}
 
     @property
     def unready(self) -> str:
-        """Why this broker is of no use at the moment, in words; empty: it leads, or stands by."""
+        """Why this broker is not ready, in words; empty: it leads or stands by."""
         leadership = self.leadership
         if leadership.lease is None:
             return "not let in by the other brokers' registry"
@@ -52,7 +52,7 @@ class FleetReport:
 
 
 class Standing(Protocol):
-    """Whether this broker leads, and whether it may act now. On one event loop."""
+    """Whether this broker leads, and whether it may act now. Belongs to one event loop."""
 
     @property
     def fleet(self) -> str:
@@ -66,20 +66,20 @@ class Standing(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The epoch in which it leads; 0: it does not, or it is the only broker."""
+        """The epoch in which the broker leads; 0: it does not lead, or it is the only broker."""
         ...
 
     @property
     def term(self) -> int:
-        """A number for each time that it began to lead; 0: it does not lead."""
+        """The number of the broker's present term as the leader; 0: it does not lead."""
         ...
 
     def report(self) -> FleetReport | None:
-        """Return how it stands among others; None: it is the only broker."""
+        """Return the broker's standing among others; None: it is the only broker."""
         ...
 
     def check(self) -> None:
-        """Raise `NotLeaderError` or `NoLeaderError` unless it leads."""
+        """Raise `NotLeaderError` or `NoLeaderError` unless the broker leads."""
         ...
 
     async def lead(self, unreached: str = "", within_s: float = LEADER_WAIT_S) -> None:
@@ -90,11 +90,11 @@ class Standing(Protocol):
         ...
 
     def name_epoch(self, epoch: int) -> None:
-        """Take an epoch that an engine or an agent has heard of: it leads in none below."""
+        """Take an epoch that an engine or agent names: the broker leads in no lower epoch."""
         ...
 
     def is_sure(self) -> bool:
-        """Return whether no other broker can lead at this moment; True where it does not lead."""
+        """Return whether no other broker can lead now, or this broker does not lead."""
         ...
 
     async def sure(self) -> None:
@@ -103,7 +103,7 @@ class Standing(Protocol):
 
 
 class Alone:
-    """The only broker there is: it leads for ever."""
+    """The standing of the only broker, which leads for ever."""
 
     fleet = ""
     among_others = False
@@ -132,7 +132,7 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """What a broker may do on a stream: it acts there in the term in which that was opened."""
+    """A broker's right to act on a stream, in the term in which the stream was opened."""
 
     standing: Standing
     term: int
@@ -144,11 +144,11 @@ class Stand:
 
     @property
     def holds_now(self) -> bool:
-        """Whether the broker leads in that term still, as far as it knows."""
+        """Whether the broker still leads in that term, as far as it knows."""
         return self.standing.term == self.term
 
     async def holds(self) -> bool:
-        """Wait until the broker is sure; return whether it leads in that term still."""
+        """Wait until the broker is sure; return whether it still leads in that term."""
         if not self.standing.is_sure():
             await self.standing.sure()
         return self.holds_now

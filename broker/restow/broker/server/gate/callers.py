@@ -58,7 +58,7 @@ def listed_tenant(context: Context) -> str | None:
 def tenant_of(context: Context) -> str:
     """Return the tenant that a call acts for.
 
-    Raises `ForbiddenError` if the caller belongs to one tenant and names another, or names all
+    Raises `ForbiddenError` if the caller belongs to a tenant and names another, or names all
     tenants where a single tenant is needed.
     """
     named = _named(context)
@@ -66,14 +66,14 @@ def tenant_of(context: Context) -> str:
     if own is None:
         if ALL_TENANTS in named:
             raise ForbiddenError(
-                f"this call needs a single tenant: name one in metadata {TENANT_KEY}",
+                f"this call needs a single tenant: name it in metadata {TENANT_KEY}",
                 tenant=ALL_TENANTS,
             )
         return named[0] if named else DEFAULT_TENANT
-    for other in named:
-        if other != own:
+    for tenant in named:
+        if tenant != own:
             raise ForbiddenError(
-                f"this identity belongs to tenant {own} and may not act for tenant {other[:64]}: "
+                f"this identity belongs to tenant {own} and may not act for tenant {tenant[:64]}: "
                 f"omit metadata {TENANT_KEY}, or use an identity of that tenant",
                 tenant=own,
             )
@@ -114,8 +114,8 @@ def engine_key(context: Context, role: Role, engine_id: str) -> EngineKey:
     """
     if isinstance(context, KnownCall) and not context.identity.speaks_for(role, engine_id):
         raise ForbiddenError(
-            f"this identity may not be the {role} of engine {engine_id[:64]}: use one with that "
-            f"engine's id, or with *",
+            f"this identity may not be the {role} of engine {engine_id[:64]}: use an identity "
+            f"with that engine's id, or with *",
             engine=engine_id[:64],
             role=role,
         )

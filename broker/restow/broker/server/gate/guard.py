@@ -110,11 +110,11 @@ class RefusedCallsInterceptor(grpc.aio.ServerInterceptor):
             identity, tenant = NOBODY_ASKED, tenant_of(context)
         else:
             try:
-                who = self._identify(context)
+                caller = self._identify(context)
             except UnauthenticatedError:
                 identity, tenant = "unknown", ""
             else:
-                identity, tenant = str(who), who.tenant or ""
+                identity, tenant = str(caller), caller.tenant or ""
         self._log.warning(
             "call refused",
             tenant=tenant,
@@ -155,7 +155,7 @@ METHOD_ROLES = {
 
 
 def roles_for(method: str) -> frozenset[Role]:
-    """Return the roles of which a caller needs one; none for methods that nobody may call.
+    """Return the roles that may call a method; none for methods that nobody may call.
 
     >>> sorted(roles_for("/restow.v1.Admin/GetHandoff"))
     [<Role.ENGINE: 'engine'>, <Role.OPERATOR: 'operator'>, <Role.ROUTER: 'router'>]
@@ -221,7 +221,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                     async for response in streams(requests, known):
                         yield response
                 elif first is grpc.aio.EOF:
-                    raise RequestError(f"{method} was called without a message: send one")
+                    raise RequestError(f"{method} was called without a message: send a message")
                 else:
                     yield await unary(first, known)
 

@@ -62,7 +62,7 @@ class _Connection:
 
     @property
     def origin(self) -> str:
-        """Whom it counts for: a host, or a /64 network of IPv6, which one host may own."""
+        """The host that it counts for, or the /64 network of IPv6, which a single host may own."""
         host = self.address[0] if self.address else ""
         return str(ipaddress.ip_network((host, 64), strict=False)) if ":" in host else host
 
@@ -129,7 +129,7 @@ class Strangers:
         while not ends.wait(pause_s):
             begun_s, ended, worked_s = time.monotonic(), self.ended, time.thread_time()
             thoroughly = begun_s >= thorough_s
-            # No file descriptor may be left to look with; the next look may get one.
+            # No file descriptor may be left to look with; the next look may get a descriptor.
             with contextlib.suppress(OSError):
                 self.look(port, thoroughly)
             took_s = time.thread_time() - worked_s
@@ -148,7 +148,7 @@ class Strangers:
                 told, told_s = self.ended, begun_s + TELL_EVERY_S
 
     def _find(self, files: set[int], port: int, thoroughly: bool) -> None:
-        """Forget closed files, and add new ones."""
+        """Forget closed files, and add new files."""
         for file in self._seen.keys() - files:
             del self._seen[file]
         for file in sorted(files if thoroughly else files - self._seen.keys()):

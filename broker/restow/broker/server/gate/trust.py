@@ -22,7 +22,7 @@ from restow.broker.trust.errors import (
 )
 from restow.broker.trust.identity import Identity, IdentityInvalidError, identity_of
 from restow.broker.trust.key_files import KeyPair, Reloaded, read_authorities, read_key_pair
-from restow.broker.trust.tokens import Tokens, read_tokens
+from restow.broker.trust.tokens import KnownTokens, read_tokens
 
 BEARER = "bearer "
 NAME_PROPERTY = "x509_common_name"
@@ -67,8 +67,8 @@ def trust_of(settings: BrokerSettings) -> Trust | None:
         )
     if settings.client_ca is not None and settings.tokens is not None:
         raise TrustSettingsError(
-            "--client-ca and --tokens exclude each other: give the one by which clients are to be "
-            "identified"
+            "--client-ca and --tokens exclude each other: give the option by which clients are to "
+            "be identified"
         )
     log = get_logger("restow.trust")
 
@@ -160,7 +160,7 @@ def by_certificate(context: RawContext) -> Identity:
     return replace(identity, shown_by=f"certificate {shown_by}")
 
 
-def by_token(context: RawContext, tokens: Tokens) -> Identity:
+def by_token(context: RawContext, tokens: KnownTokens) -> Identity:
     """Return the identity of a call's token. Raises `UnauthenticatedError`."""
     sent = [str(v) for k, v in context.invocation_metadata() or () if k == "authorization"]
     if len(sent) != 1 or not sent[0].lower().startswith(BEARER):
@@ -170,7 +170,7 @@ def by_token(context: RawContext, tokens: Tokens) -> Identity:
     identity = tokens.find(sent[0][len(BEARER) :].strip())
     if identity is None:
         raise UnauthenticatedError(
-            "the broker does not know the call's token: `restow token` makes one, and prints the "
-            "line for the broker's tokens file"
+            "the broker does not know the call's token: `restow token` makes a token, and prints "
+            "the line for the broker's tokens file"
         )
     return identity

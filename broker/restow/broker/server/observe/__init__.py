@@ -1,1 +1,1 @@
-"""What a broker shows over HTTP: metrics, and probes."""
+"""The pages of a broker over HTTP: metrics, probes and the status page; and its traces."""

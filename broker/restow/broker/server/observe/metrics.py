@@ -1,6 +1,6 @@
 """Show the directory as Prometheus metrics, read when they are asked for.
 
-Labels are states, phases, quotas and known reasons: no label is what a peer said.
+Labels are states, phases, quotas and known reasons, and never a text of a peer.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class DirectoryCollector(Collector):
             sum(engine.has_session and engine.complete for engine in engines),
         )
         yield _gauge("sessions", "Open sessions.", sum(engine.has_session for engine in engines))
-        yield _gauge("agents", "Connected agents.", sum(len(one.agents) for one in engines))
+        yield _gauge("agents", "Connected agents.", sum(len(engine.agents) for engine in engines))
         yield _gauge(
             "agents_away",
             "Agents whose stream broke, and that may come back.",
-            sum(len(one.away) for one in engines),
+            sum(len(engine.away) for engine in engines),
         )
         yield _gauge(
-            "plans", "Plans kept, one for each pair of layouts.", len(directory.plans.known)
+            "plans", "Plans kept, a plan for each pair of layouts.", len(directory.plans.known)
         )
         yield _gauge(
             "draining",
@@ -72,18 +72,18 @@ class DirectoryCollector(Collector):
         )
         end = GaugeMetricFamily(
             "restow_certificate_end_seconds",
-            "Unix time at which the broker's own certificate ends; no value without one.",
+            "Unix time at which the broker's own certificate ends; no value without a certificate.",
         )
         if (end_s := self._certificate_end_s()) is not None:
             end.add_metric([], end_s)
         yield end
 
     def _fleet(self) -> Iterator[Metric]:
-        """Yield how the broker stands among others; the only broker leads, and is sure."""
+        """Yield the broker's standing among others; the only broker leads, and is sure."""
         report = self._hub.standing.report()
         age = GaugeMetricFamily(
             "restow_lease_age_seconds",
-            "Since the last keepalive was sent that was answered; not there without a lease.",
+            "Time since the broker sent the last answered keepalive; absent without a lease.",
         )
         if report is not None and report.leadership.lease is not None:
             age.add_metric([], report.now_s - report.leadership.lease.sent_s)
@@ -96,21 +96,24 @@ class DirectoryCollector(Collector):
                 report.leadership.still_s(report.now_s) is None
             )
             warnings = len(report.warnings)
-        yield _gauge("brokers", "Brokers of the fleet, as far as this one knows.", brokers)
-        yield _gauge("brokers_expected", "How many there should be; 0: not known.", expected)
+        yield _gauge("brokers", "Brokers of the fleet, as far as this broker knows.", brokers)
+        yield _gauge(
+            "brokers_expected", "How many brokers there should be; 0: not known.", expected
+        )
         yield _gauge("leads", "1 while this broker leads.", leads)
-        yield _gauge("has_leader", "0 while no broker leads, as far as this one knows.", led)
+        yield _gauge("has_leader", "0 while no broker leads, as far as this broker knows.", led)
         yield _gauge(
             "lease_sure",
-            "0 while the broker stands still, for its lease may have ended, or is not let in.",
+            "0 while the broker stands still because its lease may have ended, or while the "
+            "registry does not let it in.",
             sure,
         )
         yield _gauge(
             "registry_warnings",
-            "Members of etcd that say that something is wrong with them, as NOSPACE.",
+            "Problems that members of etcd report of themselves, such as NOSPACE.",
             warnings,
         )
-        yield CounterMetricFamily("restow_terms", "How often it has begun to lead.", terms)
+        yield CounterMetricFamily("restow_terms", "How often the broker has begun to lead.", terms)
 
     def _handoffs(self) -> Iterator[Metric]:
         ledger = self._hub.directory.ledger
@@ -172,19 +175,27 @@ class DirectoryCollector(Collector):
     def _prefixes(self) -> Iterator[Metric]:
         prefixes, offering = self._hub.directory.prefixes, self._hub.directory.offering
         holders = prefixes.holders.values()
-        told = sum(len(one.tellers) for one in holders)
-        yield _gauge("holding_engines", "Engines that tell which prefixes they hold.", told)
-        hashes = sum(len(one.index) for one in holders)
+        told = sum(len(holder.tellers) for holder in holders)
+        yield _gauge("holding_engines", "Engines that report which prefixes they hold.", told)
+        hashes = sum(len(holder.index) for holder in holders)
         yield _gauge("held_hashes", "Different hashes that any engine holds.", hashes)
-        yield _gauge("holdings_bytes", "Memory of these, about.", prefixes.size_bytes)
+        yield _gauge("holdings_bytes", "Memory of held hashes, about.", prefixes.size_bytes)
         for name, words, count in (
             ("holdings_forgotten", "Holdings evicted for lack of room.", prefixes.forgotten),
-            ("holdings_told_again", "Requests to tell all again.", prefixes.told_again),
+            (
+                "holdings_told_again",
+                "Requests to an engine to report all holdings again.",
+                prefixes.told_again,
+            ),
             ("prefixes_asked", "Chains that were looked up.", prefixes.asked),
             ("prefixes_found", "Chains of which an engine held a state.", prefixes.found),
             ("prefix_demands", "Demands by prefix, not published.", offering.asked),
-            ("prefix_demands_not_held", "Of these, those that no engine held.", offering.not_held),
-            ("offers", "Offers of such demands to holders.", offering.offered),
+            (
+                "prefix_demands_not_held",
+                "Demands by prefix that no engine held.",
+                offering.not_held,
+            ),
+            ("offers", "Offers of demands by prefix to holders.", offering.offered),
             ("offers_declined", "Offers declined, or not answered in time.", offering.declined),
         ):
             yield CounterMetricFamily(f"restow_{name}", words, count)
@@ -219,8 +230,8 @@ class DirectoryCollector(Collector):
             "Messages that wait for streams to take them.",
             labels=["stream"],
         )
-        queued.add_metric(["engine"], sum(one.waiting for one in hub.engines.values()))
-        queued.add_metric(["agent"], sum(one.waiting for one in hub.agents.values()))
+        queued.add_metric(["engine"], sum(outbox.waiting for outbox in hub.engines.values()))
+        queued.add_metric(["agent"], sum(outbox.waiting for outbox in hub.agents.values()))
         yield queued
         for name, words, durations in (
             ("loop_lag", "How late the event loop came to the clock's ticks.", hub.loop_lag),
@@ -256,12 +267,12 @@ def _counts(name: str, words: str, label: str, counts: Mapping[str, int]) -> Met
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:
     """Return cumulative buckets, as Prometheus has them."""
-    found: list[tuple[str, float]] = []
+    buckets: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip((*BOUNDS_S, float("inf")), durations.counts, strict=True):
         total += count
-        found.append((floatToGoString(bound), total))  # type: ignore[no-untyped-call]
-    return found
+        buckets.append((floatToGoString(bound), total))  # type: ignore[no-untyped-call]
+    return buckets
 
 
 def registry_of(hub: Hub, certificate_end_s: Callable[[], float | None]) -> CollectorRegistry:

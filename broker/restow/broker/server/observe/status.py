@@ -1,7 +1,7 @@
-"""Make what the status page draws: figures, engines, traffic and tables, of all tenants or of one.
+"""Make the figures, engines, traffic and tables of the status page, of all tenants or of a tenant.
 
-It is made of the messages that `restow.v1.Admin` answers with, by the same documents and rows as
-the commands' tables.
+They are made from the answers of `restow.v1.Admin`, by the same documents and rows as the tables
+of commands.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from restow.v1 import admin_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bound a look, so that it does not hold the broker up."""
+    """Bound the work of a look, so that it does not delay the broker."""
 
     counted: int = 10_000
     """Handoffs that are read: the oldest under way, and the latest ends."""
@@ -76,7 +76,7 @@ class StatusPage:
         """Looks by tenant, each with the time until which it is kept."""
 
     def look(self, query: Mapping[str, str]) -> Values | None:
-        """Return ``/status.json`` of the ``tenant`` of a query, or of all; None: it has nothing."""
+        """Return ``/status.json`` of the query's ``tenant``, or of all; None: it has nothing."""
         tenant, now_s = query.get("tenant"), self._hub.now_s()
         if tenant is not None and tenant not in self._hub.directory.ledger.tenants.holdings:
             return None
@@ -89,8 +89,8 @@ class StatusPage:
                 self._made.popitem(last=False)
         return made
 
-    def one(self, query: Mapping[str, str]) -> Values | None:
-        """Return ``/handoff.json`` of the ``id`` of a ``tenant``; None: it is not known."""
+    def handoff(self, query: Mapping[str, str]) -> Values | None:
+        """Return ``/handoff.json`` of the ``id`` of a ``tenant``; None: the id is not known."""
         ledger, granting = self._hub.directory.ledger, self._hub.directory.granting
         handoff = ledger.known(query.get("tenant", "default"), query.get("id", ""))
         if handoff is None:
@@ -101,21 +101,24 @@ class StatusPage:
     def _make(self, tenant: str | None, now_s: float) -> Values:
         directory, bounds = self._hub.directory, self._bounds
         ledger, members = directory.ledger, directory.members.engines
-        of_tenant = [one for one in members.values() if tenant in (None, one.key.tenant)]
+        of_tenant = [engine for engine in members.values() if tenant in (None, engine.key.tenant)]
         live = self._some(tenant, ledger.by_number.values())
         ends = self._some(tenant, reversed(ledger.ended.values()))
         told = broker_status(self._hub, tenant)
         add_traffic(told, self._hub, tenant, tenant)
         status, traffic = status_json(told, ""), traffic_json(told)
-        engines = engines_json(engine_info(one, now_s) for one in of_tenant)["engines"]
+        engines = engines_json(engine_info(engine, now_s) for engine in of_tenant)["engines"]
         several = tenant is None and len(ledger.tenants.holdings) > 1
         if several:
             name_tenants(engines, "engine_id")
             name_tenants(traffic["pairs"], "source_engine", "destination_engine")
-        lease_s = min((one.lease.until_s for one in live if one.lease.until_s), default=None)
+        lease_s = min(
+            (handoff.lease.until_s for handoff in live if handoff.lease.until_s), default=None
+        )
         held_s = None if lease_s is None else lease_s - now_s
         listed = [
-            self._card(*one) for one in zip(of_tenant, engines[: bounds.engines], strict=False)
+            self._card(engine, info)
+            for engine, info in zip(of_tenant, engines[: bounds.engines], strict=False)
         ]
         return {
             "version": status["version"],
@@ -130,8 +133,11 @@ class StatusPage:
             "engines_left_out": len(engines) - len(listed),
             "traffic": _traffic(traffic, now_s),
             "pairs": [
-                {"bytes": one["bytes"], **dict(zip(PAIRS, map(shown, pair_row(one)), strict=True))}
-                for one in traffic["pairs"][: bounds.pairs]
+                {
+                    "bytes": pair["bytes"],
+                    **dict(zip(PAIRS, map(shown, pair_row(pair)), strict=True)),
+                }
+                for pair in traffic["pairs"][: bounds.pairs]
             ],
             "pairs_left_out": len(told.pairs[bounds.pairs :]) + told.pairs_left_out,
             "lines": shown_values(_lines(live, several)),
@@ -140,9 +146,9 @@ class StatusPage:
         }
 
     def _some(self, tenant: str | None, handoffs: Iterable[Handoff]) -> list[Handoff]:
-        """Return those of a tenant, or of all, among the first that are read."""
+        """Return the handoffs of a tenant, or of all, among the first that are read."""
         some = islice(handoffs, self._bounds.counted)
-        return [one for one in some if tenant in (None, one.tenant)]
+        return [handoff for handoff in some if tenant in (None, handoff.tenant)]
 
     def _card(self, engine: EngineRecord, told: Values) -> Values:
         """Return what the page tells of an engine, with how much of prefixes it holds."""
@@ -150,8 +156,8 @@ class StatusPage:
         teller, held = prefixes.teller(engine.key), ""
         if teller is not None:
             holdings = engine_holdings(teller, prefixes.holders[engine.key.tenant], engine)
-            (one,) = holdings_json(pb.ListHoldingsResponse(engines=[holdings]))["engines"]
-            held = held_text(one["groups"])
+            (document,) = holdings_json(pb.ListHoldingsResponse(engines=[holdings]))["engines"]
+            held = held_text(document["groups"])
         return {
             "name": told["engine_id"],
             "model": told["model"],
@@ -159,16 +165,16 @@ class StatusPage:
             "publishes": engine.publishes,
             "asks": engine.asks,
             "keeps": engine.keeps,
-            "agents": [one.rank in engine.agents for one in engine.layout.ranks],
+            "agents": [rank.rank in engine.agents for rank in engine.layout.ranks],
             "held": f"holds {held or 'nothing'}",
         }
 
     def _table(
         self, titles: Sequence[str], handoffs: Iterable[Handoff], several: bool, count: int = 0
     ) -> Values:
-        """Return rows of handoffs: what each opens, its texts, and what they are sorted by."""
+        """Return rows of handoffs: the key of each, its texts, and the amounts to sort by."""
         granting, now_s = self._hub.directory.granting, self._hub.now_s()
-        infos = [handoff_info(one, granting, now_s) for one in handoffs]
+        infos = [handoff_info(handoff, granting, now_s) for handoff in handoffs]
         told = handoffs_json(pb.ListHandoffsResponse(handoffs=infos))["handoffs"]
         if several:
             name_tenants(told, "source_engine", "destination_engine")
@@ -179,33 +185,33 @@ class StatusPage:
             "rows": [
                 {
                     # A publication and each of its deliveries have a row, under one id.
-                    "key": f"{one['tenant']} {one['handoff_id']} {one['number']}",
-                    "tenant": one["tenant"],
-                    "texts": list(map(shown, row(one, titles))),
-                    "amounts": {title: get(one) for title, get in amounts},
+                    "key": f"{entry['tenant']} {entry['handoff_id']} {entry['number']}",
+                    "tenant": entry["tenant"],
+                    "texts": list(map(shown, row(entry, titles))),
+                    "amounts": {title: get(entry) for title, get in amounts},
                 }
-                for one in told
+                for entry in told
             ],
             "note": f"the oldest {len(told)} of {count}" if count > len(told) else "",
         }
 
 
 def _story(handoff: Values) -> Values:
-    """Return what the page draws of one handoff, and of its deliveries."""
+    """Return what the page draws of a handoff, and of its deliveries."""
     return {
         "id": handoff["handoff_id"],
         "state": handoff["state"],
         "about": about(handoff),
         "charts": [
             {
-                "title": one.title,
-                "ticks": [duration_text(one.lasted_s * at / 4) for at in range(5)],
-                "bars": [bar._asdict() for bar in one.bars],
+                "title": chart.title,
+                "ticks": [duration_text(chart.lasted_s * at / 4) for at in range(5)],
+                "bars": [bar._asdict() for bar in chart.bars],
             }
-            for one in charts(handoff)
+            for chart in charts(handoff)
         ],
         "timeline": timeline(handoff),
-        "deliveries": [_story(one) for one in handoff["deliveries"]],
+        "deliveries": [_story(delivery) for delivery in handoff["deliveries"]],
     }
 
 
@@ -218,18 +224,18 @@ def _traffic(traffic: Values, now_s: float) -> Values:
         "step_s": step_s,
         "ago": [duration_text((count - 1 - at) * step_s) for at in range(count)],
         "lines": {
-            one.title: {
-                "values": one.values,
-                "texts": ["-" if at is None else one.words(at) for at in one.values],
-                "top": one.top,
+            line.title: {
+                "values": line.values,
+                "texts": ["-" if at is None else line.words(at) for at in line.values],
+                "top": line.top,
             }
-            for one in series(traffic, last_s)
+            for line in series(traffic, last_s)
         },
     }
 
 
 def _fleet(report: FleetReport | None) -> Values | None:
-    """Return how the broker stands among others; None: it is the only one."""
+    """Return the broker's standing among others; None: it is the only broker."""
     if report is None:
         return None
     leadership = report.leadership
@@ -245,9 +251,9 @@ def _fleet(report: FleetReport | None) -> Values | None:
 
 def _with_deliveries(handoffs: Iterable[Handoff]) -> Iterator[Handoff]:
     """Yield each publication before its deliveries."""
-    for one in handoffs:
-        yield one
-        yield from one.deliveries.by_engine.values()
+    for handoff in handoffs:
+        yield handoff
+        yield from handoff.deliveries.by_engine.values()
 
 
 def _lines(handoffs: Iterable[Handoff], several: bool) -> list[Values]:

@@ -116,7 +116,11 @@ def _attributes(handoff: Handoff) -> dict[str, AttributeValue]:
         "restow.bytes": handoff.bytes_read,
         **_readers(handoff),
         "restow.position_tokens": handoff.publication.position_tokens,
-        **{f"restow.{side}": one.key.engine_id for side, one in sides.items() if one is not None},
+        **{
+            f"restow.{side}": engine.key.engine_id
+            for side, engine in sides.items()
+            if engine is not None
+        },
     }
 
 

@@ -3,10 +3,10 @@
 GET /metrics       Prometheus
 GET /healthz       200 while the broker's event loop answers
 GET /readyz        the same, and 503 while it drains, stands still, is not let in by the others'
-                   registry, or has known no leader for some seconds; a standby says that it is one
+                   registry, or has known no leader for some seconds; a standby says who leads
 GET /              the status page, with --status-page: unlike the others it tells names
-GET /status.json   what the page draws; ?tenant=NAME: of one tenant
-GET /handoff.json  what the page draws of one handoff: ?tenant=NAME&id=ID
+GET /status.json   what the page draws; ?tenant=NAME: of a tenant
+GET /handoff.json  what the page draws of a handoff: ?tenant=NAME&id=ID
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from restow.broker.addresses import HTTP_PORT, host_and_port
 from restow.broker.display.documents import Values
 from restow.broker.http.server import (
     Answer,
+    HttpPages,
     Page,
-    Pages,
     Query,
     healthy_page,
     http_server,
@@ -49,7 +49,7 @@ FIELDS = {"/status.json": ("tenant",), "/handoff.json": ("tenant", "id")}
 """Names that pages read of a query."""
 FOLDER: Final = Path(__file__).with_name("page")
 SCRIPTS: Final = ("marks", "charts", "engines", "pairs", "tables", "gantt", "main")
-"""Each uses what those before it define."""
+"""Each script uses what the scripts before it define."""
 
 
 @contextlib.asynccontextmanager
@@ -62,7 +62,7 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve inside the ``async with``, and yield the address; port 0 takes a free port.
 
-    The status page is for callers that ask by an address, as localhost or as one of ``hosts``.
+    The status page is for callers that ask by an address, as localhost or by a name in ``hosts``.
     ``certificate_end_s`` returns the end of the broker's own certificate.
 
     Raises:
@@ -71,9 +71,9 @@ async def serving(
 
     """
     host, _ = host_and_port(listen, HTTP_PORT)
-    named = frozenset(one.lower() for one in (*hosts, host))
+    named = frozenset(name.lower() for name in (*hosts, host))
     loop, document = asyncio.get_running_loop(), status_page_html() if status_page else ""
-    pages = Pages("broker", _pages(hub, document, certificate_end_s), FIELDS)
+    pages = HttpPages("broker", _pages(hub, document, certificate_end_s), FIELDS)
 
     def tell_refused(path: str, asked_as: str, peer: str) -> None:
         hub.said.warning("page refused", path=path, host=cut(asked_as), peer=peer)
@@ -82,7 +82,7 @@ async def serving(
         path, asked_as = request.rel_url.raw_path, request.headers.get("Host", "")
         if document and path in WITH_NAMES and not may_be_asked_as(asked_as, named):
             loop.call_soon_threadsafe(tell_refused, path, asked_as, request.remote or "")
-            words = "this name is not one of --http-hosts: ask by address, or as localhost"
+            words = "this name is not in --http-hosts: ask by address, or as localhost"
             return line(HTTPStatus.MISDIRECTED_REQUEST, words)
         return await pages.answer(request.method, path, request.query)
 
@@ -115,8 +115,8 @@ def _pages(
     if document:
         shown = StatusPage(hub)
         whole = Answer(HTTPStatus.OK, "text/html; charset=utf-8", document.encode())
-        found = (lambda _: whole, _json_page(shown.look), _json_page(shown.one))
-        pages |= zip(WITH_NAMES, found, strict=True)
+        made = (lambda _: whole, _json_page(shown.look), _json_page(shown.handoff))
+        pages |= zip(WITH_NAMES, made, strict=True)
     return pages
 
 
@@ -124,7 +124,7 @@ def _json_page(look: Callable[[Query], Values | None]) -> Page:
     def page(query: Query) -> Answer:
         value = look(query)
         if value is None:
-            return line(HTTPStatus.NOT_FOUND, "no such thing is known here, or not any more")
+            return line(HTTPStatus.NOT_FOUND, "the broker does not know it, or not any more")
         return Answer(HTTPStatus.OK, "application/json", json.dumps(value).encode())
 
     return page
@@ -156,12 +156,12 @@ def content_policy(page: str) -> str:
 
 
 def may_be_asked_as(header: str, named: Collection[str]) -> bool:
-    """Return whether a Host header is an address, localhost, or one of the names ``named``.
+    """Return whether a Host header is an address, localhost, or in ``named``.
 
     The owner of any other name may have it lead to this machine, and a browser would then take the
     page for his own (DNS rebinding).
 
-    >>> [may_be_asked_as(one, {"b.example"}) for one in ("B.example:80", "e.vil", "[::1]")]
+    >>> [may_be_asked_as(host, {"b.example"}) for host in ("B.example:80", "e.vil", "[::1]")]
     [True, False, True]
     """
     try:

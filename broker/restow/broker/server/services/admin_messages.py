@@ -7,13 +7,13 @@ from dataclasses import asdict
 
 from restow.broker.core.common.keys import EngineKey, HostPair, State
 from restow.broker.core.common.traffic import PairTally, Tally
-from restow.broker.core.engines.account import Holdings
+from restow.broker.core.engines.account import TenantCounts
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.demand import content_compared
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.progress import Span, progress_of, spans_of
+from restow.broker.core.handoffs.progress import TimeSpan, progress_of, spans_of
 from restow.broker.core.handoffs.timeline import in_words
 from restow.broker.core.ledger.ends import delivered
 from restow.broker.core.probing import HostCosts
@@ -32,7 +32,7 @@ def state_counts(ended: Mapping[State, int]) -> list[pb.StateCount]:
     ]
 
 
-def tenant_info(tenant: str, held: Holdings) -> pb.TenantInfo:
+def tenant_info(tenant: str, held: TenantCounts) -> pb.TenantInfo:
     """Return what a tenant has."""
     return pb.TenantInfo(
         tenant=tenant,
@@ -178,7 +178,7 @@ def timeline_entries(handoff: Handoff) -> list[pb.TimelineEntry]:
     ]
 
 
-def timeline_span(span: Span, born_s: float) -> pb.TimelineSpan:
+def timeline_span(span: TimeSpan, born_s: float) -> pb.TimelineSpan:
     """Return a span of a handoff's timeline."""
     return pb.TimelineSpan(
         kind=span.kind,

@@ -1,4 +1,4 @@
-"""The service `restow.v1.Admin`, which operators call for the whole broker or one tenant."""
+"""The service `restow.v1.Admin`, which operators call for the whole broker or a tenant."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MAX_PAIRS = 1000
 
 
 def broker_status(hub: Hub, tenant: str | None) -> pb.GetStatusResponse:
-    """Return statistics of one tenant, or of all."""
+    """Return statistics of a tenant, or of all tenants."""
     directory = hub.directory
     ledger, engines = directory.ledger, directory.members.engines
     status = pb.GetStatusResponse(
@@ -86,7 +86,7 @@ def broker_status(hub: Hub, tenant: str | None) -> pb.GetStatusResponse:
 def add_traffic(
     status: pb.GetStatusResponse, hub: Hub, tenant: str | None, listed: str | None
 ) -> None:
-    """Add the traffic of one tenant or of all, and the pairs of tenants that are ``listed``."""
+    """Add the traffic of a tenant or of all, and the pairs of tenants that are ``listed``."""
     ledger, now_s = hub.directory.ledger, hub.now_s()
     series = ledger.statistics.series
     if tenant is not None:
@@ -103,7 +103,7 @@ MAX_FINDINGS = 1000
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """Shows operators the directory. An operator of one tenant sees nothing of others."""
+    """Shows operators the directory. An operator of a tenant sees nothing of others."""
 
     def __init__(self, hub: Hub) -> None:
         """Show the hub's directory."""
@@ -132,7 +132,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListTenants(
         self, request: pb.ListTenantsRequest, context: Context
     ) -> pb.ListTenantsResponse:
-        """Return what each tenant has that the caller may see."""
+        """Return what each tenant holds, for the tenants that the caller may see."""
         self._hub.standing.check()
         own = scope_of(context)
         tenants = self._hub.directory.ledger.tenants
@@ -206,7 +206,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListHandoffs(
         self, request: pb.ListHandoffsRequest, context: Context
     ) -> pb.ListHandoffsResponse:
-        """Return handoffs: the live ones first, then the most recently ended."""
+        """Return handoffs: live handoffs first, then the most recently ended."""
         self._hub.standing.check()
         if request.limit < 0:
             raise RequestError(f"limit {request.limit} must not be negative", field="limit")
@@ -219,7 +219,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             late = takewhile(lambda handoff: handoff.ended_s >= since_s, ended)
             both = _with_deliveries(chain(live, late))
             listed = (handoff for handoff in both if handoff.ended and handoff.ended_s >= since_s)
-        found = [
+        wanted = [
             handoff
             for handoff in listed
             if tenant in (None, handoff.tenant)
@@ -228,8 +228,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         ]
         limit = min(request.limit or DEFAULT_LIMIT, MAX_LIMIT)
         return pb.ListHandoffsResponse(
-            handoffs=[self._info(handoff) for handoff in islice(found, limit)],
-            left_out=max(0, len(found) - limit),
+            handoffs=[self._info(handoff) for handoff in islice(wanted, limit)],
+            left_out=max(0, len(wanted) - limit),
         )
 
     async def GetHandoff(
@@ -269,19 +269,19 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ProbePair(
         self, request: pb.ProbePairRequest, context: Context
     ) -> pb.ProbePairResponse:
-        """Let an agent of one engine read from another's, and return how it reads."""
+        """Let an agent of an engine read from an agent of another, and return how it reads."""
         self._hub.standing.check()
         tenant = tenant_of(context)
-        found = await self._hub.examine(
+        examined = await self._hub.examine(
             EngineKey(tenant, request.source_engine), EngineKey(tenant, request.destination_engine)
         )
         return pb.ProbePairResponse(
-            source_rank=found.source_rank,
-            destination_rank=found.destination_rank,
-            transport=found.transport,
-            method=found.method,
-            reason=found.reason,
-            detail=found.detail,
+            source_rank=examined.source_rank,
+            destination_rank=examined.destination_rank,
+            transport=examined.transport,
+            method=examined.method,
+            reason=examined.reason,
+            detail=examined.detail,
         )
 
     async def AuditBroker(

@@ -180,7 +180,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
     def _fence(
         self, engine: EngineRecord, agent: AgentRecord, fenced: pb.Fenced, now_s: float
     ) -> list[act.Action]:
-        """Take a fence; a refusal concerns one handoff, and must not end the agent's stream."""
+        """Take a fence; a refusal concerns its handoff, and must not end the agent's stream."""
         reports, handoff_id = self._hub.directory.reports, fenced.handoff_id
         try:
             return reports.fence(engine, agent, handoff_id, now_s, fenced.tokens)

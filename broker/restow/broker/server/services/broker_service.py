@@ -67,12 +67,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         hub, members = self._hub, self._hub.directory.members
         account = hub.directory.ledger.tenants.account(key.tenant)
         size_bytes = await asyncio.to_thread(bytes_as_values, request.layout)
-        found = await asyncio.to_thread(self._layouts.find, request.layout)
-        if found is None:
+        known = await asyncio.to_thread(self._layouts.find, request.layout)
+        if known is None:
             # An engine that returns needs no room for a layout that is already there.
             with account.carrying(size_bytes):
-                found = await asyncio.to_thread(self._layouts.of, request.layout)
-        layout, layout_digest = found
+                known = await asyncio.to_thread(self._layouts.of, request.layout)
+        layout, layout_digest = known
         await hub.standing.sure()
         hub.standing.check()
         before = members.engines.get(key)
@@ -237,7 +237,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         key = engine_key(context, Role.ENGINE, ref.engine_id)
         await self._hub.standing.sure()
         engine = self._hub.directory.members.engine(key, ref.incarnation)
-        # A leader that leaves has its engines yet, and may not act for them any more.
+        # A leader that leaves still has its engines, but may no longer act for them.
         self._hub.standing.check()
         engine.last_seen_s = self._hub.now_s()
         return engine

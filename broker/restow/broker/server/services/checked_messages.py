@@ -40,7 +40,7 @@ MAX_KEPT = 1024
 
 
 class CheckedLayouts:
-    """Reads and checks layouts, and keeps one copy of each that engines have. Thread-safe."""
+    """Reads and checks layouts, and keeps a copy of each layout that engines have. Thread-safe."""
 
     def __init__(self) -> None:
         """Begin without layouts."""
@@ -54,16 +54,16 @@ class CheckedLayouts:
         key = _key_of(message)
         with self._lock:
             known = self._digests.get(key, "")
-            found = self._layouts.get(known)
-            if found is None:
+            layout = self._layouts.get(known)
+            if layout is None:
                 return None
             self._digests.move_to_end(key)
-            return found, known
+            return layout, known
 
     def of(self, message: layout_pb2.Layout) -> tuple[Layout, str]:
         """Return the layout and its digest. Raises a `LayoutError`, every time."""
-        if (found := self.find(message)) is not None:
-            return found
+        if (known := self.find(message)) is not None:
+            return known
         encoded = message.SerializeToString(deterministic=True)
         layout = replace(wire.layout_from_proto(message), encoded=encoded)
         check_layout(layout)
@@ -213,16 +213,20 @@ def known_end_of(ended: pb.Ended) -> KnownEnd:
     """Return an end that an engine reports. Raises `RequestError` if no broker can have told it."""
     state = _ENDS.get(ended.state)
     done = state is State.DONE
-    others = ended.counterparts
-    sizes = [len(other.message_ids) for other in others]
-    names = [name for other in others for name in (other.engine_id, other.incarnation)]
+    counterparts = ended.counterparts
+    sizes = [len(counterpart.message_ids) for counterpart in counterparts]
+    names = [
+        name
+        for counterpart in counterparts
+        for name in (counterpart.engine_id, counterpart.incarnation)
+    ]
     if (
         state is None
         or done != (not ended.reason)
         or ended.position_tokens < 0
-        or len(others) > MAX_DELIVERIES
+        or len(counterparts) > MAX_DELIVERIES
         or max(sizes, default=0) > MAX_MESSAGES
-        or any(len(other.agents) > MAX_CONTENT_BYTES for other in others)
+        or any(len(counterpart.agents) > MAX_CONTENT_BYTES for counterpart in counterparts)
         or max(map(len, names), default=0) > MAX_ID_LENGTH
     ):
         raise RequestError("known_end is not an end that a broker tells", field="known_end")
@@ -234,8 +238,13 @@ def known_end_of(ended: pb.Ended) -> KnownEnd:
         position=ended.position_tokens,
         compared=ended.content_compared,
         counterparts=tuple(
-            Counterpart(other.engine_id, other.incarnation, tuple(other.message_ids), other.agents)
-            for other in others
+            Counterpart(
+                counterpart.engine_id,
+                counterpart.incarnation,
+                tuple(counterpart.message_ids),
+                counterpart.agents,
+            )
+            for counterpart in counterparts
         ),
         sampled=_sampled(ended),
         readers=readers_of(ended.readers),

@@ -22,7 +22,7 @@ def membership_of(report: FleetReport) -> pb.Membership:
         leads=bool(leadership.epoch),
         leader=leadership.leader,
         expected=report.expected,
-        warnings=[cut(one) for one in report.warnings],
+        warnings=[cut(warning) for warning in report.warnings],
     )
     if leadership.leader:
         told.epoch = leadership.epoch or (0 if leader is None else leader.epoch)
@@ -41,7 +41,7 @@ def membership_of(report: FleetReport) -> pb.Membership:
 
 
 def brokers_of(hub: Hub) -> pb.ListBrokersResponse:
-    """Return all brokers of the fleet, and how this one stands."""
+    """Return all brokers of the fleet, and the standing of this broker."""
     told, report = pb.ListBrokersResponse(), hub.standing.report()
     if report is None:
         return told

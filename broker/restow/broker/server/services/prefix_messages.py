@@ -14,11 +14,11 @@ from restow.broker.core.common.events import (
     Chain,
     ChainEnd,
     HashForm,
+    HashRun,
     NamedPrefix,
-    Run,
 )
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.prefix.prefixes import Holders, Teller
+from restow.broker.core.prefix.prefixes import Announcements, Holders
 from restow.broker.errors import ChainInvalidError, HoldingsError, RequestError
 from restow.broker.layout.values import ModelIdentity
 from restow.broker.rpc import wire
@@ -71,16 +71,16 @@ def batch_of(holdings: pb.Holdings) -> Batch:
     )
 
 
-def _runs_of(runs: Iterable[pb.HeldRun], form: HashForm) -> tuple[Run, ...]:
+def _runs_of(runs: Iterable[pb.HeldRun], form: HashForm) -> tuple[HashRun, ...]:
     for run in runs:
         _check_size(run.hashes, form)
         if len(run.parent) not in (0, form.hash_bytes):
             raise ChainInvalidError(
-                f"a parent has {len(run.parent)} bytes, but must be empty or one hash of "
+                f"a parent has {len(run.parent)} bytes, but must be empty or a hash of "
                 f"{form.hash_bytes} bytes",
                 field="parent",
             )
-    return tuple(Run(run.group, run.hashes, run.parent) for run in runs if run.hashes)
+    return tuple(HashRun(run.group, run.hashes, run.parent) for run in runs if run.hashes)
 
 
 def chains_of(request: pb.FindRequest, model: ModelIdentity) -> list[Chain]:
@@ -135,8 +135,8 @@ def named_of(prefix: pb.Prefix, position_tokens: int) -> NamedPrefix:
     if position_tokens < 1 or count != whole or len(prefix.end_hash) != end_bytes:
         raise ChainInvalidError(
             f"a prefix of {position_tokens} tokens needs a hash for each {quantum_tokens} tokens, "
-            f"and an end_hash if some are left over; this one has {count} hashes and an end_hash "
-            f"of {len(prefix.end_hash)} bytes",
+            f"and an end_hash if some are left over; this prefix has {count} hashes and an "
+            f"end_hash of {len(prefix.end_hash)} bytes",
             field="hashes",
         )
     revision = revision_of(prefix.revision)
@@ -154,7 +154,7 @@ def _check_ends(ends: Sequence[pb.ChainEnd], form: HashForm) -> None:
         position_tokens = end.position_tokens
         if position_tokens <= before or not position_tokens % form.quantum_tokens:
             raise ChainInvalidError(
-                f"an end at token {position_tokens} after one at {before}: positions of ends must "
+                f"an end at token {position_tokens} after an end at {before}: ends must "
                 f"rise, and must not be multiples of the quantum of {form.quantum_tokens} tokens",
                 field="ends",
             )
@@ -188,7 +188,7 @@ def _check_size(hashes: bytes, form: HashForm) -> None:
         )
 
 
-def fill_found(found: pb.FoundPrefix, held: list[tuple[EngineRecord, int]], limit: int) -> None:
+def fill_found(message: pb.FoundPrefix, held: list[tuple[EngineRecord, int]], limit: int) -> None:
     """Write up to ``limit`` holders, most tokens first, then the less busy."""
     held.sort(
         key=lambda holding: (
@@ -199,7 +199,7 @@ def fill_found(found: pb.FoundPrefix, held: list[tuple[EngineRecord, int]], limi
         )
     )
     for engine, tokens in held[:limit]:
-        holder = found.holders.add()
+        holder = message.holders.add()
         holder.engine_id = engine.key.engine_id
         holder.tokens = tokens
         holder.layout_digest = engine.layout_digest
@@ -208,7 +208,7 @@ def fill_found(found: pb.FoundPrefix, held: list[tuple[EngineRecord, int]], limi
 
 
 def engine_holdings(
-    teller: Teller, holders: Holders, engine: EngineRecord | None
+    teller: Announcements, holders: Holders, engine: EngineRecord | None
 ) -> admin_pb2.EngineHoldings:
     """Return what an engine holds of each group, and how its offers ended."""
     counts, tokens = holders.count(teller), teller.form.quantum_tokens

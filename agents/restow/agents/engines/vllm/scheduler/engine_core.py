@@ -60,9 +60,9 @@ class SampledTokens:
     """D's requests that go on behind the token that P sampled. Belongs to the scheduler's thread.
 
     P computes the whole prompt and samples once. D's client gets that token as soon as D has heard
-    of it, before the state is there. To D's scheduler it is the last token of the prompt, the only
-    one that D computes. So nothing is computed twice: a D that computes the prompt itself after all
-    goes on behind the same token.
+    of it, before the state is there. To D's scheduler it is the last token of the prompt, and D
+    computes no other token of it. So nothing is computed twice: a D that computes the prompt itself
+    after all goes on behind the same token.
     """
 
     def __init__(self, core: CoreLoop, vocabulary_tokens: int) -> None:
@@ -111,7 +111,7 @@ class SampledTokens:
 
     def _hand_on(self, request: Request, token: int) -> None:
         reason, stop = _end_by(request, token)
-        request.record_event(EngineCoreEventType.SCHEDULED)  # or its prefill would end before that
+        request.record_event(EngineCoreEventType.SCHEDULED)  # before its prefill ends
         output = EngineCoreOutput(
             request.request_id,
             [token],
@@ -135,7 +135,7 @@ class SampledTokens:
 
 
 def _end_by(request: Request, token: int) -> tuple[FinishReason | None, int | None]:
-    """Return how a request ends by its first token, as vLLM's `check_stop` decides of each."""
+    """Return how a request ends by its first token, as vLLM's `check_stop` decides it."""
     params = request.sampling_params
     if token == params.eos_token_id:
         return FinishReason.STOP, None

@@ -71,7 +71,7 @@ class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
-        """Make the metrics, one set for each engine."""
+        """Make the metrics, a set for each engine."""
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._labels = per_engine_labelvalues
 
@@ -143,8 +143,8 @@ class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             "vllm:restow_staging_used_bytes", "Staging in use, of the rank with the most.", "pool"
         )
         for values in self._labels.values():
-            for always in (self._tokens, self._sent, self._lanes_given_up):
-                always.labels(*values)
+            for metric in (self._tokens, self._sent, self._lanes_given_up):
+                metric.labels(*values)
 
     def observe(self, transfer_stats_data: Mapping[str, Any], engine_idx: int = 0) -> None:
         """Record the counts of an interval."""

@@ -54,16 +54,21 @@ class WatchedMap(BlockHashToBlockMap):  # type: ignore[misc]
 class CacheWatch:
     """Keeps `CacheHoldings` true to the cache of one scheduler, in the scheduler's thread.
 
-    It watches vLLM's map from keys to blocks. vLLM's KV cache events would not do: the scheduler
-    takes them away, an event stands for one block and not for the last one of its hash, it carries
+    It watches vLLM's map from keys to blocks. vLLM's KV cache events are not enough: the scheduler
+    takes them away, an event does not tell whether a block was the last of its hash, it carries
     all tokens, and no event says that a block has moved.
     """
 
     def __init__(self, manager: KVCacheManager, holdings: CacheHoldings) -> None:
         """Begin to watch. Raises `EngineUnsupportedError` for groups that share no block pool."""
-        pools = {id(one.block_pool) for one in manager.coordinator.single_type_managers}
+        pools = {
+            id(group_manager.block_pool)
+            for group_manager in manager.coordinator.single_type_managers
+        }
         if pools != {id(manager.block_pool)}:
-            raise EngineUnsupportedError("groups of layers with block pools of their own")
+            raise EngineUnsupportedError(
+                "groups of layers with block pools of their own are not supported"
+            )
         self.pool = manager.block_pool
         self._holdings = holdings
         self._map = self._replaced()
@@ -94,7 +99,7 @@ class ReplyEnd:
     tokens: int
     blocks: dict[str, list[int]]
     kept: tuple[KVCacheBlock, ...]
-    """The blocks that hold it, in the order of their tokens; states are the last."""
+    """The blocks that hold the state, in the order of their tokens; states are the last."""
 
 
 class ReplyEnds:
@@ -108,7 +113,7 @@ class ReplyEnds:
 
         the request has ended     its blocks are referenced here, until vLLM has let go of them
         then                      they are free blocks, the last to be given to another request
-        one of them is given      vLLM reports it (`unpin_blocks`), and the end is forgotten
+        a block is given          vLLM reports it (`unpin_blocks`), and the end is forgotten
     """
 
     def __init__(self, pool: BlockPool, groups: Sequence[Group]) -> None:
@@ -140,14 +145,14 @@ class ReplyEnds:
     def note(self, name: bytes, tokens: int, blocks: BlockLists) -> bool:
         """Note a request that ends with its state after ``tokens``; return whether it is kept.
 
-        vLLM has not freed its blocks yet. It is not kept if one of these tokens is known already,
-        or a block is missing. With drafts it is unknown where the states stand.
+        vLLM has not freed its blocks yet. The state is not kept if a state of these tokens is known
+        already, or a block is missing. With drafts it is unknown where the states stand.
         """
         if name in self._ends or any(group.scratch_blocks for group in self._groups):
             return False
         named: dict[str, list[int]] = {}
         kept: list[int] = []
-        for group in sorted(self._groups, key=lambda one: one.is_state):
+        for group in sorted(self._groups, key=lambda group: group.is_state):
             ids, size = blocks[group.name], group.block_tokens
             if not group.is_state:
                 first, stop = group.first_token(tokens) // size, (tokens - 1) // size + 1
@@ -156,12 +161,12 @@ class ReplyEnds:
                     return False
                 ids = [NULL_BLOCK] * first + needed
             named[group.name] = list(ids)
-            kept += [one for one in ids if one != NULL_BLOCK]
-        end = ReplyEnd(tokens, named, tuple(self._pool.blocks[one] for one in kept))
+            kept += [block_id for block_id in ids if block_id != NULL_BLOCK]
+        end = ReplyEnd(tokens, named, tuple(self._pool.blocks[block_id] for block_id in kept))
         self._pool.touch(end.kept)
         self._ends[name] = end
-        for one in kept:
-            self._by_block.setdefault(one, set()).add(name)
+        for block_id in kept:
+            self._by_block.setdefault(block_id, set()).add(name)
         self._new.append(end)
         self._turn(name, self._gone, self._come)
         return True
@@ -187,16 +192,16 @@ class ReplyEnds:
         self._new = left
 
     def give_back(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Give references back, those to be reused first in front. The ends in them stay known."""
+        """Give references back, in the order of reuse. The ends in the blocks stay known."""
         self._pool.unpin_blocks(blocks, self._reused)
 
     def _reused(self, block: KVCacheBlock) -> None:
         for name in self._by_block.get(block.block_id, set()).copy():
-            for one in self._ends.pop(name).kept:
-                names = self._by_block[one.block_id]
+            for kept in self._ends.pop(name).kept:
+                names = self._by_block[kept.block_id]
                 names.discard(name)
                 if not names:
-                    del self._by_block[one.block_id]
+                    del self._by_block[kept.block_id]
             self._turn(name, self._come, self._gone)
 
     @staticmethod
@@ -221,7 +226,7 @@ class Pin:
     kept: tuple[KVCacheBlock, ...]
     """The blocks that are kept, in the order of their tokens."""
     give_back: Callable[[Iterable[KVCacheBlock]], None]
-    """Takes the references to them."""
+    """Takes the references to the blocks."""
 
 
 class Pins:
@@ -230,8 +235,8 @@ class Pins:
     ::
 
         block of a pin         vLLM's references      may be given to another request
-        used by a request      its own, and one       no
-        cached, not used       one                    no: taken out of the queue of free blocks
+        used by a request      its own, and the pin's no
+        cached, not used       the pin's              no: taken out of the queue of free blocks
         let go                 its own                after all blocks that are free now
     """
 
@@ -258,28 +263,28 @@ class Pins:
     def pin(self, chain: PromptChain, below_tokens: int, least_tokens: int = 1) -> Pin | None:
         """Pin the largest prefix that is held, ends below a token, and has ``least_tokens``.
 
-        None: no such prefix is held, or it would pin too many blocks.
+        None: no prefix of that length is held, or it would pin too many blocks.
         """
         self._watch.look()
-        found = longest_prefix(chain, self._groups, self._holds(), below_tokens)
-        if found is None or found.tokens < least_tokens:
+        longest = longest_prefix(chain, self._groups, self._holds(), below_tokens)
+        if longest is None or longest.tokens < least_tokens:
             return None
         kept, ids = [], {}
         for group in self._groups:
             blocks = [
                 None if name is None else self._block(group, name)
-                for name in found.blocks[group.name]
+                for name in longest.blocks[group.name]
             ]
-            ids[group.name] = [NULL_BLOCK if one is None else one.block_id for one in blocks]
-            kept += [one for one in blocks if one is not None]
-        name = chain.at(found.tokens) or b""
+            ids[group.name] = [NULL_BLOCK if block is None else block.block_id for block in blocks]
+            kept += [block for block in blocks if block is not None]
+        name = chain.at(longest.tokens) or b""
         give_back = self._watch.pool.free_blocks
-        return self._kept(Pin(found.tokens, name, ids, tuple(kept), give_back))
+        return self._kept(Pin(longest.tokens, name, ids, tuple(kept), give_back))
 
     def holds(self, chain: PromptChain, tokens: int) -> bool:
         """Return whether the state after exactly ``tokens`` is held, as of the last `look`."""
-        found = longest_prefix(chain, self._groups, self._holds(), tokens + 1)
-        return found is not None and found.tokens == tokens
+        longest = longest_prefix(chain, self._groups, self._holds(), tokens + 1)
+        return longest is not None and longest.tokens == tokens
 
     def pin_end(
         self, name: bytes, end: ReplyEnd, give_back: Callable[[Iterable[KVCacheBlock]], None]
@@ -288,19 +293,19 @@ class Pins:
         return self._kept(Pin(end.tokens, name, end.blocks, end.kept, give_back))
 
     def _kept(self, pin: Pin) -> Pin | None:
-        more = {one.block_id for one in pin.kept} - self._pinned.keys()
+        more = {block.block_id for block in pin.kept} - self._pinned.keys()
         if len(self._pinned) + len(more) > self._limit_blocks:
             return None
         self._watch.pool.touch(pin.kept)
-        self._pinned.update(one.block_id for one in pin.kept)
+        self._pinned.update(block.block_id for block in pin.kept)
         return pin
 
     def let_go(self, pin: Pin) -> None:
         """Give the blocks back, once. The end of a prefix goes before its beginning."""
-        for one in pin.kept:
-            self._pinned[one.block_id] -= 1
-            if not self._pinned[one.block_id]:
-                del self._pinned[one.block_id]
+        for block in pin.kept:
+            self._pinned[block.block_id] -= 1
+            if not self._pinned[block.block_id]:
+                del self._pinned[block.block_id]
         pin.give_back(reversed(pin.kept))
 
     def _holds(self) -> dict[str, Holds]:
@@ -352,7 +357,7 @@ class CachedPrefixes:
         self._ends = ReplyEnds(manager.block_pool, self._groups)
 
     def forget(self) -> None:
-        """Hold nothing of all that is cached now; blocks that come later are reported again."""
+        """Forget everything that is cached now; blocks that come later are reported again."""
         self._watch.look()
         self._holdings.cleared()
         self._ends.forget()
@@ -379,9 +384,9 @@ class CachedPrefixes:
         gone, come = self._ends.take_changes()
         evicted = [
             EvictedBlocks(
-                one.group, tuple(name for name in one.hashes if self._ends.get(name) is None)
+                blocks.group, tuple(name for name in blocks.hashes if self._ends.get(name) is None)
             )
-            for one in changes.evicted
+            for blocks in changes.evicted
         ] + [
             EvictedBlocks(group.name, (name,))
             for group in self._groups
@@ -412,11 +417,11 @@ class CachedPrefixes:
 
     def pin_state(self, chain: PromptChain, tokens: int, name: bytes) -> Pin | None:
         """Pin the state after exactly ``tokens``, whose hash is ``name``; None as in `Pins.pin`."""
-        found = self._pins.pin(chain, tokens + 1, tokens)
-        end = None if found else self._ends.get(name)
+        pin = self._pins.pin(chain, tokens + 1, tokens)
+        end = None if pin else self._ends.get(name)
         if end is not None and end.tokens == tokens:
-            found = self._pins.pin_end(name, end, self._ends.give_back)
-        return found
+            pin = self._pins.pin_end(name, end, self._ends.give_back)
+        return pin
 
     @property
     def pinned_blocks(self) -> int:

@@ -30,7 +30,7 @@ CHOICES = "choices"
 MAX_CHOICES = 128
 """Answers to one prompt. Each is a handoff that P keeps until it is asked for."""
 MAX_ID_BYTES = 1024
-"""Bytes of an id that a router gives. What is appended to it is small."""
+"""Bytes of an id that a router gives. The suffixes that P and D append are small."""
 MAX_TIMEOUT_MS = 600_000
 """The broker's limit."""
 MAX_SHOWN = 80
@@ -116,8 +116,8 @@ def parameters_of(
 ) -> HandoffParameters | None:
     """Read the ``kv_transfer_params``; None: there is no handoff.
 
-    That is so if they are empty, or contain only the two sides, both false. ``default_id`` is the
-    id of a handoff to which the router gave none, at P. Raises `ParametersError`.
+    There is none if they are empty, or contain only the two sides, both false. ``default_id`` is
+    the id at P of a handoff to which the router gave no id. Raises `ParametersError`.
     """
     if not params:
         return None
@@ -145,7 +145,7 @@ def parameters_of(
         if handoff_id is None and index.prompt:
             raise ParametersError(
                 "a list of prompts without handoff_id: P's answer has room for one id of its own; "
-                "have the router give one, or ask for each prompt by itself"
+                "have the router give handoff_id, or ask for each prompt by itself"
             )
         return prefill
     if prefilled_elsewhere:
@@ -332,41 +332,41 @@ def content(request: Request, position: int, adapter: str, sampling: bytes = b""
 def attachments_of(request: Request) -> list[tuple[int, bytes]]:
     """Return the images, videos and sounds of a prompt: where each begins, and a hash of it.
 
-    The hash is of the processed features, which the model computes with. vLLM's own identifier does
-    not do: it names the checkpoint by its path, so it differs between engines of one model, and it
-    may be a word of the client's, who may give it to two images. It stands in where the engine's
+    The hash is of the processed features, which the model computes with. vLLM's own identifier is
+    not enough: it names the checkpoint by its path, so it differs between engines of one model, and
+    it may be a word of the client's, who may give it to two images. It is used where the engine's
     core has no features (``mm_processor_cache_type="shm"``).
     """
     return [
-        (one.mm_position.offset, _features_hash(one.data) or one.identifier.encode())
-        for one in request.mm_features
+        (feature.mm_position.offset, _features_hash(feature.data) or feature.identifier.encode())
+        for feature in request.mm_features
     ]
 
 
 def _features_hash(item: Any) -> bytes:
     """Return a hash of features as vLLM keeps them; empty where there are none.
 
-    vLLM gives requests that name an image again the same item, so the item carries its hash.
+    If a request names an image again, vLLM gives it the same item, so the item carries its hash.
     """
-    if item is None or "address" in item:  # in shared memory, which only workers read
+    if item is None or "address" in item:  # it lies in shared memory, which only workers read
         return b""
-    found: bytes | None = getattr(item, FEATURES_HASH, None)
-    if found is None:
+    digest: bytes | None = getattr(item, FEATURES_HASH, None)
+    if digest is None:
         hasher = hashlib.sha256(b"restow features 1\0")
         for key in sorted(item):
             _add(hasher, key)
             _add(hasher, item[key].data)
-        found = hasher.digest()
-        setattr(item, FEATURES_HASH, found)
-    return found
+        digest = hasher.digest()
+        setattr(item, FEATURES_HASH, digest)
+    return digest
 
 
 def _add(hasher: hashlib._Hash, value: Any) -> None:
     """Add nested tensors to a hash, each after its type and size."""
     if isinstance(value, list | tuple):
         hasher.update(f"list {len(value)}\0".encode())
-        for one in value:
-            _add(hasher, one)
+        for element in value:
+            _add(hasher, element)
     elif isinstance(value, torch.Tensor | np.ndarray):
         hasher.update(f"{value.dtype} {list(value.shape)}\0".encode())
         hasher.update(_bytes(value) if isinstance(value, torch.Tensor) else value.tobytes())
@@ -409,20 +409,20 @@ _DECIDING = (
 )
 """Parameters on which the next token depends, where P may sample it."""
 _LOOKING_BACK = ("presence_penalty", "frequency_penalty", "min_tokens", "bad_words")
-"""Parameters by which a token depends on those that were sampled before it."""
+"""Parameters by which a token depends on tokens that were sampled before it."""
 _OF_EACH_TOKEN = (
     *("logprobs", "prompt_logprobs", "logprob_token_ids"),
     *("structured_outputs", "thinking_token_budget", "repetition_detection"),
     "trace_decode_token_ids",
 )
-"""Parameters for which D would have to know more of a token than its id."""
+"""Parameters with which D would have to know more of a token than its id."""
 
 
 def sampling_word(request: Request) -> bytes:
     """Return a hash of the parameters that decide the next token.
 
-    P's token is D's first if both have the same hash. Neither stop tokens decide it, nor a seed at
-    temperature 0.
+    P's token is D's first if both have the same hash. Stop tokens do not decide the token, and a
+    seed does not at temperature 0.
     """
     params = request.sampling_params
     given = {name: getattr(params, name, None) for name in _DECIDING}

@@ -81,7 +81,7 @@ class SchedulerSide:
 
         ``incarnation`` keeps the ids of handoffs that P names itself apart over restarts.
         ``cached_tokens`` tells how much of a request is cached here, keys and states alike.
-        ``sampled`` brings the tokens that P's sampled to D's clients; None: D samples them.
+        ``sampled`` brings the tokens that P's engines sampled to D's clients; None: D samples them.
         ``weights`` None: the engine's weights are never replaced.
         """
         self._weights = weights
@@ -105,10 +105,10 @@ class SchedulerSide:
         self._handed_on: set[str] = set()
         """Requests whose first token P samples for D."""
         self._sampling: dict[str, bytes] = {}
-        """By request whose token P samples: the word of what decides it, the same on P and D."""
+        """By request whose token P samples: a hash of what decides it, the same on P and D."""
         self._adapters = LoraAdapters()
         self._unnamed: list[_Unnamed] = []
-        """Computed prompts of which workers have not reported their adapters yet."""
+        """Computed prompts whose adapters the workers have not reported yet."""
         self._followed: dict[str, str] = {}
         """Requests whose prefixes are followed, and the names of their adapters."""
         self._parameters: dict[str, HandoffParameters] = {}
@@ -145,24 +145,24 @@ class SchedulerSide:
         index = answer_index(request_id)
         try:
             default_id = f"{self._engine_id}/{self._incarnation}/{index.shared_id}"
-            found = parameters_of(request.kv_transfer_params, self._kv_role, default_id, index)
+            parameters = parameters_of(request.kv_transfer_params, self._kv_role, default_id, index)
         except ParametersError as error:
             self._log.error("parameters are invalid", request=request_id, detail=error.message)
             self._refuse(request_id, error.reason)
             return
-        if found is None:
+        if parameters is None:
             return
-        self._parameters[request_id] = found
-        handoff_ids = found.handoff_ids(index)
-        hands_on = found.sampled_token and self._hands_on(request, found.side)
+        self._parameters[request_id] = parameters
+        handoff_ids = parameters.handoff_ids(index)
+        hands_on = parameters.sampled_token and self._hands_on(request, parameters.side)
         if hands_on:
             self._handed_on.add(request_id)
-        if found.side is HandoffSide.DECODE:
+        if parameters.side is HandoffSide.DECODE:
             backoff = 0 if hands_on else self._backoff
             tokens = position_tokens(request.num_prompt_tokens, backoff)
             self._decode.begin(
-                *(request_id, handoff_ids[0], tokens, found.timeout_ms, trace_parent(request)),
-                readers=found.readers,
+                *(request_id, handoff_ids[0], tokens, parameters.timeout_ms, trace_parent(request)),
+                readers=parameters.readers,
                 takes_sampled=hands_on,
             )
             if request.get_skip_reading_prefix_cache():
@@ -177,7 +177,7 @@ class SchedulerSide:
             request.max_tokens = 1
         else:
             truncate(request, self._backoff)
-        tokens, readers = request.num_prompt_tokens, found.readers
+        tokens, readers = request.num_prompt_tokens, parameters.readers
         self._prefill.begin(request_id, handoff_ids, tokens, trace_parent(request), readers)
         self._early.begin(request_id, handoff_ids, tokens, readers)
 
@@ -202,8 +202,8 @@ class SchedulerSide:
 
     def _refuse_unknown(self, request_id: str) -> None:
         """Hand nothing over for a request whose weights are unknown."""
-        found = self._parameters.pop(request_id, None)
-        if found is None:
+        parameters = self._parameters.pop(request_id, None)
+        if parameters is None:
             return
         error = RevisionUnknownError("the engine's weights were replaced, and are not known")
         self._give_up(request_id, f"{error.reason}: {error.message}")
@@ -219,7 +219,7 @@ class SchedulerSide:
         """
         request_id = request.request_id
         if request_id in self._refused:
-            # A load that fails at once: vLLM then does what its policy says.
+            # The load fails at once: vLLM then does what its policy says.
             return request.num_prompt_tokens - computed_tokens
         cached_tokens = self._cached(request, computed_tokens)
         if self._prefixes is not None:
@@ -245,13 +245,13 @@ class SchedulerSide:
     def wants_whole_hits(self) -> bool:
         """Whether a request is to begin where keys and states are cached, and load from there.
 
-        vLLM counts keys as computed that reach further. A state that stands among them would add no
-        tokens to them, so vLLM would compute the prompt.
+        vLLM counts keys that reach further as computed. A state that stands among these keys would
+        add no tokens, so vLLM would compute the prompt.
         """
         return bool(self._behind)
 
     def decides(self, request_id: str) -> bool:
-        """Return whether `allocated` has to decide about the request. Nearly always it has not."""
+        """Return whether `allocated` has to decide about the request. Nearly always it does not."""
         return request_id in self._refused or self._decode.waits(request_id)
 
     def allocated(
@@ -280,7 +280,7 @@ class SchedulerSide:
         if content is None:  # the adapter was loaded again meanwhile
             self._fail_load(request_id, ADAPTER_UNKNOWN)
             return
-        # The step that is being scheduled; those before it may still be writing to the blocks.
+        # The mark of the step that is being scheduled; steps before may still write to the blocks.
         mark = self._step.write_mark = self._write_mark + 1
         delivery = self._decode.load(request_id, named, external_tokens, content, mark)
         if self._sampled is not None and request_id in self._handed_on:
@@ -310,15 +310,15 @@ class SchedulerSide:
         self._handed_on.discard(request_id)
         if self._sampled is not None:
             self._sampled.finish(request_id)
-        found = self._parameters.pop(request_id, None)
-        replies = found is None or found.side is HandoffSide.DECODE
+        parameters = self._parameters.pop(request_id, None)
+        replies = parameters is None or parameters.side is HandoffSide.DECODE
         if self._prefixes is not None:
             if replies and computed and not stale and self._known:
                 self._replied(self._prefixes, request, blocks)
             self._prefixes.finished(request_id)
         self._early.end(request_id)
         sampling = self._sampling.pop(request_id, b"")
-        if found is None or replies or not self._prefill.follows(request_id):
+        if parameters is None or replies or not self._prefill.follows(request_id):
             return None
         position = request.num_computed_tokens
         if not self._recurrent:  # P's own reply follows the prompt, and is not handed over
@@ -341,18 +341,20 @@ class SchedulerSide:
         self._unnamed.append(_Unnamed(request, named, position, token, sampling))
         if request.lora_request is None:
             self._publish()
-        answered = replace(found, sampled_token=handed_on)
+        answered = replace(parameters, sampled_token=handed_on)
         return answered.answer(self._engine_id, request_id, position)
 
     def loaded(self, fingerprints: Mapping[str, str]) -> None:
         """Hear which adapters workers have loaded up to a step whose requests have ended.
 
         A prompt that this step has completed is published only now, since the step may have loaded
-        its adapter, or another one under that name.
+        its adapter, or another adapter under that name.
         """
         lost = self._adapters.loaded(fingerprints)
         if lost and self._prefixes is not None:
-            for request_id in [one for one, name in self._followed.items() if name in lost]:
+            for request_id in [
+                followed_id for followed_id, name in self._followed.items() if name in lost
+            ]:
                 self._prefixes.finished(request_id)
             # The step has reported its blocks under the earlier fingerprint.
             self._prefixes.forget_cached()
@@ -360,20 +362,22 @@ class SchedulerSide:
 
     def _publish(self) -> None:
         ready, self._unnamed = self._unnamed, []
-        for one in ready:
-            request_id = one.request.request_id
-            content = self._content(one.request, one.position, one.sampling)
+        for prompt in ready:
+            request_id = prompt.request.request_id
+            content = self._content(prompt.request, prompt.position, prompt.sampling)
             if content is None:
                 words = "no state can be published"
                 self._log.error(words, request=request_id, detail=ADAPTER_UNKNOWN)
-                self._free(one, ADAPTER_UNKNOWN)
+                self._free(prompt, ADAPTER_UNKNOWN)
             else:
-                self._prefill.finish(request_id, one.blocks, one.position, content, one.token)
+                self._prefill.finish(
+                    request_id, prompt.blocks, prompt.position, content, prompt.token
+                )
 
-    def _free(self, one: _Unnamed, why: str) -> None:
+    def _free(self, prompt: _Unnamed, why: str) -> None:
         """Give up a prompt that has ended; vLLM holds its pages until it hears of that."""
-        self._prefill.give_up(one.request.request_id, why)
-        self._step.sent.append(one.request.request_id)
+        self._prefill.give_up(prompt.request.request_id, why)
+        self._step.sent.append(prompt.request.request_id)
 
     def _replied(
         self, prefixes: PrefixSharing, request: Request, blocks: Sequence[Sequence[int]]
@@ -418,20 +422,20 @@ class SchedulerSide:
         self._decode.finish(request_id)
 
     def _replaced(self, revision: str) -> None:
-        """Hand over nothing that the weights before have computed, since they may be replaced."""
+        """Hand over nothing that the earlier weights have computed, since they may be replaced."""
         self._stale |= self._alive
         why = "REVISION_CHANGED: its weights were replaced"
         for request_id in self._alive:
             self._give_up(request_id, why)
-        for one in self._unnamed:
-            self._free(one, why)
+        for prompt in self._unnamed:
+            self._free(prompt, why)
         self._unnamed = []
         if self._prefixes is not None:
             self._prefixes.forget()
         self._revise(revision)
 
     def _revise(self, revision: str) -> None:
-        with suppress(SessionClosedError):  # the engine ends, too
+        with suppress(SessionClosedError):  # the engine is ending, too
             self._session.set_revision(revision)
 
     def reset_cache(self) -> None:
@@ -450,7 +454,7 @@ class SchedulerSide:
 
     @property
     def computing(self) -> Container[str]:
-        """P's requests of which `step` wants the ``scheduled`` blocks."""
+        """P's requests whose ``scheduled`` blocks `step` wants."""
         return self._early.request_ids
 
     def step(
@@ -478,12 +482,12 @@ class SchedulerSide:
         for end in ended:
             self.tally.sent(end)
         received = self._decode.received()
-        if self._sampled is not None:  # all that came before those ends
+        if self._sampled is not None:  # the tokens that came before these ends
             self._sampled.take()
         for end in received:
             arrived = not end.reason and end.request_id not in self._stale
             if self._sampled is not None and self._sampled.lacks(end.request_id):
-                # Without the token the state would be read as one before it.
+                # Without the token the state would count as that of a shorter prompt.
                 self._sampled.finish(end.request_id)
                 arrived = False
             step.received[end.request_id] = arrived

@@ -65,7 +65,7 @@ def start_scheduler_side(
     if settings.tells and loop is None:
         raise EngineUnsupportedError(
             "prefix: find+tell needs vLLM's engine core in a process of its own "
-            "(VLLM_ENABLE_V1_MULTIPROCESSING), where it can be woken for others"
+            "(VLLM_ENABLE_V1_MULTIPROCESSING), where it can be woken for other engines"
         )
     offers = PrefixOffers(loop.wake) if settings.tells and loop is not None else None
     to_keep = StatesToKeep()
@@ -105,14 +105,14 @@ def _is_empty(config: VllmConfig, pool: BlockPool | None) -> bool:
         return True
     if pool is None or len(pool.cached_block_hash_to_block):
         return False
-    return bool(pool.get_num_free_blocks() == pool.num_gpu_blocks - 1)  # but the null block
+    return bool(pool.get_num_free_blocks() == pool.num_gpu_blocks - 1)  # all but the null block
 
 
 def cached_tokens_of(manager: KVCacheManager) -> Callable[[Request], int]:
     """Return a function that counts the tokens of a request that all groups have cached."""
 
     def cached_tokens(request: Request) -> int:
-        # As vLLM looks itself: at least one token is computed.
+        # vLLM itself looks in this way: at least one token is computed.
         hashes, last = request.block_hashes, len(request._all_token_ids) - 1
         _, tokens, _ = manager.coordinator.find_longest_cache_hit(hashes, last)
         return int(tokens)

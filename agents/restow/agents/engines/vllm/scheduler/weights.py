@@ -37,7 +37,10 @@ DUMMY_SEED = 1234
 
 
 def served_identity(config: VllmConfig, name: str, named: str = "") -> ModelIdentity:
-    """Return the identity of an engine's model, whose layout has ``name``; ``named`` as below."""
+    """Return the identity of an engine's model, whose layout has ``name``.
+
+    ``named`` is that of `weights_revision`.
+    """
     quantisation = config.model_config.quantization or ""
     return ModelIdentity(name, weights_revision(config, named), quantisation=quantisation)
 
@@ -45,11 +48,10 @@ def served_identity(config: VllmConfig, name: str, named: str = "") -> ModelIden
 def weights_revision(config: VllmConfig, named: str = "", read: ReadConfig | None = None) -> str:
     """Return a word for the weights and configuration with which an engine computes states.
 
-    It is the word that the operator has ``named``. Without one it is a fingerprint of the
-    checkpoint and of its configuration as settings change it, which ``read`` reads. Dummy weights
-    are drawn for every parameter of a rank, by its shape there and on its kind of device, so they
-    depend on TP. Return "" if nothing tells the weights, as with a checkpoint that is not on this
-    host.
+    It is the word that the operator has ``named``, or else a fingerprint of the checkpoint and of
+    its configuration as settings change it, which ``read`` reads. Dummy weights are drawn for every
+    parameter of a rank, by its shape there and on its kind of device, so they depend on TP. Return
+    "" if nothing tells the weights, as with a checkpoint that is not on this host.
 
     Raises `EngineUnsupportedError` for a configuration that has no stable form.
     """
@@ -75,7 +77,7 @@ def weights_revision(config: VllmConfig, named: str = "", read: ReadConfig | Non
 
 
 def reloaded_revision(config: VllmConfig, path: str) -> str:
-    """Return the revision of weights loaded again from ``path``; empty: from the engine's own."""
+    """Return the revision of weights loaded again from ``path``; empty: the engine's own path."""
     loaded = copy.copy(config)
     loaded.model_config = copy.copy(config.model_config)
     if path:  # as `reload_weights` changes the config
@@ -107,7 +109,7 @@ NO_STATE = frozenset(
         # The head, which follows the layers, and its tokens.
         *("tie_word_embeddings", "bos_token_id", "eos_token_id", "sep_token_id", "pad_token_id"),
         *("decoder_start_token_id", "id2label", "label2id", "problem_type", "num_labels"),
-        # How transformers would run it.
+        # How transformers would run the model.
         *("use_cache", "return_dict", "output_attentions", "output_hidden_states"),
         *("_attn_implementation", "attn_implementation"),
     }
@@ -169,7 +171,7 @@ def hf_config(model: ModelConfig, overridden: bool) -> Config | None:
     function = overrides if callable(overrides) else None
     words = {} if callable(overrides) else overrides
     try:
-        found = get_config(
+        config = get_config(
             *(name, model.trust_remote_code, revision, model.code_revision, kind),
             hf_overrides_kw={k: v for k, v in words.items() if not isinstance(v, dict)},
             hf_overrides_fn=function,
@@ -180,11 +182,11 @@ def hf_config(model: ModelConfig, overridden: bool) -> Config | None:
             raise
         return None
     nested = {k: v for k, v in words.items() if isinstance(v, dict)}
-    model._apply_dict_overrides(found, nested)
-    text = get_hf_text_config(found)
+    model._apply_dict_overrides(config, nested)
+    text = get_hf_text_config(config)
     if (overridden and model.disable_sliding_window) or not getattr(text, "sliding_window", None):
         text.sliding_window = None
-    made: Config = found.to_dict()
+    made: Config = config.to_dict()
     return made
 
 
@@ -194,18 +196,18 @@ def _stable(value: Any, path: str = "") -> Any:
     Raises `EngineUnsupportedError` for a value that has no such form.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        value = {one.name: getattr(value, one.name) for one in fields(value)}
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
-        kept = {str(key): one for key, one in value.items()}
+        kept = {str(key): item for key, item in value.items()}
         if "quantization" not in path:
-            kept = {key: one for key, one in kept.items() if key not in NO_STATE}
+            kept = {key: item for key, item in kept.items() if key not in NO_STATE}
         if kept.get("rope_type") in _WRITTEN_OVER:
             kept["rope_type"] = "yarn"
-        return {key: _stable(one, f"{path}.{key}") for key, one in sorted(kept.items())}
+        return {key: _stable(item, f"{path}.{key}") for key, item in sorted(kept.items())}
     if isinstance(value, list | tuple):
-        return [_stable(one, path) for one in value]
+        return [_stable(item, path) for item in value]
     if isinstance(value, set | frozenset):
-        return sorted((_stable(one, path) for one in value), key=json.dumps)
+        return sorted((_stable(item, path) for item in value), key=json.dumps)
     if isinstance(value, Enum):
         return _stable(value.value, path)
     if isinstance(value, torch.dtype):
@@ -231,7 +233,7 @@ HARMLESS = frozenset(
 )
 """Calls of vLLM's own entry points to workers that replace no weights."""
 UNKNOWN_PATH = "\0"
-"""Where weights would be loaded from after vLLM's configuration was changed at its workers."""
+"""Stands for the path of weights after vLLM's configuration was changed at its workers."""
 
 
 class Weights:
@@ -239,13 +241,13 @@ class Weights:
 
     vLLM does not tell connectors when weights are replaced. Every call that may replace them goes
     through ``EngineCore.collective_rpc``: ``reload_weights``, the calls of ``/update_weights``, and
-    calls of an operator's own. So these are watched, and all count except `HARMLESS` ones.
+    calls of an operator's own. So these calls are watched, and all count but those in `HARMLESS`.
 
     ::
 
         known      a call may replace the weights -> unknown: nothing is handed over
         unknown    the call was reload_weights, or a version of the weights is set, and nothing that
-                   the weights before have computed is left in vLLM's cache -> known
+                   the earlier weights have computed is left in vLLM's cache -> known
     """
 
     def __init__(
@@ -329,7 +331,7 @@ class Weights:
         self.look()
 
     def _versioned(self, version: str) -> None:
-        """Note a version that was set. A new one names weights that were replaced."""
+        """Note a version that was set. A new version names the weights that replaced others."""
         if not self._word and version not in self._versions:
             self._word = f"{self._first}@{version}"
         self._versions.add(version)

@@ -59,8 +59,8 @@ def kv_order(name: str, tensor: torch.Tensor, layer: Any) -> KvOrder:
 
     vLLM's caches all have the shape ``[pages, heads, tokens, content]``. On a GPU the content of a
     head and token is its key, then its value. The CPU's attention orders the memory of a head as
-    its instructions need it, which no shape shows: so a few numbers are written there and looked
-    for.
+    its instructions need it, which no shape shows. So a few numbers are written there, and the
+    function looks where they lie.
 
     Raises `CacheUnknownError` for an order that no layout can express.
     """
@@ -135,7 +135,7 @@ FLOAT8 = {
     "fp8_e4m3": DType.FLOAT8_E4M3FN,
     "fp8_e5m2": DType.FLOAT8_E5M2,
 }
-"""vLLM's names of types with one scale for a layer's keys and one for its values. Both scales are
+"""vLLM's names of types with a scale for a layer's keys and another for its values. Both scales are
 loaded with the weights."""
 
 
@@ -162,12 +162,12 @@ def kv_type(name: str, spec: Any, module: Any) -> tuple[DType, Scales]:
         spec.kv_quant_mode is not KVQuantMode.FP8_PER_TENSOR
         or dtype is DType.UINT8
         or fnuz
-        or not all(isinstance(one, float) for one in scales)
+        or not all(isinstance(scale, float) for scale in scales)
     ):
         raise unsupported_layer(
             name,
             f"KV of type {word} ({spec.kv_quant_mode.name}) is not handed over yet; handed over "
-            f"are {', '.join(FLOAT8)} with one scale for a layer's keys and one for its values",
+            f"are {', '.join(FLOAT8)} with a scale for a layer's keys and another for its values",
         )
     return dtype, Scales(ScaleKind.STATIC, "k {!r}, v {!r}".format(*scales))
 
@@ -211,12 +211,12 @@ def groups_of(
     windows: Mapping[str, int], config: KVCacheConfig, whole_blocks: bool
 ) -> tuple[Group, ...]:
     """Return the groups whose states are handed over, with the windows of their layers."""
-    found = []
+    groups = []
     for index, group in enumerate(config.transfer_groups):
         name, spec = _group_name(index), group.kv_cache_spec
         window = windows.get(name, 0)
-        found.append(Group(name, spec.block_size, _scratch(spec), window, whole_blocks))
-    return tuple(found)
+        groups.append(Group(name, spec.block_size, _scratch(spec), window, whole_blocks))
+    return tuple(groups)
 
 
 def layer_caches(
@@ -235,7 +235,7 @@ def layer_caches(
         places: dict[int, str] = {}
         for name in group.layer_names:
             tensor, module = tensors.get(name), layers.get(name)
-            if tensor is None:  # another stage's
+            if tensor is None:  # another stage has the layer
                 continue
             if getattr(module, "kv_sharing_target_layer_name", None):
                 continue

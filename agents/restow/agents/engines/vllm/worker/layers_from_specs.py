@@ -108,8 +108,8 @@ def state_layer(name: str, layer: int, states: StateShapes) -> RecurrentSpec:
             name, f"states of kind {states.kind} are not known; known are {known}"
         )
     if len(states.shapes) != count or len(states.dtypes) != count:
-        found = f"{len(states.shapes)} states {states.shapes}"
-        raise unsupported_layer(name, f"{found} in place of the {count} of kind {states.kind}")
+        shapes = f"{len(states.shapes)} states {states.shapes}"
+        raise unsupported_layer(name, f"{shapes} in place of the {count} of kind {states.kind}")
     if states.replicated and states.kind != "SHORT_CONV":
         raise unsupported_layer(
             name, f"states of kind {states.kind} that every rank has whole are not known"
@@ -199,16 +199,16 @@ def engine_model(name: str, ranks: Iterable[Iterable[LayerSpec]]) -> ModelSpec:
 
     Raises `CacheUnknownError` where ranks of one layer do not agree.
     """
-    found: dict[tuple[int, bool], LayerSpec] = {}
+    by_key: dict[tuple[int, bool], LayerSpec] = {}
     for layers in ranks:
         for spec in layers:
             key = spec.layer, isinstance(spec, RecurrentSpec)
-            if found.setdefault(key, spec) != spec:
+            if by_key.setdefault(key, spec) != spec:
                 raise CacheUnknownError(
-                    f"layer {spec.layer}: ranks hold {found[key]} and {spec} of it",
+                    f"layer {spec.layer}: ranks hold {by_key[key]} and {spec} of it",
                     layer=f"{spec.layer}",
                 )
-    return ModelSpec(name, tuple(found[key] for key in sorted(found)))
+    return ModelSpec(name, tuple(by_key[key] for key in sorted(by_key)))
 
 
 def joined_model(ranks: Sequence[ModelSpec]) -> ModelSpec:
@@ -237,12 +237,13 @@ def group_windows(layout: Layout) -> dict[str, int]:
         groups = {region.name: region.group for region in rank.regions}
         for shard in rank.shards:
             sizes[groups[shard.region]].add(windows.get(shard.field, 0))
-    for group, some in sizes.items():
-        if len(some) > 1:
+    for group, windows_of_group in sizes.items():
+        if len(windows_of_group) > 1:
             raise CacheUnknownError(
-                f"{group} holds layers with windows of {sorted(some)} tokens", group=group
+                f"{group} holds layers with windows of {sorted(windows_of_group)} tokens",
+                group=group,
             )
-    return {group: some.pop() for group, some in sizes.items()}
+    return {group: windows_of_group.pop() for group, windows_of_group in sizes.items()}
 
 
 # -- inside ---------------------------------------------------------------------------------------

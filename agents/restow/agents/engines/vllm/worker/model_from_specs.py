@@ -1,6 +1,6 @@
 """Make a model from vLLM's own specs and model config, for a rank's caches.
 
-By this an engine can be served whose ``model_type`` no family has. For others it is a check.
+So an engine can be served whose ``model_type`` no family has. Other engines' models are checked.
 """
 
 from __future__ import annotations
@@ -44,35 +44,37 @@ Shapes = tuple[tuple[int, ...], ...]
 def rank_model(
     name: str,
     known: ModelSpec | None,
-    found: Iterable[FoundCache],
+    caches: Iterable[FoundCache],
     config: VllmConfig,
     conv_layout: ConvLayout,
     draft: str = "",
 ) -> ModelSpec:
-    """Return the model of a rank's caches: the ``known`` one, if vLLM's specs agree with it.
+    """Return the model of a rank's caches: the ``known`` model, if vLLM's specs agree with it.
 
     Types and scales are those of the caches. The layers of a draft, which the model's config does
     not have, always come from vLLM's specs; ``draft`` is a word for the draft model. Raises
     `CacheUnknownError` with both numbers where config and specs differ, and for an unknown model
     `EngineUnsupportedError` that names what the specs leave open.
     """
-    specs, found = _SpecLayers(config, conv_layout), list(found)
-    own = [one for one in found if not one.drafted]
-    drafts = engine_model(name, [_distinct((one for one in found if one.drafted), specs)]).layers
+    specs, caches = _SpecLayers(config, conv_layout), list(caches)
+    own = [entry for entry in caches if not entry.drafted]
+    drafts = engine_model(
+        name, [_distinct((entry for entry in caches if entry.drafted), specs)]
+    ).layers
     if drafts:
         model = rank_model(name, known, own, config, conv_layout)
         return replace(model, draft_layers=drafts, draft=draft)
     if known is None:
         return engine_model(name, [_distinct(own, specs)])
     layers = []
-    for one in own:
-        spec = _typed(layer_of(known, one.cache), one)
+    for entry in own:
+        spec = _typed(layer_of(known, entry.cache), entry)
         layers.append(spec)
         try:
-            layer = specs.layer(one)
-        except EngineUnsupportedError:  # the family alone has it
+            layer = specs.layer(entry)
+        except EngineUnsupportedError:  # only the family has this layer
             continue
-        check_agreement(one.cache.name, spec, layer)
+        check_agreement(entry.cache.name, spec, layer)
     return engine_model(name, [layers])
 
 
@@ -87,17 +89,17 @@ def _typed(spec: LayerSpec, found: FoundCache) -> LayerSpec:
     return replace(spec, dtype=dtype, scales=scales)
 
 
-def _distinct(found: Iterable[FoundCache], specs: _SpecLayers) -> Iterator[LayerSpec]:
-    """Yield the layers of all caches. Refuse two caches of one kind that have one number."""
+def _distinct(caches: Iterable[FoundCache], specs: _SpecLayers) -> Iterator[LayerSpec]:
+    """Yield the layers of all caches. Refuse two caches of a kind that have the same number."""
     names: dict[tuple[int, bool], str] = {}
-    for one in found:
-        name = one.cache.name
-        other = names.setdefault((one.cache.layer, one.cache.is_state), name)
+    for entry in caches:
+        name = entry.cache.name
+        other = names.setdefault((entry.cache.layer, entry.cache.is_state), name)
         if other != name:
             raise unsupported_layer(
-                name, f"{other} is layer {one.cache.layer}, too: nothing tells them apart"
+                name, f"{other} is layer {entry.cache.layer}, too: nothing tells them apart"
             )
-        yield specs.layer(one)
+        yield specs.layer(entry)
 
 
 class _SpecLayers:
@@ -151,11 +153,11 @@ class _SpecLayers:
             "cache_role": (role.value, SparseCacheRole.SPARSE.value),
             "model_version": (getattr(spec, "model_version", None), None),
         }
-        for what, (found, wanted) in form.items():
-            if found != wanted:
+        for what, (value, wanted) in form.items():
+            if value != wanted:
                 raise unsupported_layer(
                     cache.name,
-                    f"{type(spec).__name__} with {what} {found} in place of {wanted}: "
+                    f"{type(spec).__name__} with {what} {value} in place of {wanted}: "
                     "how its elements lie is missing",
                 )
 
@@ -210,12 +212,12 @@ class _SpecLayers:
 def _shapes(model: Any, config: VllmConfig) -> list[Shapes]:
     """Return the shapes of each kind of state that the model's class has."""
     if hasattr(model, "get_mamba_specs_from_config"):
-        found = [spec.shapes for spec in model.get_mamba_specs_from_config(config)]
+        kinds = [spec.shapes for spec in model.get_mamba_specs_from_config(config)]
     elif hasattr(model, "get_mamba_state_shape_from_config"):
-        found = [model.get_mamba_state_shape_from_config(config)]
+        kinds = [model.get_mamba_state_shape_from_config(config)]
     else:
-        found = []
-    return [tuple(tuple(shape) for shape in shapes) for shapes in found]
+        kinds = []
+    return [tuple(tuple(shape) for shape in shapes) for shapes in kinds]
 
 
 def _window_tokens(cache: LayerCache, spec: Any, module: Any) -> int:

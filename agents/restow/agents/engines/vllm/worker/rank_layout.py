@@ -25,7 +25,7 @@ from restow.broker.families import (
     ModelSpec,
     RecurrentSpec,
 )
-from restow.broker.families.build import Pages, layer_pages
+from restow.broker.families.build import LayerPages, layer_pages
 from restow.broker.layout import DType, RankLayout, Scratch
 from restow.broker.words import Worded
 
@@ -191,7 +191,7 @@ def dtype_of(tensor_dtype: torch.dtype) -> DType:
 
 def _laid(
     spec: LayerSpec, settings: EngineSettings, tp_rank: int, cache: LayerCache
-) -> tuple[Pages, RegionMemory]:
+) -> tuple[LayerPages, RegionMemory]:
     page_tokens = None if cache.is_state else cache.tensor.shape[2]
     if page_tokens is not None:
         settings = replace(settings, page_tokens=page_tokens, kv_order=cache.kv_order)
@@ -231,10 +231,10 @@ def _laid(
         device.index or 0,
     )
     _check_end(cache, memory)
-    return Pages((region,), pages.shards, scratch), memory
+    return LayerPages((region,), pages.shards, scratch), memory
 
 
-def _check_tokens(pages: Pages, page_bytes: int, cache: LayerCache) -> None:
+def _check_tokens(pages: LayerPages, page_bytes: int, cache: LayerCache) -> None:
     """Refuse a tensor whose shape, type or strides are not those of the shards."""
     tensor, first = cache.tensor, pages.shards[0]
     item = tensor.element_size()
@@ -277,10 +277,10 @@ def _check_state(
         dtypes.append(form.state_dtype)
     if list(cache.state_shapes) != expected:
         raise _unlike(cache, f"states of {expected}", list(cache.state_shapes))
-    found = [dtype_of(dtype) for dtype in cache.state_dtypes]
-    if found != dtypes:
+    cache_dtypes = [dtype_of(dtype) for dtype in cache.state_dtypes]
+    if cache_dtypes != dtypes:
         wanted = ", ".join(dtype.label for dtype in dtypes)
-        raise _unlike(cache, wanted, ", ".join(dtype.label for dtype in found))
+        raise _unlike(cache, wanted, ", ".join(dtype.label for dtype in cache_dtypes))
 
 
 def _check_end(cache: LayerCache, memory: RegionMemory) -> None:

@@ -78,9 +78,10 @@ class WorkerSide:
 
     def load(self, step: WorkerStep) -> None:
         """Zero the parts of blocks that no state writes. Other bytes are not touched."""
-        for some in step.unwritten:
-            for cache in self._caches.get(some.group, ()):  # none: another stage's group
-                zero_tokens(cache, some)
+        for unwritten in step.unwritten:
+            # Another stage of the pipeline may have the group.
+            for cache in self._caches.get(unwritten.group, ()):
+                zero_tokens(cache, unwritten)
 
     def fence(self, step: WorkerStep) -> None:
         """Fence prompts that are computed, wholly or in part, once the device has done its work."""
@@ -124,19 +125,19 @@ def watch_adapters(adapters: LoadedAdapters, manager: Any) -> None:
     manager._load_adapter = noted
 
 
-def zero_tokens(cache: LayerCache, some: UnwrittenTokens) -> None:
+def zero_tokens(cache: LayerCache, unwritten: UnwrittenTokens) -> None:
     """Zero tokens of a block of ``cache``: whole pages at once, and parts of pages by token."""
     views, page_tokens = cache.by_token(), cache.tensor.shape[2]
-    first = some.block * cache.pages_per_block
-    whole = -(-some.start // page_tokens)
-    stop = some.stop // page_tokens
-    if whole * page_tokens > some.start:
+    first = unwritten.block * cache.pages_per_block
+    whole = -(-unwritten.start // page_tokens)
+    stop = unwritten.stop // page_tokens
+    if whole * page_tokens > unwritten.start:
         page = first + whole - 1
-        end = min(some.stop, whole * page_tokens) - (whole - 1) * page_tokens
+        end = min(unwritten.stop, whole * page_tokens) - (whole - 1) * page_tokens
         for view in views:
-            view[page, :, some.start % page_tokens : end].zero_()
+            view[page, :, unwritten.start % page_tokens : end].zero_()
     if stop > whole:
         cache.tensor[first + whole : first + stop].zero_()
-    if stop >= whole and stop * page_tokens < some.stop:
+    if stop >= whole and stop * page_tokens < unwritten.stop:
         for view in views:
-            view[first + stop, :, : some.stop % page_tokens].zero_()
+            view[first + stop, :, : unwritten.stop % page_tokens].zero_()

@@ -1,4 +1,4 @@
-"""``restow router`` stands before engines with an OpenAI API."""
+"""``restow router`` serves an OpenAI API in front of engines."""
 
 from __future__ import annotations
 
@@ -20,11 +20,19 @@ ENGINE = re.compile(r"(?:([^=]+)=)?(https?://[^\s@]+)")
 def router(
     prefill: Annotated[
         list[str],
-        typer.Option("--prefill", metavar="[ID=]URL", help="A prefill engine; once for each."),
+        typer.Option(
+            "--prefill",
+            metavar="[ID=]URL",
+            help="A prefill engine. Repeat the option for more engines.",
+        ),
     ],
     decode: Annotated[
         list[str],
-        typer.Option("--decode", metavar="[ID=]URL", help="A decode engine; once for each."),
+        typer.Option(
+            "--decode",
+            metavar="[ID=]URL",
+            help="A decode engine. Repeat the option for more engines.",
+        ),
     ],
     *,
     connection: Connection,
@@ -33,16 +41,16 @@ def router(
     ] = f"127.0.0.1:{ROUTER_PORT}",
     silence_s: Annotated[
         float,
-        typer.Option(min=0.1, help="Give an engine up that sends nothing for so many seconds."),
+        typer.Option(min=0.1, help="Give up an engine that sends nothing for this many seconds."),
     ] = 600.0,
     find_ms: Annotated[
         int,
         typer.Option(
             min=0,
             max=1000,
-            help="Ask the broker who holds most of each prompt. Wait so long for the prompt's "
-            "token ids, and as long for the broker. Each prefill engine needs its ID. 0: do not "
-            "ask.",
+            help="Ask the broker who holds most of each prompt. Wait this long for the prompt's "
+            "token ids, and again this long for the broker. Each prefill engine needs its ID. "
+            "0: do not ask.",
         ),
     ] = 0,
     log_format: LogFormatOption = "console",

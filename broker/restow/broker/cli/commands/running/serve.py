@@ -19,24 +19,26 @@ if TYPE_CHECKING:
 
 
 class ServeCommand(TyperCommand):
-    """Has an option for each setting. The settings are imported when they are needed.
+    """Offer an option for each setting. The settings are imported when they are needed.
 
-    Their import takes longer than all of the other commands' imports.
+    Importing them takes longer than importing all other commands.
     """
 
     @cached_property
     def _whole(self) -> Any:
         from restow.broker.server.base.settings import all_settings
 
-        def command(**given: Any) -> None:
-            del given["config"]  # has been read
-            run(given)
+        def command(**values: Any) -> None:
+            del values["config"]  # has been read
+            run(values)
 
-        options = [_option(one) for one in all_settings()]
+        options = [_option(setting) for setting in all_settings()]
         config = inspect.signature(serve, eval_str=True).parameters["config"]
         config = config.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         command.__signature__ = inspect.Signature([config, *options])  # type: ignore[attr-defined]
-        command.__annotations__ = {one.name: one.annotation for one in [config, *options]}
+        command.__annotations__ = {
+            parameter.name: parameter.annotation for parameter in [config, *options]
+        }
         made = typer.Typer(add_completion=False)
         made.command(help=serve.__doc__)(command)
         return typer.main.get_command(made)
@@ -55,12 +57,13 @@ def serve(config: ConfigOption = None) -> None:
     """Run the broker until SIGTERM or SIGINT; reads under way end first.
 
     What is not given here is taken from the environment (RESTOW_LISTEN, RESTOW_LEASE_S, ...), and
-    then from --config. Which caller may do what with --client-ca and --tokens: docs/security.md.
+    then from --config. docs/security.md says which caller may do what with --client-ca and
+    --tokens.
     """
 
 
 def _option(shown: SettingHelp) -> inspect.Parameter:
-    """Return the option of a setting. It has no default: the setting has."""
+    """Return the option of a setting. The option has no default, because the setting has it."""
     of_file = shown.type == dict[str, float]
     variable = f"{shown.variable}, as JSON" if of_file else shown.variable
     option = typer.Option(
@@ -81,7 +84,7 @@ def _option(shown: SettingHelp) -> inspect.Parameter:
 
 
 def run(options: dict[str, Any]) -> None:
-    """Run the broker with the options that are given; the environment and defaults say the rest."""
+    """Run the broker with the given options; the rest is from the environment or defaults."""
     import uvloop
     from pydantic import ValidationError
 
@@ -97,7 +100,7 @@ def run(options: dict[str, Any]) -> None:
     try:
         settings = BrokerSettings(**given)
     except ValidationError as error:
-        words = "; ".join(f"{one['loc'][0]}: {one['msg']}" for one in error.errors())
+        words = "; ".join(f"{problem['loc'][0]}: {problem['msg']}" for problem in error.errors())
         raise typer.BadParameter(words) from None
     if not settings.insecure:
         refuse_plaintext(settings)

@@ -26,15 +26,16 @@ def store(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="Layout of any engine of the model, as `restow layout from-config` writes it: the "
-            "store makes its own of that.",
+            help="Layout of any engine of the model, as `restow layout from-config` writes it. "
+            "The store makes its own layout from it.",
         ),
     ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
             metavar="ID",
-            help="Instead of --layout: take that of this engine, and wait for it to register.",
+            help="Instead of --layout: take the layout of this engine, and wait until it "
+            "registers.",
         ),
     ] = None,
     engine_id: Annotated[
@@ -44,20 +45,25 @@ def store(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens of a block, of which states that begin alike share those in common. "
-            "Default: as few as a block of the layout has.",
+            help="Tokens of a block. States that begin alike share the blocks that they have in "
+            "common. Default: as few tokens as a block of the layout has.",
         ),
     ] = None,
     disk: Annotated[
         Path | None,
         typer.Option(
             file_okay=False,
-            help="Folder of its own for what memory has no room for. Default: it is gone then.",
+            help="Folder that the store alone uses, for states that memory has no room for. "
+            "Default: the store drops them.",
         ),
     ] = None,
     disk_size: Annotated[
         int | None,
-        typer.Option(parser=parse_size, metavar="SIZE", help="What it may take there: 100GiB."),
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="Bytes that the store may use on disk, such as 100GiB.",
+        ),
     ] = None,
     http_listen: Annotated[
         str | None,
@@ -71,7 +77,7 @@ def store(
 ) -> None:
     """Keep states of one model in memory and on disk, until SIGTERM or SIGINT.
 
-    It asks engines for what they say is worth keeping, and gives it to those that ask for it.
+    It asks engines for states that they say are worth keeping, and gives them to engines that ask.
     """
     if (layout is None) == (engine is None):
         raise typer.BadParameter("--layout or --engine says of which model: give one of them")

@@ -1,6 +1,6 @@
-// Time series: each chart is drawn anew from at most 90 steps. A pointer, or the arrow keys, choose a step in all of them.
+// Time series: each chart is redrawn from at most 90 steps. A pointer, or the arrow keys, choose a step in all of them.
 const CHART = {width: 300, height: 76};
-// Each line is one of those that the broker makes, with a text for each of its values.
+// The broker makes each line, with a text for each of its values.
 const CHARTS = [
   {id: "ended", title: "handoffs ended a second", lines: ["ended"]},
   {id: "bytes", title: "bytes read a second", lines: ["read"]},
@@ -12,17 +12,17 @@ let chosen = null, traffic = null;
 function charts(now) {
   traffic = now.traffic;
   const room = byId("charts"), slots = Math.round(900 / traffic.step_s);
-  for (const one of CHARTS) {
-    const made = byId(`chart-${one.id}`) || chart(room, one);
-    plot(made.querySelector("svg"), one, slots);
+  for (const spec of CHARTS) {
+    const made = byId(`chart-${spec.id}`) || chart(room, spec);
+    plot(made.querySelector("svg"), spec, slots);
   }
   say("traffic-note", `in steps of ${traffic.step_s} s${now.tenant === null ? "" : `, of tenant ${now.tenant}`}`);
   readouts();
 }
 
-function chart(room, one) {
-  const made = put(room, "figure", {id: `chart-${one.id}`}), caption = put(made, "figcaption");
-  put(caption, "span", {}, one.title);
+function chart(room, spec) {
+  const made = put(room, "figure", {id: `chart-${spec.id}`}), caption = put(made, "figcaption");
+  put(caption, "span", {}, spec.title);
   put(caption, "output");
   const drawn = put(made, "svg", {class: "chart", role: "img", tabindex: 0, viewBox: `0 0 ${CHART.width} ${CHART.height}`, preserveAspectRatio: "none"});
   const axis = put(made, "div", {class: "axis", "aria-hidden": "true"});
@@ -42,19 +42,19 @@ function chart(room, one) {
   return made;
 }
 
-function plot(drawn, one, slots) {
+function plot(drawn, spec, slots) {
   drawn.replaceChildren();
   drawn.dataset.slots = slots;
-  const lines = one.lines.map((name) => traffic.lines[name]), values = lines.map((line) => line.values);
+  const lines = spec.lines.map((name) => traffic.lines[name]), values = lines.map((line) => line.values);
   const most = Math.max(0, ...values.flat().filter((v) => v !== null));
-  const least = one.log ? Math.min(...values.flat().filter((v) => v !== null)) / 1.5 : 0;
-  const share = (v) => (one.log ? Math.log(v / least) / Math.log(most / least) : v / most);
+  const least = spec.log ? Math.min(...values.flat().filter((v) => v !== null)) / 1.5 : 0;
+  const share = (v) => (spec.log ? Math.log(v / least) / Math.log(most / least) : v / most);
   const wide = CHART.width / slots, first = slots - traffic.ago.length;
   const x = (index) => ((first + index + 0.5) * wide).toFixed(1);
   const y = (value) => (CHART.height - 1 - (most ? share(value) : 0) * (CHART.height - 6)).toFixed(1);
   put(drawn, "line", {class: "floor", x1: 0, x2: CHART.width, y1: CHART.height - 0.5, y2: CHART.height - 0.5});
   values.forEach((row, number) => {
-    if (one.bars) {
+    if (spec.bars) {
       const bars = row.map((v, i) => (v ? `M${(x(i) - wide * 0.4).toFixed(1)} ${CHART.height}V${y(v)}h${(wide * 0.8).toFixed(1)}V${CHART.height}z` : ""));
       put(drawn, "path", {class: "bars", d: bars.join("")});
       return;
@@ -73,8 +73,8 @@ function plot(drawn, one, slots) {
     put(drawn, "path", {class: number ? "second" : "top", d: path});
   });
   put(drawn, "line", {class: "cursor", y1: 0, y2: CHART.height, x1: 0, x2: 0, visibility: "hidden"});
-  const said = one.lines.map((name, n) => `${name} ${lines[n].top}`).join(", ");
-  drawn.setAttribute("aria-label", `${one.title}, the last quarter of an hour: ${said}`);
+  const said = spec.lines.map((name, n) => `${name} ${lines[n].top}`).join(", ");
+  drawn.setAttribute("aria-label", `${spec.title}, the last quarter of an hour: ${said}`);
   drawn.parentNode.querySelectorAll(".axis span")[1].textContent = most ? lines[lines.length - 1].top : "";
 }
 
@@ -84,20 +84,20 @@ function choose(index) {
 }
 
 function readouts() {
-  // Show the chosen step, or else the latest one in which anything is known.
+  // Show the chosen step, or else the latest step in which anything is known.
   const count = traffic.ago.length, index = chosen === null ? count - 1 : Math.min(chosen, count - 1);
   if (!count) return;
-  for (const one of CHARTS) {
-    const figure = byId(`chart-${one.id}`), cursor = figure.querySelector(".cursor");
+  for (const spec of CHARTS) {
+    const figure = byId(`chart-${spec.id}`), cursor = figure.querySelector(".cursor");
     const slots = Number(figure.querySelector("svg").dataset.slots);
     const at = (slots - count + index + 0.5) * CHART.width / slots;
     cursor.setAttribute("visibility", chosen === null ? "hidden" : "visible");
     cursor.setAttribute("x1", at);
     cursor.setAttribute("x2", at);
-    const texts = one.lines.map((name) => {
+    const texts = spec.lines.map((name) => {
       const {values, texts} = traffic.lines[name];
       const step = chosen === null ? values.findLastIndex((value) => value !== null) : index;
-      return `${one.lines.length > 1 ? name : ""} ${texts[step] || "-"}`.trim();
+      return `${spec.lines.length > 1 ? name : ""} ${texts[step] || "-"}`.trim();
     });
     const ago = chosen === null ? "" : index === count - 1 ? ", now" : `, ${traffic.ago[index]} ago`;
     figure.querySelector("output").textContent = texts.join("  ") + ago;

@@ -1,11 +1,11 @@
-// Who is there: engines with a dot for each rank, and lines for what is under way between them.
+// Engines with a dot for each rank, and lines for the handoffs under way between them.
 const CARD = {width: 270, height: 54, gap: 14, top: 34};
 
 function sides(now) {
-  // Who prefills is on the left, who decodes on the right; who has done neither yet, between them.
+  // Engines that prefill are on the left, engines that decode on the right, others in the middle.
   const sources = new Set(now.pairs.map((p) => p.from)), destinations = new Set(now.pairs.map((p) => p.to));
   const prefills = (e) => e.publishes || sources.has(e.name), decodes = (e) => e.asks || destinations.has(e.name);
-  const named = (one) => now.engines.filter(one).map((e) => e.name).sort();
+  const named = (test) => now.engines.filter(test).map((e) => e.name).sort();
   return [named(prefills), named(decodes), named((e) => !prefills(e) && !decodes(e))];
 }
 
@@ -27,14 +27,14 @@ function card(map, engine, x, y) {
 
 function between(now, from, to) {
   const pairs = new Map();
-  const add = (one) => {
-    if (!from.has(one.from) || !to.has(one.to)) return {};
-    const key = JSON.stringify([one.from, one.to]);
-    if (!pairs.has(key)) pairs.set(key, {source: one.from, destination: one.to, counts: {}});
+  const add = (line) => {
+    if (!from.has(line.from) || !to.has(line.to)) return {};
+    const key = JSON.stringify([line.from, line.to]);
+    if (!pairs.has(key)) pairs.set(key, {source: line.from, destination: line.to, counts: {}});
     return pairs.get(key).counts;
   };
   now.pairs.forEach(add);
-  for (const one of now.lines) add(one)[one.state] = one.count;
+  for (const line of now.lines) add(line)[line.state] = line.count;
   return [...pairs.values()];
 }
 

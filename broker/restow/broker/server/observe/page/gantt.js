@@ -1,4 +1,4 @@
-// One handoff in a dialog: how its time was spent, then what each rank did from the grant on, by a scale of its own.
+// A handoff in a dialog: how its time was spent, then what each rank did from the grant on, by another scale.
 const GANTT = {width: 820, left: 110, right: 150, row: 20, bar: 13};
 
 function gantt(room, chart) {
@@ -21,13 +21,13 @@ function gantt(room, chart) {
   });
 }
 
-function showOne(dialog, one) {
+function showHandoff(dialog, handoff) {
   const scrolled = dialog.scrollTop;
   dialog.replaceChildren();
   const first = put(dialog, "div", {class: "first"});
-  put(first, "h2", {id: "one-title"}, one.id);
+  put(first, "h2", {id: "handoff-title"}, handoff.id);
   put(first, "button", {type: "button"}, "Close").addEventListener("click", () => dialog.close());
-  for (const part of [one, ...one.deliveries]) {
+  for (const part of [handoff, ...handoff.deliveries]) {
     state(put(dialog, "p"), part.state);
     for (const [words, kind] of part.about) put(dialog, "p", {class: kind}, words);
     for (const chart of part.charts) gantt(dialog, chart);
@@ -40,21 +40,21 @@ function showOne(dialog, one) {
   dialog.scrollTop = scrolled;
 }
 
-async function lookAtOne() {
-  const dialog = byId("one"), id = view.get("handoff");
+async function lookAtHandoff() {
+  const dialog = byId("handoff"), id = view.get("handoff");
   if (id === null) {
     if (dialog.open) dialog.close();
     return;
   }
   const asked = new URLSearchParams({id, tenant: view.get("of") || "default"});
   const answer = await fetch(`handoff.json?${asked}`, {cache: "no-store"});
-  if (view.get("handoff") !== id) return;  // another is wanted by now, or none
+  if (view.get("handoff") !== id) return;  // another handoff is wanted by now, or none
   const held = dialog.contains(document.activeElement);
-  if (answer.ok) showOne(dialog, await answer.json());
+  if (answer.ok) showHandoff(dialog, await answer.json());
   else {
     dialog.replaceChildren();
-    put(dialog, "h2", {id: "one-title"}, id);
-    put(dialog, "p", {class: "bad"}, "It is not known here, or not any more.");
+    put(dialog, "h2", {id: "handoff-title"}, id);
+    put(dialog, "p", {class: "bad"}, "The broker does not know it, or not any more.");
     put(dialog, "button", {type: "button"}, "Close").addEventListener("click", () => dialog.close());
   }
   if (!dialog.open) dialog.showModal();

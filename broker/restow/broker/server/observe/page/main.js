@@ -1,4 +1,4 @@
-// What is looked at stands in the address behind the #, so that a view can be kept and sent on.
+// The view stands in the address behind the #, so that it can be kept and sent on.
 const LOOK_MS = 1000;
 let view = new URLSearchParams(location.hash.slice(1)), seen = null, paused = false, waiting = null, looking = false, wantsOther = false;
 
@@ -66,7 +66,7 @@ async function look() {
       if (!answer.ok) throw new Error((await answer.text()).trim());
       const now = await answer.json();
       show(now);
-      await lookAtOne();
+      await lookAtHandoff();
     }
   } catch (error) {
     say("trouble", `no news: ${error.message}`);
@@ -75,7 +75,7 @@ async function look() {
   waiting = setTimeout(look, LOOK_MS);
 }
 
-// Another tenant is asked for also while paused: its name must not stand above the figures of the one before.
+// Another tenant is asked for also while paused: its name must not stand above the figures of the tenant before.
 function lookAtOther() {
   wantsOther = true;
   look();
@@ -90,13 +90,13 @@ byId("pause").addEventListener("click", (event) => {
   event.target.setAttribute("aria-pressed", String(paused));
   event.target.textContent = paused ? "Go on" : "Pause";
 });
-byId("one").addEventListener("close", () => change({handoff: null, of: null}));
+byId("handoff").addEventListener("close", () => change({handoff: null, of: null}));
 addEventListener("hashchange", () => {
   const tenant = view.get("tenant");
   view = new URLSearchParams(location.hash.slice(1));
   if (view.get("tenant") !== tenant) lookAtOther();
   byId("filter").value = view.get("filter") || "";
-  lookAtOne().catch((error) => say("trouble", `no news: ${error.message}`));
+  lookAtHandoff().catch((error) => say("trouble", `no news: ${error.message}`));
   if (seen) show(seen);
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });

@@ -1,4 +1,4 @@
-// What all parts draw with. Names are what engines call themselves: they go into text nodes and attributes, and never into markup.
+// Functions with which all parts draw. Engines choose their names, which go into text nodes and attributes, and never into markup.
 const SVG = "http://www.w3.org/2000/svg";
 const LIVE = ["WAITING", "READY", "STAGING", "READING"];
 const DOTS = {DONE: "--good", FAILED: "--bad", EXPIRED: "--warn", CANCELLED: "--WAITING"};
@@ -15,15 +15,15 @@ function put(parent, tag, attributes = {}, text = "") {
 function byId(id) { return document.getElementById(id); }
 
 function clear(id) {
-  const found = byId(id);
-  found.replaceChildren();
-  return found;
+  const element = byId(id);
+  element.replaceChildren();
+  return element;
 }
 
 function say(id, words) {
-  // A text that stays the same is left alone: whoever reads it aloud need not begin again.
-  const found = byId(id);
-  if (found.textContent !== words) found.textContent = words;
+  // A text that stays the same is left alone, so that a screen reader does not begin again.
+  const element = byId(id);
+  if (element.textContent !== words) element.textContent = words;
 }
 
 function short(text, most) { return text.length > most ? `${text.slice(0, most - 1)}…` : text; }

@@ -1,17 +1,17 @@
-// A map of P by D: how fast handoffs were read, how many, and how many failed. Those of most bytes have rows and columns.
+// A map of P by D: how fast handoffs were read, how many, and how many failed. The engines of most bytes have rows and columns.
 const MOST_P = 24, MOST_D = 12;
 
 function pairs(now, wanted) {
   const all = now.pairs.filter((p) => wanted([p.from, p.to]));
   const first = (pick, most) => [...new Set(all.map(pick))].slice(0, most).sort();
   const rows = first((p) => p.from, MOST_P), columns = first((p) => p.to, MOST_D);
-  const found = new Map(all.map((p) => [JSON.stringify([p.from, p.to]), p]));
+  const byNames = new Map(all.map((p) => [JSON.stringify([p.from, p.to]), p]));
   const table = clear("pairs");
   const shown = all.filter((p) => rows.includes(p.from) && columns.includes(p.to)).length;
   const more = all.length - shown + now.pairs_left_out;
   say("pairs-note", `what ended in the last quarter of an hour${more ? `; ${more} more pairs: restow top` : ""}`);
   if (!all.length) {
-    put(put(put(table, "tbody"), "tr"), "td", {class: "soft"}, now.pairs.length ? "None has such a name." : "Nothing has been handed over lately.");
+    put(put(put(table, "tbody"), "tr"), "td", {class: "soft"}, now.pairs.length ? "No pair matches the filter." : "Nothing has been handed over lately.");
     return;
   }
   const head = put(put(table, "thead"), "tr"), body = put(table, "tbody");
@@ -21,7 +21,7 @@ function pairs(now, wanted) {
   for (const source of rows) {
     const line = put(body, "tr");
     put(line, "th", {scope: "row", title: source}, short(source, 24));
-    for (const destination of columns) pairCell(line, found.get(JSON.stringify([source, destination])), most);
+    for (const destination of columns) pairCell(line, byNames.get(JSON.stringify([source, destination])), most);
   }
 }
 

@@ -2,8 +2,8 @@
 function sorted(rows, titles, index, falling) {
   const title = titles[index], amount = (row) => row.amounts[title] ?? -Infinity;
   const compare = (a, b) => (title in a.amounts ? amount(a) - amount(b) || 0 : a.texts[index].localeCompare(b.texts[index]));
-  const found = [...rows].sort(compare);
-  return falling ? found.reverse() : found;
+  const ordered = [...rows].sort(compare);
+  return falling ? ordered.reverse() : ordered;
 }
 
 const NUMBERS = ["age", "lease", "tokens", "read", "in", "ago"];
@@ -41,7 +41,7 @@ function header(made, id, titles) {
   const head = put(put(made, "thead"), "tr");
   for (const title of titles) {
     const button = put(put(head, "th", {class: kind(title), scope: "col"}), "button", {type: "button", title: `sort by ${title}`}, title);
-    // Once up, once down, then as the broker has them.
+    // The first click sorts up, the second down, the third as the broker does.
     button.addEventListener("click", () => {
       const key = `sort-${id}`, was = view.get(key);
       change({[key]: was === title ? `-${title}` : was === `-${title}` ? null : title});
@@ -77,8 +77,8 @@ function fill(line, row, titles) {
 
 function handoffs(now, wanted) {
   for (const [id, told, none] of [["under-way", now.under_way, "Nothing is under way."], ["ends", now.ended, "Nothing has ended yet."]]) {
-    const found = told.rows.filter((row) => wanted(row.texts)), all = told.rows.length;
-    say(`${id}-note`, [told.note, found.length < all ? `${found.length} of these ${all} match` : ""].filter(Boolean).join("; "));
-    table(id, told.titles, found, all ? "None of those listed matches." : none);
+    const matching = told.rows.filter((row) => wanted(row.texts)), all = told.rows.length;
+    say(`${id}-note`, [told.note, matching.length < all ? `${matching.length} of these ${all} match` : ""].filter(Boolean).join("; "));
+    table(id, told.titles, matching, all ? "No listed handoff matches the filter." : none);
   }
 }
