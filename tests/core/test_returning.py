@@ -558,9 +558,10 @@ def test_of_two_publications_under_an_id_nobody_knows_whose_fence_comes() -> Non
 
 
 @pytest.mark.parametrize("of_p", [True, False], ids=["P", "D"])
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "unnoticed"])
 @pytest.mark.parametrize("repeated", [True, False])
 def test_what_a_process_named_before_its_first_agent_counts_once_its_session_repeats_it(
-    of_p: bool, repeated: bool
+    of_p: bool, noticed: bool, repeated: bool
 ) -> None:
     # The engine may have died and started again under its incarnation: no agent tells.
     world = World()
@@ -570,11 +571,14 @@ def test_what_a_process_named_before_its_first_agent_counts_once_its_session_rep
     world.publish(p)
     world.request(d)
     world.wait(1)
-    members.session_closed(side.record, world.now_s)
-    world.wait(1)
-    world.connect(side, 0)
-    world.fence_all(p)
+    if noticed:  # the agents come before the new session, else after it
+        members.session_closed(side.record, world.now_s)
+        world.wait(1)
+        world.connect(side, 0)
     world.run(lambda now_s: members.session_opened(side.record, now_s))
+    if not noticed:
+        world.connect(side, 0)
+    world.fence_all(p)
     assert not world.orders(act.SendExecute)
     assert "has not repeated it" in world.directory.granting.waits_for(world.find())
     if repeated:

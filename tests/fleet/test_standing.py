@@ -15,6 +15,7 @@ from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout
 from etcd_harness.cluster import EtcdCluster, running_etcd
 from fleet.scene import pair
 from forked.ports import free_port
+from registry.scene import AtEtcd
 from restow.broker.client import EngineSession
 from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.core.audit import audit
@@ -90,6 +91,26 @@ async def test_a_broker_fails_when_its_part_in_the_fleet_does(
         with pytest.raises(ExceptionGroup):
             async with asyncio.timeout(5):
                 await x.failed()
+
+
+async def test_a_leader_whose_key_is_deleted_leads_anew_and_has_forgotten_everything(
+    etcd: EtcdCluster, tmp_path: Path
+) -> None:
+    # Another broker may have led between the deletion and the moment at which this broker looks.
+    async with (
+        one_broker(etcd, name_of(tmp_path)) as x,
+        AtEtcd(etcd, name_of(tmp_path)) as scene,
+    ):
+        await let_in(x)
+        async with pair(x.address) as both:
+            assert (await both.hand_over()).done
+            epoch, ledger = x.hub.standing.epoch, x.hub.directory.ledger
+            assert ledger.ended
+            await scene.delete_leader()
+            await until(lambda: x.hub.standing.epoch > epoch)
+            assert x.hub.standing.term == 2
+            assert not ledger.ended
+            assert (await both.hand_over()).done
 
 
 async def test_who_leads_no_longer_forgets_everything(etcd: EtcdCluster, tmp_path: Path) -> None:
