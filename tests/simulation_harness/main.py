@@ -16,6 +16,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+import torch
+
 from restow.broker.core.common.pair import DigestMode, Digests
 from simulation_harness.by_content import words_of
 from simulation_harness.history import History, Report
@@ -62,8 +64,13 @@ def _hush() -> None:
 
 
 def _begin() -> None:
-    """Prepare a process for many histories: garbage collection skips what exists by now."""
+    """Prepare a process for many histories.
+
+    Garbage collection skips what exists by now. Torch's threads would wait for each other: every
+    processor has a process of its own.
+    """
     _hush()
+    torch.set_num_threads(1)
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 
