@@ -15,12 +15,14 @@ SHOWN_PORTS = (7350, 7351, 7352, 2379, 2380, 8000, 8100, 8101)
 BROKERS = "127.0.0.1:7350,127.0.0.1:7351,127.0.0.1:7352"
 TITLE = """# From one broker to three, and back
 
-What a shell printed on which an operator went from one broker to
-[three](operators.md#several-brokers) and back, while requests came. Here everything runs on one
-host, and etcd has one member. In production each broker has a host of its own, etcd has three
-members, and `--advertise` says where each broker is reached. `PYTHONPATH=tests python -m
-operators_day.three_brokers` runs all of it again and prints this page, and a test runs it. Type
-`set +m` first if you do it by hand: with job control a shell reports each process that ends.
+Read this page to see, command by command, how an operator goes from one broker to
+[three](operators.md#several-brokers) and back while requests arrive. The blocks show what a shell
+printed. Here everything runs on one host, and etcd has one member. In production each broker has a
+host of its own, etcd has three members, and `--advertise` says where each broker is reached.
+
+`PYTHONPATH=tests python -m operators_day.three_brokers` runs all of it again and prints this page;
+a test runs it too. If you type the commands yourself, begin with `set +m`: with job control a shell
+reports each process that ends.
 """
 ENGINES = (r"p0 +2 of 2 +open", r"d0 +1 of 1 +open")
 """Both, with all of their agents."""
@@ -33,9 +35,9 @@ MANY_WELL = r"\A *[1-9][0-9]+ 200\Z"
 def one(shell: Shell) -> None:
     """Start a broker, two engines and a router, and send requests."""
     shell.say(
-        "## One broker\n\nWhoever asks a broker is given the addresses of all three that there"
-        " will be: engines, their agents and commands take them from `RESTOW_BROKER`. Where nobody"
-        " answers, the next one is asked."
+        "## One broker\n\nEngines, their agents and commands take the addresses of all three"
+        " future brokers from `RESTOW_BROKER`. If nobody answers at one address, they ask the"
+        " next."
     )
     shell.run(
         "alone() { restow serve --listen 127.0.0.1:7350 >> broker-7350.log 2>&1 & pid[7350]=$!; }"
@@ -63,8 +65,8 @@ def one(shell: Shell) -> None:
 def etcd(shell: Shell) -> None:
     """Start one member of etcd."""
     shell.say(
-        "## An etcd\n\nWith these two timers its leases are as long as they are asked for, and a"
-        " member that leads and dies is followed by another within a second."
+        "## An etcd\n\nWith these two timers etcd grants leases of the requested length. If a"
+        " leading member dies, another one leads within a second."
     )
     shell.run(
         "etcd --name e0 --data-dir etcd --heartbeat-interval 50 --election-timeout 500"
@@ -79,7 +81,7 @@ def etcd(shell: Shell) -> None:
 def three(shell: Shell) -> None:
     """Restart the broker with etcd, and start two standbys."""
     shell.say(
-        "## Three brokers\n\nThe broker ends and starts again with `--etcd`: it leads, and its"
+        "## Three brokers\n\nThe broker stops and starts again with `--etcd`. It leads, and its"
         " engines come back as after any restart. Then two others start, and stand by."
     )
     shell.run(
@@ -99,8 +101,8 @@ def three(shell: Shell) -> None:
 def leader_dies(shell: Shell) -> None:
     """Kill the broker that leads."""
     shell.say(
-        "## The leader dies\n\nThe broker that leads is killed. A standby leads when the lease has"
-        " ended (two seconds), and no request fails: one takes longer."
+        "## The leader dies\n\nThe leader is killed. A standby leads when the lease has ended"
+        " (two seconds). No request fails; one takes longer."
     )
     shell.run(
         "leader() { restow brokers -o json | python -c"
@@ -118,9 +120,9 @@ def leader_dies(shell: Shell) -> None:
 def back(shell: Shell) -> None:
     """Stop two brokers, and start the last broker anew without etcd."""
     shell.say(
-        "## Back to one\n\nTwo brokers are ended, one after the other: a leader that ends has a"
-        " standby lead at once. The last broker restarts without etcd, and its engines come back to"
-        " it as after any restart."
+        "## Back to one\n\nTwo brokers are stopped, one after the other. When a leader stops, a"
+        " standby leads at once. The last broker restarts without etcd, and its engines come back"
+        " as after any restart."
     )
     shell.run("before=$(wc -l < codes.txt)")
     shell.run("kill ${pid[7352]}; wait ${pid[7352]}")
