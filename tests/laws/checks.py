@@ -184,7 +184,9 @@ def check_disjoint(plan: Plan) -> None:
 def _same_token(one: Move, other: Move) -> bool:
     held = (one.src.tokens, one.dst.tokens, other.src.tokens, other.dst.tokens)
     tokens = np.arange(math.lcm(*(part.period_tokens for part in held)))
-    return bool(np.logical_and.reduce([part.holds(tokens) for part in held]).any())
+    return bool(
+        np.logical_and.reduce([np.isin(tokens, p.first_tokens(tokens)) for p in held]).any()
+    )
 
 
 def check_shared(plan: Plan) -> None:

@@ -102,8 +102,9 @@ class Faults:
         """
 
         def register(change: Change) -> Change:
-            variants = [(f"-{one}", partial(change, one)) for one in each] or [("", change)]
-            for name, variant in variants:
+            variants: list[tuple[str, Change]]
+            variants = [(f"-{one}", partial(change, one)) for one in each]
+            for name, variant in variants or [("", change)]:
                 for law in laws:
                     fault = Fault(places, variant, _law(law), cases, tries, by)
                     told = f"{change.__name__}{name}-{_law_name(fault.law)}"
@@ -120,5 +121,5 @@ def _law(law: Law | Strategy) -> Law:
 def _law_name(law: Law) -> str:
     """Return the name of a law's function, and the strategy that it is asked with."""
     if isinstance(law, partial):
-        return f"{law.func.__name__}-{law.keywords['strategy']}"
-    return getattr(law, "__name__", "")
+        return f"{getattr(law.func, '__name__', law)}-{law.keywords['strategy']}"
+    return str(getattr(law, "__name__", law))

@@ -26,6 +26,7 @@ from laws.planted import (
 from laws.rebuilding import check_recompute, rebuilding_cases
 from laws.strategies import Case, draft_cases
 from restow.agents.binding import extents
+from restow.agents.binding.copies import alike_rows
 from restow.agents.binding.extents import Extents
 from restow.agents.binding.pages import TokenRange
 from restow.broker.errors import PlanError, RestowError
@@ -101,7 +102,6 @@ def rows_are_cut_by_the_pages_of_one_side(
     def by_own_pages(rows: Any, pairs: Any, _: Any) -> Any:
         return alike_rows(rows, pairs, (side,))
 
-    alike_rows = extents.alike_rows
     with patch.object(extents, "alike_rows", by_own_pages):
         return right(program, rank, memory, side, *more)
 

@@ -67,9 +67,15 @@ class Reading:
                 self.gathered_bytes += bytes_read_by(copies)
             self.peers[rank] = Peer("p", rank, b"", memory, HOST)
             sources.append(Source(rank, "p", staged if run.length_bytes else 0, run.length_bytes))
-        blocks = source.blocks, destination.blocks
-        ends = tokens, tuple(sources), 1.0, True
-        self.order = ExecuteOrder(1, program.program_id, *blocks, *ends)
+        self.order = ExecuteOrder(
+            handoff=1,
+            program_id=program.program_id,
+            src_blocks=source.blocks,
+            dst_blocks=destination.blocks,
+            tokens=tokens,
+            sources=tuple(sources),
+            grant_s=1.0,
+        )
         self.staged = StagedReads(program, self.order)
         self.staged.put_at(self._allocate(self.staged.length_bytes))
 
