@@ -10,7 +10,7 @@ import pytest
 from agent_harness.handover import programs
 from agent_harness.steps import with_rows
 from agent_harness.world import make_case
-from fuzzing.hostile_orders import PROGRAMS
+from fuzzing.agent_house import PROGRAMS
 from laws.strategies import SENDING
 from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.operands import DST, SRC, paged

@@ -1,59 +1,37 @@
-"""Configs of hybrids, nested ones among them, against configuration classes and public files."""
+"""Configs of hybrids: lists of layers, types of states, and what public files say."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
+from transformers import NemotronHConfig
 
-from families.hybrid_configs import CONFIGS
-from restow.broker.errors import LayoutFormError
+from restow.broker.errors import UnknownModelError
 from restow.broker.families import (
     AttentionSpec,
     GdnSpec,
     KdaSpec,
     LayerSpec,
     LinearAttentionSpec,
+    Mamba2Spec,
     MlaSpec,
+    ModelSpec,
 )
 from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType
 
+CONFIGS = json.loads((Path(__file__).parent / "hybrid_configs.json").read_text())
+"""What the files of public hybrids say of the state; some lists of layers are shortened."""
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 
 
 def _plain(layer: LayerSpec) -> LayerSpec:
     """Return a layer without its place in the model."""
     return replace(layer, layer=0)
-
-
-@pytest.mark.parametrize(
-    ("outer", "inner"),
-    [
-        ("qwen3_5", "qwen3_5_text"),
-        ("qwen3_5_moe", "qwen3_5_moe_text"),
-        ("minicpmv4_6", "qwen3_5_text"),
-        ("minicpmv4_7", "qwen3_5_text"),
-        ("lfm2_vl", "lfm2"),
-        ("kimi_k3", "kimi_linear"),
-    ],
-)
-def test_a_text_part_is_read_as_if_it_were_alone(outer: str, inner: str) -> None:
-    text = {"model_type": inner, "num_hidden_layers": 5, "mamba_ssm_dtype": "float32"}
-    model = model_from_hf_config({"model_type": outer, "text_config": text, "vision_config": {}})
-    assert model.layers == model_from_hf_config(text).layers
-    assert model.name == inner  # as vLLM calls it
-    for wrong in ({}, {"text_config": None}, {"text_config": "qwen"}):
-        with pytest.raises(LayoutFormError, match="text_config"):
-            model_from_hf_config({"model_type": outer, **wrong})
-
-
-def test_nemotron_with_vision_calls_its_text_llm_config() -> None:
-    text = CONFIGS["Nemotron-3-Nano-30B-A3B"]
-    model = model_from_hf_config({"model_type": "NemotronH_Nano_VL_V2", "llm_config": text})
-    assert model.layers == model_from_hf_config(text).layers
 
 
 def test_states_have_the_type_that_the_config_says_and_windows_the_models() -> None:
@@ -116,63 +94,89 @@ def test_minimax_text_01_lists_its_layers_by_number() -> None:
     assert model_from_hf_config({**config, "model_type": "minimax_m1"}).layers == layers
 
 
-def test_zamba2_has_the_layers_of_its_class_where_none_are_listed() -> None:
-    kinds = transformers.Zamba2Config().layers_block_type
-    layers = model_from_hf_config({"model_type": "zamba2"}).layers
-    attend = [layer.layer for layer in layers if isinstance(layer, AttentionSpec)]
-    assert attend == [i for i, kind in enumerate(kinds) if kind == "hybrid"]
-
-
-@pytest.mark.parametrize(
-    ("config", "key"),
-    [
-        ({"model_type": "lfm2_moe"}, "layer_types"),
-        ({"model_type": "lfm2_moe", "layer_types": ["conv"]}, "layer_types lists 1 layers"),
-        ({**CONFIGS["Ring-2.5-1T"], "layer_group_size": None}, "layer_group_size"),
-        ({**CONFIGS["Ring-2.5-1T"], "architectures": None}, "architectures"),
-        ({**CONFIGS["Ring-2.5-1T"], "architectures": ["BailingMoeV3_5ForCausalLM"]}, "V2_5"),
-        (
-            {**CONFIGS["Ling-3.0-flash"], "layer_types": ["full_attention"] * 42},
-            "layer_types are not those of layer_group_size 4",
-        ),
-        ({"model_type": "minimax_text_01", "num_hidden_layers": 2}, "attn_type_list"),
-        (
-            {"model_type": "minimax_text_01", "num_hidden_layers": 3, "attn_type_list": [0, 1]},
-            "attn_type_list",
-        ),
-        (
-            {"model_type": "minimax_text_01", "num_hidden_layers": 2, "attn_type_list": [0, 2]},
-            "attn_type_list",
-        ),
-        (
-            {
-                "model_type": "kimi_linear",
-                "num_hidden_layers": 3,
-                "linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [4]},
-            },
-            r"linear_attn_config\.full_attn_layers: \[4\] is not from 1 to 3",
-        ),
-        (
-            {
-                "model_type": "kimi_linear",
-                "num_hidden_layers": 3,
-                "linear_attn_config": {"kda_layers": [0, 1]},
-            },
-            "kda_layers",
-        ),
-        (
-            {"model_type": "nemotron_h", "num_hidden_layers": 5, "hybrid_override_pattern": "M*E"},
-            "hybrid_override_pattern lists 3 layers, num_hidden_layers says 5",
-        ),
-        ({"model_type": "jamba", "attn_layer_offset": 8}, "attn_layer_offset"),
-        ({"model_type": "mamba2", "num_heads": 100}, "num_heads: 100"),
-        ({"model_type": "qwen3_5_text", "mamba_ssm_dtype": "int8"}, "mamba_ssm_dtype"),
-    ],
-)
-def test_a_config_that_lies_is_refused_with_its_key(config: dict[str, Any], key: str) -> None:
-    with pytest.raises(LayoutFormError, match=key):
-        model_from_hf_config(config)
-
-
 def _layers(name: str) -> tuple[LayerSpec, ...]:
     return model_from_hf_config(CONFIGS[name]).layers
+
+
+NEMOTRON = {"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*ME"}
+
+
+def attention(model: ModelSpec) -> list[AttentionSpec]:
+    return [layer for layer in model.layers if isinstance(layer, AttentionSpec)]
+
+
+def mamba(model: ModelSpec) -> list[Mamba2Spec]:
+    return [layer for layer in model.layers if isinstance(layer, Mamba2Spec)]
+
+
+def kinds(model: ModelSpec) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for layer in model.layers:
+        found.setdefault(layer.layer, set()).add(type(layer).__name__)
+    return found
+
+
+def test_the_letters_of_a_pattern() -> None:
+    pattern = "MEMEM*EMEMEM*-"
+    model = model_from_hf_config({**NEMOTRON, "hybrid_override_pattern": pattern})
+    kept = {"M": {"Mamba2Spec"}, "*": {"AttentionSpec"}}
+    assert kinds(model) == {i: kept[one] for i, one in enumerate(pattern) if one in kept}
+
+
+def test_older_names_of_nemotron_h() -> None:
+    older = {"mamba_n_groups": 4, "mamba_d_conv": 3}
+    config = NemotronHConfig(**older)
+    (layer, *_) = mamba(model_from_hf_config({**NEMOTRON, **older}))
+    assert (layer.groups, layer.conv_kernel) == (config.n_groups, config.conv_kernel) == (4, 3)
+
+
+def test_no_number_of_kv_heads_means_all_heads() -> None:
+    config: dict[str, Any] = {**NEMOTRON, "num_key_value_heads": None, "num_attention_heads": 16}
+    assert attention(model_from_hf_config(config))[0].kv_heads == 16
+    config["model_type"], config["layer_types"] = "granitemoehybrid", ["attention"] * 32
+    assert attention(model_from_hf_config(config))[0].kv_heads == 16
+
+
+@pytest.mark.parametrize("key", ["layers_block_type", "layer_types"])
+def test_both_names_of_the_list_and_both_names_of_its_words(key: str) -> None:
+    config = {"model_type": "nemotron_h", key: ["mamba", "mlp", "attention", "moe"]}
+    assert kinds(model_from_hf_config(config)) == {0: {"Mamba2Spec"}, 2: {"AttentionSpec"}}
+
+
+def test_bamba_with_its_layers_listed() -> None:
+    config = {
+        "model_type": "bamba",
+        "num_hidden_layers": 2,
+        "layers_block_type": ["mamba", "attention"],
+    }
+    assert kinds(model_from_hf_config(config)) == {0: {"Mamba2Spec"}, 1: {"AttentionSpec"}}
+
+
+def test_types_of_the_states() -> None:
+    def types(**changes: Any) -> tuple[DType, DType, DType]:
+        given = {key: changes.pop(key) for key in list(changes) if key[:2] in ("kv", "co", "ss")}
+        asked = changes.pop("asked", None)
+        model = model_from_hf_config({**NEMOTRON, **changes}, **given, dtype=asked)
+        return attention(model)[0].dtype, mamba(model)[0].conv_dtype, mamba(model)[0].ssm_dtype
+
+    bf16, f16, f32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
+    assert types() == (bf16, bf16, f32)
+    assert types(dtype="float16") == (f16, f16, f32)
+    assert types(torch_dtype="torch.float16") == (f16, f16, f32)
+    # vLLM's auto: _resolve_auto_dtype
+    assert types(dtype="float32", torch_dtype="float16") == (bf16, bf16, f32)
+    assert types(dtype="float32", mamba_ssm_cache_dtype="auto") == (bf16, bf16, bf16)
+    assert types(dtype="auto") == (bf16, bf16, f32)
+    assert types(dtype="bfloat16", asked=f32) == (f32, f32, f32)
+    assert types(asked=f16, kv_dtype=f32, mamba_ssm_cache_dtype="auto") == (f32, f16, f16)
+    assert types(mamba_ssm_cache_dtype="auto") == (bf16, bf16, bf16)
+    assert types(mamba_ssm_cache_dtype="float16") == (bf16, bf16, f16)
+    assert types(kv_dtype=DType.FLOAT8_E4M3FN) == (DType.FLOAT8_E4M3FN, bf16, f32)
+    assert types(conv_dtype=f32, ssm_dtype=f16) == (bf16, f32, f16)
+    granite = model_from_hf_config({"model_type": "granitemoehybrid", "dtype": "bfloat16"})
+    assert mamba(granite)[0].ssm_dtype is bf16
+
+
+def test_an_unknown_type_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownModelError, match=r"'perceptron' is unknown; known are .*bamba, "):
+        model_from_hf_config({"model_type": "perceptron"})

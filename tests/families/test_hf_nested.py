@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from restow.broker.errors import LayoutFormError, UnknownModelError
-from restow.broker.families.hf import model_from_hf_config
+from restow.broker.families.hf import attention, model_from_hf_config
+from restow.broker.families.hf.config import WHOLES
 from restow.broker.layout import DType
 
 TEXT = {"model_type": "qwen3_next", "num_hidden_layers": 4}
 VISION = {"model_type": "siglip_vision_model", "num_hidden_layers": 27}
-WHOLES: dict[str, dict[str, Any]] = {
+PARTS: dict[str, dict[str, Any]] = {
     "transformers": {"model_type": "a_vl", "text_config": TEXT, "vision_config": VISION},
     "InternVL": {"model_type": "internvl_chat", "llm_config": TEXT, "vision_config": VISION},
+    "Nemotron": {"model_type": "NemotronH_Nano_VL_V2", "llm_config": TEXT},
     "DeepSeek-VL": {"model_type": "vl_v2", "language_config": TEXT, "vision_config": VISION},
     "Omni": {
         "model_type": "an_omni",
@@ -30,10 +34,10 @@ WHOLES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WHOLES)
+@pytest.mark.parametrize("name", PARTS)
 def test_the_text_part_alone_has_state(name: str) -> None:
     # So vLLM's connector, which is told `hf_text_config`, has the same name and layers.
-    assert model_from_hf_config(WHOLES[name]) == model_from_hf_config(TEXT)
+    assert model_from_hf_config(PARTS[name]) == model_from_hf_config(TEXT)
 
 
 def test_the_whole_has_the_type_where_its_part_has_none_that_is_known() -> None:
@@ -64,31 +68,6 @@ def test_where_the_type_is_named(whole: dict[str, Any], wanted: DType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"vision_config": VISION}, "vision_config is there, and no part of a language model"),
-        ({"thinker_config": {"audio_config": {"a": 1}}}, "thinker_config.audio_config is there"),
-        ({"text_config": {}}, "text_config: {} is not the config of a language model"),
-        ({"text_config": [TEXT]}, r"text_config: \[.* is not an object"),
-        ({"text_config": "llama"}, "text_config: 'llama' is not an object"),
-        ({"text_config": TEXT, "llm_config": {"a": 1}}, "text_config and llm_config are two"),
-        (
-            {"text_config": {**TEXT, "num_hidden_layers": -1}},
-            "text_config.num_hidden_layers: -1 is not",
-        ),
-        (
-            {"text_config": {"text_config": {"text_config": {"text_config": TEXT}}}},
-            "nested too deeply",
-        ),
-    ],
-)
-def test_parts_that_mean_nothing_name_their_key(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(LayoutFormError, match=message) as caught:
-        model_from_hf_config({"model_type": "a_vl", **config})
-    assert caught.value.subject["key"]
-
-
-@pytest.mark.parametrize(
     ("whole", "part", "name"),
     [
         ("kimi_vl", "deepseek_v3", "deepseek_v2"),
@@ -109,3 +88,77 @@ def test_an_unknown_part_is_named_with_the_whole() -> None:
     config = {"model_type": "a_vl", "text_config": {"model_type": "a_text"}}
     with pytest.raises(UnknownModelError, match=r"text_config.model_type 'a_text' .*'a_vl'"):
         model_from_hf_config(config)
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "sliding_window": 16,
+}
+FIXED = sorted(
+    name for name, whole in WHOLES.items() if whole.fixed and whole.text in attention.MODELS
+)
+OPEN = sorted(name for name, whole in WHOLES.items() if not (whole.fixed or whole.alone))
+
+
+@pytest.mark.parametrize("model_type", OPEN)
+def test_a_text_part_is_read_as_if_it_stood_alone(model_type: str) -> None:
+    whole = model_from_hf_config({"model_type": model_type, "text_config": LLAMA})
+    assert whole.layers == model_from_hf_config(LLAMA).layers
+    assert (whole.name, whole.depth) == ("llama", 3)  # as vLLM calls it
+    with pytest.raises(LayoutFormError, match="text_config"):
+        model_from_hf_config({"model_type": model_type})
+    with pytest.raises(UnknownModelError, match=r"text_config\.model_type 'perceptron' \(in a '"):
+        model_from_hf_config(
+            {"model_type": model_type, "text_config": {"model_type": "perceptron"}}
+        )
+
+
+@pytest.mark.parametrize("model_type", FIXED)
+def test_a_part_is_read_as_the_whole_config_names_it_whatever_the_part_says(
+    model_type: str,
+) -> None:
+    # The configuration class of the whole makes the part's, and does not ask for the part's type.
+    text = {**LLAMA, "head_dim": 16, "num_kv_shared_layers": 0}
+    config = CONFIG_MAPPING[model_type](text_config=deepcopy(text)).get_text_config()
+    assert type(config).model_type == WHOLES[model_type].text
+    whole = model_from_hf_config({"model_type": model_type, "text_config": text})
+    own = {**text, "model_type": WHOLES[model_type].text}
+    assert whole.layers == model_from_hf_config(own).layers
+    assert whole.name == config.model_type  # as vLLM calls it
+    with pytest.raises(LayoutFormError, match="text_config"):
+        model_from_hf_config({"model_type": model_type})
+
+
+def test_step_3_7_has_its_own_defaults_for_a_part_that_is_called_as_step_3_5() -> None:
+    part = {"model_type": "step3p5", "num_hidden_layers": 2}
+    model = model_from_hf_config({"model_type": "step3p7", "text_config": part})
+    assert model.name == "step3p5"  # as vLLM calls it
+    assert model.layers == model_from_hf_config({**part, "model_type": "step3p7_text"}).layers
+
+
+def test_older_configs_have_the_text_beside_the_rest() -> None:
+    text = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
+    flat = model_from_hf_config({"model_type": "qwen2_5_vl", **text, "num_key_value_heads": 2})
+    assert [one.fields()[0].shape for one in flat.layers] == [(2, 16)] * 4
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ("qwen3_5", "qwen3_5_text"),
+        ("qwen3_5_moe", "qwen3_5_moe_text"),
+        ("kimi_k3", "kimi_linear"),
+    ],
+)
+def test_a_hybrid_part_is_read_as_if_it_stood_alone(outer: str, inner: str) -> None:
+    text = {"model_type": inner, "num_hidden_layers": 5, "mamba_ssm_dtype": "float32"}
+    model = model_from_hf_config({"model_type": outer, "text_config": text, "vision_config": {}})
+    assert model.layers == model_from_hf_config(text).layers
+    assert model.name == inner  # as vLLM calls it
+    for wrong in ({}, {"text_config": None}, {"text_config": "qwen"}):
+        with pytest.raises(LayoutFormError, match="text_config"):
+            model_from_hf_config({"model_type": outer, **wrong})

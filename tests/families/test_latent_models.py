@@ -157,68 +157,6 @@ def test_layouts_are_whole_at_every_tp(name: str, tp: int) -> None:
 
 
 SPARSE = CONFIGS["DeepSeek-V3.2"]
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no rank": ({**CONFIGS["DeepSeek-V3"], "kv_lora_rank": None}, "kv_lora_rank: null"),
-    "no rank, but dims of queries": (
-        {**OCR, "qk_nope_head_dim": 128},
-        "kv_lora_rank: null: .* unless qk_nope_head_dim and qk_rope_head_dim are 0",
-    ),
-    "heads that do not share the hidden size": (
-        {**OCR, "num_attention_heads": 12},
-        "num_key_value_heads: 10 is not a divisor of num_attention_heads, 12",
-    ),
-    "no rank in a part": (
-        {"model_type": "kimi_k25", "text_config": {"num_hidden_layers": 1, "kv_lora_rank": None}},
-        "kv_lora_rank: null",
-    ),
-    "no rotary part": ({**CONFIGS["Kimi-K2"], "qk_rope_head_dim": 0}, "qk_rope_head_dim: 0"),
-    "rotary part of nothing": ({**SPARSE, "qk_rope_head_dim": None}, "qk_rope_head_dim: null"),
-    "no layers": (
-        {"model_type": "sarvam_mla", "kv_lora_rank": 512, "qk_rope_head_dim": 64},
-        "'num_hidden_layers' is missing",
-    ),
-    "no text": (
-        {"model_type": "kimi_k25", "vision_config": {}},
-        "no part of .*: none of text_config",
-    ),
-    "no parts": ({"model_type": "kimi_k25"}, "'text_config' is missing"),
-    "text is no object": ({"model_type": "kimi_vl", "text_config": 1}, "text_config: 1 is not"),
-    "text of another type": (
-        {"model_type": "kimi_k25", "text_config": {"model_type": "kimi_linear"}},
-        "text_config.model_type: 'kimi_linear' is not one of deepseek_v3, kimi_k2",
-    ),
-    "indexer of another type": ({**CONFIGS["DeepSeek-V3"], "index_topk": 2048}, "index_topk: 2048"),
-    "half a block": ({**SPARSE, "index_head_dim": 64}, "index_head_dim: 64 is not a multiple"),
-    "short pattern": (
-        {**CONFIGS["GLM-5"], "index_topk_pattern": "FFS"},
-        "index_topk_pattern names 3 layers, num_hidden_layers says 8",
-    ),
-    "letters": ({**CONFIGS["GLM-5"], "index_topk_pattern": "FFXSFSSS"}, "index_topk_pattern: 'FFX"),
-    "no pattern": ({**CONFIGS["GLM-5"], "index_topk_pattern": 3}, "index_topk_pattern: 3 is not"),
-    "types that vLLM does not read": (
-        {**CONFIGS["GLM-5"], "indexer_types": ["full", "shared"] * 4},
-        "indexer_types: 4 layers are 'full', .* 8 have an indexer",
-    ),
-    "short types": (
-        {**CONFIGS["GLM-5"], "indexer_types": ["full"]},
-        r"indexer_types: \['full'\] is not a list of 8 layers",
-    ),
-    "words": ({**CONFIGS["HY-V4"], "indexer_types": ["own"] * 6}, "indexer_types: .'own'"),
-    "short kinds": ({**CONFIGS["HY-V4"], "layer_types": ["sparse"]}, "layer_types: .* of 6 layers"),
-    "odd attentions": (
-        {**CONFIGS["LongCat-Flash"], "num_hidden_layers": 3},
-        "num_hidden_layers: 3 is not twice num_layers, 3",
-    ),
-    "an architecture alone": ({"architectures": ["LlamaForCausalLM"]}, "'model_type' is missing"),
-    "architectures": ({"architectures": "LongcatFlashForCausalLM"}, "'model_type' is missing"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(name: str) -> None:
-    config, message = WRONG[name]
-    with pytest.raises(LayoutFormError, match=message):
-        model_from_hf_config(config)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,16 @@ from restow.v1 import agent_link_pb2 as pb
 from simulation_harness.virtual_loop import VirtualLoop
 
 STAGING_BYTES = 4 << 20
-CASES = ("wide", "cast", "recompute")
+PROGRAMS = (
+    ("wide", Strategy.SLICES),
+    ("wide", Strategy.WHOLE),
+    ("wide", Strategy.PACK),
+    ("wide", Strategy.INTERLEAVE),
+    ("cast", Strategy.WHOLE),
+    ("cast", Strategy.PACK),
+    ("cast", Strategy.INTERLEAVE),
+    ("recompute", Strategy.RECOMPUTE),
+)
 PEER_ADDRESS = 1 << 40
 HANDOFF = 77
 

@@ -16,9 +16,18 @@ import atheris
 with atheris.instrument_imports(include=["restow"]):
     from fuzzing.door import Stream
     from fuzzing.good_engine import CONNECT, SESSION
-    from fuzzing.hostile_words import LAYOUT_MESSAGES, REFS, hellos
     from fuzzing.house import TENANTS, House, quiet
-    from fuzzing.party import METHODS, UNARY, Party, demand, fence, publication
+    from fuzzing.party import (
+        LAYOUT_MESSAGES,
+        METHODS,
+        REFS,
+        UNARY,
+        Party,
+        demand,
+        fence,
+        hellos,
+        publication,
+    )
     from restow.v1 import agent_link_pb2 as link
     from restow.v1 import broker_pb2 as pb
 

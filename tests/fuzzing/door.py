@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import grpc
@@ -18,8 +18,9 @@ from google.rpc import error_details_pb2, status_pb2
 from fuzzing.messages import message_type
 from restow.broker.rpc.status import ERROR_DOMAIN, REASON_KEY
 from restow.broker.server.base.hub import Hub
-from restow.broker.server.base.logging import BoundedLog
-from restow.broker.server.serve import SERVER_OPTIONS, SERVICES, add_services, interceptors_of
+from restow.broker.server.serve import SERVER_OPTIONS, SERVICES, add_services
+from simulation_harness.network import Listener
+from simulation_harness.virtual_loop import Process, VirtualLoop
 
 MAX_METADATA_BYTES = 8 << 10
 """From here on gRPC may drop the end of a call, and with it the reason."""
@@ -52,12 +53,6 @@ class _Abort(Exception):
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.reason)
         self.answer = answer
-
-
-class _Details(NamedTuple):
-    """Of a call, what interceptors look at."""
-
-    method: str
 
 
 class _Context:
@@ -106,34 +101,21 @@ def read_refusal(code: grpc.StatusCode, details: str, trailing: Any) -> Answer:
 
 
 class Door:
-    """Handlers by path, behind the interceptors. Registered as with a server."""
+    """Handlers by path, behind the real interceptors, registered as with a server."""
 
-    def __init__(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, hub: Hub, loop: VirtualLoop) -> None:
         self.loop = loop
-        self._handlers: dict[str, Any] = {}
-        add_services(hub, self)  # type: ignore[arg-type]
+        self._listener = Listener(Process(loop, "broker", "its host"))
+        add_services(hub, self._listener)  # type: ignore[arg-type]
+        self._handlers = self._listener.handlers
         self.methods = methods()
         missing = self._handlers.keys() ^ self.methods.keys()
         if missing:
             raise Violation(f"served and contracted differ: {sorted(missing)}")
 
-    def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Do nothing: generated code also calls `add_registered_method_handlers`."""
-
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """Register handlers, as generated code does at a server."""
-        for name, handler in handlers.items():
-            self._handlers[f"/{service}/{name}"] = handler
-
     async def open(self) -> None:
         """Put the real interceptors in front of all."""
-        for interceptor in reversed(interceptors_of(None, BoundedLog(lambda: 0.0), lambda _: None)):
-            for path, handler in self._handlers.items():
-
-                async def found(details: object, handler: Any = handler) -> Any:
-                    return handler
-
-                self._handlers[path] = await interceptor.intercept_service(found, _Details(path))  # type: ignore[arg-type]
+        await self._listener.intercept()
 
     async def call(self, path: str, request: bytes, tenant: str) -> Answer:
         """Make one unary call. Raises what no handler may raise."""

@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, model_layout
 from fuzzing.house import quiet
-from fuzzing.messages import ODDNESS, Draw, Known, draw_message
-from fuzzing.mutation import spoiled
+from fuzzing.messages import ODDNESS, STRINGS, Draw, Known, draw_message, spoiled
 from fuzzing.rounds import tried
-from fuzzing.scalars import STRINGS
 from restow.broker.client import EngineSession, Offer, Prefix
 from restow.broker.client.connection.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.errors import RestowError

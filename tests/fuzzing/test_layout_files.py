@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent_harness.world import make_case
 from broker.fakes import model_layout
-from fuzzing.mutation import mutated_json, spoiled
+from fuzzing.messages import mutated_json, spoiled
 from fuzzing.rounds import tried
 from restow.broker.cli.common.files import read_layout
 from restow.broker.errors import LayoutError, RestowError

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from broker.fakes import Pair, broker, pair
 from fuzzing.door import read_refusal
-from fuzzing.messages import ODDNESS, Known, draw_message
-from fuzzing.mutation import spoiled
+from fuzzing.messages import ODDNESS, Known, draw_message, spoiled
 from fuzzing.party import METHODS, STREAMING, UNARY
 from fuzzing.rounds import tried
 from restow.v1 import broker_pb2 as pb

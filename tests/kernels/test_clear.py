@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_arena import Arena
+from kernel_arena import Arena, both
 
-from restow.kernels import SlotColumn, SlotTable, SlotTableError, clear_slots, reference
+from restow.kernels import SlotColumn, SlotTable, SlotTableError, clear, clear_slots, reference
 
 ClearSlots = Callable[..., None]
 PAGES, STRIDE = 6, 20_000
@@ -23,25 +23,10 @@ def triton_clear(
     of_zero: bool = False,
     first_page: int = 0,
 ) -> None:
-    from restow.kernels import clear
-
     clear.clear_slots(regions, slots, mask, of_zero, first_page)
 
 
-both = pytest.mark.parametrize(
-    "run",
-    [
-        pytest.param(clear_slots, id="twin"),
-        pytest.param(
-            triton_clear,
-            id="triton",
-            marks=pytest.mark.skipif(
-                torch.cuda.is_available(),
-                reason="a GPU is present: test_cuda.py runs the kernels on it",
-            ),
-        ),
-    ],
-)
+on_both = both(clear_slots, triton_clear)
 
 
 def check(
@@ -59,7 +44,7 @@ def check(
         assert np.array_equal(region.memory, wanted.memory)
 
 
-@both
+@on_both
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("flags", [torch.bool, torch.uint8], ids=str)
 def test_masked_slots_alone_are_cleared(
@@ -70,7 +55,7 @@ def test_masked_slots_alone_are_cleared(
     check(run, [(0, 36), (48, 0), (64, 17_000), (STRIDE - 8, 8)], slots, mask)
 
 
-@both
+@on_both
 @pytest.mark.parametrize("numbers", [torch.int32, torch.int64, torch.bool], ids=str)
 def test_groups_have_pages_of_their_own(run: ClearSlots, numbers: torch.dtype) -> None:
     # A page is cleared where the number is zero; pages below the first are padding.
@@ -89,7 +74,7 @@ def test_groups_have_pages_of_their_own(run: ClearSlots, numbers: torch.dtype) -
         assert np.array_equal(one.memory, want.memory)
 
 
-@both
+@on_both
 def test_a_group_without_pages_is_refused(run: ClearSlots) -> None:
     table = SlotTable.checked(np.array([(800, 64, 8, 16, 2)], np.int64))
     for slots in (torch.tensor([1]), torch.tensor([[1], [2]])):
@@ -97,13 +82,13 @@ def test_a_group_without_pages_is_refused(run: ClearSlots) -> None:
             run(table, slots, torch.tensor([True]))
 
 
-@both
+@on_both
 @pytest.mark.parametrize("length", [1, 63, 1000, 2048, 2049])
 def test_odd_ranges(run: ClearSlots, length: int) -> None:
     check(run, [(3, length)], torch.tensor([2, 5]), torch.tensor([True, True]))
 
 
-@both
+@on_both
 def test_nothing_to_clear(run: ClearSlots) -> None:
     none = torch.zeros(0, dtype=torch.int64)
     check(run, [], torch.tensor([2]), torch.tensor([True]))

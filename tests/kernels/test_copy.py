@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from kernel_arena import Arena, assert_copies
-from kernel_tables import tables
+from kernel_arena import Arena, assert_copies, both, interpreted, tables
 
-from restow.kernels import CopyCode, PieceTable, copy_pieces, reference
+from restow.kernels import CopyCode, PieceTable, copy, copy_pieces, reference
 from restow.kernels import host_copies as copies
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
 
@@ -27,17 +26,10 @@ CASTS = [code for code in CopyCode if code > CopyCode.COPY_8]
 
 def triton_copy(table: PieceTable) -> None:
     """Run the kernel in Triton's interpreter, on host addresses."""
-    from restow.kernels import copy
-
     copy.copy_pieces(table, CPU)
 
 
-interpreted = pytest.param(
-    triton_copy,
-    id="triton",
-    marks=pytest.mark.skipif(CUDA, reason="a GPU is present: test_cuda.py runs the kernels on it"),
-)
-both = pytest.mark.parametrize("run", [pytest.param(copies.copy_pieces, id="twin"), interpreted])
+on_both = both(copies.copy_pieces, triton_copy)
 
 
 def table_of(source: Arena, target: Arena, *pieces: tuple[int, ...]) -> PieceTable:
@@ -48,14 +40,14 @@ def table_of(source: Arena, target: Arena, *pieces: tuple[int, ...]) -> PieceTab
     return PieceTable.checked(rows)
 
 
-@both
+@on_both
 def test_an_empty_table_copies_nothing(run: CopyPieces) -> None:
     arena = Arena(64, seed=0)
     assert_copies(run, table_of(arena, arena), Arena(64))
     assert_copies(run, table_of(arena, arena, (0, 0, 0, 1, 1, 0)), arena)
 
 
-@both
+@on_both
 @pytest.mark.parametrize("count", [1, 63, 1000, 1024, 1025])
 @pytest.mark.parametrize("code", list(CopyCode), ids=lambda code: code.name)
 def test_odd_sizes(run: CopyPieces, code: CopyCode, count: int) -> None:
@@ -66,7 +58,7 @@ def test_odd_sizes(run: CopyPieces, code: CopyCode, count: int) -> None:
     assert_copies(run, table_of(source, target, dense, strided), target)
 
 
-@both
+@on_both
 @pytest.mark.parametrize("other", [CopyCode.COPY_4, CopyCode.F32_BF16])
 def test_long_strided_rows_of_two_kinds(run: CopyPieces, other: CopyCode) -> None:
     source, target = Arena(8000, seed=2), Arena(8000)
@@ -74,7 +66,7 @@ def test_long_strided_rows_of_two_kinds(run: CopyPieces, other: CopyCode) -> Non
     assert_copies(run, table_of(source, target, *rows), target)
 
 
-@both
+@on_both
 def test_wide_and_narrow_rows_share_one_launch(run: CopyPieces) -> None:
     source, target = Arena(1 << 16, seed=3), Arena(1 << 16)
     table = table_of(
@@ -90,7 +82,7 @@ def test_wide_and_narrow_rows_share_one_launch(run: CopyPieces) -> None:
     assert_copies(run, table, target)
 
 
-@both
+@on_both
 @pytest.mark.parametrize("channels", [63, 1000])
 def test_conv_states_are_transposed_and_back(run: CopyPieces, channels: int) -> None:
     taps, pages = 3, [4, 0, 2]
@@ -168,7 +160,7 @@ def interesting(dtype: torch.dtype) -> torch.Tensor:
     return torch.cat([value.view(torch.float32) for value in spread])
 
 
-@both
+@on_both
 @pytest.mark.parametrize("code", CASTS, ids=lambda code: code.name)
 def test_casts_round_as_torch_does(run: CopyPieces, code: CopyCode) -> None:
     src_dtype, dst_dtype = reference.COPIED[code]
@@ -198,7 +190,7 @@ def test_twin_copies_what_the_definition_copies(drawn: tuple[PieceTable, Arena])
     assert_copies(copies.copy_pieces, *drawn)
 
 
-@pytest.mark.skipif(CUDA, reason="a GPU is present: test_cuda.py runs the kernels on it")
+@interpreted
 @given(tables(max_rows=12))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_kernel_copies_what_the_definition_copies(drawn: tuple[PieceTable, Arena]) -> None:

@@ -6,8 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from kernel_arena import Arena, nan_as_one
-from kernel_tables import SOURCE
+from kernel_arena import SOURCE, Arena, nan_as_one
 
 from restow.kernels import (
     CopyCode,

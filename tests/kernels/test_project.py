@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional
-from kernel_arena import Arena
+from kernel_arena import Arena, both
 
 from restow.kernels import (
     ProjectColumn,
     ProjectTable,
     ProjectTableError,
+    project,
     project_windows,
     reference,
 )
@@ -21,28 +22,7 @@ Project = Callable[[ProjectTable, torch.device], None]
 CPU = torch.device("cpu")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 PAIRS = [(code, code) for code in range(3)] + [(1, 0), (0, 1), (0, 2), (2, 1)]
-
-
-def triton_project(table: ProjectTable, device: torch.device) -> None:
-    from restow.kernels import project
-
-    project.project_windows(table, device)
-
-
-both = pytest.mark.parametrize(
-    "run",
-    [
-        pytest.param(project_windows, id="twin"),
-        pytest.param(
-            triton_project,
-            id="triton",
-            marks=pytest.mark.skipif(
-                torch.cuda.is_available(),
-                reason="a GPU is present: test_cuda.py runs the kernels on it",
-            ),
-        ),
-    ],
-)
+on_both = both(project_windows, project.project_windows)
 
 
 def numbers(*shape: int, seed: int) -> torch.Tensor:
@@ -68,7 +48,7 @@ def row(
     ]
 
 
-@both
+@on_both
 @pytest.mark.parametrize("codes", PAIRS, ids=str)
 @pytest.mark.parametrize("taps_inside", [True, False], ids=["DS", "SD"])
 def test_windows_of_all_sizes(run: Project, codes: tuple[int, int], taps_inside: bool) -> None:
@@ -90,7 +70,7 @@ def test_windows_of_all_sizes(run: Project, codes: tuple[int, int], taps_inside:
     assert np.array_equal(target.memory, want.memory)
 
 
-@both
+@on_both
 @pytest.mark.parametrize("code", range(3))
 def test_numbers_as_they_come(run: Project, code: int) -> None:
     # The result is not right to the last bit: another order of additions is another sum.

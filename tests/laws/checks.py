@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
 from laws.executor import Arena
 from laws.strategies import Case
-from laws.transfers import Traffic, served, transfer
+from laws.transfers import Reading, Traffic, served, transfer
 from laws.world import Engine, held_tokens
+from restow.agents.binding.extents import Extents, one_extent, source_extents
 from restow.agents.binding.pages import TokenRange
+from restow.agents.execute.orders import Source
+from restow.agents.execute.staged_reads import arrived_extents, joined_reads
+from restow.agents.reading.lane import Read
 from restow.broker.layout import Box, Layout, Region, TokenClass, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 from restow.broker.layout.span import overlap, volume
 from restow.broker.planner import Move, Plan, Strategy, compile_programs, make_plan
+from restow.broker.rpc import wire_program
 
 
 def engines_of(case: Case, arena: Arena) -> list[Engine]:
@@ -81,10 +87,8 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
         assert told == size, f"rank {rank} reads {told} bytes and needs {size}"
     needed = needed_bytes(destination, case.tokens)
     traffic = check_cover(case, strategy)
-    read: dict[int, int] = defaultdict(int)
-    for (_, dst_rank), size in traffic.read_bytes.items():
-        read[dst_rank] += size
-    assert {r: n for r, n in read.items() if n} == {r: n for r, n in needed.items() if n}
+    read = {rank: traffic.read_bytes[rank] for rank in needed}
+    assert read == needed
     check_disjoint(plan)
     check_shared(plan)
     page_bytes = bytes_of_pages(source, destination, case.tokens)
@@ -180,7 +184,9 @@ def check_disjoint(plan: Plan) -> None:
 def _same_token(one: Move, other: Move) -> bool:
     held = (one.src.tokens, one.dst.tokens, other.src.tokens, other.dst.tokens)
     tokens = np.arange(math.lcm(*(part.period_tokens for part in held)))
-    return bool(np.logical_and.reduce([part.holds(tokens) for part in held]).any())
+    return bool(
+        np.logical_and.reduce([np.isin(tokens, p.first_tokens(tokens)) for p in held]).any()
+    )
 
 
 def check_shared(plan: Plan) -> None:
@@ -228,3 +234,63 @@ def _nudged(layout: Layout) -> Layout:
     shard = replace(rank.shards[0], offset_bytes=rank.shards[0].offset_bytes + 1)
     other = replace(rank, shards=(shard, *rank.shards[1:]))
     return replace(layout, ranks=tuple(other if r is rank else r for r in layout.ranks))
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """What D's rank read from a rank of P, and what each side hashes."""
+
+    reads: Sequence[Read]
+    source: Extents
+    source_bytes: bytes
+    destination: Extents
+    destination_bytes: bytes
+
+
+def check_digests(case: Case, strategy: Strategy) -> None:
+    """Check that both sides hash all bytes that are read, nothing else, in the same order."""
+    arena = Arena()
+    for one in handed_over(case, strategy, arena):
+        assert one.source_bytes == one.destination_bytes, "the sides hash differently"
+        for extents, side in ((one.source, "src_address"), (one.destination, "dst_address")):
+            hashed = arena.places(extents.address, extents.length_bytes)
+            read = [
+                arena.places(getattr(each.descriptors, side), each.descriptors.length_bytes)
+                for each in one.reads
+            ]
+            # P's bytes may be read twice, as spans of fields that have windows of their own.
+            wanted = np.sort(np.concatenate([np.empty(0, np.int64), *read]))
+            assert np.array_equal(np.sort(hashed), wanted), f"not what is read, on {side}"
+        arrived = arena.places(one.destination.address, one.destination.length_bytes)
+        assert len(np.unique(arrived)) == len(arrived), "a byte is hashed twice"
+
+
+def handed_over(case: Case, strategy: Strategy, arena: Arena) -> Iterator[Hashed]:
+    """Yield the hashed bytes of every pair of ranks."""
+    source, destination = engines_of(case, arena)
+    plan = make_plan(source.layout, destination.layout)
+    for program in compile_programs(plan, served(plan, strategy)):
+        reading = Reading(program, source, destination, case.tokens)
+        for given in reading.order.sources:
+            yield _hashed(reading, given)
+
+
+def _hashed(reading: Reading, given: Source) -> Hashed:
+    """Read from one source; P knows only the part of the program that it is sent."""
+    rank, order = given.src_rank, reading.order
+    message = wire_program.program_to_proto(reading.program, rank, hashed=True)
+    part = wire_program.program_from_proto(message)
+    run = one_extent(given.staged_address, given.staged_bytes)
+    memory = reading.peers[rank].regions
+    hashed = source_extents(part, rank, memory, order.src_blocks, order.tokens, run)
+    before = content(reading.arena, hashed)
+    reads = joined_reads([read for _, read in reading.reads(given)])
+    for read in reads:
+        reading.arena.read(read.descriptors)
+    found = arrived_extents(reading.program, rank, order, reading.staged, reading.memory)
+    return Hashed(reads, hashed, before, found, content(reading.arena, found))
+
+
+def content(arena: Arena, extents: Extents) -> bytes:
+    """Return the bytes of the extents in order."""
+    return arena.data[arena.places(extents.address, extents.length_bytes)].tobytes()

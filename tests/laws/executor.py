@@ -49,6 +49,10 @@ class Arena:
     def address(self, offset: int) -> int:
         return self.base + offset
 
+    def places(self, address: Int64s, length_bytes: Int64s) -> Int64s:
+        """Return the offset of each byte of runs, in order."""
+        return _bytes_of_runs(address - self.base, length_bytes)
+
     def read(self, descriptors: Descriptors) -> None:
         """Copy runs of bytes."""
         lengths = descriptors.length_bytes

@@ -1,6 +1,7 @@
-"""How often each law is tried in the everyday suite.
+"""How often each law is tried.
 
-``RESTOW_LAWS`` (``./run test --laws N``) asks for so many cases over all laws instead.
+``RESTOW_ONE_OF`` (``./run test``) leaves out all but one of so many cases; ``RESTOW_LAWS``
+(``./run test --laws N``) asks for so many cases over all laws instead.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ CASES = {
 
 def tried(law: str) -> settings:
     """Return a law's settings: repeatable where CI is set; failures print how to repeat them."""
-    wanted = int(os.environ.get("RESTOW_LAWS", sum(CASES.values())))
+    every = sum(CASES.values())
+    wanted = int(os.environ.get("RESTOW_LAWS", every // int(os.environ.get("RESTOW_ONE_OF", "1"))))
     return settings(
         max_examples=-(-CASES[law] * wanted // sum(CASES.values())),
         derandomize="CI" in os.environ,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 from hypothesis import strategies as st
 
@@ -62,6 +63,7 @@ _PCPS = st.sampled_from([1, 1, 1, 2])
 _SEEDS = st.integers(0, 2**16)
 _GUARDS = st.sampled_from([64, 0])
 _QUANTISED = st.sampled_from([DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT8])
+_VALUE_DIMS = st.sampled_from([0, 0, 4])
 _SCALES = st.sampled_from([Scales(ScaleKind.PER_TOKEN_HEAD)] * 3 + [Scales(ScaleKind.STATIC, "v1")])
 _DTYPES = {False: st.sampled_from(DTYPES), True: st.sampled_from(FLOATS)}
 _SETTINGS = {
@@ -80,7 +82,7 @@ _SETTINGS = {
     )
     for even in (False, True)
 }
-_WHOLE = st.booleans()
+_FLAGS = st.booleans()
 _STOPS = st.integers(1, 13)
 _STARTS = st.sampled_from(["none", "none", "one", "half", "last", "all"])
 
@@ -134,103 +136,54 @@ def model_specs(draw: st.DrawFn, casts: bool = False) -> ModelSpec:
 
 Ints = st.SearchStrategy[int]
 DTypes = st.SearchStrategy[DType]
-Make = Callable[[st.DrawFn, Ints, DTypes], LayerSpec]
 
 
-def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> AttentionSpec:
-    window = draw(_WINDOWS)
-    return AttentionSpec(0, draw(_KV_HEADS), draw(sizes), draw(dtypes), window_tokens=window)
-
-
-def _two_widths(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    """Draw values of another width than keys, more often than not."""
-    layer = _attention(draw, sizes, dtypes)
-    return replace(layer, value_dim=draw(sizes))
-
-
-def _quantised(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+def _quantised(d: st.DrawFn, sizes: Ints, types: DTypes) -> LayerSpec:
     """Draw KV with scales: a float32 behind the elements of every head, or static ones."""
-    size, types = 2 * draw(sizes), (draw(_QUANTISED), draw(_WINDOWS))
-    width = draw(st.sampled_from([0, 0, 4]))
-    return AttentionSpec(0, draw(_KV_HEADS), size, *types, scales=draw(_SCALES), value_dim=width)
+    form = d(_QUANTISED), d(_WINDOWS), d(_SCALES), d(_VALUE_DIMS)
+    return AttentionSpec(0, d(_KV_HEADS), 2 * d(sizes), *form)
 
 
-def _float4(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    """Draw two elements in a byte, and a float8 for 16 of them."""
-    scales = Scales(ScaleKind.PER_16, "v1")
-    packed = DType.FLOAT4_E2M1FN_X2, draw(_WINDOWS), scales
-    return AttentionSpec(0, draw(_KV_HEADS), 16 * draw(_SMALL), *packed)
+def _block_scaled(d: st.DrawFn, sizes: Ints, types: DTypes) -> LayerSpec:
+    block = 2 * d(sizes)
+    return BlockScaledMlaSpec(0, block * d(_SMALL), 2 * d(sizes), block, d(types))
 
 
-def _block_scaled_mla(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    block = 2 * draw(sizes)
-    return BlockScaledMlaSpec(0, block * draw(_SMALL), 2 * draw(sizes), block, draw(dtypes))
+def _indexer(d: st.DrawFn, sizes: Ints, types: DTypes) -> LayerSpec:
+    block = 2 * d(sizes)
+    return IndexerSpec(0, block * d(_SMALL), block)
 
 
-def _indexer(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    block = 2 * draw(sizes)
-    return IndexerSpec(0, block * draw(_SMALL), block)
+def _mamba2(d: st.DrawFn, sizes: Ints, types: DTypes) -> LayerSpec:
+    groups = d(_GROUPS)
+    heads = groups * max(d(_UP_TO_12) // groups, 1)
+    return Mamba2Spec(0, heads, d(sizes), d(sizes), groups, d(_KERNELS), d(types), d(types))
 
 
-def _mla(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    return MlaSpec(0, 2 * draw(sizes), draw(dtypes))
+def _gdn(d: st.DrawFn, sizes: Ints, types: DTypes) -> LayerSpec:
+    keys = d(_KV_HEADS)
+    form = keys * d(_SMALL), d(sizes), d(sizes), d(_KERNELS)
+    return GdnSpec(0, keys, *form, d(types), d(types))
 
 
-def _mamba1(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    channels = 2 * draw(_UP_TO_12)
-    return Mamba1Spec(0, channels, draw(sizes), draw(_KERNELS), draw(dtypes), draw(dtypes))
-
-
-def _mamba2(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    groups = draw(_GROUPS)
-    return Mamba2Spec(
-        layer=0,
-        heads=groups * max(draw(_UP_TO_12) // groups, 1),
-        head_dim=draw(sizes),
-        state=draw(sizes),
-        groups=groups,
-        conv_kernel=draw(_KERNELS),
-        conv_dtype=draw(dtypes),
-        ssm_dtype=draw(dtypes),
-    )
-
-
-def _gdn(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    keys = draw(_KV_HEADS)
-    values = keys * draw(_SMALL)
-    kernel, types = draw(_KERNELS), (draw(dtypes), draw(dtypes))
-    return GdnSpec(0, keys, values, draw(sizes), draw(sizes), kernel, *types)
-
-
-def _kda(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    heads, dim = draw(_KV_HEADS), draw(sizes)
-    return KdaSpec(0, heads, dim, draw(_KERNELS), draw(dtypes), draw(dtypes))
-
-
-def _short_conv(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    channels, kernel = 2 * draw(_UP_TO_12), draw(_KERNELS)
-    return ShortConvSpec(0, channels, kernel, draw(dtypes), replicated=draw(st.booleans()))
-
-
-def _linear(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    return LinearAttentionSpec(0, draw(_KV_HEADS), draw(sizes), draw(dtypes))
-
-
-_FAMILIES: dict[str, Make] = {
-    "a": _attention,
-    "v": _two_widths,
+_SIXTEENTHS = Scales(ScaleKind.PER_16, "v1")
+_FLOAT4 = partial(AttentionSpec, dtype=DType.FLOAT4_E2M1FN_X2, scales=_SIXTEENTHS)
+_FAMILIES: dict[str, Callable[[st.DrawFn, Ints, DTypes], LayerSpec]] = {
+    "a": lambda d, n, t: AttentionSpec(0, d(_KV_HEADS), d(n), d(t), d(_WINDOWS)),
+    "v": lambda d, n, t: AttentionSpec(0, d(_KV_HEADS), d(n), d(t), d(_WINDOWS), value_dim=d(n)),
     "q": _quantised,
-    "4": _float4,
-    "l": _mla,
-    "d": _block_scaled_mla,
+    "4": lambda d, n, t: _FLOAT4(0, d(_KV_HEADS), 16 * d(_SMALL), window_tokens=d(_WINDOWS)),
+    "l": lambda d, n, t: MlaSpec(0, 2 * d(n), d(t)),
+    "d": _block_scaled,
     "i": _indexer,
-    "1": _mamba1,
+    "1": lambda d, n, t: Mamba1Spec(0, 2 * d(_UP_TO_12), d(n), d(_KERNELS), d(t), d(t)),
     "m": _mamba2,
     "g": _gdn,
-    "k": _kda,
-    "c": _short_conv,
-    "r": _linear,
+    "k": lambda d, n, t: KdaSpec(0, d(_KV_HEADS), d(n), d(_KERNELS), d(t), d(t)),
+    "c": lambda d, n, t: ShortConvSpec(0, 2 * d(_UP_TO_12), d(_KERNELS), d(t), d(_FLAGS)),
+    "r": lambda d, n, t: LinearAttentionSpec(0, d(_KV_HEADS), d(n), d(t)),
 }
+"""A layer of each kind, by the letters of `_LAYERS`; v: values of another width than keys."""
 
 
 def allowed_tp(model: ModelSpec, casts: bool = False) -> list[int]:
@@ -269,16 +222,21 @@ def prompts(draw: st.DrawFn) -> TokenRange:
 
 @st.composite
 def family_cases(
-    draw: st.DrawFn, engines: int = 2, casts: bool = False, pipelines: bool = True
+    draw: st.DrawFn,
+    engines: int = 2,
+    casts: bool = False,
+    pipelines: bool = True,
+    early: bool = False,
 ) -> Case:
     """Draw one model on ``engines`` engines; with ``casts`` each has float types of its own.
 
     Perhaps all engines but the first keep whole blocks, whose size divides that of the engine
-    before.
+    before. If ``early``, neither windows nor whole blocks keep tokens from being read early.
     """
     model = draw(model_specs(casts))
+    model = replace(model, layers=_without_windows(model.layers)) if early else model
     tps = allowed_tp(model, casts)
-    whole, block_tokens = draw(_WHOLE), 0
+    whole, block_tokens = draw(_FLAGS) and not early, 0
     layouts = []
     for _ in range(engines):
         own = (
@@ -298,15 +256,20 @@ def family_cases(
 
 
 @st.composite
-def draft_cases(draw: st.DrawFn) -> Case:
-    """Draw one model on two engines: either has drafts, both do, or they have different ones."""
+def draft_cases(draw: st.DrawFn, early: bool = False) -> Case:
+    """Draw one model on two engines: either has drafts, both do, or they have different ones.
+
+    If ``early``, no windows keep tokens from being read early.
+    """
     model = draw(model_specs())
     tps = allowed_tp(model)
     number = model.depth + max((layer.layer for layer in model.layers), default=0)
     word = st.sampled_from(["", "mtp", "mtp", "other"])
     kinds = st.text(draw(_DRAFTED), min_size=1, max_size=2)
     letters, unlike = draw(kinds), draw(kinds)
-    made = {kind: _FAMILIES[kind](draw, _SMALL, _DTYPES[False]) for kind in {*letters, *unlike}}
+    made = {
+        kind: _FAMILIES[kind](draw, _SMALL, _DTYPES[False]) for kind in sorted({*letters, *unlike})
+    }
     layouts = []
     for _ in range(2):
         name = draw(word)
@@ -315,6 +278,9 @@ def draft_cases(draw: st.DrawFn) -> Case:
             replace(made[kind], layer=number + index) for index, kind in enumerate(some) if name
         )
         own = replace(model, draft_layers=drafts, draft=name)
+        if early:
+            drafts = _without_windows(drafts)
+            own = replace(own, layers=_without_windows(model.layers), draft_layers=drafts)
         able = [tp for tp in tps if all(_allows(layer, tp, False) for layer in drafts)]
         settings = replace(draw(_SETTINGS[False]), tp=able[draw(_PICKS) % len(able)])
         settings = draw(_shared_out((*own.layers, *drafts), settings))
@@ -323,6 +289,12 @@ def draft_cases(draw: st.DrawFn) -> Case:
         settings = replace(settings, pp=pp)
         layouts.append(build_layout(own, settings))
     return Case(tuple(layouts), draw(prompts()), False, draw(_GUARDS), draw(_SEEDS))
+
+
+def _without_windows(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
+    return tuple(
+        replace(one, window_tokens=0) if isinstance(one, AttentionSpec) else one for one in layers
+    )
 
 
 def _possible(settings: EngineSettings, layers: Sequence[LayerSpec]) -> EngineSettings:
@@ -350,7 +322,7 @@ def _keeping_blocks(draw: st.DrawFn, settings: EngineSettings, block_tokens: int
 @st.composite
 def _stages(draw: st.DrawFn, depth: int, pp: int) -> tuple[int, ...]:
     """Draw unequal stages, or give none."""
-    if pp == 1 or draw(st.booleans()):
+    if pp == 1 or draw(_FLAGS):
         return ()
     first = draw(st.integers(1, depth - pp + 1))
     rest = depth - first

@@ -1,7 +1,8 @@
 """Law: every destination element is written exactly once, with the value of the global tensor.
 
-Rows for speculative tokens are zeroed; padding, other pages, neighbours and guard bytes stay
-untouched.
+Rows for speculative tokens, and layers of a draft that P lacks, are zeroed; padding, other pages,
+neighbours and guard bytes stay untouched. Windows that D rebuilds are those that P holds, and
+nothing is read for them but inputs.
 """
 
 from __future__ import annotations
@@ -9,8 +10,17 @@ from __future__ import annotations
 from hypothesis import given
 
 from laws.checks import check_cover
+from laws.rebuilding import check_recompute, rebuilding_cases
 from laws.rounds import CASES, tried
-from laws.strategies import CASTING, STRATEGIES, Case, cast_cases, family_cases, outright_cases
+from laws.strategies import (
+    CASTING,
+    STRATEGIES,
+    Case,
+    cast_cases,
+    draft_cases,
+    family_cases,
+    outright_cases,
+)
 from restow.broker.layout import check_layout
 from restow.broker.planner import Strategy
 
@@ -35,6 +45,20 @@ def test_outright_shards(case: Case, strategy: Strategy) -> None:
 @given(cast_cases(), CASTING)
 def test_casts(case: Case, strategy: Strategy) -> None:
     check_cover(case, strategy)
+
+
+@tried("cover, drafts")
+@given(draft_cases(), STRATEGIES)
+def test_drafts_of_one_side_or_of_both(case: Case, strategy: Strategy) -> None:
+    for layout in case.layouts:
+        check_layout(layout)
+    check_cover(case, strategy)
+
+
+@tried("recompute")
+@given(rebuilding_cases())
+def test_windows_are_rebuilt(case: Case) -> None:
+    check_recompute(case)
 
 
 def test_the_laws_are_tried_often_enough() -> None:

@@ -24,7 +24,7 @@ PARTS = st.lists(st.integers(0, 13), min_size=1, max_size=3)
 
 
 @tried("early, families")
-@given(family_cases(), STRATEGIES, PARTS)
+@given(family_cases(early=True), STRATEGIES, PARTS)
 def test_families(case: Case, strategy: Strategy, parts: list[int]) -> None:
     check_early(case, strategy, parts)
 
@@ -36,7 +36,7 @@ def test_casts(case: Case, strategy: Strategy, parts: list[int]) -> None:
 
 
 @tried("early, drafts")
-@given(draft_cases(), STRATEGIES, PARTS)
+@given(draft_cases(early=True), STRATEGIES, PARTS)
 def test_drafts(case: Case, strategy: Strategy, parts: list[int]) -> None:
     check_early(case, strategy, parts)
 

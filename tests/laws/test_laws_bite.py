@@ -1,337 +1,194 @@
-"""The laws catch a wrong planner and a wrong binding: each mutation below turns one of them red."""
+"""The laws catch a wrong planner and a wrong binding: each fault below turns one of them red.
+
+Each function takes the place of a right one, which it gets first (`laws.planted`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 
-from laws import transfers
-from laws.checks import check_composition, check_cover, check_minimality
-from laws.strategies import Case, any_cases, family_cases, outright_cases
-from restow.agents.binding import copies as alike_rows
-from restow.agents.binding import operands, reads
-from restow.agents.binding import pages as staging
-from restow.agents.binding.pages import Blocks, TokenRange
+from laws.checks import check_composition
+from laws.planted import (
+    BINDING,
+    EXECUTE,
+    INTERLEAVE,
+    PACK,
+    PLANNER,
+    SLICES,
+    TAKEN_PLANS,
+    WHOLE,
+    Fault,
+    Faults,
+    in_one_pipeline,
+    minimality,
+)
+from laws.strategies import Case, family_cases, outright_cases
+from restow.agents.binding.operands import SRC
+from restow.agents.binding.pages import TokenRange
 from restow.broker.errors import PagesError, PlanError
-from restow.broker.layout import Layout, Span
-from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
-from restow.broker.planner import compile as compiling
-from restow.broker.planner import program as program_rows
-from restow.broker.planner import ways as planner_ways
-from restow.broker.planner.program import Column, GroupPair
+from restow.broker.layout import DType, Layout, Region, Shard, Span, TokenClass
+from restow.broker.planner import Move, Place, Plan
+from restow.broker.planner.program import Column
+from restow.broker.planner.ways import chunk_places
 
 pytestmark = pytest.mark.sampled
 
-SLICES, WHOLE, PACK = Strategy.SLICES, Strategy.WHOLE, Strategy.PACK
-INTERLEAVE = Strategy.INTERLEAVE
-
-Law = Callable[[Case], object]
-
-
-def cover(strategy: Strategy) -> Law:
-    return lambda case: check_cover(case, strategy)
-
-
-def minimality(case: Case) -> None:
-    check_minimality(case, SLICES)
-
-
-def minimality_of_spans(case: Case) -> None:
-    check_minimality(case, WHOLE)
+RED = (AssertionError, PagesError, IndexError)
+"""Tokens of another rank may also lie behind its last page."""
+faults = Faults()
+planted = faults.planted
 
 
 def composition(case: Case) -> None:
     check_composition(replace(case, layouts=case.layouts[:2] + case.layouts[1:]), (SLICES,) * 3)
 
 
-def bites(
-    law: Law,
-    cases: Any,
-    tries: int = 400,
-    by: tuple[type[Exception], ...] = (AssertionError,),
-) -> None:
-    """Try a law until it breaks with an error of ``by``: its own assertion by default."""
-
-    @settings(
-        max_examples=tries,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(cases)
-    def tried(case: Case) -> None:
-        law(case)
-
-    with pytest.raises(by):
-        tried()
-
-
-def changed_plan(change: Callable[[Move], Move | None]) -> Callable[[Layout, Layout], Plan]:
-    """Return a planner whose every move goes through ``change``; None drops the move."""
-
-    def planner(source: Layout, destination: Layout) -> Plan:
-        right = make_plan(source, destination)
-        moves = tuple(new for move in right.moves if (new := change(move)) is not None)
-        return replace(right, moves=moves)
-
-    return planner
-
-
 # The planner, broken on purpose.
 
 
-@pytest.mark.parametrize(
-    "law", [cover(SLICES), cover(PACK), composition], ids=["slices", "pack", "via"]
-)
-def test_b_and_c_swapped(monkeypatch: pytest.MonkeyPatch, law: Law) -> None:
-    """Check a fault that the round trip alone does not find: the way back undoes it."""
-
-    def planner(source: Layout, destination: Layout) -> Plan:
-        right = make_plan(source, destination)
-        places = {(m.field, m.dst_rank, m.box): m.src for m in right.moves}
-        other = {"B": "C", "C": "B"}
-
-        def swap(move: Move) -> Move:
-            if move.field[-1] not in other:
-                return move
-            twin = move.field[:-1] + other[move.field[-1]]
-            return replace(move, src=places[twin, move.dst_rank, move.box])
-
-        return replace(right, moves=tuple(map(swap, right.moves)))
-
-    monkeypatch.setattr(transfers, "make_plan", planner)
-    bites(law, family_cases())
+def with_moves(plan: Plan, change: Callable[[Move], Move | None]) -> Plan:
+    """Return the plan with every move changed; None drops the move."""
+    return replace(plan, moves=tuple(new for move in plan.moves if (new := change(move))))
 
 
-def test_a_part_that_nobody_brings(monkeypatch: pytest.MonkeyPatch) -> None:
-    drop = changed_plan(lambda m: None if m.box[0].start > 0 and m.src_rank > 0 else m)
-    monkeypatch.setattr(transfers, "make_plan", drop)
-    bites(cover(SLICES), family_cases())
+def further(move: Move, side: str) -> Move:
+    """Return a move that reads or writes one element further."""
+    place: Place = getattr(move, side)
+    moved = replace(place, offset_bytes=place.offset_bytes + place.dtype.itemsize_bytes)
+    return replace(move, src=moved) if side == "src" else replace(move, dst=moved)
 
 
-def test_a_holder_that_is_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    # All readers go to the first replica: the bytes are right, the load is not.
-    monkeypatch.setattr(plan, "spread", lambda replicas, reader, readers: replicas[0])
-    bites(minimality, family_cases())
-
-
-def test_a_replica_that_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def twice(source: Layout, destination: Layout) -> Plan:
-        right = make_plan(source, destination)
-        return replace(right, moves=right.moves + right.moves[-1:])
-
-    monkeypatch.setattr(transfers, "make_plan", twice)
-    bites(cover(SLICES), any_cases())
-    monkeypatch.setattr("laws.checks.make_plan", twice)
-    bites(minimality, any_cases())
-
-
-@pytest.mark.parametrize("side", ["src", "dst"])
-def test_one_rank_shifted_by_one_element(monkeypatch: pytest.MonkeyPatch, side: str) -> None:
-    def shift(move: Move) -> Move:
-        place: Place = getattr(move, side)
-        if getattr(move, f"{side}_rank") != 0:
-            return move
-        moved = replace(place, offset_bytes=place.offset_bytes + place.dtype.itemsize_bytes)
-        return replace(move, src=moved) if side == "src" else replace(move, dst=moved)
-
-    monkeypatch.setattr(transfers, "make_plan", changed_plan(shift))
-    bites(cover(SLICES), any_cases())
-    bites(cover(PACK), any_cases())
-
-
-def test_a_window_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    # All tokens are read, from the null block too.
-    monkeypatch.setattr(GroupPair, "first_token", lambda pair, start, stop: start)
-    bites(cover(SLICES), family_cases())
-    bites(cover(PACK), family_cases())
-
-
-def test_a_block_that_is_kept_and_of_which_a_window_fills_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def in_the_middle(pair: GroupPair, start: int, stop: int) -> int:
-        return max(start, stop - pair.window_tokens) if pair.window_tokens else start
-
-    monkeypatch.setattr(GroupPair, "first_token", in_the_middle)
-    bites(cover(SLICES), family_cases())
-    bites(cover(PACK), family_cases())
-
-
-def test_the_wrong_group_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try a planner that believes that rank r holds group r % G; the engine's is r // (T/G)."""
-
-    def wrong(source: Layout, destination: Layout) -> Plan:
-        try:
-            return make_plan(_groups_by_remainder(source), destination)
-        except PlanError:  # with context parallelism ranks hold other groups than it believes
-            return make_plan(source, destination)
-
-    monkeypatch.setattr(transfers, "make_plan", wrong)
-    bites(cover(SLICES), family_cases(pipelines=False), tries=1500)
-
-
-def _groups_by_remainder(layout: Layout) -> Layout:
-    counts = {f.name: f.shape[0] for f in layout.model.fields if f.axes[0] in ("group", "head")}
-    ranks = []
-    for rank in layout.ranks:
-        shards = list(rank.shards)
-        for index, shard in enumerate(shards):
-            count = counts.get(shard.field, 0)
-            if 1 < count < len(layout.ranks):
-                group = rank.rank % count
-                box = (Span(group, group + 1), *shard.box[1:])
-                shards[index] = replace(shard, box=box)
-        ranks.append(replace(rank, shards=tuple(shards)))
+def with_regions(layout: Layout, change: Callable[[Region], Region]) -> Layout:
+    ranks = (replace(one, regions=tuple(map(change, one.regions))) for one in layout.ranks)
     return replace(layout, ranks=tuple(ranks))
 
 
-@pytest.mark.parametrize(
-    "forgotten", [Column.SRC_TOKEN_STRIDE_BYTES, Column.DST_TOKEN_STRIDE_BYTES]
+@planted(TAKEN_PLANS, laws=[SLICES, PACK, composition], cases=family_cases)
+def b_and_c_are_swapped(right: Any, *layouts: Layout) -> Plan:
+    """Swap them; the round trip alone does not find it: the way back undoes it."""
+    plan = right(*layouts)
+    places = {(m.field, m.dst_rank, m.box): m.src for m in plan.moves}
+    other = {"B": "C", "C": "B"}
+
+    def swap(move: Move) -> Move:
+        twin = move.field[:-1] + other.get(move.field[-1], move.field[-1])
+        return replace(move, src=places[twin, move.dst_rank, move.box])
+
+    return with_moves(plan, lambda move: swap(move) if move.field[-1] in other else move)
+
+
+@planted(TAKEN_PLANS, laws=[SLICES], cases=family_cases)
+def a_part_is_brought_by_nobody(right: Any, *layouts: Layout) -> Plan:
+    return with_moves(
+        right(*layouts), lambda m: None if m.box[0].start > 0 and m.src_rank > 0 else m
+    )
+
+
+@planted(f"{PLANNER}.plan.spread", laws=[minimality(SLICES)], cases=family_cases)
+def all_readers_go_to_the_first_replica(right: Any, replicas: Any, *reader: int) -> Any:
+    return replicas[0]
+
+
+@planted(TAKEN_PLANS, "laws.checks.make_plan", laws=[SLICES, minimality(SLICES)])
+def a_replica_is_read_too(right: Any, *layouts: Layout) -> Plan:
+    plan: Plan = right(*layouts)
+    return replace(plan, moves=plan.moves + plan.moves[-1:])
+
+
+@planted(TAKEN_PLANS, laws=[SLICES, PACK], each=["src", "dst"])
+def one_rank_is_shifted_by_one_element(side: str, right: Any, *layouts: Layout) -> Plan:
+    return with_moves(
+        right(*layouts), lambda m: m if getattr(m, f"{side}_rank") else further(m, side)
+    )
+
+
+@planted(f"{PLANNER}.program.GroupPair.first_token", laws=[SLICES, PACK], cases=family_cases)
+def all_tokens_are_read_from_the_null_block_too(right: Any, pair: Any, start: int, _: int) -> int:
+    return start
+
+
+@planted(f"{PLANNER}.program.GroupPair.first_token", laws=[SLICES, PACK], cases=family_cases)
+def a_window_fills_the_end_of_a_kept_block(right: Any, pair: Any, start: int, stop: int) -> int:
+    return max(start, stop - pair.window_tokens) if pair.window_tokens else start
+
+
+@planted(TAKEN_PLANS, laws=[SLICES], cases=in_one_pipeline, tries=1500)
+def a_rank_is_believed_to_hold_the_group_of_its_remainder(
+    right: Any, source: Layout, destination: Layout
+) -> Any:
+    """Believe that rank r holds group r % G; the engine's is r // (T / G)."""
+    counts = {f.name: f.shape[0] for f in source.model.fields if f.axes[0] in ("group", "head")}
+    size = len(source.ranks)
+
+    def moved(shard: Shard, rank: int) -> Shard:
+        count = counts.get(shard.field, 0)
+        box = (Span(rank % max(count, 1), rank % max(count, 1) + 1), *shard.box[1:])
+        return replace(shard, box=box) if 1 < count < size else shard
+
+    ranks = (
+        replace(one, shards=tuple(moved(shard, one.rank) for shard in one.shards))
+        for one in source.ranks
+    )
+    try:
+        return right(replace(source, ranks=tuple(ranks)), destination)
+    except PlanError:  # with context parallelism ranks hold other groups than it believes
+        return right(source, destination)
+
+
+@planted(
+    f"{PLANNER}.program._SAME",
+    laws=[SLICES],
+    cases=outright_cases,
+    tries=3000,
+    each=[Column.SRC_TOKEN_STRIDE_BYTES, Column.DST_TOKEN_STRIDE_BYTES, Column.SRC_REGION],
 )
-def test_rows_joined_whatever_their_token_strides(
-    monkeypatch: pytest.MonkeyPatch, forgotten: Column
-) -> None:
-    kept = [column for column in program_rows._SAME if column is not forgotten]
-    monkeypatch.setattr(program_rows, "_SAME", kept)
-    bites(cover(SLICES), outright_cases(), tries=3000)
+def rows_are_joined_though_they_differ(forgotten: Column, right: Sequence[Column]) -> Any:
+    return [column for column in right if column is not forgotten]
 
 
-def test_rows_joined_across_regions(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = [c for c in program_rows._SAME if c is not Column.SRC_REGION]
-    monkeypatch.setattr(program_rows, "_SAME", kept)
-    bites(cover(SLICES), outright_cases(), tries=3000)
+@planted(f"{PLANNER}.program.strided", laws=[SLICES])
+def strided_bytes_are_taken_for_a_run(right: Any, rows: Any) -> Any:
+    """Take elements of one byte, which have steps, for bytes of a run."""
+    return rows[:, Column.SRC_DTYPE] != DType.UINT8
 
 
-def test_strided_bytes_taken_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Elements of one byte look like bytes of a run, but have steps.
-    monkeypatch.setattr(program_rows, "strided", lambda rows: rows[:, Column.SRC_DTYPE] != 1)
-    bites(cover(SLICES), any_cases())
+# What is staged.
 
 
-# The binding, broken on purpose.
+@planted(f"{PLANNER}.ways.Spans.extracted", laws=[WHOLE])
+def rows_of_a_span_are_counted_from_their_page(right: Any, spans: Any, rows: Any) -> Any:
+    moved = right(spans, rows)
+    begins = spans.table[moved[:, Column.SRC_REGION], Column.SRC_OFFSET_BYTES]
+    moved[:, Column.SRC_OFFSET_BYTES] += begins
+    return moved
 
 
-def change_function(
-    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, change: Callable[..., Any]
-) -> None:
-    """Replace ``name`` by ``change``, which gets the original function first."""
-    right = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *args, **kw: change(right, *args, **kw))
+@planted(f"{PLANNER}.ways._stops", laws=[WHOLE])
+def a_span_ends_a_byte_early(right: Any, *args: Any) -> Any:
+    return right(*args) - 1
 
 
-@pytest.mark.parametrize("strategy", [SLICES, PACK])
-def test_a_held_prefix_that_is_moved_again(
-    monkeypatch: pytest.MonkeyPatch, strategy: Strategy
-) -> None:
-    def from_the_start(right: Any, tokens: TokenRange, sizes: Any) -> Any:
-        return right(TokenRange(0, tokens.stop), sizes)
-
-    change_function(monkeypatch, alike_rows, "cut_tokens", from_the_start)
-    bites(cover(strategy), any_cases())
+@planted(f"{PLANNER}.program.GroupPair.src_pages", laws=[minimality(WHOLE)])
+def pages_before_the_first_token_are_read_as_well(right: Any, *args: Any) -> range:
+    return range(right(*args).stop)
 
 
-def test_pages_of_only_one_side_cut_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    def source_only(right: Any, tokens: TokenRange, sizes: Any) -> Any:
-        return right(tokens, sizes[:1])
-
-    change_function(monkeypatch, alike_rows, "cut_tokens", source_only)
-    bites(cover(SLICES), any_cases())
+@planted(f"{BINDING}.operands.row_begins", f"{BINDING}.pages.row_begins", laws=[PACK])
+def staged_rows_are_one_byte_too_close(right: Any, *args: Any) -> Any:
+    begins, size = right(*args)
+    return begins - (np.arange(len(begins)) > 0), size
 
 
-@pytest.mark.parametrize("strategy", [SLICES, PACK])
-def test_every_row_taken_for_joined(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
-    monkeypatch.setattr(operands.SideColumns, "joined", lambda side, rows: np.ones(len(rows), bool))
-    bites(cover(strategy), any_cases())
-
-
-@pytest.mark.parametrize("strategy", [SLICES, PACK])
-def test_blocks_taken_for_pages(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
-    def ids_as_they_are(right: Any, self: Any, form: Any, *rest: Any) -> Any:
-        pages = right(self, form, *rest)
-        return pages // form.pages_per_block
-
-    right = Blocks.pages
-    monkeypatch.setattr(Blocks, "pages", lambda self, *args: ids_as_they_are(right, self, *args))
-    bites(cover(strategy), any_cases())
-
-
-def test_one_sides_columns_read_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads, "DST", operands.SRC)
-    bites(cover(SLICES), any_cases(), by=(AssertionError, PagesError, IndexError))
-
-
-def test_descriptors_joined_that_continue_on_one_side_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def by_destination(right: Any, src: Any, dst: Any, lengths: Any) -> Any:
-        return right(dst, dst, lengths)
-
-    change_function(monkeypatch, reads, "breaks", by_destination)
-    bites(cover(SLICES), any_cases())
-
-
-def test_rows_of_a_span_counted_from_their_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_in_the_page(right: Any, self: Any, rows: Any) -> Any:
-        moved = right(self, rows)
-        begins = self.table[moved[:, Column.SRC_REGION], Column.SRC_OFFSET_BYTES]
-        moved[:, Column.SRC_OFFSET_BYTES] += begins
-        return moved
-
-    change_function(monkeypatch, planner_ways.Spans, "extracted", as_in_the_page)
-    bites(cover(WHOLE), any_cases())
-
-
-def test_scratch_memory_that_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    change_function(monkeypatch, compiling, "cleared_rows", lambda right, *args: right(*args)[:0])
-    bites(cover(SLICES), family_cases())
-
-
-def test_scratch_memory_cleared_an_element_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    def further(right: Any, *args: Any) -> Any:
-        rows = right(*args)
-        rows[:, Column.DST_OFFSET_BYTES] += 2
-        return rows
-
-    change_function(monkeypatch, compiling, "cleared_rows", further)
-    bites(cover(SLICES), family_cases())
-
-
-def test_a_span_that_ends_a_byte_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    change_function(monkeypatch, planner_ways, "_stops", lambda right, *args: right(*args) - 1)
-    bites(cover(WHOLE), any_cases())
-
-
-def test_pages_before_the_first_token_are_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    def from_the_first(right: Any, pair: Any, start: int, stop: int) -> Any:
-        return range(right(pair, start, stop).stop)
-
-    change_function(monkeypatch, GroupPair, "src_pages", from_the_first)
-    bites(minimality_of_spans, any_cases())
-
-
-def test_staged_rows_one_byte_too_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    def closer(right: Any, *args: Any) -> Any:
-        begins, size = right(*args)
-        return begins - (np.arange(len(begins)) > 0), size
-
-    for module in (operands, staging):
-        change_function(monkeypatch, module, "row_begins", closer)
-    bites(cover(PACK), any_cases())
-
-
-@pytest.mark.parametrize("half", [0, 1])
-def test_a_chunk_that_only_one_side_fills_row_by_row(
-    monkeypatch: pytest.MonkeyPatch, half: int
-) -> None:
-    """Check a chunk that one side fills tap after tap, the other channel after channel."""
+@planted(f"{PLANNER}.table.Cutter.through", laws=[INTERLEAVE], cases=family_cases, each=[0, 1])
+def one_side_fills_a_chunk_row_by_row(
+    half: int, right: Any, cutter: Any, moves: Any, places: Any
+) -> Any:
+    """Let one side go tap after tap, the other channel after channel."""
 
     def tap_major(place: Place, move: Move) -> Place:
         strides, size_bytes = [], place.dtype.itemsize_bytes
@@ -340,27 +197,170 @@ def test_a_chunk_that_only_one_side_fills_row_by_row(
             size_bytes *= span.size
         return replace(place, strides_bytes=tuple(strides))
 
-    def one_half(right: Any, self: Any, moves: Any, places: Any) -> Any:
-        turned = [tap_major(place, move) for place, move in zip(places, moves, strict=True)]
-        halves = [right(self, moves, places), right(self, moves, turned)]
-        return halves[half][0], halves[1 - half][1]
-
-    change_function(monkeypatch, table.Cutter, "through", one_half)
-    bites(cover(INTERLEAVE), family_cases())
+    turned = list(map(tap_major, places, moves))
+    halves = [right(cutter, moves, places), right(cutter, moves, turned)]
+    return halves[half][0], halves[1 - half][1]
 
 
-def test_fields_that_lie_in_a_chunk_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backwards(right: Any, self: Any, moves: Any, places: Any) -> Any:
-        there, _ = right(self, moves, places)
-        other = planner_ways.chunk_places(moves[::-1])[::-1]
-        return there, right(self, moves, other)[1]
-
-    change_function(monkeypatch, table.Cutter, "through", backwards)
-    bites(cover(INTERLEAVE), family_cases())
+@planted(f"{PLANNER}.table.Cutter.through", laws=[INTERLEAVE], cases=family_cases)
+def fields_leave_a_chunk_in_another_order(right: Any, cutter: Any, moves: Any, places: Any) -> Any:
+    there, _ = right(cutter, moves, places)
+    return there, right(cutter, moves, chunk_places(moves[::-1])[::-1])[1]
 
 
-def test_packed_rows_that_begin_inside_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The chunk is taken to be as long as its first field alone.
-    shorter = lambda right, rows, *side: right(rows[:1], *side)  # noqa: E731
-    change_function(monkeypatch, transfers, "chunk_bytes", shorter)
-    bites(cover(INTERLEAVE), family_cases())
+@planted(f"{EXECUTE}.gathering.chunk_bytes", laws=[INTERLEAVE], cases=family_cases)
+def a_chunk_is_taken_to_be_as_long_as_its_first_field(right: Any, rows: Any, *side: Any) -> Any:
+    return right(rows[:1], *side)
+
+
+@planted(f"{PLANNER}.compile.cleared_rows", laws=[SLICES], cases=family_cases)
+def scratch_memory_is_left_as_it_was(right: Any, *args: Any) -> Any:
+    return right(*args)[:0]
+
+
+@planted(f"{PLANNER}.compile.cleared_rows", laws=[SLICES], cases=family_cases)
+def scratch_memory_is_cleared_an_element_too_far(right: Any, *args: Any) -> Any:
+    rows = right(*args)
+    rows[:, Column.DST_OFFSET_BYTES] += 2
+    return rows
+
+
+# The binding, broken on purpose.
+
+
+@planted(f"{BINDING}.copies.cut_tokens", laws=[SLICES, PACK])
+def a_held_prefix_is_moved_again(right: Any, tokens: TokenRange, sizes: Any) -> Any:
+    return right(TokenRange(0, tokens.stop), sizes)
+
+
+@planted(f"{BINDING}.copies.cut_tokens", laws=[SLICES])
+def the_pages_of_only_one_side_cut_the_tokens(right: Any, tokens: TokenRange, sizes: Any) -> Any:
+    return right(tokens, sizes[:1])
+
+
+@planted(f"{BINDING}.operands.SideColumns.joined", laws=[SLICES, PACK])
+def every_row_is_taken_for_joined(right: Any, side: Any, rows: Any) -> Any:
+    return np.ones(len(rows), bool)
+
+
+@planted(f"{BINDING}.pages.Blocks.pages", laws=[SLICES, PACK])
+def blocks_are_taken_for_pages(right: Any, blocks: Any, form: Any, *rest: Any) -> Any:
+    return right(blocks, form, *rest) // form.pages_per_block
+
+
+@planted(f"{BINDING}.reads.DST", laws=[SLICES], by=RED)
+def one_sides_columns_are_read_for_the_other(right: Any) -> Any:
+    return SRC
+
+
+@planted(f"{BINDING}.reads.breaks", laws=[SLICES])
+def descriptors_are_joined_that_continue_on_one_side_only(
+    right: Any, src: Any, dst: Any, lengths: Any
+) -> Any:
+    return right(dst, dst, lengths)
+
+
+# Scales that do not go with their elements.
+
+
+def is_scale(name: str) -> bool:
+    return name.endswith(("k_scale", "v_scale"))
+
+
+@planted(TAKEN_PLANS, laws=[SLICES, WHOLE, PACK], cases=family_cases)
+def scales_are_left_behind(right: Any, *layouts: Layout) -> Plan:
+    return with_moves(right(*layouts), lambda move: None if is_scale(move.field) else move)
+
+
+@planted(TAKEN_PLANS, laws=[SLICES], cases=family_cases, each=["src", "dst"])
+def scales_lie_an_element_further(side: str, right: Any, *layouts: Layout) -> Plan:
+    return with_moves(right(*layouts), lambda m: further(m, side) if is_scale(m.field) else m)
+
+
+@planted(TAKEN_PLANS, laws=[SLICES], cases=in_one_pipeline)
+def the_scales_are_those_of_another_head(right: Any, source: Layout, destination: Layout) -> Any:
+    """Believe that P's ranks hold their heads' scales in reverse order."""
+    counts = {field.name: field.shape[0] for field in source.model.fields}
+
+    def turned(shard: Shard) -> Shard:
+        count, span = counts[shard.field], shard.box[0]
+        box = (Span(count - span.stop, count - span.start), *shard.box[1:])
+        return replace(shard, box=box) if is_scale(shard.field) else shard
+
+    ranks = (replace(one, shards=tuple(map(turned, one.shards))) for one in source.ranks)
+    return right(replace(source, ranks=tuple(ranks)), destination)
+
+
+@planted(TAKEN_PLANS, laws=[SLICES], cases=in_one_pipeline)
+def an_indexers_scales_lie_behind_their_tokens_elements(
+    right: Any, source: Layout, destination: Layout
+) -> Any:
+    """Believe in rows of elements and scales, which no check of a layout can tell."""
+    sizes: dict[str, dict[str, int]] = {}
+    for one in source.ranks[0].shards:
+        item = one.dtype.itemsize_bytes
+        sizes.setdefault(one.region, {})[one.field] = one.box[0].size * item if one.box else item
+
+    def in_rows(shard: Shard, tokens: dict[str, int | None]) -> Shard:
+        if "index_k" not in shard.field:
+            return shard
+        offset_bytes = shard.offset_bytes // (tokens[shard.region] or 1)
+        row_bytes = sum(sizes[shard.region].values())
+        return replace(shard, offset_bytes=offset_bytes, token_stride_bytes=row_bytes)
+
+    ranks = []
+    for rank in source.ranks:
+        tokens = {region.name: region.page_tokens for region in rank.regions}
+        ranks.append(replace(rank, shards=tuple(in_rows(one, tokens) for one in rank.shards)))
+    return right(replace(source, ranks=tuple(ranks)), destination)
+
+
+# Tokens that are looked for on the wrong rank, or at the wrong place there.
+
+WRONG_PARTS: dict[str, Callable[[Region], Region]] = {
+    "replicas": lambda region: replace(
+        region, context_parts=1, context_part=0, interleave_tokens=1
+    ),
+    "backwards": lambda region: replace(
+        region, context_part=region.context_parts - 1 - region.context_part
+    ),
+    "by one": lambda region: replace(region, interleave_tokens=1),
+}
+
+
+@planted(TAKEN_PLANS, laws=[SLICES, PACK], cases=outright_cases, by=RED, each=[*WRONG_PARTS])
+def parts_are_taken_for_others(
+    name: str, right: Any, source: Layout, destination: Layout
+) -> object:
+    return right(with_regions(source, WRONG_PARTS[name]), destination)
+
+
+@planted("restow.broker.layout.TokenClass.before", laws=[SLICES, WHOLE, PACK], by=RED)
+def a_rank_gets_every_nth_token_whatever_the_runs(right: Any, held: TokenClass, token: Any) -> Any:
+    return token // held.parts
+
+
+@planted(f"{BINDING}.copies.cut_shared", laws=[SLICES, PACK], by=RED)
+def tokens_are_joined_that_follow_each_other_on_one_side(
+    right: Any, pair: Any, start: int, stop: int, forms: Any
+) -> Any:
+    return right(pair, start, stop, [form for form in forms if form is not pair.dst])
+
+
+@planted(f"{BINDING}.pages.PageList.holding", laws=[PACK], by=RED)
+def a_run_has_room_for_the_tokens_of_others(right: Any, pages: Any, stretches: Any) -> Any:
+    page, place = right(pages, stretches)
+    if pages.ids is None and place is not None and len(place):
+        place = stretches.first - stretches.first[0]
+    return page, place
+
+
+@planted(f"{PLANNER}.program.GroupPair.src_pages", laws=[WHOLE], by=(*RED, ValueError))
+def pages_are_counted_as_if_all_tokens_were_in_them(right: Any, pair: Any, *ends: int) -> Any:
+    return right(replace(pair, src=replace(pair.src, tokens=TokenClass())), *ends)
+
+
+@pytest.mark.parametrize("fault", faults.params)
+def test_a_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault.plant(monkeypatch)
+    fault.find()

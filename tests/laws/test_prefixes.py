@@ -17,7 +17,6 @@ from restow.broker.core.common.limits import Limits
 from restow.broker.core.engines.account import Tenants
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.prefix import index as prefix_index
-from restow.broker.core.prefix.index import HASH_BYTES
 from restow.broker.core.prefix.prefixes import Holders, Prefixes
 from restow.broker.core.prefix.rules import SNAPSHOT, GroupRule, longest, rules_of
 from restow.broker.families import (
@@ -299,6 +298,16 @@ class Histories(RuleBasedStateMachine):
         }
         assert len(holders.index) == len(distinct)
 
+    def teardown(self) -> None:
+        """Check that nothing is left, and takes room, once all engines are gone."""
+        if hasattr(self, "prefixes"):
+            for engine in ENGINES:
+                self.prefixes.forget(engine.key)
+            for _ in range(1000):
+                self.prefixes.tick()
+            assert not self.prefixes.holders
+            assert self.prefixes.size_bytes == 0
+
 
 def _split(hashes: bytes) -> list[bytes]:
     return [hashes[at : at + 8] for at in range(0, len(hashes), 8)]
@@ -306,27 +315,6 @@ def _split(hashes: bytes) -> list[bytes]:
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-def test_what_nobody_holds_any_more_takes_no_room() -> None:
-    prefixes = Prefixes(Limits())
-    first, second = ENGINES[0], ENGINES[1]
-    hashes = chain_hashes(1)
-    group = sorted(first.block_tokens)[0]
-    for engine in (first, second):
-        prefixes.hear(engine, Batch(1, FORM, "", (HashRun(group, b"".join(hashes)),)))
-    index = prefixes.holders["a"].index
-    prefixes.hear(first, Batch(2, FORM, "", (), (HashRun(group, b"".join(hashes[5:])),)))
-    assert len(index) == LENGTH
-    before_bytes = index.size_bytes
-    prefixes.hear(second, Batch(2, FORM, "", (), (HashRun(group, b"".join(hashes[3:9])),)))
-    assert len(index) == LENGTH - 4
-    assert index.size_bytes == before_bytes - 4 * HASH_BYTES
-    for engine in (first, second):
-        prefixes.forget(engine.key)
-    while prefixes.holders:
-        prefixes.tick()
-    assert len(index) == index.size_bytes == prefixes.size_bytes == 0
 
 
 def test_what_a_layouts_groups_must_hold() -> None:

@@ -1,50 +1,119 @@
-"""A transfer between two engines, executed by the reference executor, and what it moved."""
+"""A transfer between two engines, with the agents' own staging and binding, and what it moved.
+
+Memory is the arena of the reference executor, which alone reads, copies and multiplies.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from laws.executor import bytes_read_by
 from laws.world import Engine
 from restow.agents.binding.copies import bind_copies
-from restow.agents.binding.operands import DST, SRC, by_place, in_order, in_spans, paged
-from restow.agents.binding.pages import TokenRange, staged_bytes, staged_spans
-from restow.agents.binding.reads import Descriptors, Reads, SpanReads
-from restow.agents.copying import copier as copying
-from restow.broker.layout import RankLayout
+from restow.agents.binding.operands import DST, SRC, in_order, in_spans, paged
+from restow.agents.binding.pages import TokenRange
+from restow.agents.execute.gathering import GatheredRun
+from restow.agents.execute.orders import ExecuteOrder, Peer, Source
+from restow.agents.execute.staged_reads import KeptReads, StagedReads
+from restow.agents.memory.regions import HOST
+from restow.agents.reading.lane import Read
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.program import (
     CLEAR_PAGES,
     GATHER_IN_ORDER,
-    GATHER_PLACED,
-    INTERLEAVED_TO,
     PROJECT_SPANS,
     READ_PAGES,
     READ_SPANS,
-    SCATTER_PLACED,
     SCATTER_SPANS,
-    Column,
-    chunk_bytes,
+    Form,
 )
 
-ITEMS = np.array([0, 1, 1, 1, 1, 2, 2, 4, 1])
-"""Bytes of an element by `DType` number."""
+GUARD_BYTES = 16
 
 
 @dataclass(slots=True)
 class Traffic:
     """What a transfer did."""
 
-    read_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Bytes of state that (source rank, destination rank) took out of source pages."""
-    wire_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    read_bytes: Counter[int] = field(default_factory=Counter)
+    """Bytes of state that each destination rank took out of source pages."""
+    wire_bytes: int = 0
     span_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Of these, what was read as spans of pages."""
+    """What was read as spans of pages, by source and destination rank."""
     reads: int = 0
     launches: int = 0
+
+
+class Reading:
+    """What one rank of D does by a program, and the ranks of P that it reads from."""
+
+    def __init__(
+        self, program: Program, source: Engine, destination: Engine, tokens: TokenRange
+    ) -> None:
+        """Let the ranks of P gather, and lay out the staging of D's rank."""
+        self.program, self.arena = program, source.arena
+        self.memory = destination.regions(program.dst_rank)
+        self.peers: dict[int, Peer] = {}
+        self.gathered_bytes = 0
+        sources = []
+        for rank in program.src_ranks:
+            memory = source.regions(rank)
+            run = GatheredRun.at_source(program, rank, tokens)
+            staged = self._allocate(run.length_bytes)
+            for copies in run.gather(paged(memory, SRC, source.blocks), staged):
+                self.arena.copy(copies)
+                self.gathered_bytes += bytes_read_by(copies)
+            self.peers[rank] = Peer("p", rank, b"", memory, HOST)
+            sources.append(Source(rank, "p", staged if run.length_bytes else 0, run.length_bytes))
+        self.order = ExecuteOrder(
+            handoff=1,
+            program_id=program.program_id,
+            src_blocks=source.blocks,
+            dst_blocks=destination.blocks,
+            tokens=tokens,
+            sources=tuple(sources),
+            grant_s=1.0,
+        )
+        self.staged = StagedReads(program, self.order)
+        self.staged.put_at(self._allocate(self.staged.length_bytes))
+
+    def _allocate(self, size_bytes: int) -> int:
+        return self.arena.address(self.arena.allocate(size_bytes, GUARD_BYTES))
+
+    def reads(self, source: Source) -> Iterator[tuple[Form, Read]]:
+        """Yield the reads from one source, each with the form of its rows."""
+        peer = self.peers[source.src_rank]
+        kept = KeptReads(self.memory, HOST).of(self.program, source.src_rank, peer)
+        parts = (READ_PAGES, kept.direct), (READ_SPANS, kept.spans)
+        forms = [form for form, part in parts if part is not None]
+        yield from zip(forms, kept.bind(self.order, self.staged.spans), strict=True)
+        for read in self.staged.reads(source, peer, HOST):
+            yield GATHER_IN_ORDER, read
+
+    def extracted_bytes(self) -> int:
+        """Return how many bytes are copied out of spans."""
+        program, tokens = self.program, self.order.tokens
+        rows, spans = program.rows(SCATTER_SPANS), in_spans(self.staged.spans)
+        pages = paged(self.memory, DST, self.order.dst_blocks)
+        return bytes_read_by(bind_copies(rows, program.group_pairs, spans, pages, tokens))
+
+    def finish(self) -> int:
+        """Copy out of staging, multiply and zero; return the launches for what was in spans."""
+        program, pairs, tokens = self.program, self.program.group_pairs, self.order.tokens
+        for copies in self.staged.copies(self.memory):
+            self.arena.copy(copies)
+        launches = 0
+        if self.staged.spans.page_count.any():
+            launches = bool(len(program.rows(SCATTER_SPANS)))
+            if len(program.rows(PROJECT_SPANS)):
+                self.arena.project(self.staged.projections(self.memory))
+                launches += 1
+        rows, pages = program.rows(CLEAR_PAGES), paged(self.memory, DST, self.order.dst_blocks)
+        run = in_order(rows, pairs, tokens, 0)
+        self.arena.zero(bind_copies(rows, pairs, run, pages, tokens))
+        return launches
 
 
 def transfer(
@@ -54,21 +123,23 @@ def transfer(
     strategy: Strategy = Strategy.AUTO,
     plan: Plan | None = None,
 ) -> Traffic:
-    """Plan, compile, bind and execute with the reference executor."""
+    """Plan, compile, bind and execute."""
     plan = plan or make_plan(source.layout, destination.layout)
     traffic = Traffic()
     for program in compile_programs(plan, served(plan, strategy)):
-        rank = next(r for r in destination.layout.ranks if r.rank == program.dst_rank)
-        for src_rank in program.src_ranks:
-            src = next(r for r in source.layout.ranks if r.rank == src_rank)
-            _read_direct(program, source, src, destination, rank, tokens, traffic)
-            if src_rank in program.staging_ranks:
-                _read_packed(program, source, src, destination, rank, tokens, traffic)
-        _read_spans(program, source, destination, rank, tokens, traffic)
-        rows, pairs = program.rows(CLEAR_PAGES), program.group_pairs
-        pages = paged(destination.regions(rank), DST, destination.blocks)
-        run = in_order(rows, pairs, tokens, 0)
-        destination.arena.zero(bind_copies(rows, pairs, run, pages, tokens))
+        reading = Reading(program, source, destination, tokens)
+        for given in reading.order.sources:
+            ranks = given.src_rank, program.dst_rank
+            for form, read in reading.reads(given):
+                source.arena.read(read.descriptors)
+                size_bytes = int(read.descriptors.length_bytes.sum())
+                traffic.wire_bytes += size_bytes
+                traffic.span_bytes[ranks] += size_bytes * (form == READ_SPANS)
+                traffic.read_bytes[program.dst_rank] += size_bytes * (form == READ_PAGES)
+                traffic.reads += len(read.descriptors.length_bytes)
+            traffic.launches += 2 * bool(given.staged_bytes)
+        traffic.read_bytes[program.dst_rank] += reading.gathered_bytes + reading.extracted_bytes()
+        traffic.launches += reading.finish()
     return traffic
 
 
@@ -77,105 +148,3 @@ def served(plan: Plan, strategy: Strategy) -> Strategy:
     if strategy is Strategy.INTERLEAVE and all(move.per_token for move in plan.moves):
         return Strategy.PACK
     return strategy
-
-
-def _read_direct(
-    program: Program,
-    source: Engine,
-    src: RankLayout,
-    destination: Engine,
-    dst: RankLayout,
-    tokens: TokenRange,
-    traffic: Traffic,
-) -> None:
-    rows = program.rows(READ_PAGES, src.rank)
-    laid = Reads.of(rows, program.group_pairs, source.regions(src), destination.regions(dst))
-    descriptors = laid.bind(source.blocks, destination.blocks, tokens)
-    source.arena.read(descriptors)
-    moved = int(descriptors.length_bytes.sum())
-    traffic.read_bytes[src.rank, dst.rank] += moved
-    traffic.wire_bytes[src.rank, dst.rank] += moved
-    traffic.reads += len(descriptors.length_bytes)
-
-
-def _read_packed(
-    program: Program,
-    source: Engine,
-    src: RankLayout,
-    destination: Engine,
-    dst: RankLayout,
-    tokens: TokenRange,
-    traffic: Traffic,
-) -> None:
-    """Gather at the source, READ the whole run once, and scatter at the destination.
-
-    The run begins with the chunk of what is interleaved.
-    """
-    arena, pairs = source.arena, program.group_pairs
-    interleaved, packed, restored = (
-        program.rows(form, src.rank) for form in (GATHER_PLACED, GATHER_IN_ORDER, SCATTER_PLACED)
-    )
-    chunk = chunk_bytes(interleaved, INTERLEAVED_TO)
-    assert chunk == chunk_bytes(restored), "the two sides see chunks of other lengths"
-    size = chunk + staged_bytes(packed, pairs, tokens)
-    if size == 0:
-        return
-    there, here = (arena.address(arena.allocate(size, 16)) for _ in range(2))
-    pages = paged(source.regions(src), SRC, source.blocks)
-    packed_run = in_order(packed, pairs, tokens, there + chunk)
-    gathers = (
-        bind_copies(interleaved, pairs, pages, by_place(there, DST), tokens),
-        bind_copies(packed, pairs, pages, packed_run, tokens),
-    )
-    for gather in gathers:
-        arena.copy(gather)
-        traffic.read_bytes[src.rank, dst.rank] += bytes_read_by(gather)
-    run = (np.array([value], np.int64) for value in (there, here, size))
-    arena.read(Descriptors(*run))
-    pages = paged(destination.regions(dst), DST, destination.blocks)
-    packed_run = in_order(packed, pairs, tokens, here + chunk)
-    arena.copy(bind_copies(restored, pairs, by_place(here, SRC), pages, tokens))
-    arena.copy(bind_copies(packed, pairs, packed_run, pages, tokens))
-    traffic.wire_bytes[src.rank, dst.rank] += size
-    traffic.reads += 1
-    traffic.launches += 2
-
-
-def _read_spans(
-    program: Program,
-    source: Engine,
-    destination: Engine,
-    dst: RankLayout,
-    tokens: TokenRange,
-    traffic: Traffic,
-) -> None:
-    """Read spans of pages as they are, then copy what is wanted out of them."""
-    arena, pairs, table = source.arena, program.group_pairs, program.rows(READ_SPANS)
-    _, size = staged_spans(table, pairs, tokens)
-    if size == 0:
-        return
-    here = arena.address(arena.allocate(size, 16))
-    staged, _ = staged_spans(table, pairs, tokens, here)
-    for src in source.layout.ranks:
-        mine = table[:, Column.SRC_RANK] == src.rank
-        regions = source.regions(src)
-        reads = SpanReads.of(table, mine, pairs, regions)
-        descriptors = reads.bind(staged, source.blocks, tokens)
-        arena.read(descriptors)
-        read_bytes = int(descriptors.length_bytes.sum())
-        traffic.wire_bytes[src.rank, dst.rank] += read_bytes
-        traffic.span_bytes[src.rank, dst.rank] += read_bytes
-        traffic.reads += len(descriptors.length_bytes)
-        rows = program.rows(SCATTER_SPANS, src.rank)
-        pages = paged(destination.regions(dst), DST, destination.blocks)
-        copies = bind_copies(rows, pairs, in_spans(staged), pages, tokens)
-        arena.copy(copies)
-        traffic.read_bytes[src.rank, dst.rank] += bytes_read_by(copies)
-    traffic.launches += bool(len(program.rows(SCATTER_SPANS)))
-    if len(program.rows(PROJECT_SPANS)):
-        memory, blocks = destination.regions(dst), destination.blocks
-        rows = copying.bind_projections(
-            program.rows(PROJECT_SPANS), pairs, staged, memory, blocks, tokens
-        )
-        arena.project(rows)
-        traffic.launches += 1

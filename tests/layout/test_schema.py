@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -42,8 +43,8 @@ BOX = (Span(0, 2),)
 LAYOUT = Layout(
     Model(
         "m",
-        tuple(Field(name, Kind.SNAPSHOT, ("a",), (2,)) for name in ("f", "other")),
-        (Field("i", Kind.SNAPSHOT, ("a",), (2,)),),
+        tuple(Field(name, Kind.SNAPSHOT, ("a",), (2,)) for name in ("f", "other", "z")),
+        tuple(Field(name, Kind.SNAPSHOT, ("a",), (2,)) for name in ("i", "j")),
     ),
     (
         RankLayout(
@@ -56,16 +57,24 @@ LAYOUT = Layout(
         ),
     ),
 )
+"""The last of each kind of values is changed; no shard lies in the last fields and inputs."""
 CHANGES: dict[Sort, object] = {
     Sort.NAME: "other",
     Sort.TEXT: "other",
     Sort.NUMBER: 7,
     Sort.FLAG: True,
+    Sort.NAMES: ("z",),
     Sort.NUMBERS: (7,),
     Sort.BOX: (Span(3, 5),),
     Sort.DTYPE: DType.INT8,
+    Sort.KIND: Kind.PER_TOKEN,
 }
-PLACES = [(part, one) for part in RANK.nested for one in part.record.attributes]
+PLACES = [
+    (owner, part, one)
+    for owner in (MODEL, RANK)
+    for part in owner.nested
+    for one in part.record.attributes
+]
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.of.__name__)
@@ -81,14 +90,30 @@ def test_the_schema_has_what_the_value_and_its_message_have(record: Record) -> N
 
 
 @pytest.mark.parametrize(
-    ("part", "one"), PLACES, ids=[f"{part.name}.{one.name}" for part, one in PLACES]
+    ("owner", "part", "one"), PLACES, ids=[f"{part.name}.{one.name}" for _, part, one in PLACES]
 )
-def test_all_that_a_rank_says_is_carried_and_counts(part: Any, one: Any) -> None:
-    (rank,) = LAYOUT.ranks
-    (value,) = getattr(rank, part.name)
+def test_all_that_a_part_says_is_carried_and_counts(owner: Record, part: Any, one: Any) -> None:
+    whole: Any = LAYOUT.model if owner is MODEL else LAYOUT.ranks[0]
+    *others, value = getattr(whole, part.name)
     other = replace(value, **{one.name: CHANGES[one.sort]})
-    changed: Any = {part.name: (other,)}
-    there = replace(LAYOUT, ranks=(replace(rank, **changed),))
-    assert digest(there) != digest(LAYOUT)
-    assert wire.layout_from_proto(wire.layout_to_proto(there)) == there
-    assert layout_from_json(layout_to_json(there)) == there
+    changed = replace(whole, **{part.name: (*others, other)})
+    check_carried(
+        replace(LAYOUT, model=changed) if owner is MODEL else replace(LAYOUT, ranks=(changed,)),
+        counts=one.of_inputs or part.name != "inputs",
+    )
+
+
+@pytest.mark.parametrize("one", [*MODEL.attributes, *RANK.attributes], ids=lambda one: one.name)
+def test_all_that_a_model_and_a_rank_say_is_carried_and_counts(one: Any) -> None:
+    changed: Any = {one.name: CHANGES[one.sort]}
+    if one in MODEL.attributes:
+        check_carried(replace(LAYOUT, model=replace(LAYOUT.model, **changed)))
+    else:
+        check_carried(replace(LAYOUT, ranks=(replace(LAYOUT.ranks[0], **changed),)))
+
+
+def check_carried(layout: Layout, counts: bool = True) -> None:
+    """Check that JSON and messages carry a layout, and that its digest is another one's."""
+    assert (digest(layout) != digest(LAYOUT)) == counts
+    assert wire.layout_from_proto(wire.layout_to_proto(layout)) == layout
+    assert layout_from_json(json.loads(json.dumps(layout_to_json(layout)))) == layout

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from families.hybrid_configs import CONFIGS
 from restow.broker.errors import TpSizeError
 from restow.broker.families import LinearAttentionSpec, RecurrentSpec
 from restow.broker.families.hf import model_from_hf_config
 from vllm_harness.engine import ENVIRONMENT, HERE
 
 pytestmark = pytest.mark.timeout(600)
+
+CONFIGS = json.loads((HERE.parent / "families" / "hybrid_configs.json").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from restow.kernels.codes import SRC_BYTES, Bools, CopyCode, Int64s, PieceColumn
-from restow.kernels.tables import contiguous, even_runs, tiles
+from restow.kernels.tables import contiguous, evenly_spaced, tiles
 
 VECTOR_BYTES = 16
 BOX_16 = len(CopyCode)  # code of 16-byte vectors whose positions a shape gives
@@ -94,12 +94,7 @@ def _boxes(rows: Int64s) -> _Boxes:
     short = rows[:, PieceColumn.COUNT] <= SHORT
     if not short.any():
         return _Boxes.joined(_peeled(rows[of_bytes]), _rows_of_elements(rows[~dense]))
-    same = np.append(False, short[1:])
-    for column in list(PieceColumn)[PieceColumn.COUNT :]:
-        same[1:] &= rows[1:, column] == rows[:-1, column]
-    start = np.flatnonzero(~even_runs(rows[:, 0], rows[:, 1], same=same))
-    length = np.diff(np.append(start, len(rows)))
-    gap = rows[np.minimum(start + 1, len(rows) - 1), :2] - rows[start, :2]
+    start, length, gap = evenly_spaced(rows, short)
     dense, rows = dense[start], rows[start]
     step = rows[:, PieceColumn.SRC_STEP_BYTES : PieceColumn.CODE]
     abut = (length > 1) & np.all(gap == rows[:, [PieceColumn.COUNT]] * step, axis=1)

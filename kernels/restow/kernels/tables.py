@@ -74,6 +74,20 @@ def contiguous(rows: Int64s) -> Bools:
     return both
 
 
+def evenly_spaced(rows: Int64s, short: Bools) -> tuple[Int64s, Int64s, Int64s]:
+    """Find runs of short rows of one shape that are evenly spaced on both sides.
+
+    Returns the first row of each run (a row may be alone), its number of rows, and the gap between
+    them at source and destination, [runs, 2].
+    """
+    same = np.append(False, short[1:])
+    for column in list(PieceColumn)[PieceColumn.COUNT :]:
+        same[1:] &= rows[1:, column] == rows[:-1, column]
+    start = np.flatnonzero(~even_runs(rows[:, 0], rows[:, 1], same=same))
+    gap = rows[np.minimum(start + 1, len(rows) - 1), :2] - rows[start, :2]
+    return start, np.diff(np.append(start, len(rows))), gap
+
+
 def lengthened(rows: Int64s) -> Int64s:
     """Rewrite every run of r short rows of c < r elements, evenly spaced on both sides.
 
@@ -84,17 +98,7 @@ def lengthened(rows: Int64s) -> Int64s:
     short = count < SHORT_ROW_ELEMS
     if not short.any():
         return rows
-    same = np.append(False, short[1:])
-    for column in list(PieceColumn)[PieceColumn.COUNT :]:
-        same[1:] &= rows[1:, column] == rows[:-1, column]
-    joined = even_runs(
-        rows[:, PieceColumn.SRC_ADDRESS], rows[:, PieceColumn.DST_ADDRESS], same=same
-    )
-    if not joined.any():
-        return rows
-    start = np.flatnonzero(~joined)
-    length = np.diff(np.append(start, len(rows)))
-    gap = rows[np.minimum(start + 1, len(rows) - 1), :2] - rows[start, :2]  # [runs, src and dst]
+    start, length, gap = evenly_spaced(rows, short)
     long = (length > np.maximum(count[start], 2)) & np.all(gap > 0, axis=1)
     kept = rows[~np.repeat(long, length)]
     start, length, gap = start[long], length[long], gap[long]

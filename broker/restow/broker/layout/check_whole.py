@@ -208,9 +208,8 @@ def check_layout(layout: Layout) -> None:
     _check_windows(layout)
     held: dict[str, list[tuple[int, Box, TokenClass]]] = defaultdict(list)
     for rank in layout.ranks:
-        tokens = {region.name: region.tokens for region in rank.regions}
-        for shard in rank.shards:
-            held[shard.field].append((rank.rank, shard.box, tokens[shard.region]))
+        for region, shard in rank.held():
+            held[shard.field].append((rank.rank, shard.box, region.tokens))
     proven: set[object] = set()  # layers of the same kind are held alike, so check each form once
     for field in layout.model.fields:
         form = (field.axes, field.shape, tuple(held[field.name]))
@@ -359,11 +358,10 @@ def _check_windows(layout: Layout) -> None:
     windows = {field.name: field.window_tokens for field in layout.model.fields}
     windows_of: dict[str, tuple[str, int]] = {}
     for rank in layout.ranks:
-        whole = {region.name: region.group for region in rank.regions if region.whole_blocks}
-        for shard in rank.shards if whole else ():
-            group, window = whole.get(shard.region), windows[shard.field]
-            if group is None:
+        for region, shard in rank.held():
+            if not region.whole_blocks:
                 continue
+            group, window = region.group, windows[shard.field]
             first = windows_of.setdefault(group, (shard.field, window))
             if first[1] != window:
                 raise LayoutFormError(

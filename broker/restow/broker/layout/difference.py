@@ -80,13 +80,11 @@ class RankSummary:
 
 def summarize(rank: RankLayout) -> RankSummary:
     """Return the summary of a rank of a checked layout."""
-    tokens_of = {region.name: region.page_tokens for region in rank.regions}
     per_token = per_snapshot = used = 0
-    for shard in rank.shards:
+    for region, shard in rank.held():
         size = volume(shard.box) * shard.dtype.itemsize_bytes
-        tokens = tokens_of[shard.region]
-        used += size * (tokens or 1)
-        if tokens is None:
+        used += size * (region.page_tokens or 1)
+        if region.page_tokens is None:
             per_snapshot += size
         else:
             per_token += size

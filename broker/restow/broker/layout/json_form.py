@@ -5,15 +5,16 @@ The format is stable (docs/layouts.md, "Layout files"), because users' scripts r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.layout import json_values as read
 from restow.broker.layout.schema import MODEL, NEEDED, RANK, REGION, SHARD, Attribute, Record, Sort
 from restow.broker.layout.span import Box, Span
 from restow.broker.layout.values import DType, Field, Kind, Layout, RankLayout, Shard
+
+Json = Mapping[str, Any]
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
@@ -62,9 +63,9 @@ def layout_from_json(data: object) -> Layout:
     Only the format is checked here; `check_layout` proves that the parts fit. A model without a
     list of fields gets the fields of its shards, each as large as its shards reach.
     """
-    top = read.mapping(data, "layout")
-    model_data = read.mapping(read.get(top, "model", "layout"), "model")
-    listed = read.items(read.get(top, "ranks", "layout"), "ranks")
+    top = _mapping(data, "layout")
+    model_data = _mapping(_get(top, "model", "layout"), "model")
+    listed = _items(_get(top, "ranks", "layout"), "ranks")
     ranks = [(where, rank, _value(rank, RANK, where)) for where, rank in listed]
     of_shards = {"fields": _reached(ranks, "shards"), "inputs": _reached(ranks, "inputs")}
     model = _value(model_data, MODEL, "model")
@@ -77,25 +78,23 @@ def layout_from_json(data: object) -> Layout:
 
 
 def _value(data: object, record: Record, where: str) -> Any:
-    item = read.mapping(data, where)
+    item = _mapping(data, where)
     if record is REGION and "group" not in item:
         item = {**item, "group": "state" if item.get("page_tokens") is None else "attention"}
     values = {attribute.name: _attribute(item, attribute, where) for attribute in record.attributes}
     for part in record.nested:
-        listed = read.get(item, part.name, where) if part.needed else item.get(part.name, ())
+        listed = _get(item, part.name, where) if part.needed else item.get(part.name, ())
         values[part.name] = tuple(
             _value(inner, part.record, place)
-            for place, inner in read.items(listed, f"{where}.{part.name}")
+            for place, inner in _items(listed, f"{where}.{part.name}")
         )
     return record.of(**values)
 
 
-def _attribute(item: read.Json, attribute: Attribute, where: str) -> Any:
+def _attribute(item: Json, attribute: Attribute, where: str) -> Any:
     key = attribute.key or attribute.name
     data = (
-        read.get(item, key, where)
-        if attribute.default is NEEDED
-        else item.get(key, attribute.default)
+        _get(item, key, where) if attribute.default is NEEDED else item.get(key, attribute.default)
     )
     if data is None and attribute.default is None:
         return None
@@ -108,11 +107,11 @@ def _reached(ranks: list[tuple[str, Any, RankLayout]], part: str) -> dict[str, F
     for where, rank_data, rank in ranks:
         shards: tuple[Shard, ...] = getattr(rank, part)
         for (place, item), shard in zip(
-            read.items(rank_data.get(part, ()), f"{where}.{part}"), shards, strict=True
+            _items(rank_data.get(part, ()), f"{where}.{part}"), shards, strict=True
         ):
             name, reach = shard.field, tuple(span.stop for span in shard.box)
-            axes = read.texts(read.get(item, "axes", place), f"{place}.axes")
-            kind = _kind(read.get(item, "kind", place), f"{place}.kind")
+            axes = _texts(_get(item, "axes", place), f"{place}.axes")
+            kind = _kind(_get(item, "kind", place), f"{place}.kind")
             old = fields.get(name, Field(name, kind, axes, reach))
             if (old.axes, old.kind, len(old.shape)) != (axes, kind, len(reach)):
                 raise LayoutFormError(
@@ -137,41 +136,102 @@ def _check_same_fields(listed: tuple[Field, ...], reached: Mapping[str, Field]) 
             )
 
 
+def _malformed(where: str, fault: str) -> LayoutFormError:
+    return LayoutFormError(f"{where}: {fault}", place=where)
+
+
+def _get(item: object, key: str, where: str) -> Any:
+    data = _mapping(item, where)
+    if key not in data:
+        raise _malformed(where, f"{key!r} is missing")
+    return data[key]
+
+
+def _name(data: object, where: str) -> str:
+    """Return a non-empty text."""
+    if not _text(data, where):
+        raise _malformed(where, f"{data!r} is not a name")
+    return str(data)
+
+
+def _text(data: object, where: str) -> str:
+    """Return a text; refuse lone surrogates, which JSON can express and UTF-8 cannot."""
+    if not isinstance(data, str) or any("\ud800" <= letter <= "\udfff" for letter in data):
+        raise _malformed(where, f"{_short(data)} is not a name")
+    return data
+
+
+def _texts(data: object, where: str) -> tuple[str, ...]:
+    return tuple(_name(word, place) for place, word in _items(data, where))
+
+
+def _mapping(data: object, where: str) -> Json:
+    if not isinstance(data, Mapping):
+        raise _malformed(where, f"expected an object, got {type(data).__name__}")
+    return data
+
+
+def _items(data: object, where: str) -> list[tuple[str, Any]]:
+    """Return the items of a list, each with its place."""
+    if not isinstance(data, Sequence) or isinstance(data, str | bytes):
+        raise _malformed(where, f"expected a list, got {type(data).__name__}")
+    return [(f"{where}[{index}]", item) for index, item in enumerate(data)]
+
+
+def _integer(data: object, where: str) -> int:
+    if not isinstance(data, int) or isinstance(data, bool):
+        raise _malformed(where, f"{_short(data)} is not an integer")
+    return data
+
+
+def _flag(data: object, where: str) -> bool:
+    if not isinstance(data, bool):
+        raise _malformed(where, f"{_short(data)} is neither true nor false")
+    return data
+
+
+def _integers(data: object, where: str) -> tuple[int, ...]:
+    return tuple(_integer(value, place) for place, value in _items(data, where))
+
+
+def _short(data: object) -> str:
+    shown = repr(data)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
 def _box(data: object, where: str) -> Box:
     spans = []
-    for place, pair in read.items(data, where):
-        numbers = read.integers(pair, place)
+    for place, pair in _items(data, where):
+        numbers = _integers(pair, place)
         if len(numbers) != 2 or not 0 <= numbers[0] < numbers[1]:
-            raise read.malformed(
-                place, f"{list(numbers)} is not [start, stop] with 0 <= start < stop"
-            )
+            raise _malformed(place, f"{list(numbers)} is not [start, stop] with 0 <= start < stop")
         spans.append(Span(*numbers))
     return tuple(spans)
 
 
 def _kind(data: object, where: str) -> Kind:
-    text = read.name(data, where)
+    text = _name(data, where)
     try:
         return Kind(text)
     except ValueError:
-        raise read.malformed(where, f"{text!r} is neither per_token nor snapshot") from None
+        raise _malformed(where, f"{text!r} is neither per_token nor snapshot") from None
 
 
 def _dtype(data: object, where: str) -> DType:
-    text = read.name(data, where)
+    text = _name(data, where)
     try:
         return DType.parse(text)
     except LayoutFormError as error:
-        raise read.malformed(where, error.message) from None
+        raise _malformed(where, error.message) from None
 
 
 _READ: dict[Sort, Callable[[object, str], object]] = {
-    Sort.NAME: read.name,
-    Sort.TEXT: read.text,
-    Sort.NUMBER: read.integer,
-    Sort.FLAG: read.flag,
-    Sort.NAMES: read.texts,
-    Sort.NUMBERS: read.integers,
+    Sort.NAME: _name,
+    Sort.TEXT: _text,
+    Sort.NUMBER: _integer,
+    Sort.FLAG: _flag,
+    Sort.NAMES: _texts,
+    Sort.NUMBERS: _integers,
     Sort.BOX: _box,
     Sort.DTYPE: _dtype,
     Sort.KIND: _kind,

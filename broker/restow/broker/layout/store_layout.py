@@ -138,7 +138,7 @@ def least_block_tokens(layout: Layout) -> int:
     from its beginning. Returns 1 if no field has tokens.
     """
     windows = {field.name for field in layout.model.fields if field.window_tokens}
-    held = [(shard.field, region.block_tokens) for _, region, shard in _shards(layout)]
+    held = [(s.field, region.block_tokens) for rank in layout.ranks for region, s in rank.held()]
     least = min((tokens for _, tokens in held if tokens), default=1)
     divisor = math.gcd(*(tokens for field, tokens in held if field in windows))
     return math.gcd(least, divisor) if divisor else least
@@ -159,12 +159,13 @@ def store_layout(layout: Layout, block_tokens: int | None = None) -> Layout:
     fields = {field.name: field for field in layout.model.fields}
     shard_of: dict[str, Shard] = {}
     sources: dict[str, dict[tuple[int, str], list[Part]]] = defaultdict(lambda: defaultdict(list))
-    for rank, region, shard in _shards(layout):
-        if shard.field not in shard_of:
-            shard_of[shard.field] = shard
-            field = fields[shard.field]
-            part = _part(field, shard, region, block_tokens)
-            sources[_group(field)][rank.rank, region.name].append(part)
+    for rank in layout.ranks:
+        for region, shard in rank.held():
+            if shard.field not in shard_of:
+                shard_of[shard.field] = shard
+                field = fields[shard.field]
+                part = _part(field, shard, region, block_tokens)
+                sources[_group(field)][rank.rank, region.name].append(part)
     regions, shards = [], []
     for group, by_region in sources.items():
         end = 0
@@ -189,13 +190,6 @@ def store_layout(layout: Layout, block_tokens: int | None = None) -> Layout:
             Region(group, group, end, tokens, null_block=NULL_BLOCK, whole_blocks=bool(tokens))
         )
     return Layout(replace(layout.model, inputs=()), (RankLayout(0, tuple(regions), tuple(shards)),))
-
-
-def _shards(layout: Layout) -> Iterator[tuple[RankLayout, Region, Shard]]:
-    for rank in layout.ranks:
-        regions = {region.name: region for region in rank.regions}
-        for shard in rank.shards:
-            yield rank, regions[shard.region], shard
 
 
 def _group(field: Field) -> str:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from restow.broker.layout.rows import Bools, Int64s
+from restow.broker.layout.rows import Int64s
 
 Number = TypeVar("Number", int, Int64s)
 
@@ -52,11 +52,6 @@ class TokenClass:
         turn, rest = np.divmod(places, self.interleave_tokens)
         tokens: Int64s = (turn * self.parts + self.part) * self.interleave_tokens + rest
         return tokens
-
-    def holds(self, tokens: Int64s) -> Bools:
-        """Return a mask of the tokens that the rank holds."""
-        mask: Bools = tokens // self.interleave_tokens % self.parts == self.part
-        return mask
 
     def shared(self, other: TokenClass) -> Fraction:
         """Return the share of a long prompt that both classes hold.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
@@ -348,6 +349,12 @@ class RankLayout:
     def region(self, name: str) -> Region:
         """Return the region with this name; `check_layout` has checked that it exists."""
         return next(region for region in self.regions if region.name == name)
+
+    def held(self) -> Iterator[tuple[Region, Shard]]:
+        """Yield each shard of a checked layout with the region that it lies in."""
+        regions = {region.name: region for region in self.regions}
+        for shard in self.shards:
+            yield regions[shard.region], shard
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -179,10 +179,9 @@ class ColdRows:
         self._numbers: dict[GroupPair, int] = {}
         self._fields = {f.name: f for f in plan.destination.model.fields if f.name in plan.cold}
         for rank in plan.destination.ranks:
-            regions = {region.name: region for region in rank.regions}
-            for shard in rank.shards:
+            for region, shard in rank.held():
                 if shard.field in self._fields:
-                    self._pair(regions[shard.region], shard)
+                    self._pair(region, shard)
 
     @property
     def pairs(self) -> tuple[GroupPair, ...]:
@@ -194,12 +193,12 @@ class ColdRows:
 
         Raises `TooManyPiecesError`.
         """
-        regions = {region.name: (index, region) for index, region in enumerate(rank.regions)}
+        index = {region.name: number for number, region in enumerate(rank.regions)}
         tables = [no_rows()]
-        for shard in rank.shards:
+        for region, shard in rank.held():
             if shard.field in self._fields:
-                index, region = regions[shard.region]
-                tables.append(_shard_rows(shard, index, region, self._pair(region, shard)))
+                pair = self._pair(region, shard)
+                tables.append(_shard_rows(shard, index[region.name], region, pair))
         rows, _ = join_rows(np.concatenate(tables))
         if len(rows) > MAX_ROWS:
             raise TooManyPiecesError(f"fields that begin cold fall into over {MAX_ROWS} pieces")
@@ -207,12 +206,9 @@ class ColdRows:
         return rows
 
     def _pair(self, region: Region, shard: Shard) -> int:
-        field = self._fields[shard.field]
-        tokens = region.page_tokens or 0 if field.kind is Kind.PER_TOKEN else 0
-        form = PageForm(
-            region.group, tokens, region.pages_per_block, region.tokens, region.whole_blocks
-        )
-        pair = GroupPair(replace(form, group=NO_LIST), form, field.window_tokens)
+        form = PageForm.of(region)
+        window_tokens = self._fields[shard.field].window_tokens
+        pair = GroupPair(replace(form, group=NO_LIST), form, window_tokens)
         return self._numbers.setdefault(pair, self._first + len(self._numbers))
 
 

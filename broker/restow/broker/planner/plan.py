@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -21,8 +21,6 @@ from restow.broker.layout import (
     DType,
     Field,
     Layout,
-    RankLayout,
-    Region,
     Shard,
     TokenClass,
 )
@@ -131,8 +129,8 @@ class Plan:
         blocks = {
             shard.field: region.block_tokens
             for rank in self.destination.ranks
-            for shard in rank.shards
-            if (region := rank.region(shard.region)).whole_blocks
+            for region, shard in rank.held()
+            if region.whole_blocks
         }
         return {
             field.name: field.entries(tokens, blocks.get(field.name, 1))
@@ -172,17 +170,16 @@ def make_plan(source: Layout, destination: Layout, *, any_revision: bool = False
     shards = {
         (rank.rank, shard.field, shard.box): shard for rank in source.ranks for shard in rank.shards
     }
-    cut = {rank.rank: _tokens(rank) for rank in destination.ranks}
     moves = tuple(
         _move(
             route,
             shards[route.src_rank, shard.field, route.held],
             rank.rank,
             shard,
-            cut[rank.rank][shard.region],
+            region.tokens,
         )
         for rank in destination.ranks
-        for shard in rank.shards
+        for region, shard in rank.held()
         if shard.field not in cold
         for route in routes[shard.field][rank.rank, shard.box]
     )
@@ -193,11 +190,6 @@ def cold_fields(source: Layout, destination: Layout) -> frozenset[str]:
     """Return D's fields that P lacks or has in another form: fields of drafts."""
     held = set(source.model.fields)
     return frozenset(field.name for field in destination.model.fields if field not in held)
-
-
-def _tokens(rank: RankLayout) -> dict[str, TokenClass]:
-    """Return which tokens the pages of each region hold."""
-    return {region.name: region.tokens for region in rank.regions}
 
 
 def _move(route: Route, src: Shard, dst_rank: int, dst: Shard, tokens: TokenClass) -> Move:
@@ -298,9 +290,8 @@ def _holders(layout: Layout, without: frozenset[str] = frozenset()) -> dict[str,
     ranks_of: dict[str, dict[tuple[Box, TokenClass], list[int]]]
     ranks_of = defaultdict(lambda: defaultdict(list))
     for rank in layout.ranks:
-        tokens = _tokens(rank)
-        for shard in rank.shards:
-            ranks_of[shard.field][shard.box, tokens[shard.region]].append(rank.rank)
+        for region, shard in rank.held():
+            ranks_of[shard.field][shard.box, region.tokens].append(rank.rank)
     return {
         name: tuple((part, tuple(sorted(ranks))) for part, ranks in parts.items())
         for name, parts in ranks_of.items()
@@ -360,10 +351,15 @@ def check_whole_blocks(source: Layout, destination: Layout) -> None:
     begins. D's block of that token must not begin before P's.
     """
     windows = {field.name for field in source.model.fields if field.window_tokens}
-    wanted = {(f, r.block_tokens) for f, r in _held(destination) if f in windows and r.whole_blocks}
-    if not wanted:
-        return
-    held = {(field, region.block_tokens) for field, region in _held(source) if field in windows}
+    held, wanted = (
+        {
+            (shard.field, region.block_tokens)
+            for rank in layout.ranks
+            for region, shard in rank.held()
+            if shard.field in windows and (layout is source or region.whole_blocks)
+        }
+        for layout in (source, destination)
+    )
     for field, theirs in sorted(wanted):
         for ours in sorted(tokens for name, tokens in held if name == field):
             if ours % theirs:
@@ -376,11 +372,3 @@ def check_whole_blocks(source: Layout, destination: Layout) -> None:
                     source=ours,
                     destination=theirs,
                 )
-
-
-def _held(layout: Layout) -> Iterator[tuple[str, Region]]:
-    """Yield each field that a rank holds, with its region."""
-    for rank in layout.ranks:
-        regions = {region.name: region for region in rank.regions}
-        for shard in rank.shards:
-            yield shard.field, regions[shard.region]

@@ -24,7 +24,7 @@ from restow.broker.layout.token_class import (
     cut_runs,
     shared_runs,
 )
-from restow.broker.layout.values import ITEM_BYTES, DType
+from restow.broker.layout.values import ITEM_BYTES, DType, Region
 from restow.broker.strategy import Strategy
 
 
@@ -172,6 +172,12 @@ class PageForm:
     pages_per_block: int
     tokens: TokenClass = ALL_TOKENS
     whole_blocks: bool = False
+
+    @classmethod
+    def of(cls, region: Region) -> PageForm:
+        """Return how the pages of a region are addressed."""
+        pages = region.page_tokens or 0, region.pages_per_block
+        return cls(region.group, *pages, region.tokens, region.whole_blocks)
 
     @property
     def block_tokens(self) -> int:

@@ -173,17 +173,7 @@ class Cutter:
 def _pages(layout: Layout) -> dict[tuple[int, str], _Pages]:
     """Return the pages of all regions, by rank and region name."""
     return {
-        (rank.rank, region.name): _Pages(
-            index,
-            region.page_stride_bytes,
-            PageForm(
-                region.group,
-                region.page_tokens or 0,
-                region.pages_per_block,
-                region.tokens,
-                region.whole_blocks,
-            ),
-        )
+        (rank.rank, region.name): _Pages(index, region.page_stride_bytes, PageForm.of(region))
         for rank in layout.ranks
         for index, region in enumerate(rank.regions)
     }

@@ -115,9 +115,7 @@ def rules_of(layout: Layout, quantum_tokens: int) -> tuple[GroupRule, ...] | Non
     blocks: dict[str, int] = {}
     kept: dict[str, list[Field]] = {}
     for rank in layout.ranks:
-        regions = {region.name: region for region in rank.regions}
-        for shard in rank.shards:
-            region = regions[shard.region]
+        for region, shard in rank.held():
             field = fields.get(shard.field)
             if region.constant or field is None:
                 continue
