@@ -160,24 +160,22 @@ def test_one_order_names_all_readers_and_each_reads_when_its_run_is_staged() -> 
     assert unstaged(world) == [0]
 
 
-@pytest.mark.parametrize("run", [(0, 1), (-4096, 64), (4096, -64), (2**63 - 1, 2), (1, 2**63 - 1)])
-def test_a_run_where_no_memory_can_be_is_read_by_nobody(run: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("address", "size_bytes", "possible"),
+    [
+        *((address, 0, True) for address in (-4096, 0, 4096)),
+        *((0, 1, False), (-4096, 64, False), (4096, -64, False), (0, -1, False)),
+        *((1, 2**63 - 1, True), (2, 2**63 - 1, False), (2**63 - 1, 1, True), (2**63, 1, False)),
+    ],
+)
+def test_a_run_where_no_memory_can_be_is_read_by_nobody(
+    address: int, size_bytes: int, possible: bool
+) -> None:
     world, p, d, number = reading(staged=True)
-    agent, reports = p.agents[0], world.directory.reports
-    world.run(
-        lambda now_s: reports.staged(p.record, agent, number, 0, StagedRun(*run), None, now_s)
-    )
-    if run == (1, 2**63 - 1):
+    agent, reports, run = p.agents[0], world.directory.reports, StagedRun(address, size_bytes)
+    world.run(lambda now_s: reports.staged(p.record, agent, number, 0, run, None, now_s))
+    if possible:
         assert world.find().state is State.READING
-        return
-    assert not world.orders(act.SendExecute)
-    assert ends(p) == ends(d) == [("FAILED", "ARGUMENT_INVALID")]
-
-
-def test_a_run_of_nothing_may_be_anywhere() -> None:
-    world, p, _, number = reading(staged=True)
-    agent, reports = p.agents[0], world.directory.reports
-    world.run(
-        lambda now_s: reports.staged(p.record, agent, number, 0, StagedRun(0, 0), None, now_s)
-    )
-    assert world.find().state is State.READING
+    else:
+        assert not world.orders(act.SendExecute)
+        assert ends(p) == ends(d) == [("FAILED", "ARGUMENT_INVALID")]

@@ -14,7 +14,6 @@ from restow.broker.core.common.keys import AgentKey, HostPair, State
 from restow.broker.core.common.pair import PairPlan
 from restow.broker.errors import (
     AgentMismatchError,
-    DirectoryFullError,
     EngineUnknownError,
     HandoffUnknownError,
     QuotaExceededError,
@@ -270,21 +269,3 @@ def test_the_ends_of_one_tenant_do_not_displace_those_of_another() -> None:
     world.decline(q, "more")
     assert [name for _, name in world.directory.ledger.ended] == ["h7", "h8", "h9", "more"]
     assert world.directory.ledger.tenants.of("a").ended_counts == {State.CANCELLED: 10}
-
-
-def test_without_quotas_only_the_common_bound_holds() -> None:
-    world = World()
-    p = world.engine("p", tenant="a")
-    for index in range(LIMITS.max_live):
-        world.publish(p, f"h{index}")
-    with pytest.raises(DirectoryFullError):
-        world.publish(p, "one more")
-
-
-def test_tenants_that_have_nothing_left_are_not_remembered() -> None:
-    world = World(limits=replace(LIMITS, max_ended=1))
-    for index in range(5):
-        side = world.engine("e", tenant=f"t{index}")
-        world.publish(side)
-        world.unregister(side)
-    assert list(world.directory.ledger.tenants.holdings) == ["t4"]
