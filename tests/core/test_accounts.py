@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core.world import LIMITS, Side, World, packed, pair_plan
+from core.world import LIMITS, Side, World, alone, packed, pair_plan
 from restow.broker.core.common.keys import AgentKey, EngineKey
 from restow.broker.core.common.pair import PAIR_BYTES, PairPlan
 from restow.broker.core.engines.account import (
@@ -20,7 +20,6 @@ from restow.broker.core.engines.account import (
     HANDOFF_BYTES,
 )
 from restow.broker.core.engines.agent import AGENT_BYTES, AgentRecord, RegionMemory
-from restow.broker.core.handoffs import timeline
 from restow.broker.errors import DirectoryFullError, QuotaExceededError, RequestError
 from restow.broker.layout import Layout, Model
 from restow.broker.planner import Program
@@ -88,8 +87,7 @@ def test_ids_that_are_too_many_are_refused_and_nothing_is_left_of_them(by_d: boo
 def test_what_all_tenants_have_kept_is_bounded_as_well() -> None:
     found = World()
     found.engine("p")
-    world = World(limits=replace(LIMITS, max_bytes=kept(found) + HANDOFF_BYTES))
-    p = world.engine("p")
+    world, p = alone("p", limits=replace(LIMITS, max_bytes=kept(found) + HANDOFF_BYTES))
     world.publish(p, blocks={}, final=False)
     with pytest.raises(DirectoryFullError, match="its maximum of"):
         world.publish(p, "g", blocks={}, final=False)
@@ -143,7 +141,7 @@ def test_layouts_are_counted_once_and_gone_with_the_last_engine_that_has_them() 
     with pytest.raises(QuotaExceededError):
         come("a", "2", "y", MIB)
     assert world.directory.members.engines[EngineKey("t", "a")].incarnation == "1"
-    old = world.sides[EngineKey("t", "b")]
+    old = world.side("b")
     world.unregister(old)
     come("a", "2", "y", MIB * 3 // 2)  # its own life before makes room
     assert kept(world) == MIB * 3 // 2 + ENGINE_BYTES
@@ -183,22 +181,17 @@ def plan_of(size_bytes: int) -> PairPlan:
 def test_a_plan_takes_the_place_of_older_ones_and_fails_what_waits_if_there_is_none() -> None:
     world, p, d = bounded(MIB)
     world.outcome = plan_of(MIB * 3 // 4)
-    world.publish(p)
-    world.fence_all(p)
+    world.ready(p)
     world.request(d)
     number = world.find("h").number
     first = set(world.directory.plans.known)
     # By this plan ranks read: another one, as large, has no room beside it.
     e = world.engine("e", ranks=2)
-    world.publish(p, "other")
-    world.fence_all(p, "other")
-    world.request(e, "other")
+    world.begin(p, e, "other")
     assert [(one.state, one.reason) for one in e.told] == [("FAILED", "QUOTA_EXCEEDED")]
     assert set(world.directory.plans.known) == first
     world.settle(d, number)
-    world.publish(p, "third")
-    world.fence_all(p, "third")
-    world.request(e, "third")
+    world.begin(p, e, "third")
     assert world.find("third").granted
     assert not first & set(world.directory.plans.known)
 
@@ -210,18 +203,6 @@ def test_tenants_share_no_plan() -> None:
         world.publish(p)
         world.request(d)
     assert {key.tenant for key in world.directory.plans.known} == {"a", "b"}
-
-
-def test_a_story_does_not_grow_with_what_a_side_repeats() -> None:
-    world, p, _ = bounded(10 * HANDOFF_BYTES)
-    world.publish(p, blocks={}, final=False)
-    for _round in range(50):
-        world.renew(p)
-        world.publish(p, blocks={}, final=False)
-        world.find().timeline.note_refused(world.now_s, "p", "PAGE_COUNT", "x" * 10_000)
-    entries = world.find().timeline
-    assert len(entries) <= 3 * timeline.MAX_OFTEN
-    assert max(len(str(one)) for one in entries) < 2 * timeline.MAX_WORDS
 
 
 def test_a_name_counts_as_much_once_it_was_encoded() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-from core.test_probing import HOSTS, answer, ask, measured, probes
-from core.world import LIMITS, Side, World, layout
+from core.test_probing import HOSTS, SECONDS, answer, measured, probes
+from core.world import LIMITS, World, alone, layout
 from restow.broker.core.ahead import MAX_QUEUED
 from restow.broker.core.common import actions as act
-from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import PAIR_BYTES, PairRefused
 from restow.broker.errors import PlanError
@@ -21,14 +18,6 @@ def house(sides: str = "PD", *, measures: bool = True, limits: Limits = LIMITS) 
     for name in sides:
         world.engine(name.lower(), 1 + (name == "D"), host=f"host-{name.lower()}", sides=name)
     return world
-
-
-def side(world: World, name: str, tenant: str = "t") -> Side:
-    return world.sides[EngineKey(tenant, name)]
-
-
-def plans(world: World) -> list[act.MakePlan]:
-    return [one for one in world.sent if isinstance(one, act.MakePlan)]
 
 
 def settle_down(world: World) -> None:
@@ -49,43 +38,19 @@ def measured_between(world: World) -> None:
     source = world.sides[probes(world)[-1].agent.engine]
     number = probes(world)[-1].number
     answer(world, source, number)
-    answer(world, world.sides[probes(world)[-1].agent.engine], number, reading=True)
-
-
-def events(world: World, name: str = "h") -> list[str]:
-    return [event for _, event, _ in world.find(name).timeline]
+    answer(world, world.sides[probes(world)[-1].agent.engine], number, seconds=SECONDS)
 
 
 def test_a_first_handoff_is_granted_at_once() -> None:
     world = house()
     settle_down(world)
     assert world.directory.probing.known[HOSTS].costs is not None
-    assert [one.ahead for one in plans(world)] == [True, True]
+    assert [one.ahead for one in world.orders(act.MakePlan)] == [True, True]
     before = len(world.sent)
-    ask(world, side(world, "p"), side(world, "d"))
+    world.begin(world.side("p"), world.side("d"))
     assert world.find().granted
     assert not {"MakePlan", "SendProbe"} & {type(one).__name__ for one in world.sent[before:]}
-    assert not {"waits for a plan", "waits for costs"} & set(events(world))
-
-
-def test_the_timeline_says_how_long_a_handoff_waited() -> None:
-    world = World(measures=True)
-    world.plans_at_once = False
-    p, d = (world.engine(name, host=f"host-{name}") for name in "pd")
-    ask(world, p, d)
-    world.now_s += 0.4
-    world.plan()
-    world.now_s += 0.1
-    number = probes(world)[0].number
-    answer(world, p, number)
-    answer(world, d, number, reading=True)
-    world.now_s += 0.3
-    world.plan()
-    told = [(event, detail) for _, event, detail in world.find().timeline]
-    waits = [one for one in told if one[0] in ("planned", "measured")]
-    assert [event for event, _ in waits] == ["planned", "measured", "planned"]
-    assert [detail[0] for _, detail in waits] == pytest.approx([0.4, 0.1, 0.3])  # type: ignore[index]
-    assert [event for event, _ in told].count("waits for a plan") == 2
+    assert not {"waits for a plan", "waits for costs"} & set(world.events())
 
 
 def test_engines_that_say_no_side_are_planned_for_and_show_nobody_their_memory() -> None:
@@ -93,7 +58,7 @@ def test_engines_that_say_no_side_are_planned_for_and_show_nobody_their_memory()
     for name in "pd":
         world.engine(name, 1 + (name == "d"), host=f"host-{name}")
     settle_down(world)
-    assert len(plans(world)) == 2  # either may be P
+    assert len(world.orders(act.MakePlan)) == 2  # either may be P
     assert not probes(world)
     assert not world.orders(act.SendPeer)
 
@@ -101,9 +66,9 @@ def test_engines_that_say_no_side_are_planned_for_and_show_nobody_their_memory()
 def test_only_p_is_read_also_of_engines_that_were_replaced() -> None:
     world = house("PDDPD")
     settle_down(world)
-    assert {(one.pair.source_digest, one.pair.destination_digest) for one in plans(world)} == {
-        (side(world, "p").record.layout_digest, side(world, "d").record.layout_digest)
-    }
+    assert {
+        (one.pair.source_digest, one.pair.destination_digest) for one in world.orders(act.MakePlan)
+    } == {(world.side("p").record.layout_digest, world.side("d").record.layout_digest)}
     readers = {one.agent.engine.engine_id for one in world.sent if isinstance(one, act.SendPeer)}
     assert readers == {"d"}
 
@@ -116,7 +81,7 @@ def test_replicas_share_a_plan_and_hosts_a_measurement() -> None:
                 f"{name}{number}", 1 + (name == "d"), host=f"host-{name}", sides=name.upper()
             )
     settle_down(world)
-    assert len(plans(world)) == 2  # without the costs, and with them
+    assert len(world.orders(act.MakePlan)) == 2  # without the costs, and with them
     assert len(probes(world)) == 2
 
 
@@ -125,20 +90,20 @@ def test_what_requests_wait_for_comes_first() -> None:
     world.plans_at_once = False
     p, d = world.engine("p", 1, sides="P"), world.engine("d", 1, sides="D")
     world.engine("d2", 2, sides="D")
-    ask(world, p, d)
-    (asked,) = plans(world)
+    world.begin(p, d)
+    (asked,) = world.orders(act.MakePlan)
     assert not asked.ahead
     world.wait(0.02)
     world.wait(0.02)
-    assert plans(world) == [asked]
+    assert world.orders(act.MakePlan) == [asked]
     world.plan()
     assert world.find().granted
     world.wait(0.02)
     world.wait(0.02)
-    assert [one.ahead for one in plans(world)] == [False, True]
+    assert [one.ahead for one in world.orders(act.MakePlan)] == [False, True]
     # One at a time; a handoff that needs it meanwhile waits for that one, and has no other made.
-    ask(world, p, side(world, "d2"), "h2")
-    assert len(plans(world)) == 2
+    world.begin(p, world.side("d2"), "h2")
+    assert len(world.orders(act.MakePlan)) == 2
     world.plan()
     assert world.find("h2").granted
 
@@ -146,8 +111,8 @@ def test_what_requests_wait_for_comes_first() -> None:
 def test_agents_that_read_are_not_measured_meanwhile() -> None:
     world = house("PD")
     world.engine("d2", 2, host="host-d2", sides="D")
-    p, d = side(world, "p"), side(world, "d")
-    ask(world, p, d)
+    p, d = world.side("p"), world.side("d")
+    world.begin(p, d)
     measured(world, p, d)
     handoff = world.find()
     assert handoff.granted
@@ -155,8 +120,7 @@ def test_agents_that_read_are_not_measured_meanwhile() -> None:
     for _ in range(20):
         world.wait(0.02)
     assert len(probes(world)) == count
-    for rank in (0, 1):
-        world.settle(d, handoff.number, rank)
+    world.settle_all(d, handoff.number)
     settle_down(world)
     assert len(probes(world)) == count + 2
 
@@ -166,10 +130,10 @@ def test_a_refusal_is_said_to_nobody_and_kept_by_nobody() -> None:
     world.outcome = PairRefused(PlanError("these two do not fit"))
     p, d = world.engine("p", 1, sides="P"), world.engine("d", 2, sides="D")
     settle_down(world)
-    assert len(plans(world)) == 1
+    assert len(world.orders(act.MakePlan)) == 1
     assert not world.directory.plans.known
     assert not p.told + d.told
-    ask(world, p, d)
+    world.begin(p, d)
     assert d.told[0].reason == "PLAN_INVALID"
 
 
@@ -180,7 +144,7 @@ def test_other_pools_and_tenants_are_none_of_it() -> None:
     world.engine("d", 2, sides="D", shape=other)
     world.engine("d", 2, sides="D", tenant="u")
     settle_down(world)
-    assert not plans(world)
+    assert not world.orders(act.MakePlan)
 
 
 def test_engines_that_leave_or_drain_are_planned_for_no_more() -> None:
@@ -190,7 +154,7 @@ def test_engines_that_leave_or_drain_are_planned_for_no_more() -> None:
     world.unregister(gone)
     world.drain_engine(draining)
     settle_down(world)
-    assert not plans(world)
+    assert not world.orders(act.MakePlan)
 
 
 def test_one_that_comes_brings_no_more_than_its_bound() -> None:
@@ -199,7 +163,7 @@ def test_one_that_comes_brings_no_more_than_its_bound() -> None:
         world.engine(f"d{number}", number, sides="D")
     world.engine("p", 1, sides="P")
     settle_down(world)
-    assert len(plans(world)) == 3
+    assert len(world.orders(act.MakePlan)) == 3
 
 
 def test_a_tenant_that_has_little_room_keeps_it_for_its_handoffs() -> None:
@@ -208,25 +172,24 @@ def test_a_tenant_that_has_little_room_keeps_it_for_its_handoffs() -> None:
     p, d = world.engine("p", 1, sides="P"), world.engine("d", 2, sides="D")
     account.limit_bytes = 2 * (account.size_bytes + PAIR_BYTES) - 1
     settle_down(world)
-    assert len(plans(world)) == 1
+    assert len(world.orders(act.MakePlan)) == 1
     assert not world.directory.plans.known
     account.limit_bytes = None
-    ask(world, p, d)
+    world.begin(p, d)
     assert world.find().granted
 
 
 def test_of_many_plans_the_one_that_was_not_used_longest_is_forgotten() -> None:
-    world = World(limits=Limits(max_pairs=2, pairs_ahead=0))
-    p = world.engine("p", 1)
+    world, p = alone("p", 1, limits=Limits(max_pairs=2, pairs_ahead=0))
     for number in (2, 3):
-        ask(world, p, world.engine(f"d{number}", number), f"h{number}")
-    ask(world, p, side(world, "d2"), "again")
-    ask(world, p, world.engine("d4", 4), "h4")
-    count = len(plans(world))
-    ask(world, p, side(world, "d2"), "once more")
-    assert len(plans(world)) == count
-    ask(world, p, side(world, "d3"), "forgotten")
-    assert len(plans(world)) == count + 1
+        world.begin(p, world.engine(f"d{number}", number), f"h{number}")
+    world.begin(p, world.side("d2"), "again")
+    world.begin(p, world.engine("d4", 4), "h4")
+    count = len(world.orders(act.MakePlan))
+    world.begin(p, world.side("d2"), "once more")
+    assert len(world.orders(act.MakePlan)) == count
+    world.begin(p, world.side("d3"), "forgotten")
+    assert len(world.orders(act.MakePlan)) == count + 1
 
 
 def test_a_broker_that_drains_plans_nothing_ahead() -> None:
@@ -235,10 +198,10 @@ def test_a_broker_that_drains_plans_nothing_ahead() -> None:
     world.engine("p", 1, sides="P")
     world.engine("d", 2, sides="D")
     world.wait(1.0)
-    assert not plans(world)
+    assert not world.orders(act.MakePlan)
     world.drain(False)
     settle_down(world)
-    assert len(plans(world)) == 1
+    assert len(world.orders(act.MakePlan)) == 1
 
 
 def test_what_is_known_uses_up_none_of_the_bound() -> None:
@@ -247,7 +210,7 @@ def test_what_is_known_uses_up_none_of_the_bound() -> None:
         world.engine(f"d{number}", number, sides="D")
     p = world.engine("p", 1, sides="P")
     settle_down(world)
-    assert len(plans(world)) == 1
+    assert len(world.orders(act.MakePlan)) == 1
     world.connect(p, 0)
     settle_down(world)
-    assert len(plans(world)) == 2
+    assert len(world.orders(act.MakePlan)) == 2

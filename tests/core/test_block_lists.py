@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.world import BLOCK_TOKENS, KV, PAGES, STATE, World, ends, packed, pair_plan
+from core.world import (
+    BLOCK_TOKENS,
+    KV,
+    PAGES,
+    STATE,
+    World,
+    alone,
+    ends,
+    p_and_d,
+    packed,
+    pair_plan,
+)
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.common.limits import Limits
@@ -19,7 +30,13 @@ from restow.broker.core.common.pair import PairPlan
 from restow.broker.core.engines.account import Tenants
 from restow.broker.core.engines.blocks import BlockLists
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.errors import NullBlockError, PageCountError, PageRepeatedError, PagesError
+from restow.broker.errors import (
+    NullBlockError,
+    PageCountError,
+    PageRangeError,
+    PageRepeatedError,
+    PagesError,
+)
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
 from restow.broker.layout import DType
 from restow.broker.planner import GroupPair, PageForm, compile_programs, make_plan
@@ -35,13 +52,15 @@ POSITION = 40
         ({"kv": [7, 7, 7], "state": [4]}, PageRepeatedError, "kv: block 7"),
         ({"kv": [1, 2, 3], "state": [0]}, NullBlockError, "block 0 is the null block.* a snapshot"),
         ({"kv": [1, 2, 3], "state": [4, 5]}, PageCountError, "one block is required, got 2"),
+        ({"kv": [1, 2, PAGES], "state": [4]}, PageRangeError, rf"block {PAGES} .* \[0, {PAGES}\)"),
+        ({"kv": [1, -2, 3], "state": [4]}, PageRangeError, "block -2"),
+        ({"kv": [1, 2, 3], "steak": [4]}, PagesError, r"'steak'; it has \['kv', 'state'\]"),
     ],
 )
 def test_both_sides_hear_at_once_what_no_list_may_have(
     blocks: dict[str, list[int]], error: type[PagesError], words: str
 ) -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     with pytest.raises(error, match=words):
         world.publish(p, blocks=blocks)
     with pytest.raises(error, match=words):
@@ -49,11 +68,11 @@ def test_both_sides_hear_at_once_what_no_list_may_have(
     with pytest.raises(error, match=words):
         world.request(d, blocks=blocks)
     assert not world.directory.ledger.live
+    assert not p.record.handoffs
 
 
 def test_a_page_that_two_chunks_name_is_refused_with_the_last_one() -> None:
-    world = World()
-    p = world.engine("p")
+    world, p = alone("p")
     world.publish(p, blocks={"kv": [1, 2]}, final=False)
     world.publish(p, blocks={"kv": [1]}, first=2, final=False)
     with pytest.raises(PageRepeatedError, match="block 1"):
@@ -69,8 +88,7 @@ def test_null_blocks_stand_where_nothing_is_moved() -> None:
     )
     p, d = world.engine("p"), world.engine("d")
     # 40 tokens: the window of 9 begins in block 1; D has listed a block too many.
-    world.publish(p, blocks={"kv": [0, 2, 3], "state": [4]})
-    world.fence(p)
+    world.ready(p, blocks={"kv": [0, 2, 3], "state": [4]})
     world.request(d, blocks={"kv": [0, 12, 13, 0], "state": [14]})
     assert world.orders(act.SendExecute)
 
@@ -112,8 +130,7 @@ def test_a_null_block_where_d_keeps_a_whole_block_fails_the_handoff() -> None:
         group_pairs=frozenset({GroupPair(KV, kept, window_tokens=9), GroupPair(STATE, STATE)}),
     )
     p, d = world.engine("p"), world.engine("d")
-    world.publish(p, blocks={"kv": [0, 2, 3], "state": [4]})
-    world.fence(p)
+    world.ready(p, blocks={"kv": [0, 2, 3], "state": [4]})
     world.request(d, blocks={"kv": [11, 12, 13], "state": [14]})
     assert ends(d) == [("FAILED", "NULL_BLOCK")]
     assert "token 0 of [0, 40)" in d.told[0].detail
@@ -130,10 +147,8 @@ def test_a_null_block_where_d_keeps_a_whole_block_fails_the_handoff() -> None:
 def test_a_null_block_where_tokens_move_fails_the_handoff(
     src: list[int], dst: list[int], held: int, who: str
 ) -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p, blocks={"kv": src, "state": [4]})
-    world.fence(p)
+    world, p, d = p_and_d()
+    world.ready(p, blocks={"kv": src, "state": [4]})
     world.request(d, blocks={"kv": dst, "state": [14]}, held=held)
     assert ends(d) == [("FAILED", "NULL_BLOCK")]
     assert ends(p) == []
@@ -143,10 +158,8 @@ def test_a_null_block_where_tokens_move_fails_the_handoff(
 
 
 def test_below_what_d_holds_neither_side_needs_blocks() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p, blocks={"kv": [0, 0, 3], "state": [4]})
-    world.fence(p)
+    world, p, d = p_and_d()
+    world.ready(p, blocks={"kv": [0, 0, 3], "state": [4]})
     world.request(d, blocks={"kv": [0, 0, 13], "state": [14]}, held=33)
     assert world.orders(act.SendExecute)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.world import POSITION, World, ends
+from core.world import POSITION, World, ends, p_and_d, p_d_and_e
 from restow.broker.core.common.keys import State
 from restow.broker.core.handoffs.demand import content_compared
 from restow.broker.errors import ContentMismatchError, HandoffConflictError
@@ -18,10 +18,8 @@ def compared(world: World) -> str:
 
 
 def test_other_content_than_ps_is_refused_and_the_right_one_served() -> None:
-    world = World()
-    p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
-    world.publish(p, content=ONE)
-    world.fence(p)
+    world, p, d, e = p_d_and_e()
+    world.ready(p, content=ONE)
     with pytest.raises(ContentMismatchError, match="same prompt"):
         world.request(d, position=POSITION, content=OTHER)
     assert world.find().state is State.READY
@@ -34,8 +32,7 @@ def test_other_content_than_ps_is_refused_and_the_right_one_served() -> None:
 
 
 def test_a_d_that_asked_first_hears_it_and_p_keeps_its_state() -> None:
-    world = World()
-    p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
+    world, p, d, e = p_d_and_e()
     world.request(d, position=POSITION, content=OTHER)
     world.fence(p)
     world.publish(p, content=ONE)
@@ -47,11 +44,9 @@ def test_a_d_that_asked_first_hears_it_and_p_keeps_its_state() -> None:
 
 
 def test_another_position_is_told_as_such() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.request(d, position=POSITION - 1, content=OTHER)
-    world.publish(p, content=ONE)
-    world.fence(p)
+    world.ready(p, content=ONE)
     assert ends(d) == [("FAILED", "POSITION_MISMATCH")]
     world.wait(30.1)
     assert ends(p) == [("EXPIRED", "NOT_ASKED_FOR")]
@@ -59,10 +54,8 @@ def test_another_position_is_told_as_such() -> None:
 
 
 def test_p_of_several_hears_whether_the_content_was_compared_for_each() -> None:
-    world = World()
-    p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
-    world.publish(p, content=ONE, readers=2)
-    world.fence(p)
+    world, p, d, e = p_d_and_e()
+    world.ready(p, content=ONE, readers=2)
     for side, content in ((d, ONE), (e, b"")):
         world.request(side, position=POSITION, content=content)
         world.settle(side, next(iter(world.find().deliveries)).number)
@@ -79,10 +72,8 @@ def test_p_of_several_hears_whether_the_content_was_compared_for_each() -> None:
     ],
 )
 def test_a_side_that_names_none_is_served_and_shown(src: bytes, dst: bytes, words: str) -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p, content=src)
-    world.fence(p)
+    world, p, d = p_and_d()
+    world.ready(p, content=src)
     world.request(d, position=POSITION, content=dst)
     world.settle(d, world.find().number)
     assert ends(d) == [("DONE", "")]
@@ -91,8 +82,7 @@ def test_a_side_that_names_none_is_served_and_shown(src: bytes, dst: bytes, word
 
 
 def test_other_content_is_another_publication_and_another_demand() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.publish(p, content=ONE)
     with pytest.raises(HandoffConflictError, match="differs in blocks, position, content"):
         world.publish(p, content=OTHER)
@@ -103,21 +93,9 @@ def test_other_content_is_another_publication_and_another_demand() -> None:
 
 
 def test_a_refused_demand_leaves_p_not_waiting_for_ever() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p, content=ONE, lease_s=300.0)
-    world.fence(p)
+    world, p, d = p_and_d()
+    world.ready(p, content=ONE, lease_s=300.0)
     with pytest.raises(ContentMismatchError):
         world.request(d, position=POSITION, content=OTHER)
     world.wait(world.directory.limits.unasked_s + 0.1)
     assert ends(p) == [("EXPIRED", "NOT_ASKED_FOR")]
-
-
-def test_a_prompt_that_p_alone_cuts_is_refused_by_its_position_whatever_d_holds() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p, content=ONE)
-    world.fence(p)
-    world.request(d, position=POSITION + 16, content=OTHER, held=POSITION + 8)
-    assert ends(d) == [("FAILED", "POSITION_MISMATCH")]
-    assert f"P's state is at position {POSITION}" in d.told[-1].detail

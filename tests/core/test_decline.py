@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from core.world import World, ends
+from core.world import alone, ends, p_and_d, p_d_and_e, reading
 from restow.broker.core.common import actions as act
 from restow.broker.errors import HandoffConflictError, HandoffOwnedError
 
 
 def test_p_is_told_at_once_that_nobody_needs_its_pages() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.publish(p)
     world.decline(d)
     assert ends(p) == ends(d) == [("CANCELLED", "DECLINED")]
 
 
 def test_p_that_publishes_later_is_told_then() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.decline(d)
     world.publish(p)
     assert ends(p) == ends(d) == [("CANCELLED", "DECLINED")]
@@ -27,8 +25,7 @@ def test_p_that_publishes_later_is_told_then() -> None:
 
 
 def test_declining_again_changes_nothing() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.publish(p)
     for _ in range(2):
         world.decline(d)
@@ -37,8 +34,7 @@ def test_declining_again_changes_nothing() -> None:
 
 
 def test_another_engine_can_t_decline_for_d() -> None:
-    world = World()
-    p, d, other = world.engine("p"), world.engine("d"), world.engine("other")
+    world, p, d, other = p_d_and_e()
     world.publish(p)
     world.request(d)
     with pytest.raises(HandoffOwnedError):
@@ -47,12 +43,7 @@ def test_another_engine_can_t_decline_for_d() -> None:
 
 
 def test_a_read_that_was_granted_is_waited_for() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p)
-    world.fence(p)
-    world.request(d)
-    number = world.find().number
+    world, p, d, number = reading()
     world.decline(d)
     assert ends(p) == [("CANCELLED", "DECLINED")]
     assert ends(d) == []
@@ -61,15 +52,14 @@ def test_a_read_that_was_granted_is_waited_for() -> None:
     assert ends(d) == 2 * [("CANCELLED", "DECLINED")], "of the demand, and of the decline"
 
 
-@pytest.mark.parametrize(("wanted", "state"), [(0, ""), (40, ""), (39, "POSITION_MISMATCH")])
-def test_a_state_that_stands_elsewhere_is_not_handed_over(wanted: int, state: str) -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p, position=40)
-    world.fence(p)
-    world.request(d, position=wanted)
-    if state:
-        assert ends(d) == [("FAILED", state)]
+@pytest.mark.parametrize(("wanted", "held"), [(0, 0), (40, 0), (39, 0), (56, 48)])
+def test_a_state_that_stands_elsewhere_is_not_handed_over(wanted: int, held: int) -> None:
+    world, p, d = p_and_d()
+    world.ready(p, position=40, content=b"1" * 16)
+    world.request(d, position=wanted, held=held, content=b"2" * 16 if wanted > 40 else b"")
+    if wanted not in (0, 40):  # the position decides, whatever else differs
+        assert ends(d) == [("FAILED", "POSITION_MISMATCH")]
+        assert "P's state is at position 40" in d.told[-1].detail
         assert ends(p) == [], "another D may have it"
         assert not world.orders(act.SendExecute)
     else:
@@ -77,8 +67,7 @@ def test_a_state_that_stands_elsewhere_is_not_handed_over(wanted: int, state: st
 
 
 def test_another_position_is_another_demand() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.request(d, position=40)
     assert world.request(d, position=40, repeated=True) == []
     with pytest.raises(HandoffConflictError):

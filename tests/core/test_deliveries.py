@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from core.world import LIMITS, Side, World, ends
+from core.world import LIMITS, Side, World, ends, of_kind, p_d_and_e
 from restow.broker.core.audit import audit
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import State
@@ -19,14 +20,17 @@ DONE = ("DONE", "")
 
 def numbers(actions: list[act.Action]) -> list[int]:
     """Return the numbers of the orders to read."""
-    return [one.handoff for one in actions if isinstance(one, act.SendExecute)]
+    return [one.handoff for one in of_kind(act.SendExecute, actions)]
 
 
-def published(world: World, readers: int = 2, **more: float) -> Side:
+def published(
+    readers: int = 2, ds: str = "d", *, lease_s: float = 30.0, **how: Any
+) -> tuple[World, Side, list[Side]]:
+    """Return a P that has published for several readers, and the D's named by ``ds``."""
+    world = World(**how)
     p = world.engine("p", 2)
-    world.publish(p, readers=readers, **more)  # type: ignore[arg-type]
-    world.fence_all(p)
-    return p
+    world.ready(p, readers=readers, lease_s=lease_s)
+    return world, p, [world.engine(name) for name in ds]
 
 
 def delivery(world: World, side: Side) -> Handoff:
@@ -34,8 +38,8 @@ def delivery(world: World, side: Side) -> Handoff:
 
 
 def test_each_of_two_readers_has_a_delivery_and_p_is_told_after_the_second() -> None:
-    world = World()
-    p, d, e = published(world), world.engine("d"), world.engine("e", 2)
+    world, p, (d,) = published()
+    e = world.engine("e", 2)
     (first,) = numbers(world.request(d))
     seconds = numbers(world.request(e))
     assert len(seconds) == 2
@@ -56,8 +60,7 @@ def test_each_of_two_readers_has_a_delivery_and_p_is_told_after_the_second() -> 
 
 
 def test_a_delivery_that_fails_uses_up_none_and_another_d_takes_its_place() -> None:
-    world = World()
-    p, d, e, f = published(world), *(world.engine(name) for name in "def")
+    world, p, (d, e, f) = published(2, "def")
     (first,) = numbers(world.request(d))
     (second,) = numbers(world.request(e))
     assert numbers(world.request(f)) == []  # both places are taken: it waits
@@ -74,8 +77,7 @@ def test_a_delivery_that_fails_uses_up_none_and_another_d_takes_its_place() -> N
 
 
 def test_the_same_d_may_ask_again_after_it_failed_and_not_after_it_was_done() -> None:
-    world = World()
-    p, d = published(world), world.engine("d")
+    world, p, (d,) = published()
     (number,) = numbers(world.request(d))
     world.settle(d, number, reason="TRANSFER_FAILED")
     (again,) = numbers(world.request(d, blocks={"kv": [21, 22, 23], "state": [24]}))
@@ -89,16 +91,14 @@ def test_the_same_d_may_ask_again_after_it_failed_and_not_after_it_was_done() ->
 
 def test_one_reader_that_is_named_outlives_a_failure_and_one_that_is_not_does_not() -> None:
     for readers, told in ((1, []), (0, [("FAILED", "TRANSFER_FAILED")])):
-        world = World()
-        p, d = published(world, readers), world.engine("d")
+        world, p, (d,) = published(readers)
         (number,) = numbers(world.request(d))
         world.settle(d, number, reason="TRANSFER_FAILED")
         assert ends(p) == told
 
 
 def test_who_asks_when_all_readers_have_it_is_refused() -> None:
-    world = World()
-    p, d, e = published(world, 1), world.engine("d"), world.engine("e")
+    world, p, (d, e) = published(1, "de")
     (number,) = numbers(world.request(d))
     world.request(e)
     world.settle(d, number)
@@ -111,8 +111,7 @@ def test_who_asks_when_all_readers_have_it_is_refused() -> None:
 
 
 def test_who_asks_after_the_publication_has_failed_is_told_how() -> None:
-    world = World()
-    p, d = published(world), world.engine("d")
+    world, p, (d,) = published()
     world.cancel(p)
     world.request(d)
     assert ends(p) == ends(d) == [("CANCELLED", "CANCELLED")]
@@ -121,14 +120,13 @@ def test_who_asks_after_the_publication_has_failed_is_told_how() -> None:
 
 
 def test_ds_that_name_readers_wait_side_by_side_before_p_has_published() -> None:
-    world = World()
-    d, e = world.engine("d"), world.engine("e")
+    world, p, d, e = p_d_and_e()
     world.request(d, readers=2)
     world.request(e, readers=2)
     world.request(d, "alone")
     with pytest.raises(HandoffOwnedError):
         world.request(e, "alone", readers=2)
-    p = published(world, 0)  # it knows of no readers: the router told the Ds
+    world.ready(p)  # it knows of no readers: the router told the Ds
     first, second = numbers(world.sent)
     world.settle(d, first)
     assert ends(p) == []
@@ -137,15 +135,12 @@ def test_ds_that_name_readers_wait_side_by_side_before_p_has_published() -> None
 
 
 def test_a_demand_that_names_no_readers_becomes_a_delivery_when_p_names_some() -> None:
-    world = World()
-    d, e = world.engine("d"), world.engine("e")
+    world, p, d, e = p_d_and_e()
     world.request(d)
-    p = world.engine("p")
     world.publish(p, blocks={"kv": [1]}, final=False, readers=2)
     world.request(e)
     world.publish(p, blocks={"kv": [2, 3]}, final=False, first=1)
-    world.publish(p, blocks={"state": [4]}, readers=2)
-    world.fence_all(p)
+    world.ready(p, blocks={"state": [4]}, readers=2)
     first, second = numbers(world.sent)
     world.settle(d, first)
     world.settle(e, second)
@@ -153,16 +148,14 @@ def test_a_demand_that_names_no_readers_becomes_a_delivery_when_p_names_some() -
 
 
 def test_other_readers_are_another_publication() -> None:
-    world = World()
-    p = published(world)
+    world, p, _ = published()
     with pytest.raises(HandoffConflictError, match=r"differs in .*readers"):
         world.publish(p, readers=3)
     world.publish(p, readers=2, repeated=True)
 
 
 def test_a_decline_takes_a_readers_place_and_all_of_them_end_the_publication() -> None:
-    world = World()
-    p, d, e = published(world), world.engine("d"), world.engine("e")
+    world, p, (d, e) = published(2, "de")
     world.decline(d)
     assert ends(d) == [("CANCELLED", "DECLINED")]
     assert ends(p) == []
@@ -182,8 +175,7 @@ def test_a_decline_takes_a_readers_place_and_all_of_them_end_the_publication() -
 
 
 def test_a_decline_while_all_places_are_read_is_nobodys_place() -> None:
-    world = World()
-    p, d, e, f = published(world, 1), *(world.engine(name) for name in "def")
+    world, p, (d, e, f) = published(1, "def")
     (number,) = numbers(world.request(d))
     world.decline(e)
     assert ends(p) == []
@@ -195,8 +187,7 @@ def test_a_decline_while_all_places_are_read_is_nobodys_place() -> None:
 
 
 def test_the_lease_ends_it_with_what_was_delivered() -> None:
-    world = World()
-    p, d = published(world, lease_s=5.0), world.engine("d")
+    world, p, (d,) = published(lease_s=5.0)
     (number,) = numbers(world.request(d))
     world.settle(d, number)
     world.wait(5.1)
@@ -206,8 +197,7 @@ def test_the_lease_ends_it_with_what_was_delivered() -> None:
 
 
 def test_a_read_under_way_when_the_lease_ends_is_waited_for() -> None:
-    world = World()
-    p, d, e = published(world, lease_s=5.0), world.engine("d"), world.engine("e")
+    world, p, (d, e) = published(2, "de", lease_s=5.0)
     (number,) = numbers(world.request(d))
     world.request(e, timeout_s=2.0)
     world.wait(4.0)
@@ -224,8 +214,8 @@ def test_a_read_under_way_when_the_lease_ends_is_waited_for() -> None:
 
 
 def test_a_renewal_prolongs_every_delivery() -> None:
-    world = World()
-    p, d = published(world, lease_s=2.0), world.engine("d", agents=False)
+    world, p, _ = published(ds="", lease_s=2.0)
+    d = world.engine("d", agents=False)
     world.request(d)
     world.renew(p, lease_s=8.0)
     world.wait(5.0)
@@ -236,8 +226,7 @@ def test_a_renewal_prolongs_every_delivery() -> None:
 
 
 def test_when_nobody_asks_again_p_has_its_pages_back() -> None:
-    world = World(limits=replace(LIMITS, unasked_s=3.0))
-    p, d = published(world, lease_s=100.0), world.engine("d")
+    world, p, (d,) = published(lease_s=100.0, limits=replace(LIMITS, unasked_s=3.0))
     (number,) = numbers(world.request(d))
     world.settle(d, number, reason="TRANSFER_FAILED")
     world.wait(2.9)
@@ -247,8 +236,7 @@ def test_when_nobody_asks_again_p_has_its_pages_back() -> None:
 
 
 def test_p_that_goes_ends_all_deliveries_and_a_d_that_goes_its_own() -> None:
-    world = World()
-    p, d, e = published(world), world.engine("d"), world.engine("e")
+    world, p, (d, e) = published(2, "de")
     world.request(d)
     (number,) = numbers(world.request(e))
     world.unregister(d)
@@ -261,8 +249,7 @@ def test_p_that_goes_ends_all_deliveries_and_a_d_that_goes_its_own() -> None:
 
 
 def test_a_d_that_is_lost_in_its_read_is_told_when_its_rank_is_heard_of_and_another_reads() -> None:
-    world = World()
-    p, d, e = published(world, 1), world.engine("d"), world.engine("e")
+    world, p, (d, e) = published(1, "de")
     (number,) = numbers(world.request(d))
     world.request(e)
     world.disconnect(d, 0)
@@ -279,8 +266,8 @@ def test_a_d_that_is_lost_in_its_read_is_told_when_its_rank_is_heard_of_and_anot
 
 
 def test_layouts_that_can_not_be_planned_end_their_delivery_alone() -> None:
-    world = World()
-    p, d, e = published(world, 1), world.engine("d", 2), world.engine("e")
+    world, p, (e,) = published(1, "e")
+    d = world.engine("d", 2)
     world.outcome = PairRefused(PlanError("no"))
     world.request(d)
     world.outcome = None
@@ -292,8 +279,7 @@ def test_layouts_that_can_not_be_planned_end_their_delivery_alone() -> None:
 
 
 def test_staging_is_given_back_by_delivery() -> None:
-    world = World(staged=True)
-    p, d, e = published(world), world.engine("d"), world.engine("e")
+    world, p, (d, e) = published(2, "de", staged=True)
     staging = {}
     for one in (d, e):
         (stage, _) = (a for a in world.request(one) if isinstance(a, act.SendStage))
@@ -303,26 +289,25 @@ def test_staging_is_given_back_by_delivery() -> None:
         world.stage(p, number, 0)
         assert numbers(world.stage(p, number, 1)) == [number]
     given_back = world.settle(d, staging[d.record.key])
-    unstaged = [one for one in given_back if isinstance(one, act.SendUnstage)]
+    unstaged = of_kind(act.SendUnstage, given_back)
     assert {one.handoff for one in unstaged} == {staging[d.record.key]}
     world.disconnect(p, 0)  # what it gathered it drops: the other grant is given back
     world.settle(e, staging[e.record.key])
     world.connect(p, 0, name=p.agents[0].agent_name)
-    again = [one for one in world.wait(0.02) if isinstance(one, act.SendStage)]
+    again = of_kind(act.SendStage, world.wait(0.02))
     assert {one.handoff for one in again}.isdisjoint(staging.values())
     assert ends(d) == [DONE]
     assert ends(e) == []
 
 
 def test_the_place_of_a_grant_that_is_given_back_goes_to_whom_can_read() -> None:
-    world = World(staged=True)
-    p, d, e = published(world, 1), world.engine("d"), world.engine("e")
-    (first, _) = (one for one in world.request(d) if isinstance(one, act.SendStage))
-    assert not [one for one in world.request(e) if isinstance(one, act.SendStage)]
+    world, p, (d, e) = published(1, "de", staged=True)
+    (first, _) = of_kind(act.SendStage, world.request(d))
+    assert not of_kind(act.SendStage, world.request(e))
     world.disconnect(d, 0)
     world.disconnect(p, 0)  # what it gathered it drops: the grant is given back
     world.connect(p, 0, name=p.agents[0].agent_name)
-    (stage, _) = (one for one in world.wait(0.02) if isinstance(one, act.SendStage))
+    (stage, _) = of_kind(act.SendStage, world.wait(0.02))
     assert stage.handoff != first.handoff
     for rank in (0, 1):
         world.stage(p, stage.handoff, rank)
@@ -332,9 +317,8 @@ def test_the_place_of_a_grant_that_is_given_back_goes_to_whom_can_read() -> None
 
 def test_a_publication_ends_with_its_lease_though_a_delivery_could_have_read_for_longer() -> None:
     limits = replace(LIMITS, settle_grace_s=7.0)
-    world = World(limits=limits, staged=True)
-    p, e = published(world, lease_s=2.0), world.engine("e")
-    (stage, _) = (one for one in world.request(e) if isinstance(one, act.SendStage))
+    world, p, (e,) = published(2, "e", lease_s=2.0, limits=limits, staged=True)
+    (stage, _) = of_kind(act.SendStage, world.request(e))
     for rank in (0, 1):
         world.stage(p, stage.handoff, rank)
     world.wait(1.0)
@@ -348,8 +332,7 @@ def test_a_publication_ends_with_its_lease_though_a_delivery_could_have_read_for
 
 
 def test_a_refused_demand_leaves_no_trace_and_a_cancelled_one_no_place() -> None:
-    world = World()
-    p, d, e = published(world, 1), world.engine("d"), world.engine("e")
+    world, p, (d, e) = published(1, "de")
     with pytest.raises(Exception, match="odd"):
         world.request(d, blocks={"odd": [1]})
     assert not world.find().deliveries.by_engine
@@ -367,8 +350,7 @@ def test_a_refused_demand_leaves_no_trace_and_a_cancelled_one_no_place() -> None
 
 
 def test_a_repeated_demand_is_told_its_end_again() -> None:
-    world = World()
-    p, d = published(world), world.engine("d")
+    world, p, (d,) = published()
     (number,) = numbers(world.request(d))
     world.settle(d, number)
     world.request(d, repeated=True, number=1)
@@ -383,8 +365,7 @@ def test_so_many_deliveries_and_no_more() -> None:
 
     A D that has the state is never forgotten.
     """
-    world = World(limits=replace(LIMITS, max_live=1000, max_engines=1000))
-    published(world, 2)
+    world, _, _ = published(limits=replace(LIMITS, max_live=1000, max_engines=1000))
     sides = [world.engine(f"d{number}") for number in range(MAX_DELIVERIES + 1)]
     (number,) = numbers(world.request(sides[0]))
     world.settle(sides[0], number)
@@ -399,8 +380,7 @@ def test_so_many_deliveries_and_no_more() -> None:
 
 
 def test_a_router_gives_up_what_nobody_asks_for_and_an_operator_all_of_it() -> None:
-    world = World()
-    p, d = published(world), world.engine("d")
+    world, p, (d,) = published()
     (number,) = numbers(world.request(d))
     assert world.abandon() == []
     world.release(world.find())
@@ -412,9 +392,7 @@ def test_a_router_gives_up_what_nobody_asks_for_and_an_operator_all_of_it() -> N
 
 def test_the_audit_compares_each_delivery_with_its_publication() -> None:
     # The simulation and the tests rely on the audit, so this test breaks each of its rules by hand.
-    world = World()
-    published(world)
-    d = world.engine("d")
+    world, _, (d,) = published()
     world.request(d)
     publication, part = world.find(), delivery(world, d)
     kept_s = part.lease.until_s

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from core.world import Side, World
 from restow.broker.core.common import actions as act
-from restow.broker.core.common.keys import EngineKey, State
+from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
 from restow.broker.errors import RestowError
 
@@ -60,7 +60,7 @@ class DeliveriesMachine(RuleBasedStateMachine):
         self.heard = 0
 
     def side(self, name: str) -> Side:
-        return self.world.sides[EngineKey("t", name)]
+        return self.world.side(name)
 
     def life(self, name: str) -> str:
         return f"{name}/{self.side(name).record.incarnation}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from core.world import Side, World, ends, kinds, packed
+from core.world import Side, alone, ends, kinds, p_and_d, packed
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.events import Wish
 from restow.broker.core.handoffs.demand import MAX_MESSAGES, DemandMessages
@@ -15,8 +15,7 @@ from restow.broker.errors import HandoffConflictError
 
 def test_who_gives_a_demand_up_that_was_refused_leaves_the_first() -> None:
     # D's client may cancel its second demand of an id before it hears of the refusal.
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.request(d)
     with pytest.raises(HandoffConflictError):
         world.request(d, blocks={"kv": [21, 22, 23], "state": [24]})
@@ -30,8 +29,7 @@ def test_who_gives_a_demand_up_that_was_refused_leaves_the_first() -> None:
 
 def test_a_call_that_says_a_sessions_demand_again_leaves_its_number() -> None:
     # The session is told the end by its number; a call is told the end whatever the number is.
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.request(d)
     handoff = world.find()
     for said in (-1, 4, -2):
@@ -54,12 +52,10 @@ def test_each_of_two_demands_that_are_said_again_is_told_the_end(away: bool) -> 
 
     ``away``: a rank of D may write still, so that D is told later.
     """
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     for number in (7, 9):
         world.request(d, repeated=True, number=number)
-    world.publish(p)
-    world.fence(p)
+    world.ready(p)
     if away:
         world.disconnect(d, 0)
         world.cancel(p)
@@ -71,13 +67,11 @@ def test_each_of_two_demands_that_are_said_again_is_told_the_end(away: bool) -> 
 
 
 def test_who_gives_one_of_two_demands_up_leaves_the_other_and_hears_of_its_end() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     for number in (7, 9):
         world.request(d, repeated=True, number=number)
     assert world.cancel(d, demand=7) == world.cancel(d, demand=7) == []
-    world.publish(p)
-    world.fence(p)
+    world.ready(p)
     assert told_numbers(d, world.settle(d, world.find().number)) == [7, 9]
     for number in (7, 9):
         world.request(d, "other", repeated=True, number=number)
@@ -86,16 +80,14 @@ def test_who_gives_one_of_two_demands_up_leaves_the_other_and_hears_of_its_end()
 
 
 def test_who_asks_and_then_does_without_is_told_both_ends() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.request(d)
     assert told_numbers(d, world.decline(d)) == [1, 2]
 
 
 def test_a_demand_is_not_said_by_any_number_of_messages() -> None:
     """Check that what the broker keeps of a handoff is bounded."""
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     for number in range(1, MAX_MESSAGES + 1):
         world.request(d, repeated=number > 1, number=number)
     with pytest.raises(HandoffConflictError):
@@ -110,8 +102,7 @@ def test_a_call_is_told_the_end_beside_a_session_that_numbers_nothing(
     numbers: tuple[int, int],
 ) -> None:
     # The end that the session is told has no number, and so is told to no call.
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     for number in numbers:
         wish = Wish((("kv", packed([11])),), 0, 30.0, repeated=True, demand=number)
         world.hear(world.directory.request(d.record, "h", wish, world.now_s))

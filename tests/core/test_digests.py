@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.world import LIMITS, Side, World, digest_of, ends
+from core.world import LIMITS, Side, World, digest_of, ends, p_and_d, reading
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.events import StagedRun
 from restow.broker.core.common.keys import State
@@ -17,16 +17,9 @@ from restow.broker.planner import Strategy, compile_programs, make_plan
 ALL = Digests(DigestMode.ALL)
 
 
-def asked(
-    *, staged: bool = False, together: bool = False, digests: Digests | None = ALL
-) -> tuple[World, Side, Side, int]:
+def asked(*, digests: Digests | None = ALL, **how: bool) -> tuple[World, Side, Side, int]:
     """Return a world with a granted handoff from two ranks to two, and the handoff's number."""
-    world = World(staged=staged, together=together, digests=digests)
-    p, d = world.engine("p", 2), world.engine("d", 2)
-    world.publish(p)
-    world.fence_all(p)
-    world.request(d)
-    return world, p, d, world.find().number
+    return reading(2, 2, digests=digests, **how)
 
 
 def parts(world: World) -> list[tuple[int, tuple[int, ...], bool]]:
@@ -34,22 +27,7 @@ def parts(world: World) -> list[tuple[int, tuple[int, ...], bool]]:
     return [
         (one.agent.rank, tuple(part.dst_rank for part in one.parts), one.hashed)
         for one in world.orders(act.SendStage)
-        if isinstance(one, act.SendStage)
     ]
-
-
-def executes(world: World) -> list[act.SendExecute]:
-    return [one for one in world.orders(act.SendExecute) if isinstance(one, act.SendExecute)]
-
-
-def events(world: World) -> list[str]:
-    return [event for _, event, _ in world.find().timeline]
-
-
-def stage_all(world: World, p: Side, number: int) -> None:
-    for dst_rank in range(2):
-        for rank in range(2):
-            world.stage(p, number, rank, dst_rank)
 
 
 @pytest.mark.parametrize("staged", [False, True])
@@ -59,16 +37,16 @@ def test_without_digests_everything_is_as_it_was(staged: bool, digests: Digests 
     assert bool(parts(world)) == staged
     assert not any(hashed for *_, hashed in parts(world))
     if staged:
-        stage_all(world, p, number)
-    programs = [one for one in world.orders(act.SendProgram) if isinstance(one, act.SendProgram)]
+        world.stage_all(p, number, 2)
+    programs = world.orders(act.SendProgram)
     assert not any(one.hashed for one in programs)
-    for one in executes(world):
+    for one in world.orders(act.SendExecute):
         assert not one.hashed
         assert not any(source.digest for source in one.sources), "passed on unasked"
     for rank in range(2):
         world.settle(d, number, rank, compared=False)
     assert ends(p) == ends(d) == [("DONE", "")]
-    assert "checked" not in events(world)
+    assert "checked" not in world.events()
     assert world.directory.ledger.checks.checked == 0
 
 
@@ -79,45 +57,42 @@ def test_every_source_hashes_for_every_reader_before_it_is_read(staged: bool) ->
     assert world.find().state is State.STAGING
     world.stage(p, number, 0, 0)
     world.stage(p, number, 0, 1)
-    assert not executes(world)
+    assert not world.orders(act.SendExecute)
     world.stage(p, number, 1, 1)
-    (first,) = executes(world)
+    (first,) = world.orders(act.SendExecute)
     assert first.agent.rank == 1
     assert first.hashed
     assert [one.digest for one in first.sources] == [digest_of(0, 1), digest_of(1, 1)]
     world.stage(p, number, 1, 0)
-    assert [one.digest for one in executes(world)[1].sources] == [digest_of(0, 0), digest_of(1, 0)]
+    assert [one.digest for one in world.orders(act.SendExecute)[1].sources] == [
+        digest_of(0, 0),
+        digest_of(1, 0),
+    ]
     world.settle(d, number, 0)
     assert ends(d) == []
     world.settle(d, number, 1)
     assert ends(p) == ends(d) == [("DONE", "")]
-    assert events(world)[-2:] == ["checked", "ended"]
+    assert world.events()[-2:] == ["checked", "ended"]
     checks = world.directory.ledger.checks
     assert (checks.checked, checks.mismatches) == (1, 0)
-    unstaged = [one.agent.rank for one in world.orders(act.SendUnstage)]  # type: ignore[union-attr]
+    unstaged = [one.agent.rank for one in world.orders(act.SendUnstage)]
     assert unstaged == [0, 1]
 
 
 def test_what_is_gathered_together_is_asked_for_together() -> None:
     world, p, d, number = asked(staged=True, together=True)
     assert parts(world) == [(0, (0, 1), True), (1, (0, 1), True)]
-    stage_all(world, p, number)
-    for rank in range(2):
-        world.settle(d, number, rank)
+    world.stage_all(p, number, 2)
+    world.settle_all(d, number)
     assert ends(d) == [("DONE", "")]
 
 
 def test_the_part_of_a_program_that_is_hashed_has_a_name_of_its_own() -> None:
     # A part that only gathers may have been sent before.
     world, *_ = asked(staged=True)
-    sent = [one for one in world.orders(act.SendProgram) if isinstance(one, act.SendProgram)]
+    sent = world.orders(act.SendProgram)
     assert {(one.src_rank, one.hashed) for one in sent} == {(0, True), (1, True)}
-    named = {
-        part.program_id
-        for one in world.orders(act.SendStage)
-        if isinstance(one, act.SendStage)
-        for part in one.parts
-    }
+    named = {part.program_id for one in world.orders(act.SendStage) for part in one.parts}
     programs = [one.program for one in sent]
     assert named == {one.hashed_id(rank) for one in programs for rank in range(2)}
     assert not named & {one.gather_id(rank) for one in programs for rank in range(2)}
@@ -128,12 +103,12 @@ def test_a_source_that_hashes_nothing_is_not_read(digest: bytes) -> None:
     world, p, d, number = asked()
     world.stage(p, number, 0, 0)
     world.stage(p, number, 1, 0, digest=digest)
-    assert not executes(world)
+    assert not world.orders(act.SendExecute)
     assert ends(p) == ends(d) == [("FAILED", "DIGEST_MISSING")]
     assert "rank 1 of P" in d.told[0].detail
     assert world.directory.ledger.checks.checked == 0
     # What it gathered nonetheless is given back.
-    unstaged = [one.agent.rank for one in world.orders(act.SendUnstage)]  # type: ignore[union-attr]
+    unstaged = [one.agent.rank for one in world.orders(act.SendUnstage)]
     assert unstaged == [0, 1]
 
 
@@ -143,7 +118,7 @@ def test_a_missing_digest_waits_for_those_who_read() -> None:
     world.stage(p, number, 1, 0)
     world.stage(p, number, 0, 1)
     world.stage(p, number, 1, 1, digest=b"")
-    assert [one.agent.rank for one in executes(world)] == [0]
+    assert [one.agent.rank for one in world.orders(act.SendExecute)] == [0]
     assert ends(d) == []
     world.settle(d, number, 0)
     assert ends(p) == ends(d) == [("FAILED", "DIGEST_MISSING")]
@@ -151,7 +126,7 @@ def test_a_missing_digest_waits_for_those_who_read() -> None:
 
 def test_a_rank_of_d_that_compares_nothing_has_no_state() -> None:
     world, p, d, number = asked()
-    stage_all(world, p, number)
+    world.stage_all(p, number, 2)
     world.settle(d, number, 0, compared=False)
     world.settle(d, number, 1)
     assert ends(p) == ends(d) == [("FAILED", "DIGEST_MISSING")]
@@ -160,11 +135,11 @@ def test_a_rank_of_d_that_compares_nothing_has_no_state() -> None:
 
 def test_a_difference_fails_the_handoff_and_is_counted() -> None:
     world, p, d, number = asked()
-    stage_all(world, p, number)
+    world.stage_all(p, number, 2)
     world.settle(d, number, 0)
     world.settle(d, number, 1, "DIGEST_MISMATCH")
     assert ends(p) == ends(d) == [("FAILED", "DIGEST_MISMATCH")]
-    assert "checked" not in events(world)
+    assert "checked" not in world.events()
     for checks in (world.directory.ledger.checks, world.directory.ledger.tenants.of("t").checks):
         assert (checks.checked, checks.mismatches) == (1, 1)
 
@@ -179,7 +154,7 @@ def test_a_difference_that_nobody_asked_for_is_not_counted() -> None:
 
 def test_digests_said_twice_late_or_by_others_change_nothing() -> None:
     world, p, d, number = asked()
-    stage_all(world, p, number)
+    world.stage_all(p, number, 2)
     heard = len(world.sent)
     world.stage(p, number, 0, 0, digest=bytes(16))
     assert len(world.sent) == heard
@@ -190,8 +165,7 @@ def test_digests_said_twice_late_or_by_others_change_nothing() -> None:
     assert unstage.agent == other.agents[0].key
     world.stage(d, number, 0, 0, digest=bytes(16))
     assert world.find().staged[0, 0].digest == digest_of(0, 0)
-    for rank in range(2):
-        world.settle(d, number, rank)
+    world.settle_all(d, number)
     (late,) = world.stage(p, number, 0, 0)
     assert isinstance(late, act.SendUnstage)
     assert ends(d) == [("DONE", "")]
@@ -203,14 +177,6 @@ def test_a_source_that_is_lost_while_it_hashes_fails_the_handoff() -> None:
     world.disconnect(p, 1)
     world.wait(LIMITS.agent_wait_s + 1.0)
     assert ends(d) == [("FAILED", "AGENT_LOST")]
-
-
-def test_hashing_that_takes_the_whole_grant_starts_no_read() -> None:
-    world, p, d, number = asked()
-    world.now_s += LIMITS.grant_s - 0.02
-    stage_all(world, p, number)
-    assert not executes(world)
-    assert ends(d) == [("FAILED", "READ_DEADLINE")]
 
 
 def test_a_rank_that_reads_nothing_need_not_wait() -> None:
@@ -240,13 +206,10 @@ def test_of_sampled_handoffs_one_in_so_many_is_chosen(rhythm_us: int, every: int
 def test_a_handoff_keeps_its_lot() -> None:
     """Check that its number alone chooses a handoff, however often and to whom it is granted."""
     sampled = Digests(DigestMode.SAMPLED, 3)
-    world = World(digests=sampled)
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d(digests=sampled)
     for index in range(60):
         name = f"h{index}"
-        world.publish(p, name)
-        world.fence_all(p, name)
-        world.request(d, name)
+        world.begin(p, d, name)
         handoff = world.find(name)
         assert (handoff.state is State.STAGING) == sampled.choose(handoff.number)
         if handoff.state is State.STAGING:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.world import LIMITS, PAGES, POSITION, Side, World, ends, packed
+from core.world import LIMITS, PAGES, POSITION, Side, World, ends, of_kind, packed
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
@@ -22,7 +22,7 @@ def world_of(*, limits: Limits = EVERY_TOKEN, staged: bool = False) -> World:
 
 def orders(actions: list[act.Action]) -> list[act.SendExecute]:
     """Return the orders to read."""
-    return [one for one in actions if isinstance(one, act.SendExecute)]
+    return of_kind(act.SendExecute, actions)
 
 
 def reads(actions: list[act.Action]) -> list[tuple[str, int, int]]:
@@ -123,13 +123,13 @@ def test_nothing_is_read_early_where_the_plan_has_no_such_part() -> None:
 def test_a_chunk_is_gathered_first_where_the_plan_says_so() -> None:
     world = world_of(staged=True)
     p, d = begun(world, ranks=1)
-    (stage,) = [one for one in world.fence(p, tokens=16) if isinstance(one, act.SendStage)]
+    (stage,) = of_kind(act.SendStage, world.fence(p, tokens=16))
     assert (stage.first_token, stage.stop_token) == (0, 16)
     first = world.stage(p, stage.handoff)
     assert reads(first) == [("early/0", 0, 16)]
     settled = world.settle(d, number(first))
     assert act.SendUnstage(p.agents[0].key, stage.handoff) in settled
-    (stage,) = [one for one in finish(world, p) if isinstance(one, act.SendStage)]
+    (stage,) = of_kind(act.SendStage, finish(world, p))
     assert (stage.first_token, stage.stop_token) == (16, POSITION)
     world.settle(d, number(world.stage(p, stage.handoff)))
     assert ends(d) == [DONE]
@@ -325,7 +325,7 @@ def test_a_chunk_that_a_rank_could_not_begin_is_granted_again() -> None:
 def test_every_order_of_a_demand_has_its_write_mark() -> None:
     world = world_of()
     p, d = world.engine("p"), world.engine("d")
-    world.request(d, mark=5)
+    world.request(d, write_mark=5)
     world.publish(p, blocks={"kv": [1]}, final=False)
     first = world.fence(p, tokens=16)
     world.settle(d, number(first), reason="READ_NOT_BEGUN")
@@ -355,16 +355,6 @@ def test_a_lease_that_leaves_no_time_for_a_chunk_ends_nothing() -> None:
     world.renew(p)
     last = finish(world, p)
     assert reads(last) == [("early/0", 0, 16)] or reads(last) == [("program/0", 0, POSITION)]
-
-
-def test_no_grant_of_a_chunk_outlives_the_lease() -> None:
-    world = world_of()
-    p, d = world.engine("p"), world.engine("d")
-    world.request(d)
-    world.publish(p, blocks={"kv": [1]}, final=False, lease_s=2.0)
-    world.fence(p, tokens=16)
-    lease = world.find().lease
-    assert lease.grant_until_s <= lease.until_s - LIMITS.lease_margin_s
 
 
 def test_another_d_begins_at_the_beginning() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from core.test_probing import COPYING
 from core.world import LIMITS, Side, World, kinds
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.events import Probed
 from restow.broker.core.probing import MAX_DETAIL, MAX_EXAMINATIONS
 from restow.broker.errors import PairNotReadyError, QuotaExceededError
-from restow.broker.planner import CopyCosts
 
-COPYING = CopyCosts(1e-4, 1e-6, 4e-9, 5e9)
 ADDRESS, SIZE_BYTES = 4096, 1 << 20
 
 
@@ -35,7 +34,7 @@ def say(
 
 
 def ends(world: World) -> list[tuple[str, str, str]]:
-    told = [one for one in world.sent if isinstance(one, act.TellExamined)]
+    told = world.orders(act.TellExamined)
     return [(one.transport, one.method, one.reason) for one in told]
 
 
@@ -61,9 +60,7 @@ def test_the_source_holds_memory_and_the_destination_reads_it() -> None:
 def test_costs_that_are_measured_meanwhile_are_another_matter() -> None:
     world = World(measures=True)
     p, d = world.engine("p", host="host-p"), world.engine("d", host="host-d")
-    world.publish(p)
-    world.fence_all(p)
-    world.request(d)
+    world.begin(p, d)
     number = begin(world, p, d)
     measured, examined = world.orders(act.SendProbe)
     assert isinstance(measured, act.SendProbe)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.world import Side, World, ends, kinds
+from core.world import World, alone, ends, kinds, p_and_d, p_d_and_e, reading
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import AgentKey, EngineKey
 from restow.broker.core.common.limits import Limits
@@ -22,22 +22,11 @@ from restow.broker.errors import (
     RequestError,
 )
 
-
-def reading(world: World, src_ranks: int = 1, dst_ranks: int = 2) -> tuple[Side, Side, int]:
-    """Return the sides and the number of a handoff whose ranks were told to read, or to stage."""
-    p, d = world.engine("p", src_ranks), world.engine("d", dst_ranks)
-    world.publish(p)
-    world.fence_all(p)
-    world.request(d)
-    return p, d, world.find().number
-
-
 # -- ranks ----------------------------------------------------------------------------------------
 
 
 def test_a_failed_rank_frees_p_at_once_and_d_when_the_others_write_no_more() -> None:
-    world = World()
-    p, d, number = reading(world, dst_ranks=3)
+    world, p, d, number = reading(1, 3)
     world.settle(d, number, 1, "TRANSFER_FAILED")
     assert ends(p) == [("FAILED", "TRANSFER_FAILED")]
     assert world.settle(d, number, 2) == []
@@ -48,8 +37,7 @@ def test_a_failed_rank_frees_p_at_once_and_d_when_the_others_write_no_more() -> 
 
 
 def test_words_of_ranks_that_nobody_waits_for_change_nothing() -> None:
-    world = World()
-    p, d, number = reading(world)
+    world, p, d, number = reading(1, 2)
     assert world.settle(p, number) == []
     for rank in (0, 1):
         assert world.settle(d, number + 1, rank) == []
@@ -62,8 +50,7 @@ def test_words_of_ranks_that_nobody_waits_for_change_nothing() -> None:
 
 
 def test_absurd_byte_counts_stay_inside_an_int64() -> None:
-    world = World()
-    _, d, number = reading(world)
+    world, _, d, number = reading(1, 2)
     world.settle(d, number, 0, size_bytes=2**63 - 1)
     world.settle(d, number, 1, size_bytes=-5)
     assert 0 < d.told[0].bytes < 2**63
@@ -73,8 +60,7 @@ def test_absurd_byte_counts_stay_inside_an_int64() -> None:
 
 
 def test_an_agent_of_p_that_stays_away_after_its_fence_fails_the_handoff() -> None:
-    world = World()
-    p = world.engine("p", 2)
+    world, p = alone("p", 2)
     world.publish(p)
     world.fence(p, 0)
     world.disconnect(p, 1)
@@ -85,8 +71,7 @@ def test_an_agent_of_p_that_stays_away_after_its_fence_fails_the_handoff() -> No
 
 
 def test_an_agent_of_d_replaced_before_the_grant_costs_d_its_demand_and_p_nothing() -> None:
-    world = World()
-    p, d, other = world.engine("p"), world.engine("d"), world.engine("other")
+    world, p, d, other = p_d_and_e()
     world.publish(p)
     world.request(d)
     world.disconnect(d, 0)
@@ -99,11 +84,10 @@ def test_an_agent_of_d_replaced_before_the_grant_costs_d_its_demand_and_p_nothin
 
 
 def test_an_agent_of_p_that_another_takes_the_place_of_fails_what_is_read() -> None:
-    world = World()
-    p, d, number = reading(world)
+    world, p, d, number = reading(1, 2)
     world.disconnect(p, 0)
     world.connect(p, 0)
-    forgotten = [one.agent.rank for one in world.orders(act.SendForget)]  # type: ignore[union-attr]
+    forgotten = [one.agent.rank for one in world.orders(act.SendForget)]
     assert forgotten == [0, 1]
     assert ends(p) == [("FAILED", "AGENT_LOST")]
     assert d.told == []
@@ -113,8 +97,7 @@ def test_an_agent_of_p_that_another_takes_the_place_of_fails_what_is_read() -> N
 
 
 def test_a_reader_that_is_lost_may_still_be_writing_until_it_is_back() -> None:
-    world = World()
-    p, d, number = reading(world)
+    world, p, d, number = reading(1, 2)
     world.disconnect(d, 1)
     world.settle(d, number, 0)
     assert p.told == []
@@ -127,8 +110,7 @@ def test_a_reader_that_is_lost_may_still_be_writing_until_it_is_back() -> None:
 
 
 def test_a_replaced_agent_says_nothing_more() -> None:
-    world = World()
-    p, d, number = reading(world, dst_ranks=1)
+    world, p, d, number = reading()
     old = d.agents[0]
     world.connect(d, 0)
     d.agents[0], new = old, d.agents[0]
@@ -142,13 +124,11 @@ def test_a_replaced_agent_says_nothing_more() -> None:
 
 
 def test_a_returned_agent_is_introduced_anew() -> None:
-    world = World()
-    p, d, number = reading(world, dst_ranks=1)
+    world, p, d, number = reading()
     world.settle(d, number)
     world.disconnect(p, 0)
     world.connect(p, 0)
-    world.publish(p, "next")
-    world.fence(p, 0, "next")
+    world.ready(p, "next")
     assert kinds(world.request(d, "next")) == ["SendPeer", "SendExecute"]
 
 
@@ -159,8 +139,7 @@ def agent(
 
 
 def test_a_refused_hello_does_not_cost_the_rank_its_agent() -> None:
-    world = World()
-    p = world.engine("p")
+    world, p = alone("p")
     connections, record = world.directory.connections, p.record
     good = [RegionMemory("kv", 1, 1, 4096, 1, 0), RegionMemory("state", 1, 1, 8192, 1, 0)]
     wrong = {
@@ -208,16 +187,16 @@ def test_an_engine_that_is_not_there() -> None:
 
 
 def test_registering_again_changes_nothing_and_another_layout_needs_another_life() -> None:
-    world = World()
-    p = world.engine("p")
+    world, p = alone("p")
     members, record = world.directory.members, p.record
     life = (record.incarnation, record.layout)
     assert members.register(record.key, *life, record.layout_digest, 0.0) == []
     with pytest.raises(RequestError, match="another layout"):
         members.register(record.key, *life, "other", 0.0)
     assert members.engines[record.key] is record
-    with pytest.raises(RequestError):
-        members.register(EngineKey("t", ""), *life, "x", 0.0)
+    for engine_id, incarnation in (("", "1"), ("p", ""), ("p" * 257, "1"), ("p", "1" * 257)):
+        with pytest.raises(RequestError, match="1 to 256 printable characters"):
+            members.register(EngineKey("t", engine_id), incarnation, record.layout, "x", 0.0)
 
 
 def test_engines_are_bounded() -> None:
@@ -231,8 +210,7 @@ def test_engines_are_bounded() -> None:
 
 @pytest.mark.parametrize("how", ["replaced", "unregistered"])
 def test_an_engine_that_goes_takes_its_waiting_handoffs_with_it(how: str) -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.publish(p)
     world.request(d, "asked")
     world.request(d)
@@ -248,8 +226,7 @@ def test_an_engine_that_goes_takes_its_waiting_handoffs_with_it(how: str) -> Non
 
 
 def test_the_last_words_of_an_engine_that_is_gone_are_refused() -> None:
-    world = World()
-    p = world.engine("p")
+    world, p = alone("p")
     world.publish(p)
     world.engine("p")
     for words in (world.publish, world.request, world.renew, world.cancel):
@@ -260,8 +237,7 @@ def test_the_last_words_of_an_engine_that_is_gone_are_refused() -> None:
 
 
 def test_an_engine_that_goes_while_it_is_read_leaves_d_to_its_readers() -> None:
-    world = World()
-    p, d, number = reading(world)
+    world, p, d, number = reading(1, 2)
     world.unregister(p)
     assert d.told == []
     world.settle(d, number, 0)
@@ -270,8 +246,7 @@ def test_an_engine_that_goes_while_it_is_read_leaves_d_to_its_readers() -> None:
 
 
 def test_a_reader_engine_that_goes_frees_p_at_once() -> None:
-    world = World()
-    p, _, _ = reading(world)
+    world, p, _, _ = reading(1, 2)
     world.engine("d", 2)
     assert ends(p) == [("CANCELLED", "ENGINE_LOST")]
 
@@ -281,20 +256,18 @@ def test_a_reader_engine_that_goes_frees_p_at_once() -> None:
 
 @pytest.mark.parametrize("who", ["p", "d"])
 def test_cancelled_before_the_grant_ends_at_once(who: str) -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.publish(p)
     world.request(d)
-    world.cancel(world.sides[EngineKey("t", who)])
+    world.cancel(world.side(who))
     assert ends(p) == ends(d) == [("CANCELLED", "CANCELLED")]
     assert f"engine {who} cancelled" in p.told[0].detail
 
 
 @pytest.mark.parametrize("who", ["p", "d"])
 def test_cancelled_while_reading_frees_p_at_once_and_d_when_all_have_settled(who: str) -> None:
-    world = World()
-    p, d, number = reading(world)
-    world.cancel(world.sides[EngineKey("t", who)])
+    world, p, d, number = reading(1, 2)
+    world.cancel(world.side(who))
     assert ends(p) == [("CANCELLED", "CANCELLED")]
     assert world.settle(d, number, 0) == []
     assert world.cancel(d) == []

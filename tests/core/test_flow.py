@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.world import World, ends
+from core.world import World, ends, reading
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines import flow as flows
@@ -135,13 +135,13 @@ def burst(world: World, count: int, timeout_s: float = 300.0) -> None:
 
 
 def executed(world: World) -> list[str]:
-    return [one.handoff_id for one in world.sent if isinstance(one, act.SendExecute)]
+    return [one.handoff_id for one in world.orders(act.SendExecute)]
 
 
 def test_a_burst_is_read_in_order_and_all_of_it() -> None:
     world = World()
     burst(world, 6)
-    d = world.sides[D]
+    d = world.side("d")
     assert executed(world) == ["h0", "h1"]
     assert "reads other states first" in waits_for(world.find("h2"))
     for index in range(6):
@@ -155,25 +155,20 @@ def test_patience_that_runs_out_in_the_queue_says_so() -> None:
     world = World()
     burst(world, 3, timeout_s=2.0)
     world.wait(2.1)
-    assert ("EXPIRED", "READS_QUEUED") in ends(world.sides[D])
+    assert ("EXPIRED", "READS_QUEUED") in ends(world.side("d"))
 
 
 def test_one_that_gives_up_in_the_queue_leaves_it() -> None:
     world = World()
     burst(world, 4)
-    d = world.sides[D]
+    d = world.side("d")
     world.cancel(d, "h2")
     world.settle(d, world.find("h0").number)
     assert executed(world) == ["h0", "h1", "h3"]
 
 
 def test_an_order_that_had_no_turn_is_given_again() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p)
-    world.fence(p)
-    world.request(d)
-    number = world.find().number
+    world, p, d, number = reading()
     world.settle(d, number, reason="READ_NOT_BEGUN", size_bytes=0)
     world.wait(0.02)
     again = world.find().number
@@ -185,6 +180,6 @@ def test_an_order_that_had_no_turn_is_given_again() -> None:
 def test_those_that_another_end_made_room_for_are_found_by_the_clock() -> None:
     world = World()
     burst(world, 3)
-    world.cancel(world.sides[EngineKey("t", "p")], "h0")
+    world.cancel(world.side("p"), "h0")
     world.wait(0.02)
     assert executed(world) == ["h0", "h1", "h2"]

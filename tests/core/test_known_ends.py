@@ -31,7 +31,7 @@ class Broker(World):
 def done(readers: int = 0, content: bytes = b"", sampled: int | None = None) -> Broker:
     """Return a broker under which D has the state, and E too where the state has two readers."""
     world = Broker()
-    world.publish(world.p, readers=readers, content=content, sampled=sampled)
+    world.publish(world.p, readers=readers, content=content, sampled_token=sampled)
     world.fence(world.p)
     for side in (world.d, world.e)[: max(readers, 1)]:
         world.request(side, position=POSITION, content=content)
@@ -104,7 +104,7 @@ def test_a_demand_by_prefix_whose_end_is_known_is_not_offered_while_its_agents_a
 def test_d_hears_the_token_that_p_sampled_before_it_hears_the_end() -> None:
     (told,) = done(sampled=5).p.told
     world = Broker()
-    say_demand(world, takes=True)
+    say_demand(world, takes_sampled=True)
     actions = world.known_end(world.p, told)
     assert [type(one) for one in actions] == [act.TellSampled, act.TellEnded]
     assert actions[0].token == 5  # type: ignore[union-attr]

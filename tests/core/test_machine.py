@@ -75,7 +75,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.look()
 
     def side(self, name: str) -> Side:
-        return self.world.sides[EngineKey("t", name)]
+        return self.world.side(name)
 
     def look(self) -> None:
         """Follow the actions that came since the last look."""

@@ -12,7 +12,6 @@ from restow.broker.errors import (
     HandoffConflictError,
     PageRepeatedError,
     RequestError,
-    RestowError,
 )
 from restow.broker.layout import DType, Field, Kind, Layout, Model, Shard, Span
 
@@ -55,16 +54,8 @@ def offered(*sides: Side) -> list[int]:
     return [len(side.offered) for side in sides]
 
 
-def publish(world: World, side: Side, **more: object) -> None:
-    """Publish as a session does; a refusal has the effects that a session's refusal has."""
-    try:
-        world.publish(side, position=POSITION, content=PREFIX.content, **more)  # type: ignore[arg-type]
-    except RestowError as error:
-        refused = error
-        world.run(
-            lambda now_s: world.directory.publication_refused(side.record, "h", refused, now_s)
-        )
-        raise
+def publish(world: World, side: Side) -> None:
+    world.publish(side, position=POSITION, content=PREFIX.content)
 
 
 def test_an_answer_that_comes_too_late_and_is_refused_ends_nothing() -> None:
@@ -74,8 +65,7 @@ def test_an_answer_that_comes_too_late_and_is_refused_ends_nothing() -> None:
     assert offered(a, b) == [1, 0]
     world.wait(world.directory.limits.offer_s)
     assert offered(a, b) == [1, 1]
-    with pytest.raises(PageRepeatedError):
-        publish(world, a, blocks=WRONG)
+    assert isinstance(world.publish_refused(a, blocks=WRONG), PageRepeatedError)
     assert ends(d) == []
     publish(world, b)
     world.fence_all(b)
@@ -86,8 +76,7 @@ def test_an_answer_for_several_readers_is_refused_and_the_next_is_asked() -> Non
     world = World()
     a, b = holder(world, "a"), holder(world, "b")
     d = asking(world)
-    with pytest.raises(RequestError):
-        publish(world, a, readers=2)
+    assert isinstance(world.publish_refused(a, readers=2), RequestError)
     assert (ends(d), offered(a, b)) == ([], [1, 1])
     publish(world, b)
     world.fence_all(b)
@@ -159,3 +148,15 @@ def test_whoever_gives_a_demand_by_prefix_up_leaves_nothing(step: str, who: str)
         if d.record.quarantined:  # a rank of its may still write
             world.settle(d, next(iter(d.record.quarantined)))
         assert len(set(ends(d))) == 1
+
+
+def test_a_decline_after_the_end_and_before_the_next_tick_ends_nothing_again() -> None:
+    world = World()
+    a = holder(world, "a")
+    d = asking(world)
+    world.cancel(d)
+    offering = world.directory.offering
+    assert not world.run(lambda now_s: offering.decline(a.record, "h", "evicted", now_s))
+    world.wait(0.02)
+    assert not offering.open
+    assert ends(d) == [("CANCELLED", "CANCELLED")]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.world import BLOCK_TOKENS, World, ends
+from core.world import BLOCK_TOKENS, World, alone, ends, p_and_d
 from restow.broker.core.engines import blocks as pages_in_use
 from restow.broker.errors import PageRepeatedError
 
@@ -33,8 +33,7 @@ def refused(group: str, block: int, mine: str, other: str) -> pytest.RaisesExc[P
 def test_two_open_demands_do_not_name_one_block(
     blocks: dict[str, list[int]], group: str, block: int
 ) -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.request(d, "a", {"kv": [11, 12, 13], "state": [14]})
     with refused(group, block, "b", "a"):
         world.request(d, "b", blocks)
@@ -45,8 +44,7 @@ def test_two_open_demands_do_not_name_one_block(
 
 
 def test_a_long_list_is_in_use_until_its_demand_has_ended() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.request(d, "a", {"kv": MANY, "state": [14]})
     with refused("kv", MANY[-1], "b", "a"):
         world.request(d, "b", {"kv": MANY[-1:], "state": [24]})
@@ -62,8 +60,7 @@ def test_engines_have_blocks_of_their_own() -> None:
 
 @pytest.mark.parametrize("blocks", [[12, 22, 23], [*MANY, 12]])
 def test_a_demand_does_not_write_what_its_engine_has_published(blocks: list[int]) -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.publish(d, "a", {"kv": [11, 12, 13], "state": [14]})
     with refused("kv", 12, "b", "a"):
         world.request(d, "b", {"kv": blocks, "state": [24]})
@@ -72,8 +69,7 @@ def test_a_demand_does_not_write_what_its_engine_has_published(blocks: list[int]
 
 
 def test_an_engine_does_not_publish_what_a_demand_of_its_will_have_written() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.request(d, "a", {"kv": [11, 12, 13], "state": [14]})
     with refused("state", 14, "b", "a"):
         world.publish(d, "b", {"kv": [21, 22, 23], "state": [14]})
@@ -82,8 +78,7 @@ def test_an_engine_does_not_publish_what_a_demand_of_its_will_have_written() -> 
 
 def test_an_engine_does_not_copy_onto_its_own_blocks() -> None:
     # P and D of the handoff are one engine.
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.publish(d, "a", {"kv": [11, 12, 13], "state": [14]})
     with refused("kv", 13, "a", "a"):
         world.request(d, "a", {"kv": [13, 22, 23], "state": [24]})
@@ -91,8 +86,7 @@ def test_an_engine_does_not_copy_onto_its_own_blocks() -> None:
 
 
 def test_blocks_that_are_only_read_may_be_shared() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     for number in range(3):
         world.publish(d, f"p{number}", {"kv": [1, 2, 30 + number], "state": [4]})
     for number in range(3):
@@ -103,8 +97,7 @@ def test_blocks_that_are_only_read_may_be_shared() -> None:
 
 
 def test_a_held_prefix_is_not_written_until_its_demand_has_ended() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.request(d, "a", {"kv": [11, 12, 13], "state": [14]}, held=2 * BLOCK_TOKENS)
     with refused("kv", 12, "b", "a"):
         world.request(d, "b", {"kv": [12, 22, 23], "state": [24]})
@@ -113,16 +106,14 @@ def test_a_held_prefix_is_not_written_until_its_demand_has_ended() -> None:
 
 
 def test_nobody_holds_what_another_demand_will_have_written() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.request(d, "a", {"kv": [11, 12, 13], "state": [14]})
     with refused("kv", 11, "b", "a"):
         world.request(d, "b", {"kv": [11, 22, 23], "state": [24]}, held=BLOCK_TOKENS)
 
 
 def test_a_block_that_is_held_in_part_is_written() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.publish(d, "a", {"kv": [11, 12, 13], "state": [14]})
     with refused("kv", 12, "b", "a"):
         blocks = {"kv": [11, 12, 23], "state": [24]}
@@ -130,8 +121,7 @@ def test_a_block_that_is_held_in_part_is_written() -> None:
 
 
 def test_the_null_block_is_nobodys() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     for name, at in (("a", 10), ("b", 20)):
         world.publish(d, f"{name}'", {"kv": [0, 0, at + 5], "state": [at + 6]})
         world.request(d, name, {"kv": [0, 0, at], "state": [at]})
@@ -142,10 +132,8 @@ def test_the_null_block_is_nobodys() -> None:
 
 def test_blocks_of_a_demand_that_may_still_be_written_to_are_in_use() -> None:
     # The handoff has ended and a rank of D has not answered: the handoff is in quarantine.
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p, "a")
-    world.fence(p, name="a")
+    world, p, d = p_and_d()
+    world.ready(p, "a")
     world.request(d, "a", {"kv": [11, 12, 13], "state": [14]})
     number = world.find("a").number
     world.cancel(p, "a")
@@ -158,8 +146,7 @@ def test_blocks_of_a_demand_that_may_still_be_written_to_are_in_use() -> None:
 
 
 def test_each_chunk_of_a_publication_is_looked_at() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.request(d, "a", {"kv": [11, 12, 13], "state": [14]})
     world.publish(d, "b", {"kv": [21]}, final=False)
     with refused("kv", 12, "b", "a"):
@@ -170,8 +157,7 @@ def test_each_chunk_of_a_publication_is_looked_at() -> None:
 
 
 def test_blocks_of_chunks_that_are_taken_back_are_free() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.request(d, "a", {"kv": [11], "state": [14]})
     world.publish(d, "b", {"kv": [21, 22]}, final=False)
     world.publish(d, "b", {}, final=False, anew=True)
@@ -213,8 +199,7 @@ def test_deliveries_have_blocks_of_their_own() -> None:
 
 
 def test_a_demand_becomes_a_delivery_with_its_blocks() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.request(d, "a", {"kv": [11, 12, 13], "state": [14]})
     world.publish(p, "a", readers=2)
     with refused("kv", 12, "b", "a"):
@@ -224,11 +209,9 @@ def test_a_demand_becomes_a_delivery_with_its_blocks() -> None:
 
 
 def test_a_demand_that_is_refused_late_gives_its_blocks_back() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.request(d, "a", {"kv": [11, 12, 13], "state": [14]}, position=39)
-    world.publish(p, "a")
-    world.fence(p, name="a")
+    world.ready(p, "a")
     assert ends(d) == [("FAILED", "POSITION_MISMATCH")]
     world.request(d, "a", {"kv": [11, 12, 13], "state": [14]})
 

@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from core.world import Side, World, ends
+from core.world import LIMITS, Side, World, ends, reading
 from restow.broker.core.common.limits import Limits
-from restow.broker.errors import DirectoryFullError
+from restow.broker.errors import DirectoryFullError, QuotaExceededError, RestowError
 
 READ_DEADLINE = [("FAILED", "READ_DEADLINE")]
 
 
-def silent(world: World, name: str = "h") -> tuple[Side, Side, int]:
+def silent(limits: Limits = LIMITS) -> tuple[World, Side, Side, int]:
     """Return a handoff whose grant is over, while rank 1 of D has not been heard of."""
-    p, d = world.engine("p"), world.engine("d", 2)
-    world.publish(p, name)
-    world.fence_all(p, name)
-    world.request(d, name)
-    number = world.find(name).number
+    world, p, d, number = reading(1, 2, limits=limits)
     world.settle(d, number, 0)
     world.wait(100)
     assert ends(p) == READ_DEADLINE
     assert ends(d) == []
     assert len(world.directory.ledger.quarantine) == 1
-    return p, d, number
+    return world, p, d, number
 
 
 def test_d_hears_when_the_last_rank_has_reported() -> None:
-    world = World()
-    p, d, number = silent(world)
+    world, p, d, number = silent()
     world.wait(1000)
     assert ends(d) == []
     world.settle(d, number, 1)
     assert ends(p) == ends(d) == READ_DEADLINE
     assert not len(world.directory.ledger.quarantine)
-    assert [event for _, event, _ in world.find().timeline][-3:] == [
-        "ended",
-        "quarantined",
-        "released",
-    ]
+    assert world.events()[-3:] == ["ended", "quarantined", "released"]
 
 
 def test_d_hears_when_the_agent_has_said_hello_again() -> None:
-    world = World()
-    p, d, number = silent(world)
+    world, p, d, number = silent()
     world.connect(d, 0)
     assert ends(d) == []
     world.connect(d, 1)
@@ -52,8 +44,7 @@ def test_d_hears_when_the_agent_has_said_hello_again() -> None:
 
 
 def test_who_asks_again_meanwhile_hears_nothing() -> None:
-    world = World()
-    p, d, number = silent(world)
+    world, p, d, number = silent()
     again = world.request(d, repeated=True, number=1)
     assert again == world.cancel(d) == world.decline(d) == []
     world.renew(p)
@@ -66,8 +57,7 @@ def test_who_asks_again_meanwhile_hears_nothing() -> None:
 
 @pytest.mark.parametrize("how", ["replaced", "unregistered"])
 def test_an_engine_that_goes_takes_its_pages_with_it(how: str) -> None:
-    world = World()
-    _, d, _ = silent(world)
+    world, _, d, _ = silent()
     if how == "replaced":
         world.engine("d", 2)
     else:
@@ -76,10 +66,13 @@ def test_an_engine_that_goes_takes_its_pages_with_it(how: str) -> None:
     assert not len(world.directory.ledger.quarantine)
 
 
-def test_what_is_held_counts_as_live() -> None:
-    world = World(limits=Limits(max_live=1, settle_grace_s=0.5))
-    p, d, number = silent(world)
-    with pytest.raises(DirectoryFullError):
+@pytest.mark.parametrize(
+    ("most", "error"),
+    [({"max_live": 1}, DirectoryFullError), ({"tenant_max_live": 1}, QuotaExceededError)],
+)
+def test_what_is_held_counts_as_live(most: dict[str, Any], error: type[RestowError]) -> None:
+    world, p, d, number = silent(Limits(settle_grace_s=0.5, **most))
+    with pytest.raises(error):
         world.publish(p, "next")
     world.settle(d, number, 1)
     world.publish(p, "next")

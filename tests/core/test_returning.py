@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from core.test_faults import reading
-from core.test_staging import stage_all, unstaged
-from core.world import LIMITS, Side, World, ends, kinds
+from core.test_staging import unstaged
+from core.world import LIMITS, Side, World, alone, ends, kinds, p_and_d, reading
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import State
-from restow.broker.errors import AgentReplacedError, HandoffUnknownError, RestowError
+from restow.broker.errors import AgentReplacedError, HandoffUnknownError
 
 
 def back(world: World, side: Side, rank: int = 0) -> None:
@@ -20,19 +19,13 @@ def back(world: World, side: Side, rank: int = 0) -> None:
     world.connect(side, rank, name=side.agents[rank].agent_name)
 
 
-def executes(world: World) -> list[act.SendExecute]:
-    return [one for one in world.sent if isinstance(one, act.SendExecute)]
-
-
 # -- P's streams ----------------------------------------------------------------------------------
 
 
 def test_a_break_of_ps_stream_costs_no_state_that_is_ready() -> None:
-    world = World()
-    p, d = world.engine("p", 2), world.engine("d")
+    world, p, d = p_and_d(2)
     for index in range(5):
-        world.publish(p, f"h{index}")
-        world.fence_all(p, f"h{index}")
+        world.ready(p, f"h{index}")
     for rank in (0, 1):
         back(world, p, rank)
     assert [one.state for one in world.directory.ledger.live.values()] == [State.READY] * 5
@@ -44,10 +37,8 @@ def test_a_break_of_ps_stream_costs_no_state_that_is_ready() -> None:
 
 
 def test_what_is_asked_for_meanwhile_waits_until_it_is_back() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p)
-    world.fence(p)
+    world, p, d = p_and_d()
+    world.ready(p)
     world.disconnect(p, 0)
     assert "SendExecute" not in kinds(world.request(d))
     world.wait(3.0)
@@ -57,20 +48,16 @@ def test_what_is_asked_for_meanwhile_waits_until_it_is_back() -> None:
 
 
 def test_what_is_read_straight_from_its_pages_goes_on() -> None:
-    world = World()
-    p, d, number = reading(world)
+    world, p, d, number = reading(1, 2)
     back(world, p)
-    for rank in (0, 1):
-        world.settle(d, number, rank)
+    world.settle_all(d, number)
     assert ends(p) == ends(d) == [("DONE", "")]
 
 
 @pytest.mark.parametrize("what", ["name", "memory"])
 def test_another_process_or_other_memory_is_no_return(what: str) -> None:
-    world = World()
-    p = world.engine("p")
-    world.publish(p)
-    world.fence(p)
+    world, p = alone("p")
+    world.ready(p)
     world.disconnect(p, 0)
     name, pages = p.agents[0].agent_name, len("abc") + 97
     world.connect(p, 0, pages + (what == "memory"), name="" if what == "name" else name)
@@ -78,9 +65,8 @@ def test_another_process_or_other_memory_is_no_return(what: str) -> None:
 
 
 def test_what_it_had_gathered_is_gathered_anew_when_nobody_reads_any_more() -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 2, 2)
-    stage_all(world, p, number, 2)
+    world, p, d, number = reading(2, 2, staged=True)
+    world.stage_all(p, number, 2)
     back(world, p, 1)
     assert ends(p) == ends(d) == []
     world.settle(d, number, 0, "READ_FAILED")
@@ -92,17 +78,15 @@ def test_what_it_had_gathered_is_gathered_anew_when_nobody_reads_any_more() -> N
     assert unstaged(world) == [0], "rank 1 dropped it with its stream"
     world.wait(0.02)
     assert world.settle(d, number, 0) == [], "a report of the grant before"
-    stage_all(world, p, again, 2)
-    for rank in (0, 1):
-        world.settle(d, again, rank)
+    world.stage_all(p, again, 2)
+    world.settle_all(d, again)
     assert ends(p) == ends(d) == [("DONE", "")]
     assert world.find().bytes_read == 14
 
 
 def test_what_can_not_be_given_anew_in_time_fails() -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 1, 1)
-    stage_all(world, p, number, 1)
+    world, p, d, number = reading(staged=True)
+    world.stage_all(p, number, 1)
     back(world, p)
     world.wait(10.6)
     assert ends(p) == [("FAILED", "AGENT_LOST")]
@@ -112,49 +96,43 @@ def test_what_can_not_be_given_anew_in_time_fails() -> None:
 
 
 def test_a_reader_that_is_away_is_sent_nothing() -> None:
-    world = World()
-    p, d, number = reading(world)
-    for rank in (0, 1):
-        world.settle(d, number, rank)
+    world, p, d, number = reading(1, 2)
+    world.settle_all(d, number)
     world.disconnect(d, 1)
     world.connect(p, 0)
-    assert [one.agent.rank for one in world.orders(act.SendForget)] == [0]  # type: ignore[union-attr]
+    assert [one.agent.rank for one in world.orders(act.SendForget)] == [0]
 
 
 # -- D's streams ----------------------------------------------------------------------------------
 
 
 def test_what_d_was_told_to_read_is_read_anew_when_its_agent_is_back() -> None:
-    world = World()
-    p, d, number = reading(world)
+    world, p, d, number = reading(1, 2)
     world.settle(d, number, 0)
     back(world, d, 1)
     world.wait(0.02)
     again = world.find().number
-    assert [one.handoff for one in executes(world)] == [number, number, again, again]
+    assert [one.handoff for one in world.orders(act.SendExecute)] == [number, number, again, again]
     assert world.settle(d, number, 1) == []
-    for rank in (0, 1):
-        world.settle(d, again, rank)
+    world.settle_all(d, again)
     assert ends(p) == ends(d) == [("DONE", "")]
 
 
 def test_other_ranks_of_d_are_waited_for_before_it_is_read_anew() -> None:
-    world = World()
-    p, d, number = reading(world)
+    world, p, d, number = reading(1, 2)
     back(world, d, 1)
     world.wait(0.02)
     assert world.find().number == number
     world.settle(d, number, 0)
     world.wait(0.02)
-    assert [one.handoff for one in executes(world)][2:] == [world.find().number] * 2
+    assert [one.handoff for one in world.orders(act.SendExecute)][2:] == [world.find().number] * 2
     assert ends(p) == ends(d) == []
 
 
 @pytest.mark.parametrize("session", [True, False])
 def test_ps_pages_are_free_soon_after_d_died(session: bool) -> None:
     # The broker waits for a D whose session lives: only its agents' streams broke.
-    world = World()
-    p, d, _ = reading(world)
+    world, p, d, _ = reading(1, 2)
     if session:
         world.directory.members.session_opened(d.record, world.now_s)
     for rank in (0, 1):
@@ -175,23 +153,24 @@ def speaks(world: World, side: Side) -> None:
     world.now_s += 0.1
 
 
-def reading_early(world: World) -> tuple[Side, Side, int]:
-    """Return a D of two ranks that has read 16 tokens early, and now reads the rest."""
-    p, d = world.engine("p"), world.engine("d", 2)
+def read_early() -> tuple[World, Side, Side]:
+    """Return a D of two ranks that has read 16 tokens early."""
+    world, p, d = p_and_d(1, 2, early=True, limits=replace(LIMITS, early_bytes=0))
     world.publish(p, blocks={"kv": [1]}, final=False)
     world.request(d)
     world.fence(p, tokens=16)
-    for rank in (0, 1):
-        world.settle(d, world.find().number, rank)
-    world.publish(p)
-    world.fence(p)
-    return p, d, world.find().number
+    world.settle_all(d, world.find().number)
+    return world, p, d
 
 
 @pytest.mark.parametrize("early", [True, False])
 def test_a_rank_of_d_that_is_replaced_after_it_has_settled_ends_the_delivery(early: bool) -> None:
-    world = World(early=early, limits=replace(LIMITS, early_bytes=0))
-    p, d, number = reading_early(world) if early else reading(world)
+    if early:  # it now reads the rest
+        world, p, d = read_early()
+        world.ready(p)
+    else:
+        world, p, d, _ = reading(1, 2)
+    number = world.find().number
     world.settle(d, number, 0)
     world.connect(d, 0)
     assert ends(p) == LOST
@@ -202,13 +181,7 @@ def test_a_rank_of_d_that_is_replaced_after_it_has_settled_ends_the_delivery(ear
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_between_two_early_reads_every_rank_of_d_stays_the_same_agent(comes_back: bool) -> None:
-    world = World(early=True, limits=replace(LIMITS, early_bytes=0))
-    p, d = world.engine("p"), world.engine("d", 2)
-    world.publish(p, blocks={"kv": [1]}, final=False)
-    world.request(d)
-    world.fence(p, tokens=16)
-    for rank in (0, 1):
-        world.settle(d, world.find().number, rank)
+    world, p, d = read_early()
     world.disconnect(d, 0)
     if comes_back:
         world.connect(d, 0)
@@ -219,8 +192,7 @@ def test_between_two_early_reads_every_rank_of_d_stays_the_same_agent(comes_back
 
 def test_what_a_replaced_rank_has_read_is_not_given_anew() -> None:
     # The grant is given back because rank 1 came back; then rank 0 is another process.
-    world = World()
-    p, d, number = reading(world)
+    world, p, d, number = reading(1, 2)
     world.settle(d, number, 0)
     world.drain(True)
     back(world, d, 1)
@@ -233,8 +205,7 @@ def test_what_a_replaced_rank_has_read_is_not_given_anew() -> None:
 
 
 def test_a_demand_that_is_said_again_does_not_bring_back_what_a_replaced_rank_had_read() -> None:
-    world = World()
-    p, d, number = reading(world)
+    world, p, d, number = reading(1, 2)
     world.settle(d, number, 0)
     world.disconnect(d, 0)
     speaks(world, d)
@@ -247,8 +218,7 @@ def test_a_demand_that_is_said_again_does_not_bring_back_what_a_replaced_rank_ha
 def test_a_replaced_rank_ends_its_own_delivery_and_leaves_those_of_other_readers() -> None:
     world = World()
     p, d, e = world.engine("p"), world.engine("d", 2), world.engine("e")
-    world.publish(p, readers=2)
-    world.fence(p)
+    world.ready(p, readers=2)
     world.request(d)
     world.request(e)
     delivery = world.find().deliveries.by_engine[d.record.key].number
@@ -263,8 +233,7 @@ def test_a_replaced_rank_ends_its_own_delivery_and_leaves_those_of_other_readers
 
 @pytest.mark.parametrize("first", ["session", "agents"])
 def test_a_second_process_of_an_incarnation_ends_what_the_first_one_asked_for(first: str) -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d", 2)
+    world, p, d = p_and_d(1, 2)
     speaks(world, d)
     world.request(d)
     for rank in (0, 1):
@@ -277,15 +246,13 @@ def test_a_second_process_of_an_incarnation_ends_what_the_first_one_asked_for(fi
     if first == "agents":
         speaks(world, d)
     assert ends(d) == LOST
-    world.publish(p)
-    world.fence(p)
-    assert not executes(world)
+    world.ready(p)
+    assert not world.orders(act.SendExecute)
 
 
 def test_a_second_process_is_known_though_the_death_of_the_first_was_not_noticed() -> None:
     # D's first session seems to be open, and D's demand came when its agent was away.
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     speaks(world, d)
     world.disconnect(d, 0)
     world.now_s += 0.1
@@ -299,8 +266,7 @@ def test_a_second_process_is_known_though_the_death_of_the_first_was_not_noticed
 
 def test_a_second_process_of_an_incarnation_ends_what_the_first_one_published() -> None:
     # Nothing that the first process published is fenced, and no byte of it may ever be.
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     speaks(world, p)
     world.publish(p, blocks={"kv": [1]}, final=False)
     world.publish(p, "for several", blocks={"kv": [2]}, final=False, readers=2)
@@ -314,26 +280,22 @@ def test_a_second_process_of_an_incarnation_ends_what_the_first_one_published() 
 
 
 def test_what_a_living_engine_says_while_a_rank_is_away_outlives_the_rank() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     speaks(world, d)
     world.disconnect(d, 0)
     world.now_s += 0.1
     world.request(d)
     world.connect(d, 0)
-    world.publish(p)
-    world.fence(p)
+    world.ready(p)
     world.settle(d, world.find().number)
     assert ends(p) == ends(d) == [("DONE", "")]
 
 
 def test_an_agent_that_was_replaced_is_not_let_in_again() -> None:
-    world = World()
-    p = world.engine("p")
+    world, p = alone("p")
     name = p.agents[0].agent_name
     world.connect(p, 0)
-    world.publish(p)
-    world.fence(p)
+    world.ready(p)
     with pytest.raises(AgentReplacedError):
         world.connect(p, 0, name=name)
     assert world.find().state is State.READY
@@ -343,21 +305,16 @@ def test_an_agent_that_was_replaced_is_not_let_in_again() -> None:
 
 
 def test_a_fence_is_said_until_its_handoff_has_ended() -> None:
-    world = World()
-    p, d = world.engine("p", 2), world.engine("d")
-    world.publish(p)
-    world.fence_all(p)
-    world.request(d)
+    world, p, d, _ = reading(2)
     assert not world.orders(act.SendUnfence)
     world.settle(d, world.find().number)
-    assert [one.agent.rank for one in world.orders(act.SendUnfence)] == [0, 1]  # type: ignore[union-attr]
+    assert [one.agent.rank for one in world.orders(act.SendUnfence)] == [0, 1]
     world.fence(p, 1)
-    assert [one.agent.rank for one in world.orders(act.SendUnfence)] == [0, 1, 1]  # type: ignore[union-attr]
+    assert [one.agent.rank for one in world.orders(act.SendUnfence)] == [0, 1, 1]
 
 
 def test_fences_that_come_before_their_publication_are_no_handoffs_and_count() -> None:
-    world = World()
-    p = world.engine("p", 2)
+    world, p = alone("p", 2)
     world.fence_all(p)
     assert not world.directory.ledger.live
     world.publish(p)
@@ -366,8 +323,7 @@ def test_fences_that_come_before_their_publication_are_no_handoffs_and_count() -
 
 
 def test_a_fence_of_a_process_that_died_before_the_publication_does_not_count() -> None:
-    world = World()
-    p = world.engine("p", 2)
+    world, p = alone("p", 2)
     world.fence_all(p)
     world.connect(p, 1)
     world.publish(p)
@@ -377,8 +333,7 @@ def test_a_fence_of_a_process_that_died_before_the_publication_does_not_count() 
 
 
 def test_a_fence_of_one_whose_stream_broke_before_the_publication_counts() -> None:
-    world = World()
-    p = world.engine("p")
+    world, p = alone("p")
     world.fence(p)
     back(world, p)
     world.publish(p)
@@ -390,32 +345,27 @@ CANCELLED = ("CANCELLED", "CANCELLED")
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_giving_up_what_is_fenced_and_not_published_forgets_the_fences(asked: bool) -> None:
-    world = World()
-    p, d = world.engine("p", 2), world.engine("d")
+    world, p, d = p_and_d(2)
     if asked:
         world.request(d)
     world.fence(p, 1)
     world.cancel(p)
-    assert [one.agent.rank for one in world.orders(act.SendUnfence)] == [1]  # type: ignore[union-attr]
+    assert [one.agent.rank for one in world.orders(act.SendUnfence)] == [1]
     world.fence(p, 0)  # it was on its way
     world.publish(p)
     if not asked:
         world.request(d)
     assert {CANCELLED} == set(ends(p)) == set(ends(d))
     assert len(p.record.early_fences) == 0
-    assert not executes(world)
+    assert not world.orders(act.SendExecute)
 
 
 @pytest.mark.parametrize("how", ["refused", "asked for in vain"])
 def test_fences_of_what_ends_unpublished_are_forgotten(how: str) -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.fence(p)
     if how == "refused":
-        with pytest.raises(RestowError) as caught:
-            world.publish(p, blocks={"kv": [1, 2, 1000], "state": [4]})
-        error = caught.value
-        world.run(lambda now_s: world.directory.publication_refused(p.record, "h", error, now_s))
+        world.publish_refused(p, blocks={"kv": [1, 2, 1000], "state": [4]})
     else:
         world.request(d, timeout_s=0.1)
         world.wait(0.2)
@@ -432,7 +382,7 @@ def test_a_fence_that_comes_after_its_attempt_was_given_up_stands_for_nothing() 
     world.publish(p)
     world.request(d)
     assert ends(d) == [CANCELLED]
-    assert not executes(world)
+    assert not world.orders(act.SendExecute)
 
 
 def test_an_engine_that_has_no_part_in_a_handoff_gives_up_nothing() -> None:
@@ -462,10 +412,8 @@ def test_a_d_that_cancels_what_it_never_asked_for_leaves_the_id_to_others() -> N
 
 
 def test_states_that_no_engine_is_there_to_ask_for_are_not_kept_long() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p, lease_s=300.0)
-    world.fence(p)
+    world, p, d = p_and_d()
+    world.ready(p, lease_s=300.0)
     limits = world.directory.limits
     world.wait(limits.unasked_s + 2)
     assert ends(p) == []
@@ -487,8 +435,7 @@ def test_an_engine_that_only_publishes_is_no_d_to_wait_for(other: str) -> None:
         world.request(second, "asked for")
     if other != "has done neither":
         world.publish(second, "another")
-    world.publish(p, lease_s=300.0)
-    world.fence(p)
+    world.ready(p, lease_s=300.0)
     world.disconnect(d, 0)
     world.wait(1.1)
     world.wait(world.directory.limits.unasked_s + 1)
@@ -497,10 +444,8 @@ def test_an_engine_that_only_publishes_is_no_d_to_wait_for(other: str) -> None:
 
 
 def test_a_demand_ends_that_wait() -> None:
-    world = World()
-    p = world.engine("p")
-    world.publish(p, lease_s=300.0)
-    world.fence(p)
+    world, p = alone("p")
+    world.ready(p, lease_s=300.0)
     world.wait(20.0)
     d = world.engine("d")
     world.request(d)
@@ -513,14 +458,10 @@ def test_a_demand_ends_that_wait() -> None:
 
 @pytest.mark.parametrize("asked_before", [True, False])
 def test_d_hears_of_a_publication_that_is_refused(asked_before: bool) -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     if asked_before:
         world.request(d)
-    with pytest.raises(RestowError) as caught:
-        world.publish(p, blocks={"kv": [1, 2, 1000], "state": [4]})
-    error = caught.value
-    world.run(lambda now_s: world.directory.publication_refused(p.record, "h", error, now_s))
+    world.publish_refused(p, blocks={"kv": [1, 2, 1000], "state": [4]})
     if not asked_before:
         world.request(d)
     assert ends(d) == [("FAILED", "PUBLICATION_REFUSED")]
@@ -530,31 +471,25 @@ def test_d_hears_of_a_publication_that_is_refused(asked_before: bool) -> None:
 def test_a_refusal_leaves_what_was_published_and_fenced_and_what_is_anothers() -> None:
     world = World()
     p, q, d = world.engine("p"), world.engine("q"), world.engine("d")
-    world.publish(p)
-    world.fence(p)
+    world.ready(p)
     for side, position in ((p, 41), (q, 40)):
-        with pytest.raises(RestowError) as caught:
-            world.publish(side, position=position)
-        refused = world.directory.publication_refused
-        assert refused(side.record, "h", caught.value, world.now_s) == []
+        heard = len(world.sent)
+        world.publish_refused(side, position=position)
+        assert len(world.sent) == heard
     world.request(d)
     world.settle(d, world.find().number)
     assert ends(p) == ends(d) == [("DONE", "")]
 
 
 def test_of_two_publications_under_an_id_nobody_knows_whose_fence_comes() -> None:
-    world = World()
-    p, d = world.engine("p", 2), world.engine("d")
+    world, p, d = p_and_d(2)
     world.publish(p)
     world.fence(p, 0)
     world.request(d)
-    with pytest.raises(RestowError) as caught:
-        world.publish(p, position=41)
-    error = caught.value
-    world.run(lambda now_s: world.directory.publication_refused(p.record, "h", error, now_s))
+    world.publish_refused(p, position=41)
     world.fence(p, 1)
     assert ends(p) == ends(d) == [("FAILED", "PUBLICATION_REFUSED")]
-    assert not executes(world)
+    assert not world.orders(act.SendExecute)
 
 
 @pytest.mark.parametrize("of_p", [True, False], ids=["P", "D"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.test_offers import FORM, HASHES, POSITION, PREFIX, asking, holder, offered
-from core.world import LIMITS, Side, World, ends
+from core.world import LIMITS, Side, World, alone, ends, p_and_d, p_d_and_e
 from restow.broker.core.common.actions import SendUnfence, TellForget
 from restow.broker.core.common.events import Batch, HashRun
 from restow.broker.errors import HoldingsError, RequestError, RevisionChangedError
@@ -15,10 +15,8 @@ REPLACED = ("FAILED", "REVISION_CHANGED")
 
 
 def test_ps_unfinished_publications_end_and_whole_ones_are_read_by_the_old_revision() -> None:
-    world = World()
-    p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
-    world.publish(p, "whole")
-    world.fence(p, name="whole")
+    world, p, d, e = p_d_and_e()
+    world.ready(p, "whole")
     world.publish(p, "unfenced")
     world.publish(p, "chunk", {}, final=False)
     world.request(d, "chunk")
@@ -31,10 +29,8 @@ def test_ps_unfinished_publications_end_and_whole_ones_are_read_by_the_old_revis
 
 
 def test_a_d_of_the_new_revision_does_not_take_the_old_state() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p)
-    world.fence(p)
+    world, p, d = p_and_d()
+    world.ready(p)
     world.revise(p, NEW)
     world.revise(d, NEW)
     world.request(d, revision=NEW)
@@ -43,12 +39,10 @@ def test_a_d_of_the_new_revision_does_not_take_the_old_state() -> None:
 
 @pytest.mark.parametrize("early", [False, True], ids=["waits", "reads"])
 def test_ds_open_demands_end_when_its_weights_are_replaced(early: bool) -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.request(d)
     if early:
-        world.publish(p)
-        world.fence(p)
+        world.ready(p)
         number = world.find().number
     world.revise(d, NEW)
     if early:  # its rank still writes
@@ -58,28 +52,24 @@ def test_ds_open_demands_end_when_its_weights_are_replaced(early: bool) -> None:
 
 
 def test_engines_whose_weights_were_replaced_alike_hand_over() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     for side in (p, d):
         world.revise(side, NEW)
-    world.publish(p, revision=NEW)
-    world.fence(p)
+    world.ready(p, revision=NEW)
     world.request(d, revision=NEW)
     world.settle(d, world.find().number)
     assert ends(p) == ends(d) == [("DONE", "")]
 
 
 def test_a_demand_that_is_said_again_under_the_old_revision_ends() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.revise(d, NEW)
     world.request(d, repeated=True)
     assert ends(d) == [REPLACED]
 
 
 def test_nothing_is_published_under_a_revision_that_p_has_no_longer() -> None:
-    world = World()
-    p = world.engine("p")
+    world, p = alone("p")
     world.revise(p, NEW)
     with pytest.raises(RevisionChangedError, match="of revision ''"):
         world.publish(p, repeated=True)
@@ -87,10 +77,8 @@ def test_nothing_is_published_under_a_revision_that_p_has_no_longer() -> None:
 
 
 def test_chunks_of_two_revisions_make_no_publication() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.publish(p)
-    world.fence(p)
+    world, p, d = p_and_d()
+    world.ready(p)
     world.revise(p, NEW)
     with pytest.raises(RevisionChangedError, match="earlier chunks"):
         world.publish(p, revision=NEW)
@@ -99,8 +87,7 @@ def test_chunks_of_two_revisions_make_no_publication() -> None:
 
 
 def test_fences_from_before_count_for_no_publication_after() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.fence(p)
     world.revise(p, NEW)
     assert world.orders(SendUnfence) == [SendUnfence(p.agents[0].key, "h")]
@@ -111,8 +98,7 @@ def test_fences_from_before_count_for_no_publication_after() -> None:
 
 
 def test_to_say_the_same_revision_again_changes_nothing() -> None:
-    world = World()
-    p = world.engine("p")
+    world, p = alone("p")
     world.revise(p, NEW)
     world.publish(p, revision=NEW)
     assert world.revise(p, NEW) == []

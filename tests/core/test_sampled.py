@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.world import POSITION, Side, World, ends
+from core.world import POSITION, Side, World, ends, of_kind, p_and_d
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import State
 from restow.broker.errors import HandoffConflictError
@@ -17,72 +17,61 @@ CONTENT, OTHER = b"content of 16 b.", b"other content 16"
 
 def heard(actions: list[act.Action]) -> list[tuple[str, int, int]]:
     """Return which engine was told which token, by which of its messages."""
-    told = [one for one in actions if isinstance(one, act.TellSampled)]
+    told = of_kind(act.TellSampled, actions)
     return [(one.engine.engine_id, one.demand, one.token) for one in told]
 
 
-def sides(world: World) -> tuple[Side, Side]:
-    return world.engine("p", 2), world.engine("d")
+def ask(world: World, d: Side, number: int = 7, **more: Any) -> list[act.Action]:
+    said = {"position": POSITION, "content": CONTENT, "takes_sampled": True, **more}
+    return world.request(d, number=number, **said)
 
 
-def ask(world: World, d: Side, number: int = 7, **more: object) -> list[act.Action]:
-    said: dict[str, object] = {"position": POSITION, "content": CONTENT, "takes": True}
-    return world.request(d, number=number, **{**said, **more})  # type: ignore[arg-type]
-
-
-def publish(world: World, p: Side, **more: object) -> list[act.Action]:
-    said: dict[str, object] = {"content": CONTENT, "sampled": TOKEN}
-    return world.publish(p, **{**said, **more})  # type: ignore[arg-type]
+def publish(world: World, p: Side, **more: Any) -> list[act.Action]:
+    return world.publish(p, **{"content": CONTENT, "sampled_token": TOKEN, **more})
 
 
 def test_d_that_waits_hears_it_before_a_rank_has_fenced() -> None:
-    world = World()
-    p, d = sides(world)
+    world, p, d = p_and_d(2)
     assert not heard(ask(world, d))
     assert heard(publish(world, p)) == [("d", 7, TOKEN)]
     actions = world.fence_all(p)
     assert not heard(actions)
-    number = next(one.handoff for one in actions if isinstance(one, act.SendExecute))
+    number = of_kind(act.SendExecute, actions)[0].handoff
     assert not heard(world.settle(d, number))
     assert ends(d) == [("DONE", "")]
 
 
 def test_d_that_asks_late_hears_it_at_once() -> None:
-    world = World()
-    p, d = sides(world)
+    world, p, d = p_and_d(2)
     publish(world, p)
     world.fence_all(p)
     assert heard(ask(world, d)) == [("d", 7, TOKEN)]
 
 
 def test_the_token_with_the_number_0_is_one() -> None:
-    world = World()
-    p, d = sides(world)
+    world, p, d = p_and_d(2)
     ask(world, d)
-    assert heard(publish(world, p, sampled=0)) == [("d", 7, 0)]
+    assert heard(publish(world, p, sampled_token=0)) == [("d", 7, 0)]
 
 
 def test_a_chunk_that_is_not_the_last_says_none() -> None:
-    world = World()
-    p, d = sides(world)
+    world, p, d = p_and_d(2)
     ask(world, d)
     assert not heard(publish(world, p, final=False))
     assert heard(publish(world, p)) == [("d", 7, TOKEN)]
 
 
 def test_d_that_samples_itself_hears_nothing() -> None:
-    world = World()
-    p, d = sides(world)
-    ask(world, d, takes=False)
+    world, p, d = p_and_d(2)
+    ask(world, d, takes_sampled=False)
     assert not heard(publish(world, p) + world.fence_all(p))
     assert world.find().state is State.READING
 
 
 def test_a_state_without_one_is_none_for_d() -> None:
-    world = World()
-    p, d = sides(world)
+    world, p, d = p_and_d(2)
     ask(world, d)
-    assert not heard(publish(world, p, sampled=None) + world.fence_all(p))
+    assert not heard(publish(world, p, sampled_token=None) + world.fence_all(p))
     assert ends(d) == [("FAILED", "NOT_SAMPLED")]
 
 
@@ -91,27 +80,24 @@ def test_a_state_without_one_is_none_for_d() -> None:
     [({"content": OTHER}, "CONTENT_MISMATCH"), ({"position": POSITION - 1}, "POSITION_MISMATCH")],
 )
 def test_what_does_not_fit_is_not_told(more: dict[str, Any], reason: str) -> None:
-    world = World()
-    p, d = sides(world)
+    world, p, d = p_and_d(2)
     ask(world, d, **more)
     assert not heard(publish(world, p) + world.fence_all(p))
     assert ends(d) == [("FAILED", reason)]
 
 
 def test_d_that_comes_back_hears_it_again() -> None:
-    world = World()
-    p, d = sides(world)
+    world, p, d = p_and_d(2)
     ask(world, d)
     publish(world, p)
     assert heard(ask(world, d, repeated=True)) == [("d", 7, TOKEN)]
 
 
 def test_d_that_comes_back_after_the_end_hears_it_before_that() -> None:
-    world = World()
-    p, d = sides(world)
+    world, p, d = p_and_d(2)
     ask(world, d)
     publish(world, p)
-    number = next(one.handoff for one in world.fence_all(p) if isinstance(one, act.SendExecute))
+    number = of_kind(act.SendExecute, world.fence_all(p))[0].handoff
     world.settle(d, number)
     sampled, ended = ask(world, d, repeated=True)
     assert heard([sampled]) == [("d", 7, TOKEN)]
@@ -119,8 +105,7 @@ def test_d_that_comes_back_after_the_end_hears_it_before_that() -> None:
 
 
 def test_each_of_several_readers_hears_it() -> None:
-    world = World()
-    p, d = sides(world)
+    world, p, d = p_and_d(2)
     other = world.engine("e")
     ask(world, d, readers=2)
     ask(world, other, number=9, readers=2)
@@ -129,19 +114,17 @@ def test_each_of_several_readers_hears_it() -> None:
 
 def test_it_comes_though_the_broker_drains() -> None:
     # The state comes from the next broker; the token is the same.
-    world = World()
-    p, d = sides(world)
+    world, p, d = p_and_d(2)
     ask(world, d)
     world.run(lambda now_s: world.directory.granting.drain(True, now_s))
     assert heard(publish(world, p)) == [("d", 7, TOKEN)]
 
 
 def test_a_publication_said_again_with_another_token_is_another_state() -> None:
-    world = World()
-    p, _ = sides(world)
+    world, p, _ = p_and_d(2)
     publish(world, p)
     publish(world, p, repeated=True)
     with pytest.raises(HandoffConflictError, match=r"differs in .*sampled token"):
-        publish(world, p, repeated=True, sampled=TOKEN + 1)
+        publish(world, p, repeated=True, sampled_token=TOKEN + 1)
     with pytest.raises(HandoffConflictError, match=r"differs in .*sampled token"):
-        publish(world, p, repeated=True, sampled=None)
+        publish(world, p, repeated=True, sampled_token=None)

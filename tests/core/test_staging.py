@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.world import Side, World, ends, kinds
+from core.world import World, ends, kinds, of_kind, reading
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.events import StagedRun
 from restow.broker.core.common.keys import State
@@ -14,34 +14,17 @@ from restow.broker.layout import DType
 from restow.broker.planner import Strategy, compile_programs, make_plan
 
 
-def reading(world: World, src_ranks: int = 1, dst_ranks: int = 2) -> tuple[Side, Side, int]:
-    """Return the sides and the number of a handoff whose ranks were told to read, or to stage."""
-    p, d = world.engine("p", src_ranks), world.engine("d", dst_ranks)
-    world.publish(p)
-    world.fence_all(p)
-    world.request(d)
-    return p, d, world.find().number
-
-
 def unstaged(world: World) -> list[int]:
-    return [one.agent.rank for one in world.orders(act.SendUnstage)]  # type: ignore[union-attr]
-
-
-def stage_all(world: World, p: Side, number: int, dst_ranks: int) -> None:
-    for dst_rank in range(dst_ranks):
-        for rank in p.agents:
-            world.stage(p, number, rank, dst_rank)
+    return [one.agent.rank for one in world.orders(act.SendUnstage)]
 
 
 def test_a_rank_reads_when_all_its_runs_are_staged() -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 2, 2)
+    world, p, d, number = reading(2, 2, staged=True)
     assert kinds(world.sent).count("SendStage") == 4
     assert not world.orders(act.SendExecute)
     assert world.stage(p, number, 0, 0) == []
     assert world.find().state is State.STAGING
-    execute = world.stage(p, number, 1, 0)[-1]
-    assert isinstance(execute, act.SendExecute)
+    (execute,) = of_kind(act.SendExecute, world.stage(p, number, 1, 0))
     assert [run.staged_address for run in execute.sources] == [4096, 8192]
     world.stage(p, number, 0, 1)
     world.stage(p, number, 1, 1)
@@ -53,8 +36,7 @@ def test_a_rank_reads_when_all_its_runs_are_staged() -> None:
 
 
 def test_doubled_and_unasked_runs_change_nothing() -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 1, 2)
+    world, p, d, number = reading(1, 2, staged=True)
     world.stage(p, number, 0, 0)
     assert world.stage(p, number, 0, 0) == []
     assert world.stage(p, number, 0, 9) == []
@@ -64,8 +46,7 @@ def test_doubled_and_unasked_runs_change_nothing() -> None:
 
 
 def test_a_rank_that_was_not_told_to_read_can_not_settle() -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 1, 1)
+    world, p, d, number = reading(staged=True)
     assert world.settle(d, number) == []
     world.stage(p, number)
     world.settle(d, number)
@@ -73,8 +54,7 @@ def test_a_rank_that_was_not_told_to_read_can_not_settle() -> None:
 
 
 def test_a_run_that_comes_after_the_end_is_given_back() -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 1, 1)
+    world, p, d, number = reading(staged=True)
     world.cancel(d)
     assert ends(p) == [("CANCELLED", "CANCELLED")]
     assert unstaged(world) == []
@@ -84,8 +64,7 @@ def test_a_run_that_comes_after_the_end_is_given_back() -> None:
 
 
 def test_a_run_that_can_not_be_staged_fails_the_handoff() -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 2, 2)
+    world, p, d, number = reading(2, 2, staged=True)
     world.stage(p, number, 0, 0)
     world.stage(p, number, 1, 0)
     world.stage(p, number, 0, 1)
@@ -97,8 +76,7 @@ def test_a_run_that_can_not_be_staged_fails_the_handoff() -> None:
 
 
 def test_a_run_that_comes_after_the_failure_is_given_back() -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 2, 2)
+    world, p, d, number = reading(2, 2, staged=True)
     world.stage(p, number, 0, 0)
     world.stage(p, number, 1, 0)
     world.cancel(d)
@@ -110,8 +88,7 @@ def test_a_run_that_comes_after_the_failure_is_given_back() -> None:
 
 
 def test_staging_that_takes_the_whole_grant_starts_no_read() -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 1, 1)
+    world, p, d, number = reading(staged=True)
     world.now_s += 9.98
     world.stage(p, number)
     assert not world.orders(act.SendExecute)
@@ -123,9 +100,8 @@ def test_staging_that_takes_the_whole_grant_starts_no_read() -> None:
     "outcome", ["done", "failed", "cancelled", "deadline", "p lost", "d lost", "p gone"]
 )
 def test_staged_runs_are_released_exactly_once(outcome: str) -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 2, 2)
-    stage_all(world, p, number, 2)
+    world, p, d, number = reading(2, 2, staged=True)
+    world.stage_all(p, number, 2)
     if outcome == "cancelled":
         world.cancel(p)
     elif outcome == "p lost":
@@ -147,9 +123,8 @@ def test_staged_runs_are_released_exactly_once(outcome: str) -> None:
 @pytest.mark.parametrize("back", [True, False], ids=["the same agent", "another agent"])
 @pytest.mark.parametrize("settled", [True, False])
 def test_an_agent_on_a_new_stream_is_not_told_to_give_back(back: bool, settled: bool) -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 2, 2)
-    stage_all(world, p, number, 2)
+    world, p, d, number = reading(2, 2, staged=True)
+    world.stage_all(p, number, 2)
     name = p.agents[0].agent_name if back else ""
     world.disconnect(p, 0)
     if settled:
@@ -174,40 +149,33 @@ def test_a_state_is_interleaved_for_all_its_readers_at_once() -> None:
 
 
 def test_one_order_names_all_readers_and_each_reads_when_its_run_is_staged() -> None:
-    world = World(staged=True, together=True)
-    p, d, number = reading(world, 1, 2)
+    world, p, d, number = reading(1, 2, staged=True, together=True)
     (order,) = world.orders(act.SendStage)
-    assert isinstance(order, act.SendStage)
     assert [part.dst_rank for part in order.parts] == [0, 1]
     assert len({part.program_id for part in order.parts}) == 2
     assert len(world.orders(act.SendProgram)) == 2
-    stage_all(world, p, number, 2)
-    for rank in range(2):
-        world.settle(d, number, rank)
+    world.stage_all(p, number, 2)
+    world.settle_all(d, number)
     assert ends(p) == ends(d) == [("DONE", "")]
     assert unstaged(world) == [0]
 
 
-@pytest.mark.parametrize("run", [(0, 1), (-4096, 64), (4096, -64), (2**63 - 1, 2), (1, 2**63 - 1)])
-def test_a_run_where_no_memory_can_be_is_read_by_nobody(run: tuple[int, int]) -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 1, 1)
-    agent, reports = p.agents[0], world.directory.reports
-    world.run(
-        lambda now_s: reports.staged(p.record, agent, number, 0, StagedRun(*run), None, now_s)
-    )
-    if run == (1, 2**63 - 1):
+@pytest.mark.parametrize(
+    ("address", "size_bytes", "possible"),
+    [
+        *((address, 0, True) for address in (-4096, 0, 4096)),
+        *((0, 1, False), (-4096, 64, False), (4096, -64, False), (0, -1, False)),
+        *((1, 2**63 - 1, True), (2, 2**63 - 1, False), (2**63 - 1, 1, True), (2**63, 1, False)),
+    ],
+)
+def test_a_run_where_no_memory_can_be_is_read_by_nobody(
+    address: int, size_bytes: int, possible: bool
+) -> None:
+    world, p, d, number = reading(staged=True)
+    agent, reports, run = p.agents[0], world.directory.reports, StagedRun(address, size_bytes)
+    world.run(lambda now_s: reports.staged(p.record, agent, number, 0, run, None, now_s))
+    if possible:
         assert world.find().state is State.READING
-        return
-    assert not world.orders(act.SendExecute)
-    assert ends(p) == ends(d) == [("FAILED", "ARGUMENT_INVALID")]
-
-
-def test_a_run_of_nothing_may_be_anywhere() -> None:
-    world = World(staged=True)
-    p, _, number = reading(world, 1, 1)
-    agent, reports = p.agents[0], world.directory.reports
-    world.run(
-        lambda now_s: reports.staged(p.record, agent, number, 0, StagedRun(0, 0), None, now_s)
-    )
-    assert world.find().state is State.READING
+    else:
+        assert not world.orders(act.SendExecute)
+        assert ends(p) == ends(d) == [("FAILED", "ARGUMENT_INVALID")]

@@ -7,22 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from core.world import LIMITS, Side, World, ends
+from core.test_probing import answer, probes
+from core.world import LIMITS, Side, World, ends, of_kind, pair_plan
 from restow.broker.core.common import actions as act
-from restow.broker.core.common.events import Probed
 from restow.broker.core.common.keys import AgentKey, HostPair, State
 from restow.broker.core.common.pair import PairPlan
 from restow.broker.errors import (
     AgentMismatchError,
-    DirectoryFullError,
     EngineUnknownError,
     HandoffUnknownError,
     QuotaExceededError,
     RestowError,
 )
-from restow.broker.planner import CopyCosts, ReadCosts
-
-COPYING = CopyCosts(1e-4, 1e-6, 4e-9, 5e9)
 
 
 def pair_of(world: World, tenant: str, *, host: str = "", ranks: int = 1) -> tuple[Side, Side]:
@@ -32,12 +28,7 @@ def pair_of(world: World, tenant: str, *, host: str = "", ranks: int = 1) -> tup
 
 
 def hand_over(world: World, p: Side, d: Side, name: str = "h") -> None:
-    world.publish(p, name)
-    world.fence_all(p, name)
-    world.request(d, name)
-    number = world.find(name, p.record.key.tenant).number
-    for rank in d.agents:
-        world.settle(d, number, rank)
+    world.settle_all(d, world.begin(p, d, name))
 
 
 def outcome(word: Callable[[], object]) -> object:
@@ -114,8 +105,7 @@ def test_two_tenants_may_use_one_id() -> None:
 def test_an_agent_can_not_report_on_the_handoff_of_another_tenant() -> None:
     world = World(staged=True)
     (p, d), (q, e) = pair_of(world, "a"), pair_of(world, "b")
-    world.publish(p)
-    world.fence_all(p)
+    world.ready(p)
     world.request(d)
     number = world.find("h", "a").number
     unknown = number + 1
@@ -155,9 +145,7 @@ def test_tenants_may_have_agents_of_one_name() -> None:
     hand_over(world, q, e)
     world.disconnect(p, 0)
     told = world.wait(world.directory.limits.agent_wait_s + 1.0)
-    assert [one for one in told if isinstance(one, act.SendForget)] == [
-        act.SendForget(d.agents[0].key, "same")
-    ]
+    assert of_kind(act.SendForget, told) == [act.SendForget(d.agents[0].key, "same")]
 
 
 # -- who is given the right to read ---------------------------------------------------------------
@@ -194,23 +182,11 @@ def test_nobody_is_told_of_memory_before_a_grant(staged: bool) -> None:
     assert len(introductions(world)) == 4
 
 
-def answer(world: World, side: Side, number: int, seconds: float = 0.0) -> None:
-    reading = ReadCosts(seconds, 7e9) if seconds else None
-    probed = Probed(number, 4096, 1 << 20, COPYING, reading, 1000, "")
-    world.run(lambda now_s: world.directory.reports.probed(side.agents[0], probed, now_s))
-
-
-def probes(world: World) -> list[act.SendProbe]:
-    return [one for one in world.sent if isinstance(one, act.SendProbe)]
-
-
 def test_hosts_are_measured_by_each_tenant_for_itself() -> None:
     world = World(measures=True)
     (p, d), (q, e) = (pair_of(world, tenant, host="shared") for tenant in ("a", "b"))
     for source, destination in ((p, d), (q, e)):
-        world.publish(source)
-        world.fence_all(source)
-        world.request(destination)
+        world.begin(source, destination)
     first, second = probes(world)
     assert (first.agent, second.agent) == (p.agents[0].key, q.agents[0].key)
     assert not introductions(world)
@@ -218,11 +194,11 @@ def test_hosts_are_measured_by_each_tenant_for_itself() -> None:
     answer(world, q, first.number)
     assert not introductions(world)
     answer(world, p, first.number)
-    answer(world, e, first.number, 9.0)
-    answer(world, d, first.number, 1e-6)
+    answer(world, e, first.number, seconds=9.0)
+    answer(world, d, first.number, seconds=1e-6)
     assert not world.orders(act.SendExecute)[1:]
     answer(world, q, second.number)
-    answer(world, e, second.number, 2e-6)
+    answer(world, e, second.number, seconds=2e-6)
     assert len(world.orders(act.SendExecute)) == 2
     known = {pair: one.costs for pair, one in world.directory.probing.known.items()}
     seconds = {pair: costs.seconds_per_descriptor for pair, costs in known.items() if costs}
@@ -230,7 +206,7 @@ def test_hosts_are_measured_by_each_tenant_for_itself() -> None:
         HostPair("a", "shared", "shared"): 1e-6,
         HostPair("b", "shared", "shared"): 2e-6,
     }
-    asked = [one.costs for one in world.sent if isinstance(one, act.MakePlan)]
+    asked = [one.costs for one in world.orders(act.MakePlan)]
     assert {costs.seconds_per_descriptor for costs in asked if costs} == {1e-6, 2e-6}
     for reader, peer in introductions(world):
         assert reader.engine.tenant == peer.engine.tenant
@@ -240,9 +216,7 @@ def test_a_measurement_hands_over_no_memory_that_the_plan_does_not_read() -> Non
     world = World(measures=True)
     p, d = pair_of(world, "a", host="host", ranks=2)
     world.plans_at_once = False
-    world.publish(p)
-    world.fence_all(p)
-    world.request(d)
+    world.begin(p, d)
     world.outcome = crossed(world)
     world.plan()
     assert not probes(world)
@@ -252,8 +226,6 @@ def test_a_measurement_hands_over_no_memory_that_the_plan_does_not_read() -> Non
 
 def crossed(world: World) -> PairPlan:
     """Return a plan in which each destination rank reads from the other source rank alone."""
-    from core.world import pair_plan
-
     return replace(pair_plan(2, 2, False, False), sources={0: (1,), 1: (0,)})
 
 
@@ -273,21 +245,6 @@ def test_live_handoffs_of_a_tenant_are_bounded() -> None:
     hand_over(world, q, e, "one")
     world.cancel(p, "one")
     assert world.publish(p, "three") == []
-
-
-def test_what_is_in_quarantine_counts() -> None:
-    world = World(limits=replace(LIMITS, tenant_max_live=1, grant_s=1.0))
-    p, d = pair_of(world, "a")
-    world.publish(p)
-    world.fence_all(p)
-    world.request(d)
-    number = world.find("h", "a").number
-    world.wait(5)
-    assert ends(p) == [("FAILED", "READ_DEADLINE")]
-    with pytest.raises(QuotaExceededError):
-        world.publish(p, "next")
-    world.settle(d, number)
-    world.publish(p, "next")
 
 
 def test_engines_of_a_tenant_are_bounded() -> None:
@@ -312,21 +269,3 @@ def test_the_ends_of_one_tenant_do_not_displace_those_of_another() -> None:
     world.decline(q, "more")
     assert [name for _, name in world.directory.ledger.ended] == ["h7", "h8", "h9", "more"]
     assert world.directory.ledger.tenants.of("a").ended_counts == {State.CANCELLED: 10}
-
-
-def test_without_quotas_only_the_common_bound_holds() -> None:
-    world = World()
-    p = world.engine("p", tenant="a")
-    for index in range(LIMITS.max_live):
-        world.publish(p, f"h{index}")
-    with pytest.raises(DirectoryFullError):
-        world.publish(p, "one more")
-
-
-def test_tenants_that_have_nothing_left_are_not_remembered() -> None:
-    world = World(limits=replace(LIMITS, max_ended=1))
-    for index in range(5):
-        side = world.engine("e", tenant=f"t{index}")
-        world.publish(side)
-        world.unregister(side)
-    assert list(world.directory.ledger.tenants.holdings) == ["t4"]

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from core.world import World, ends, kinds
+from core.world import World, alone, ends, kinds, p_and_d
 from restow.broker.core.common import actions as act
-from restow.broker.core.common.keys import EngineKey, State
+from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.engines.flow import LEAST_SMALL_READS
 from restow.broker.errors import HandoffUnknownError
 
 
-def ready(world: World, **publication: float) -> None:
-    """Have P publish and fence `h`."""
-    p = world.sides[EngineKey("t", "p")]
-    world.publish(p, lease_s=publication.get("lease_s", 30.0))
-    world.fence_all(p)
-
-
 def test_nobody_publishes() -> None:
-    world = World()
-    d = world.engine("d")
+    world, d = alone("d")
     world.request(d, timeout_s=5)
     assert world.wait(4.9) == []
     world.wait(0.2)
@@ -30,8 +22,7 @@ def test_nobody_publishes() -> None:
 
 
 def test_a_rank_that_never_fences_is_named() -> None:
-    world = World()
-    p, d = world.engine("p", 2), world.engine("d")
+    world, p, d = p_and_d(2)
     world.publish(p)
     world.fence(p, 1)
     world.request(d, timeout_s=5)
@@ -57,41 +48,32 @@ def test_d_whose_patience_ends_hears_what_the_broker_was_waiting_for(why: str, r
     world.drain(why == "drain")
     if why == "agent":
         world.disconnect(d, 0)
-    ready(world)
+    world.ready(p)
     world.request(d, timeout_s=1.0)
     world.wait(1.1)
     assert ends(d) == [("EXPIRED", reason)]
     assert ends(p) == ([] if why == "agent" else [("EXPIRED", reason)])
 
 
-def test_nobody_asks() -> None:
-    world = World()
-    p = world.engine("p")
-    ready(world, lease_s=10.0)
+def test_nobody_asks_or_d_asks_after_the_lease() -> None:
+    world, p, d = p_and_d()
+    world.ready(p, lease_s=10.0)
     assert world.wait(9.9) == []
     world.wait(0.2)
     assert ends(p) == [("EXPIRED", "LEASE_EXPIRED")]
     assert "nobody asked" in p.told[0].detail
-
-
-def test_d_that_asks_after_the_lease_learns_so() -> None:
-    world = World()
-    world.engine("p")
-    d = world.engine("d")
-    ready(world, lease_s=1.0)
-    world.wait(1.1)
     world.request(d)
     assert ends(d) == [("EXPIRED", "LEASE_EXPIRED")]
     assert not world.orders(act.SendExecute)
 
 
 def test_a_renewed_lease_lasts_longer_and_never_shorter() -> None:
-    world = World()
-    p = world.engine("p")
-    ready(world, lease_s=10.0)
+    world, p = alone("p")
+    world.ready(p, lease_s=10.0)
     world.wait(8)
     world.renew(p, lease_s=10)
     world.renew(p, lease_s=1)
+    world.publish(p, lease_s=1)
     assert world.wait(9.9) == []
     world.wait(0.2)
     assert ends(p) == [("EXPIRED", "LEASE_EXPIRED")]
@@ -99,20 +81,8 @@ def test_a_renewed_lease_lasts_longer_and_never_shorter() -> None:
     assert kinds(world.renew(p)) == ["TellEnded"]
 
 
-def test_a_publication_that_is_repeated_makes_no_lease_shorter() -> None:
-    world = World()
-    p = world.engine("p")
-    world.publish(p, lease_s=10.0)
-    world.publish(p, lease_s=1.0)
-    world.fence(p)
-    assert world.wait(9.9) == []
-    world.wait(0.2)
-    assert ends(p) == [("EXPIRED", "LEASE_EXPIRED")]
-
-
 def test_a_fence_before_the_publication_makes_no_lease_longer() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.fence(p)
     world.publish(p, lease_s=2.0)
     assert world.find().lease.until_s == world.now_s + 2
@@ -121,8 +91,7 @@ def test_a_fence_before_the_publication_makes_no_lease_longer() -> None:
 
 
 def test_a_fence_of_what_is_never_published_is_no_handoff_and_is_forgotten() -> None:
-    world = World()
-    p = world.engine("p")
+    world, p = alone("p")
     world.fence(p)
     assert not world.directory.ledger.live
     assert len(p.record.early_fences) == 1
@@ -133,21 +102,18 @@ def test_a_fence_of_what_is_never_published_is_no_handoff_and_is_forgotten() -> 
     assert world.find().state is State.WAITING
 
 
-def test_a_lease_too_short_for_a_read_is_not_granted() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    ready(world, lease_s=0.14)
-    world.request(d)
-    assert ends(p) == ends(d) == [("EXPIRED", "LEASE_TOO_SHORT")]
+@pytest.mark.parametrize(
+    ("lease_s", "timeout_s", "reason"),
+    [(0.14, 30.0, "LEASE_TOO_SHORT"), (30.0, 0.01, "TIMEOUT_TOO_SHORT")],
+)
+def test_a_time_too_short_for_a_read_is_not_granted(
+    lease_s: float, timeout_s: float, reason: str
+) -> None:
+    world, p, d = p_and_d()
+    world.ready(p, lease_s=lease_s)
+    world.request(d, timeout_s=timeout_s)
+    assert ends(p) == ends(d) == [("EXPIRED", reason)]
     assert not world.orders(act.SendExecute)
-
-
-def test_a_patience_too_short_for_a_read_is_not_granted() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    ready(world)
-    world.request(d, timeout_s=0.01)
-    assert ends(p) == ends(d) == [("EXPIRED", "TIMEOUT_TOO_SHORT")]
 
 
 @pytest.mark.parametrize(
@@ -156,10 +122,8 @@ def test_a_patience_too_short_for_a_read_is_not_granted() -> None:
 def test_the_grant_ends_before_the_lease_and_before_ds_patience(
     lease_s: float, timeout_s: float, grant_s: float
 ) -> None:
-    world = World()
-    world.engine("p")
-    d = world.engine("d")
-    ready(world, lease_s=lease_s)
+    world, p, d = p_and_d()
+    world.ready(p, lease_s=lease_s)
     world.request(d, timeout_s=timeout_s)
     handoff = world.find()
     assert handoff.lease.grant_until_s - world.now_s == pytest.approx(grant_s)
@@ -167,9 +131,8 @@ def test_the_grant_ends_before_the_lease_and_before_ds_patience(
 
 
 def test_ranks_that_never_settle_end_the_handoff_at_the_end_of_the_grant() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d", 2)
-    ready(world)
+    world, p, d = p_and_d(1, 2)
+    world.ready(p)
     world.request(d)
     handoff = world.find()
     world.settle(d, handoff.number, 0)
@@ -184,9 +147,8 @@ def test_ranks_that_never_settle_end_the_handoff_at_the_end_of_the_grant() -> No
 
 
 def test_a_report_after_the_grant_comes_too_late_even_before_the_tick() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    ready(world)
+    world, p, d = p_and_d()
+    world.ready(p)
     world.request(d)
     world.now_s += 10.6
     world.settle(d, world.find().number)
@@ -194,9 +156,8 @@ def test_a_report_after_the_grant_comes_too_late_even_before_the_tick() -> None:
 
 
 def test_a_lease_that_is_renewed_during_the_read_does_not_prolong_the_grant() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    ready(world, lease_s=3.0)
+    world, p, d = p_and_d()
+    world.ready(p, lease_s=3.0)
     world.request(d)
     world.renew(p, lease_s=60)
     world.wait(3.5)
@@ -206,53 +167,46 @@ def test_a_lease_that_is_renewed_during_the_read_does_not_prolong_the_grant() ->
 def test_missing_agents_are_waited_for() -> None:
     world = World()
     p, d = world.engine("p"), world.engine("d", 2, agents=False)
-    ready(world)
+    world.ready(p)
     world.connect(d, 1)
     world.request(d)
     assert world.find().state is State.READY
     world.wait(1.5)
     world.connect(d, 0)
     assert len(world.orders(act.SendExecute)) == 2
-    for rank in (0, 1):
-        world.settle(d, world.find().number, rank)
+    world.settle_all(d, world.find().number)
     assert ends(p) == ends(d) == [("DONE", "")]
 
 
-def test_agents_that_stay_away_are_named() -> None:
+@pytest.mark.parametrize(
+    ("was_there", "reason", "words"),
+    [
+        (False, "AGENT_MISSING", "engine d: no agent is connected for ranks [0, 2]"),
+        (True, "AGENT_LOST", "for ranks [0, 2], and it did not come back"),
+    ],
+)
+def test_agents_that_stay_away_are_named(was_there: bool, reason: str, words: str) -> None:
     world = World()
     p, d = world.engine("p"), world.engine("d", 3, agents=False)
-    ready(world)
-    world.connect(d, 1)
-    world.request(d)
-    world.wait(world.directory.limits.agent_wait_s + 0.1)
-    assert ends(d) == [("FAILED", "AGENT_MISSING")]
-    assert ends(p) == [], "another D may have it"
-    assert "engine d: no agent is connected for ranks [0, 2]" in d.told[0].detail
-
-
-@pytest.mark.parametrize("was_there", [True, False])
-def test_an_agent_that_was_there_and_stays_away_is_lost(was_there: bool) -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d", 2, agents=False)
-    ready(world)
+    world.ready(p)
     world.connect(d, 1)
     if was_there:
         world.connect(d, 0)
         world.disconnect(d, 0)
     world.request(d)
     world.wait(world.directory.limits.agent_wait_s + 0.1)
-    assert ends(d) == [("FAILED", "AGENT_LOST" if was_there else "AGENT_MISSING")]
-    assert ("did not come back" in d.told[0].detail) == was_there
-    assert ends(p) == []
+    assert ends(d) == [("FAILED", reason)]
+    assert ends(p) == [], "another D may have it"
+    assert d.told[0].detail.endswith(words)
 
 
 def many(world: World) -> list[str]:
     """Request one handoff more than D reads at once."""
     names = [f"h{number}" for number in range(LEAST_SMALL_READS + 1)]
     for name in names:
-        world.publish(world.sides[EngineKey("t", "p")], name, lease_s=60)
-        world.fence(world.sides[EngineKey("t", "p")], name=name)
-        world.request(world.sides[EngineKey("t", "d")], name, timeout_s=60)
+        world.publish(world.side("p"), name, lease_s=60)
+        world.fence(world.side("p"), name=name)
+        world.request(world.side("d"), name, timeout_s=60)
     return names
 
 
@@ -272,7 +226,7 @@ def test_agents_that_came_are_missed_no_more_by_who_waits_for_his_turn() -> None
 def test_agents_are_missed_anew_after_a_grant_that_was_given_back() -> None:
     world = World(staged=True)
     p, d = world.engine("p"), world.engine("d", agents=False)
-    ready(world, lease_s=60)
+    world.ready(p, lease_s=60)
     world.request(d, timeout_s=60)
     world.wait(1)
     world.connect(d, 0)
@@ -299,24 +253,11 @@ def test_the_next_d_does_not_wait_in_the_queue_of_one_that_was_refused() -> None
     assert "plan" in world.directory.granting.waits_for(last)
 
 
-def test_a_plan_that_is_never_made_keeps_nobody() -> None:
-    world = World()
-    world.plans_at_once = False
-    p, d = world.engine("p"), world.engine("d")
-    ready(world)
-    world.request(d, timeout_s=5)
-    world.wait(5.1)
-    assert ends(p) == ends(d) == [("EXPIRED", "PLAN_LATE")]
-    assert "the plan is not ready" in d.told[0].detail
-    assert world.plan() == []
-
-
 def test_one_long_jump_of_the_clock_ends_everything_once() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
+    world, p, d = p_and_d()
     world.publish(p, "leased")
     world.request(d, "asked")
-    ready(world)
+    world.ready(p)
     world.request(d)
     world.wait(10_000)
     assert sorted(told.handoff_id for told in p.told) == ["h", "leased"]
@@ -344,10 +285,8 @@ def test_engines_of_which_nothing_is_heard_are_forgotten() -> None:
 
 
 def test_an_expired_handoff_can_not_be_cancelled_by_a_stranger() -> None:
-    world = World()
-    world.engine("p")
-    other = world.engine("other")
-    ready(world, lease_s=1.0)
+    world, p, other = p_and_d()
+    world.ready(p, lease_s=1.0)
     world.wait(2)
     with pytest.raises(HandoffUnknownError):
         world.cancel(other)

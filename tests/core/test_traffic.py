@@ -8,10 +8,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.test_faults import reading
 from core.test_returning import back
-from core.test_staging import stage_all
-from core.world import World
+from core.world import World, p_and_d, reading
 from restow.broker.core.common import traffic as traffic_module
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
@@ -110,9 +108,7 @@ def test_pairs_are_bounded_and_the_latest_stay() -> None:
 
 def hand_over(world: World, name: str, source: str = "p", reason: str = "") -> None:
     p, d = (world.sides[key] for key in world.sides if key.engine_id in (source, "d"))
-    world.publish(p, name)
-    world.fence_all(p, name)
-    world.request(d, name)
+    world.begin(p, d, name)
     handoff = world.find(name)
     world.wait(0.25)
     world.settle(d, handoff.number, reason=reason, size_bytes=1000)
@@ -139,8 +135,7 @@ def test_what_is_known_of_a_pair_does_not_depend_on_what_is_remembered() -> None
 
 
 def test_spans_tell_waiting_granting_staging_and_reading_by_rank() -> None:
-    world = World(staged=True)
-    p, d = world.engine("p", 1), world.engine("d", 2)
+    world, p, d = p_and_d(1, 2, staged=True)
     began_s = world.now_s
     world.request(d)
     handoff = world.find()
@@ -149,8 +144,7 @@ def test_spans_tell_waiting_granting_staging_and_reading_by_rank() -> None:
         TimeSpan(SpanKind.WAIT, began_s, began_s + 1, over=False)
     ]
     assert progress_of(handoff) is None
-    world.publish(p)
-    world.fence_all(p)
+    world.ready(p)
     world.wait(0.5)
     assert [(one.kind, one.rank, one.over) for one in spans_of(handoff, world.now_s)] == [
         *((SpanKind.WAIT, None, True), (SpanKind.GRANT, None, True)),
@@ -178,11 +172,7 @@ def test_spans_tell_waiting_granting_staging_and_reading_by_rank() -> None:
 
 
 def test_a_rank_that_never_reported_is_told() -> None:
-    world = World()
-    p, d = world.engine("p"), world.engine("d", 2)
-    world.publish(p)
-    world.fence_all(p)
-    world.request(d)
+    world, _, d, _ = reading(1, 2)
     handoff = world.find()
     world.wait(0.5)
     world.settle(d, handoff.number, 0, size_bytes=10)
@@ -197,16 +187,15 @@ def test_a_rank_that_never_reported_is_told() -> None:
 
 
 def test_of_a_grant_that_was_given_back_no_span_is_left() -> None:
-    world = World(staged=True)
-    p, d, number = reading(world, 2, 2)
-    stage_all(world, p, number, 2)
+    world, p, d, number = reading(2, 2, staged=True)
+    world.stage_all(p, number, 2)
     back(world, p, 1)
     for rank in (0, 1):
         world.settle(d, number, rank, "READ_FAILED")
     world.wait(0.25)
     again = world.find()
     assert (again.number != number, again.state) == (True, State.STAGING)
-    stage_all(world, p, again.number, 2)
+    world.stage_all(p, again.number, 2)
     spans = spans_of(again, world.now_s)
     kinds = Counter(one.kind for one in spans)
     assert kinds == {

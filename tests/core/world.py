@@ -6,10 +6,12 @@ Checks after every event what must always hold, and notes what every side was to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 
 from restow.broker.core.audit import audit
 from restow.broker.core.common import actions as act
@@ -29,9 +31,11 @@ from restow.broker.core.directory import Directory
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.errors import RestowError
 from restow.broker.layout import Layout, Model, RankLayout, Region
 from restow.broker.planner import GroupPair, PageForm, Program
 
+T = TypeVar("T")
 PAGES = 400
 BLOCK_TOKENS = 16
 POSITION = 40
@@ -201,6 +205,10 @@ class World:
     def unregister(self, side: Side) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.members.unregister(side.record, now_s))
 
+    def side(self, name: str, tenant: str = "t") -> Side:
+        """Return the latest life of an engine."""
+        return self.sides[EngineKey(tenant, name)]
+
     # -- what is said -----------------------------------------------------------------------------
 
     def publish(
@@ -213,18 +221,13 @@ class World:
         first: int = 0,
         final: bool = True,
         lease_s: float = 30.0,
-        content: bytes = b"",
-        repeated: bool = False,
-        readers: int = 0,
-        sampled: int | None = None,
-        anew: bool = False,
-        revision: str = "",
         number: int = 7,
+        **how: Any,
     ) -> list[act.Action]:
+        """Publish a chunk; ``how`` has further fields of `Chunk`."""
         blocks = {"kv": [1, 2, 3], "state": [4]} if blocks is None else blocks
         listed = tuple((group, first, packed(ids)) for group, ids in blocks.items())
-        said = (content, repeated, readers, sampled, anew, revision, number)
-        chunk = Chunk(listed, position, final, lease_s, "", *said)
+        chunk = Chunk(listed, position, final, lease_s, number=number, **how)
         return self.run(lambda now_s: self.directory.publish(side.record, name, chunk, now_s))
 
     def request(
@@ -236,22 +239,19 @@ class World:
         held: int = 0,
         timeout_s: float = 30.0,
         position: int = 0,
-        repeated: bool = False,
-        content: bytes = b"",
         number: int = 0,
-        readers: int = 0,
         prefix: NamedPrefix | None = None,
-        takes: bool = False,
-        revision: str = "",
-        mark: int = 0,
+        **how: Any,
     ) -> list[act.Action]:
-        """Request a state. ``number`` is that of the message that is repeated; 0: a new message."""
+        """Request a state; ``how`` has further fields of `Wish`.
+
+        ``number`` is that of the message that is repeated; 0: a new message.
+        """
         blocks = self._own_blocks(side, name) if blocks is None else blocks
-        listed = tuple((g, packed(ids)) for g, ids in blocks.items())
+        listed = tuple((group, packed(ids)) for group, ids in blocks.items())
         number = number or self._number(side)
         position = prefix.position_tokens if prefix else position
-        said = (repeated, "", content, number, readers, prefix, takes, revision, mark)
-        wish = Wish(listed, held, timeout_s, position, *said)
+        wish = Wish(listed, held, timeout_s, position, demand=number, prefix=prefix, **how)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
     def _own_blocks(self, side: Side, name: str) -> Blocks:
@@ -272,6 +272,25 @@ class World:
     def revise(self, side: Side, revision: str) -> list[act.Action]:
         """Replace the engine's weights."""
         return self.run(lambda now_s: self.directory.revise(side.record, revision, now_s))
+
+    def ready(self, side: Side, name: str = "h", blocks: Blocks | None = None, **how: Any) -> None:
+        """Publish the whole state, and fence it on every rank."""
+        self.publish(side, name, blocks, **how)
+        self.fence_all(side, name)
+
+    def begin(self, p: Side, d: Side, name: str = "h") -> int:
+        """Publish a whole state and ask for it; return the handoff's number."""
+        self.ready(p, name)
+        self.request(d, name)
+        return self.find(name, p.record.key.tenant).number
+
+    def publish_refused(self, side: Side, name: str = "h", **how: Any) -> RestowError:
+        """Publish what is refused, as a session does: whoever waits for it is told."""
+        with pytest.raises(RestowError) as caught:
+            self.publish(side, name, **how)
+        refused = self.directory.publication_refused
+        self.run(lambda now_s: refused(side.record, name, caught.value, now_s))
+        return caught.value
 
     def renew(self, side: Side, name: str = "h", lease_s: float = 30.0) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.renew(side.record, name, lease_s, now_s))
@@ -333,6 +352,16 @@ class World:
         return self.run(
             lambda now_s: self.directory.reports.settled(side.record, agent, settlement, now_s)
         )
+
+    def settle_all(self, side: Side, number: int, reason: str = "") -> list[act.Action]:
+        """Have all ranks of D report that they have read."""
+        return [one for rank in side.agents for one in self.settle(side, number, rank, reason)]
+
+    def stage_all(self, side: Side, number: int, dst_ranks: int) -> None:
+        """Have all ranks of P report that they have gathered for all ranks of D."""
+        for dst_rank in range(dst_ranks):
+            for rank in side.agents:
+                self.stage(side, number, rank, dst_rank)
 
     def stage(
         self,
@@ -413,9 +442,37 @@ class World:
     def find(self, name: str = "h", tenant: str = "t") -> Handoff:
         return self.directory.ledger.find(tenant, name)
 
-    def orders(self, kind: type) -> list[act.Action]:
+    def orders(self, kind: type[T]) -> list[T]:
         """Return all orders of a kind so far."""
-        return [action for action in self.sent if isinstance(action, kind)]
+        return of_kind(kind, self.sent)
+
+    def events(self, name: str = "h") -> list[str]:
+        """Return the events of a handoff's timeline."""
+        return [event for _, event, _ in self.find(name).timeline]
+
+
+def alone(name: str, ranks: int = 1, **how: Any) -> tuple[World, Side]:
+    """Return a world with a single engine."""
+    world = World(**how)
+    return world, world.engine(name, ranks)
+
+
+def p_and_d(src_ranks: int = 1, dst_ranks: int = 1, **how: Any) -> tuple[World, Side, Side]:
+    """Return a world with a P and a D of so many ranks."""
+    world = World(**how)
+    return world, world.engine("p", src_ranks), world.engine("d", dst_ranks)
+
+
+def p_d_and_e(dst_ranks: int = 1, **how: Any) -> tuple[World, Side, Side, Side]:
+    """Return a world with a P and two D's."""
+    world, p, d = p_and_d(1, dst_ranks, **how)
+    return world, p, d, world.engine("e")
+
+
+def reading(src_ranks: int = 1, dst_ranks: int = 1, **how: Any) -> tuple[World, Side, Side, int]:
+    """Return a P and a D whose ranks were told to read, or to gather first, and the number."""
+    world, p, d = p_and_d(src_ranks, dst_ranks, **how)
+    return world, p, d, world.begin(p, d)
 
 
 def digest_of(src_rank: int, dst_rank: int) -> bytes:
@@ -426,6 +483,11 @@ def digest_of(src_rank: int, dst_rank: int) -> bytes:
 def ends(side: Side) -> list[tuple[str, str]]:
     """Return the states and reasons that a side was told."""
     return [(told.state.value, told.reason) for told in side.told]
+
+
+def of_kind(kind: type[T], actions: Iterable[object]) -> list[T]:
+    """Return the actions of a kind."""
+    return [action for action in actions if isinstance(action, kind)]
 
 
 def kinds(actions: list[act.Action]) -> list[str]:

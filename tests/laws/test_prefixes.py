@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from restow.broker.core.common.actions import TellHoldings
 from restow.broker.core.common.events import Batch, Chain, ChainEnd, HashForm, HashRun, Held
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.engines.account import Tenants
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.prefix import index as prefix_index
+from restow.broker.core.prefix.index import (
+    HASH_BYTES,
+    HOLDER_BYTES,
+    KEY_BYTES,
+    SEGMENT_BYTES,
+    HashKeys,
+    Index,
+    Segment,
+)
 from restow.broker.core.prefix.prefixes import Holders, Prefixes
-from restow.broker.core.prefix.rules import SNAPSHOT, GroupRule, longest, rules_of
+from restow.broker.core.prefix.rules import (
+    SNAPSHOT,
+    GroupRule,
+    longest,
+    rules_of,
+    step_of,
+)
+from restow.broker.errors import ChainFormError, HoldingsError, RestowError
 from restow.broker.families import (
     AttentionSpec,
     EngineSettings,
@@ -111,6 +132,8 @@ class Told:
     """By salt and group."""
     heard: bool = True
     """Whether the broker has all of it."""
+    asked: bool = False
+    """Whether the broker has asked for all of it again."""
 
 
 def engine_of(tenant: str, name: str, layout: Layout) -> EngineRecord:
@@ -140,6 +163,7 @@ ENGINES = [
     for tenant in ("a", "b")
     for number, layout in enumerate(LAYOUTS)
 ]
+MODELS = list(dict.fromkeys(one.layout.model.identity for one in ENGINES))
 engines = st.sampled_from(range(len(ENGINES)))
 chains = st.integers(0, CHAINS - 1)
 salts = st.sampled_from(["", "s"])
@@ -148,9 +172,13 @@ salts = st.sampled_from(["", "s"])
 class Histories(RuleBasedStateMachine):
     """Engines of two tenants tell, evict, lose batches, go and come again."""
 
-    @initialize()
-    def begin(self) -> None:
-        """Begin with a broker that knows nothing."""
+    @initialize(places=st.sampled_from([3, 7, 512]), window=st.sampled_from([1, 5, 4096]))
+    def begin(self, places: int, window: int) -> None:
+        """Begin with a broker that knows nothing, and with short segments and windows."""
+        self.sizes = contextlib.ExitStack()
+        for name, size in (("MAX_PLACES", places), ("WINDOW", window)):
+            self.sizes.enter_context(patch.object(prefix_index, name, size))
+        self.places, self.asked, self.told_again = places, 0, 0
         self.prefixes = Prefixes(Limits(), b"secret")
         self.book = {
             number: Told(one.layout.model.identity, rules_of(one.layout, 4) or ())
@@ -162,9 +190,14 @@ class Histories(RuleBasedStateMachine):
         told.number += 1
         batch = Batch(told.number, FORM, salt, tuple(held), tuple(evicted))
         actions = self.prefixes.hear(ENGINES[number], batch)
-        assert not (actions and told.heard)
-        if not told.heard:  # one before it was lost: nothing counts until batch 1 comes
+        self.told_again += len(actions)
+        assert self.prefixes.told_again == self.told_again
+        if told.heard:
+            assert not actions
+        else:  # one before it was lost: nothing counts until batch 1 comes, asked for once
             assert self.prefixes.teller(ENGINES[number].key) is None
+            assert actions == ([] if told.asked else [TellHoldings(ENGINES[number].key)])
+            told.asked = True
         for run in evicted:
             told.held.get((salt, run.group), set()).difference_update(_split(run.hashes))
         for run in held:
@@ -174,15 +207,25 @@ class Histories(RuleBasedStateMachine):
         engine=engines,
         chain=chains,
         salt=salts,
-        first=st.integers(0, LENGTH - 1),
-        count=st.integers(1, LENGTH),
+        first=st.just(0) | st.integers(0, LENGTH - 1),
+        count=st.just(LENGTH) | st.integers(1, LENGTH),
         named=st.booleans(),
+        twice=st.booleans(),
     )
-    def hold(self, engine: int, chain: int, salt: str, first: int, count: int, named: bool) -> None:
-        """Let an engine hold a run of a chain in all of its groups."""
+    def hold(
+        self,
+        engine: int,
+        chain: int,
+        salt: str,
+        first: int,
+        count: int,
+        named: bool,
+        twice: bool,
+    ) -> None:
+        """Let an engine hold a run of a chain in all of its groups, perhaps naming it twice."""
         hashes = chain_hashes(chain)
         parent = hashes[first - 1] if first and named else b""
-        run = b"".join(hashes[first : first + count])
+        run = b"".join(hashes[first : first + count]) * (1 + twice)
         groups = sorted(ENGINES[engine].block_tokens)
         self._say(engine, salt, [HashRun(group, run, parent) for group in groups], [])
 
@@ -190,7 +233,7 @@ class Histories(RuleBasedStateMachine):
         engine=engines,
         chain=chains,
         salt=salts,
-        quanta=st.integers(0, LENGTH),
+        quanta=st.integers(0, 2) | st.integers(0, LENGTH),
         in_all=st.booleans(),
     )
     def hold_an_end(self, engine: int, chain: int, salt: str, quanta: int, in_all: bool) -> None:
@@ -217,13 +260,23 @@ class Histories(RuleBasedStateMachine):
         """End an engine's session."""
         self.prefixes.forget(ENGINES[engine].key)
         told = self.book[engine]
-        told.number, told.held, told.heard = 0, {}, True
+        told.number, told.held, told.heard, told.asked = 0, {}, True, False
+
+    @rule(engine=engines, ahead=st.booleans())
+    def skip_a_batch(self, engine: int, ahead: bool) -> None:
+        """Let a batch come that nobody can read: it counts as received, if it is the next."""
+        told = self.book[engine]
+        self.prefixes.skip(ENGINES[engine].key, told.number + 1 + ahead)
+        if told.number and told.heard and not ahead:
+            told.number += 1
 
     @rule(engine=engines)
     def tell_again(self, engine: int) -> None:
         """Let an engine tell everything again, from batch 1 on."""
         told = self.book[engine]
-        before, told.held, told.number, told.heard = told.held, {}, 0, True
+        before, told.held, told.number = told.held, {}, 0
+        told.heard, told.asked = True, False
+        self._say(engine, "", [], [])
         for (salt, group), hashes in before.items():
             self._say(engine, salt, [HashRun(group, b"".join(sorted(hashes)))], [])
 
@@ -232,23 +285,36 @@ class Histories(RuleBasedStateMachine):
         """Clear what engines held that are gone."""
         self.prefixes.tick()
 
-    @invariant()
-    def finds_what_the_book_says(self) -> None:
+    @rule(
+        tenant=st.sampled_from(("a", "b")),
+        model=st.sampled_from(range(len(MODELS))),
+        chain=chains,
+        salt=salts,
+        below_tokens=st.just(0) | st.integers(1, 4 * LENGTH + 4),
+    )
+    def ask(self, tenant: str, model: int, chain: int, salt: str, below_tokens: int) -> None:
         """Check that the same engines with the same tokens are found as in the book."""
+        self._check(tenant, MODELS[model], salt, chain, below_tokens)
+
+    def _ask_for_all(self) -> None:
         for tenant in ("a", "b"):
-            for model in {told.model for told in self.book.values()}:
+            for model in MODELS:
                 for salt in ("", "s"):
                     for chain in range(CHAINS):
-                        self._check(tenant, model, salt, chain)
+                        self._check(tenant, model, salt, chain, 0)
 
-    def _check(self, tenant: str, model: ModelIdentity, salt: str, chain: int) -> None:
+    def _check(
+        self, tenant: str, model: ModelIdentity, salt: str, chain: int, below_tokens: int
+    ) -> None:
         hashes = chain_hashes(chain)
         ends = tuple(
             ChainEnd(quanta * FORM.quantum_tokens + 2, chain_end(chain, quanta))
             for quanta in range(LENGTH + 1)
         )
-        asked = Chain(model, FORM, salt, b"".join(hashes), ends=ends)
+        asked = Chain(model, FORM, salt, b"".join(hashes), below_tokens, ends)
         found = {one.engine: one.tokens for one in self.prefixes.find(tenant, asked)}
+        self.asked += 1
+        most = below_tokens or (LENGTH + 1) * FORM.quantum_tokens
         for number, told in self.book.items():
             key = ENGINES[number].key
             if key.tenant != tenant or told.model != model:
@@ -259,10 +325,11 @@ class Histories(RuleBasedStateMachine):
                 for (of_salt, group), ends in told.held.items()
                 if of_salt == salt
             }
-            longest_here = naive(told.rules, held, LENGTH) * FORM.quantum_tokens
+            count = min(LENGTH, (most - 1) // FORM.quantum_tokens)
+            longest_here = naive(told.rules, held, count) * FORM.quantum_tokens
             for position_tokens, hashed in ends:
                 quanta = position_tokens // FORM.quantum_tokens
-                if all(
+                if position_tokens < most and all(
                     hashed in told.held.get((salt, one.name), ())
                     and _reaches(one, held.get(one.name, set()), quanta)
                     for one in told.rules
@@ -275,9 +342,24 @@ class Histories(RuleBasedStateMachine):
     def counts_what_is_there(self) -> None:
         """Check sizes and counts, and that no holdings are left of an engine that is gone."""
         total_bytes = 0
+        assert self.prefixes.asked == self.asked
+        for number, told in self.book.items():
+            teller = self.prefixes.teller(ENGINES[number].key)
+            if teller is not None:
+                held = {one.name: 0 for one in told.rules}
+                for (_, group), hashes in told.held.items():
+                    held[group] += len(hashes)
+                holders = self.prefixes.holders[ENGINES[number].key.tenant]
+                assert not told.heard or holders.count(teller) == held
         for holders in self.prefixes.holders.values():
             index = holders.index
             total_bytes += index.size_bytes
+            segments = index._segments.values()
+            assert max(map(len, segments), default=0) <= self.places
+            assert index.size_bytes == HASH_BYTES * len(index) + sum(
+                SEGMENT_BYTES + KEY_BYTES * len(one) + HOLDER_BYTES * len(one.held)
+                for one in segments
+            )
             slots = {slot for one in holders.tellers.values() for slot in one.slots.values()}
             assert set(index.counts) <= slots | set(holders.gone)
             assert index.empty == (len(index) == 0) == (index.size_bytes == 0)
@@ -299,14 +381,18 @@ class Histories(RuleBasedStateMachine):
         assert len(holders.index) == len(distinct)
 
     def teardown(self) -> None:
-        """Check that nothing is left, and takes room, once all engines are gone."""
-        if hasattr(self, "prefixes"):
-            for engine in ENGINES:
-                self.prefixes.forget(engine.key)
-            for _ in range(1000):
-                self.prefixes.tick()
-            assert not self.prefixes.holders
-            assert self.prefixes.size_bytes == 0
+        """Let engines go, and clear what they held."""
+        if not hasattr(self, "sizes"):
+            return
+        self._ask_for_all()
+        for engine in ENGINES:
+            self.prefixes.forget(engine.key)
+        for _ in range(LENGTH * CHAINS):
+            self.prefixes.tick()
+        assert not self.prefixes.holders
+        assert not self.prefixes.size_bytes
+        assert not self.prefixes.forgotten
+        self.sizes.close()
 
 
 def _split(hashes: bytes) -> list[bytes]:
@@ -314,7 +400,94 @@ def _split(hashes: bytes) -> list[bytes]:
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHistories.settings = settings(
+    max_examples=int(os.environ.get("RESTOW_HISTORIES", "100")),
+    stateful_step_count=30,
+    deadline=None,
+)
+
+
+def test_what_nobody_holds_any_more_takes_no_room() -> None:
+    prefixes = Prefixes(Limits())
+    first, second = ENGINES[0], ENGINES[1]
+    hashes = chain_hashes(1)
+    group = sorted(first.block_tokens)[0]
+    for engine in (first, second):
+        prefixes.hear(engine, Batch(1, FORM, "", (HashRun(group, b"".join(hashes)),)))
+    index = prefixes.holders["a"].index
+    prefixes.hear(first, Batch(2, FORM, "", (), (HashRun(group, b"".join(hashes[5:])),)))
+    assert len(index) == LENGTH
+    before_bytes = index.size_bytes
+    prefixes.hear(second, Batch(2, FORM, "", (), (HashRun(group, b"".join(hashes[3:9])),)))
+    assert len(index) == LENGTH - 4
+    assert index.size_bytes == before_bytes - 4 * HASH_BYTES
+    for engine in (first, second):
+        prefixes.forget(engine.key)
+    while prefixes.holders:
+        prefixes.tick()
+    assert len(index) == index.size_bytes == prefixes.size_bytes == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.lists(group_rules, max_size=3), max_size=3))
+def test_a_search_may_end_where_a_block_ends_in_every_engine(
+    engines: list[list[GroupRule]],
+) -> None:
+    step = step_of(map(tuple, engines))
+    whole = [
+        [one.block_quanta for one in rules if one.block_quanta and not one.window_quanta]
+        for rules in engines
+    ]
+    if all(whole):  # nobody holds a state behind a key that nobody holds at such a place
+        assert step > 0
+        assert all(step % min(sizes) == 0 for sizes in whole)
+        assert not any(all(less % min(one) == 0 for one in whole) for less in range(1, step))
+    else:
+        assert step == 0
+
+
+def keys_of(*values: int) -> HashKeys:
+    return HashKeys(list(values), np.array(values, "<u8").tobytes())
+
+
+def test_a_search_ends_where_nobody_holds_a_key_that_every_state_needs() -> None:
+    index = Index()
+    for first, stop in ((1, 4), (8, 25)):  # places 3 to 6 are held by nobody
+        index.hold(1, keys_of(*range(first, stop)))
+    everything, beginning = (1 << 24) - 1 - (0b1111 << 3), 0b111
+    for step, found in ((0, everything), (4, beginning), (7, beginning), (8, everything)):
+        assert index.look(keys_of(*range(1, 25)), step) == {1: found}, step
+
+
+def test_what_was_told_in_order_is_found_with_a_single_look() -> None:
+    index, keys = Index(), keys_of(*range(1, 25))
+    index.hold(1, keys)
+    with patch.object(prefix_index, "MAX_LOOKS", 2):
+        assert index.look(keys, 0) == {1: (1 << 24) - 1}
+        index.hold(2, keys)
+        assert index.look(keys, 0) == {}
+
+
+def test_keys_are_told_apart_wherever_their_bytes_stand() -> None:
+    first, second = bytes(range(8)), bytes(range(8, 16))
+    between = first[4:] + second[:4]
+    segment = Segment(1, bytearray(first + second + between))
+    assert [segment.place_of(key) for key in (first, second, between)] == [0, 1, 2]
+
+
+def test_places_that_are_free_again_are_used_again() -> None:
+    index = Index()
+    index.hold(1, keys_of(*range(1, 11)))
+    before_bytes = index.size_bytes
+    index.evict(1, keys_of(*range(6, 11)))
+    index.hold(1, keys_of(*range(21, 26)), parent=5)
+    assert (index.size_bytes, index.segments_of(1)) == (before_bytes, 1)
+    index.evict(1, keys_of(3, 4))
+    index.hold(1, keys_of(31, 32, 33), parent=2)  # the third finds no place beside the others
+    assert index.segments_of(1) == 2
+    chain = keys_of(1, 2, 31, 32, 5, 21, 22, 23, 24, 25, 33)
+    assert index.look(chain, 0) == {1: (1 << 11) - 1}
+    assert index.counts == {1: 11}
 
 
 def test_what_a_layouts_groups_must_hold() -> None:
@@ -393,3 +566,57 @@ def _found(prefixes: Prefixes, tenant: str, engine: Any, hashes: bytes) -> int:
     chain = Chain(engine.layout.model.identity, FORM, "", hashes)
     found: list[Held] = prefixes.find(tenant, chain)
     return found[0].tokens if found else 0
+
+
+def test_a_batch_that_can_not_be_counts_as_received_and_nothing_of_it_is_kept() -> None:
+    prefixes, engine = Prefixes(Limits()), ENGINES[0]
+    group, hashes = sorted(engine.block_tokens)[0], b"".join(chain_hashes(1))
+    good = Batch(1, FORM, "", (HashRun(group, hashes),))
+    wrong: dict[str, tuple[type[RestowError], dict[str, Any]]] = {
+        "has hashes by": (ChainFormError, {"form": FORM._replace(algorithm="other")}),
+        "has no group": (HoldingsError, {"held": (HashRun("nobody's", hashes),)}),
+        "has no group .nobody": (HoldingsError, {"evicted": (HashRun("nobody's", hashes),)}),
+        "of revision 'v2'": (HoldingsError, {"revision": "v2"}),
+    }
+    prefixes.hear(engine, good)
+    for number, (words, (error, changes)) in enumerate(wrong.items(), 2):
+        with pytest.raises(error, match=words):
+            prefixes.hear(engine, good._replace(number=number, **changes))
+    assert _found(prefixes, "a", engine, hashes) == 4 * LENGTH
+    assert prefixes.found == prefixes.asked == 1
+    # Of a first batch with a wrong form nothing counts, nor what follows it, and nobody is asked.
+    with pytest.raises(ChainFormError, match="does not divide"):
+        prefixes.hear(engine, good._replace(form=FORM._replace(quantum_tokens=3)))
+    assert prefixes.hear(engine, good._replace(number=2)) == []
+    assert _found(prefixes, "a", engine, hashes) == 0
+    assert prefixes.found == 1
+    assert prefixes.hear(engine, good) == []
+    assert prefixes.hear(engine, good._replace(number=3)) == [TellHoldings(engine.key)]
+
+
+def test_a_question_of_another_form_hears_of_the_form_that_engines_have() -> None:
+    prefixes, engine = Prefixes(Limits()), ENGINES[0]
+    prefixes.hear(engine, Batch(1, FORM, ""))
+    asked = Chain(engine.layout.model.identity, FORM._replace(quantum_tokens=8), "", b"")
+    with pytest.raises(ChainFormError, match="they hash by 'test' after every 4 tokens"):
+        prefixes.find("a", asked)
+    assert prefixes.find("b", asked) == []
+    assert prefixes.find("a", asked._replace(model=ModelIdentity("other", "v1"))) == []
+
+
+def test_what_engines_held_that_are_gone_makes_room_first() -> None:
+    prefixes = Prefixes(Limits(max_holdings_bytes=12_000))
+    gone, engine = ENGINES[:2]
+    group = sorted(gone.block_tokens)[0]
+    runs = [
+        HashRun(group, b"".join(hashlib.sha256(b"%d %d" % at).digest()[:8] for at in chain))
+        for chain in ([(chain, place) for place in range(LENGTH)] for chain in range(6))
+    ]
+    prefixes.hear(gone, Batch(1, FORM, "", tuple(runs[:3])))
+    prefixes.forget(gone.key)
+    for number, run in enumerate(runs[3:], 1):
+        prefixes.hear(engine, Batch(number, FORM, "", (run,)))
+    assert prefixes.size_bytes <= 12_000
+    assert not prefixes.forgotten
+    for run in runs[3:]:
+        assert _found(prefixes, "a", engine, run.hashes) == 4 * LENGTH

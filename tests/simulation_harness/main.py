@@ -90,7 +90,7 @@ def histories(
     prepare: Prepare | None = None,
 ) -> Iterator[list[Report]]:
     """Yield reports as they come, from as many processes as there are processors."""
-    size = 25
+    size = 5 if mutation else 25  # a mutation is found in a few of them
     tasks = [
         (range(seed, min(seed + size, first + count)), mutation, faults, digests, prepare)
         for seed in range(first, first + count, size)

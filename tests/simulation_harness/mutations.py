@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from unittest.mock import patch
 
 from restow.agents.execute import orders
 from restow.agents.reading.reader import Reader
 from restow.broker.client import EngineSession
 from restow.broker.client.engine.open_handoffs import Delivery, OpenHandoffs
 from restow.broker.core.common.actions import Action
-from restow.broker.core.common.events import Settlement
+from restow.broker.core.common.events import Failure, Settlement
+from restow.broker.core.common.limits import Limits
 from restow.broker.core.connections import Connections
 from restow.broker.core.directory import Directory
 from restow.broker.core.engines.agent import AgentRecord
@@ -20,359 +18,240 @@ from restow.broker.core.engines.blocks import PagesInUse
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.demand import Demand
 from restow.broker.core.handoffs.handoff import Deliveries, Handoff
+from restow.broker.core.handoffs.lease import Lease
+from restow.broker.core.handoffs.publication import Publication, SourceSide
 from restow.broker.core.ledger.known_ends import KnownWord
-from restow.broker.core.ledger.ledger import Readers
+from restow.broker.core.ledger.ledger import Ledger, Readers
 from restow.broker.core.offering import Offering
 from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2
-from simulation_harness.early_mutations import EARLY
+from simulation_harness import history as histories
+from simulation_harness import kept_prefixes
 from simulation_harness.history import History
 from simulation_harness.misplaced import MISPLACED
-from simulation_harness.sampled_mutations import SAMPLED
 from simulation_harness.several.mutations import MUTATIONS as OF_SEVERAL
+from simulation_harness.taken_out import Mutation, both, instead, no_actions, nothing
+from stamped import requests
 from stamped.kept_states import Kept, KeptStates
 
-Mutation = Callable[[History], contextlib.AbstractContextManager[None]]
+# -- what stands in place of the code -------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def no_incarnation_in_names(history: History) -> Iterator[None]:
-    """Give the next life of an agent the name of the last one."""
+def _same_names(history: History) -> None:
     history.fabric.names_are_unique = False
-    # Where it matters: chance alone brings this about once in a thousand histories.
-    if history.faults is not None:
-        history.faults.kinds = (history.faults.restart_unseen,)
-    yield
 
 
-@contextlib.contextmanager
-def no_generations(history: History) -> Iterator[None]:
-    """Count a report for the oldest handoff that its rank may read, whatever it reports on."""
-    settled = Reports.settled
-
-    def any_number(
-        self: Reports,
-        engine: EngineRecord,
-        agent: AgentRecord,
-        settlement: Settlement,
-        now_s: float,
-    ) -> list[Action]:
-        for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number[number]
-            if handoff.destination is engine and handoff.may_read(agent.key.rank):
-                settlement = settlement._replace(number=number)
-                break
-        return settled(self, engine, agent, settlement, now_s)
-
-    with patch.object(Reports, "settled", any_number):
-        yield
+_settled = Reports.settled
 
 
-@contextlib.contextmanager
-def no_quarantine(history: History) -> Iterator[None]:
-    """Give up a late read at once, though it may still write."""
-    made = Reader.__init__
-
-    def hasty(self: Reader, *how: object, **more: object) -> None:
-        made(self, *how, **more)  # type: ignore[arg-type]
-        self._retire = lambda lane, peers: None  # type: ignore[method-assign]
-        self._quarantine_s = 0.0
-
-    async def not_waiting(self: Reader, *how: object) -> object:
-        failure, _ = await fly(self, *how)  # type: ignore[arg-type]
-        return failure, False
-
-    fly = Reader._fly
-    with patch.object(Reader, "__init__", hasty), patch.object(Reader, "_fly", not_waiting):
-        yield
+def _settled_any(
+    self: Reports, engine: EngineRecord, agent: AgentRecord, settlement: Settlement, now_s: float
+) -> list[Action]:
+    for number in sorted(engine.handoffs):
+        handoff = self._ledger.by_number[number]
+        if handoff.destination is engine and handoff.may_read(agent.key.rank):
+            settlement = settlement._replace(number=number)
+            break
+    return _settled(self, engine, agent, settlement, now_s)
 
 
-@contextlib.contextmanager
-def no_deadline_at_d(history: History) -> Iterator[None]:
-    """Let D's agents read for as long as a read takes."""
-    translate = orders.execute_from_proto
-    # Where it matters: what stood still goes on in the end.
-    if history.faults is not None:
-        history.faults.kinds = (history.faults.stall,)
-
-    def for_ever(message: agent_link_pb2.Execute) -> orders.ExecuteOrder:
-        return replace(translate(message), grant_s=1e9)
-
-    with patch.object(orders, "execute_from_proto", for_ever):
-        yield
+_made, _fly = Reader.__init__, Reader._fly
 
 
-@contextlib.contextmanager
-def no_content(history: History) -> Iterator[None]:
-    """Do not compare what P computed with what D asks for."""
-    with patch.object(Demand, "check_content", lambda *words: None):
-        yield
+def _made_hasty(self: Reader, *how: object, **more: object) -> None:
+    _made(self, *how, **more)  # type: ignore[arg-type]
+    self._retire = lambda lane, peers: None  # type: ignore[method-assign]
+    self._quarantine_s = 0.0
 
 
-@contextlib.contextmanager
-def ids_used_again(history: History) -> Iterator[None]:
-    """Tell an engine that asks for a handoff that has ended how it ended."""
-    with patch.object(Handoff, "check_asked_before", lambda *words: None):
-        yield
+async def _fly_and_leave(self: Reader, *how: object) -> object:
+    failure, _ = await _fly(self, *how)  # type: ignore[arg-type]
+    return failure, False
 
 
-@contextlib.contextmanager
-def pages_free_at_once(history: History) -> Iterator[None]:
-    """Give D its pages back as soon as it gives its demand up."""
-    cancel = Delivery.cancel
-
-    def hasty(self: Delivery, msg: object = None) -> bool:
-        cancelled = cancel(self, msg)
-        if cancelled:
-            self.free()
-        return cancelled
-
-    with patch.object(Delivery, "cancel", hasty):
-        yield
+_translate = orders.execute_from_proto
 
 
-@contextlib.contextmanager
-def ends_of_one_side(history: History) -> Iterator[None]:
-    """Let a broker ignore for one side what another broker told the other side."""
-    history.lose_ends()
-    with patch.object(Directory, "known_end", lambda *words: []):
-        yield
+def _for_ever(message: agent_link_pb2.Execute) -> orders.ExecuteOrder:
+    return replace(_translate(message), grant_s=1e9)
 
 
-@contextlib.contextmanager
-def ends_of_any_attempt(history: History) -> Iterator[None]:
-    """Count what one side was told for any handoff that the other side has open under that id."""
-    # Where it matters: brokers die, and ids are used again.
-    history.lose_ends()
-
-    def of_the_engine(self: KnownWord, engine: EngineRecord | None, numbers: object) -> bool:
-        return engine is not None and engine.key.engine_id == self.counterpart.engine_id
-
-    often = patch("simulation_harness.history.USED_AGAIN", 1.0)
-    with often, patch.object(KnownWord, "is_of", of_the_engine):
-        yield
+_cancel = Delivery.cancel
 
 
-@contextlib.contextmanager
-def two_states_at_once(history: History) -> Iterator[None]:
-    """Let P publish a second state under an id that it has published whole, and fence it."""
-    # Where it matters: chance alone brings this about once in some thousand histories.
-    often = patch("simulation_harness.history.COMPUTED_AT_ONCE", 1.0)
-    with often, patch.object(OpenHandoffs, "_is_another", lambda *words: False):
-        yield
+def _cancel_and_free(self: Delivery, msg: object = None) -> bool:
+    cancelled = _cancel(self, msg)
+    if cancelled:
+        self.free()
+    return cancelled
 
 
-@contextlib.contextmanager
-def two_states_of_any_client(history: History) -> Iterator[None]:
-    """Publish two states under one id, as a client does that does not note what it published.
-
-    The broker goes on with the state that it was told first.
-    """
-    with (
-        two_states_at_once(history),
-        patch.object(Directory, "publication_refused", lambda *words: []),
-    ):
-        yield
+def _is_of_the_engine(self: KnownWord, engine: EngineRecord | None, numbers: object) -> bool:
+    return engine is not None and engine.key.engine_id == self.counterpart.engine_id
 
 
-@contextlib.contextmanager
-def leaving_at_once(history: History) -> Iterator[None]:
-    """Let an engine drain without waiting for what is open."""
-    # Where it matters: nothing else goes wrong.
-    if history.faults is not None:
-        history.faults.kinds = (history.faults.leave,)
-
-    async def hasty(self: EngineSession, timeout_s: float | None = None) -> bool:
-        return True
-
-    with patch.object(EngineSession, "drain", hasty):
-        yield
+async def _drained(self: EngineSession, timeout_s: float | None = None) -> bool:
+    return True
 
 
-@contextlib.contextmanager
-def wire_that_spoils(history: History) -> Iterator[None]:
-    """Spoil some bytes of what is read, until all faults heal."""
+def _spoil(history: History) -> None:
     history.fabric.spoiled = 0.02
     history.unhindered.looks = False
-    yield
 
 
-@contextlib.contextmanager
-def pages_free_after_one_reader(history: History) -> Iterator[None]:
-    """Give P its pages back when the first of several readers has the state."""
-    with patch.object(Deliveries, "served", property(lambda self: self.done > 0)):
-        yield
+def _as_it_ended(self: Readers, handoff: Handoff, engine: EngineRecord, now_s: float) -> Handoff:
+    return handoff
 
 
-@contextlib.contextmanager
-def too_late_a_reader(history: History) -> Iterator[None]:
-    """Tell a D that asks when all readers have the state how the publication ended: DONE."""
-
-    def told(self: Readers, handoff: Handoff, engine: EngineRecord, now_s: float) -> Handoff:
-        return handoff
-
-    with patch.object(Readers, "late", told):
-        yield
+def _give_at_once(self: KeptStates, kept: Kept) -> None:
+    if kept.evicted and not kept.given:
+        kept.given = True
+        self._requests.pages.give(kept.ids)
 
 
-@contextlib.contextmanager
-def more_readers_than_places(history: History) -> Iterator[None]:
-    """Let every D that asks read at once, however many readers P has named."""
-    # Where it matters: more D's ask than P has named, and one of them reads for long.
-    if history.faults is not None:
-        history.faults.kinds = (history.faults.stall,)
-    often = patch("simulation_harness.history.FOR_SEVERAL", 1.0)
-    with often, patch.object(Deliveries, "has_place", True):
-        yield
+def _revise_only(
+    self: Directory, engine: EngineRecord, revision: str, now_s: float
+) -> list[Action]:
+    engine.revision = revision
+    self.prefixes.forget(engine.key)
+    return []
 
 
-@contextlib.contextmanager
-def offered_on(history: History) -> Iterator[None]:
-    """Let a state that one holder publishes stay on offer to others."""
-    with patch.object(Offering, "taken", lambda *words: None):
-        yield
+def _take_nothing(self: PagesInUse, handoff: Handoff, *words: object) -> None:
+    handoff.writing = 0
 
 
-@contextlib.contextmanager
-def offered_once(history: History) -> Iterator[None]:
-    """Offer a state to nobody else when the first holder does not answer."""
-    with patch.object(Offering, "tick", lambda *words: []):
-        yield
+def _listed_tokens(self: SourceSide) -> int:
+    if self.engine is None or self.publication.final:
+        return 0
+    per_token = [
+        len(data) // 4 * self.engine.block_tokens[group]
+        for group, data in self.publication.blocks.items()
+        if self.engine.block_tokens[group]
+    ]
+    return min(per_token, default=0)
 
 
-@contextlib.contextmanager
-def evicted_while_given(history: History) -> Iterator[None]:
-    """Let an engine use pages again whose state it has published for an offer."""
-
-    def hasty(self: KeptStates, kept: Kept) -> None:
-        if kept.evicted and not kept.given:
-            kept.given = True
-            self._requests.pages.give(kept.ids)
-
-    # Where it matters: much is evicted, soon after it was asked for.
-    often = patch("simulation_harness.kept_prefixes.EVICTED", 1.0)
-    with often, patch.object(KeptStates, "_give_if_free", hasty):
-        yield
+_renew, _grant = Lease.renew, Lease.grant
 
 
-@contextlib.contextmanager
-def no_revision_compared(history: History) -> Iterator[None]:
-    """Give D the state of whichever weights P had."""
-    with (
-        patch("simulation_harness.history.REPLACED_OF", 1),
-        patch("simulation_harness.history.audit", lambda _: []),
-        patch.object(Handoff, "weights_differ", lambda *words: False),
-    ):
-        yield
+def _renew_once(self: Lease, lease_s: float, now_s: float) -> None:
+    if not self.until_s:
+        _renew(self, lease_s, now_s)
 
 
-@contextlib.contextmanager
-def demands_of_weights_that_are_gone(history: History) -> Iterator[None]:
-    """Let the demands of a D go on when its weights are replaced."""
-
-    def forgetful(
-        self: Directory, engine: EngineRecord, revision: str, now_s: float
-    ) -> list[Action]:
-        engine.revision = revision
-        self.prefixes.forget(engine.key)
-        return []
-
-    with (
-        patch("simulation_harness.history.REPLACED_OF", 1),
-        patch.object(Directory, "revise", forgetful),
-    ):
-        yield
+def _grant_longer(self: Lease, limits: Limits, now_s: float) -> Failure | None:
+    until_s, self.until_s = self.until_s, self.until_s + limits.grant_s
+    try:
+        return _grant(self, limits, now_s)
+    finally:
+        self.until_s = until_s
 
 
-@contextlib.contextmanager
-def pages_named_twice(history: History) -> Iterator[None]:
-    """Let several open demands of an engine name the same pages."""
-
-    def none_is_open(self: PagesInUse, handoff: Handoff, *words: object) -> None:
-        handoff.writing = 0
-
-    with (
-        patch.object(PagesInUse, "take", none_is_open),
-        patch.object(PagesInUse, "forget_held", lambda *words: None),
-        patch("simulation_harness.history.audit", lambda directory: []),
-    ):
-        yield
+def _fits_any(self: Demand, handoff_id: str, published: Publication) -> bool:
+    return self.takes_sampled and published.sampled_token is not None
 
 
-def _only(history: History, *faults: str) -> None:
-    """Let nothing else go wrong, as chance alone brings this fault about too seldom."""
-    if history.faults is not None:
-        history.faults.kinds = tuple(getattr(history.faults, name) for name in faults)
+_add_message = Handoff.add_demand_message
 
 
-@contextlib.contextmanager
-def ranks_replaced_in_a_read(history: History) -> Iterator[None]:
-    """Let a rank of D that comes back as another process read on where the old one was."""
-    _only(history, "replace_worker")
-    slow = patch("stamped.requests.COMPUTED_IN_CHUNKS", 1.0)
-    unread = patch.object(Handoff, "begun", False)
-    with slow, unread, patch.object(Connections, "_end_words", lambda *words: []):
-        yield
+def _add_message_quietly(self: Handoff, engine: EngineRecord, number: int) -> None:
+    told = self.sampled_told
+    _add_message(self, engine, number)
+    self.sampled_told = told
 
 
-@contextlib.contextmanager
-def words_of_a_dead_process(history: History) -> Iterator[None]:
-    """Let what an engine had open go on in the next process of its incarnation."""
-    _only(history, "restart_alike")
-    with patch.object(Connections, "_end_words", lambda *words: []):
-        yield
+# -- the promises ---------------------------------------------------------------------------------
 
-
-@contextlib.contextmanager
-def given_up_and_published(history: History) -> Iterator[None]:
-    """Let a session publish an id again that it has given up."""
-    _only(history, "kill_broker")
-    often = patch("simulation_harness.history.ATTEMPTED", 1.0)
-    with often, patch.object(OpenHandoffs, "_use_up", lambda *words: None):
-        yield
-
-
-@contextlib.contextmanager
-def fences_left_over(history: History) -> Iterator[None]:
-    """Let any client publish such an id again; the broker keeps fences of unpublished ids."""
-    often = patch("simulation_harness.history.ATTEMPTED", 1.0)
-    with (
-        often,
-        patch.object(Directory, "_give_up_unpublished", lambda *words: []),
-        patch.object(OpenHandoffs, "_use_up", lambda *words: None),
-    ):
-        yield
-
+_NO_AUDIT = (histories, "audit", no_actions)
+_REPLACED = (histories, "REPLACED_OF", 1)
+_CHUNKED = (requests, "COMPUTED_IN_CHUNKS", 1.0)
+_ATTEMPTED = (histories, "ATTEMPTED", 1.0)
+_UNHEARD = (Connections, "_end_words", no_actions)
+_PUBLISHED_AGAIN = (OpenHandoffs, "_use_up", nothing)
+_TWIN = instead(
+    (histories, "COMPUTED_AT_ONCE", 1.0), (OpenHandoffs, "_is_another", lambda *words: False)
+)
 
 MUTATIONS: dict[str, Mutation] = {
-    "incarnation": no_incarnation_in_names,
-    "generation": no_generations,
-    "quarantine": no_quarantine,
-    "deadline": no_deadline_at_d,
-    "drain": leaving_at_once,
-    "wire": wire_that_spoils,
-    "content": no_content,
-    "reuse": ids_used_again,
-    "cancelled": pages_free_at_once,
-    "ends": ends_of_one_side,
-    "attempt": ends_of_any_attempt,
-    "twin": two_states_at_once,
-    "twins": two_states_of_any_client,
-    "served": pages_free_after_one_reader,
-    "late": too_late_a_reader,
-    "places": more_readers_than_places,
-    "offered": offered_on,
-    "next": offered_once,
-    "pinned": evicted_while_given,
-    "rank": ranks_replaced_in_a_read,
-    "process": words_of_a_dead_process,
-    "given-up": given_up_and_published,
-    "fences": fences_left_over,
-    "weights": no_revision_compared,
-    "revised": demands_of_weights_that_are_gone,
-    "twice": pages_named_twice,
-    **EARLY,
-    **SAMPLED,
+    # Give the next life of an agent the name of the last one.
+    "incarnation": instead(only=["restart_unseen"], first=_same_names),
+    # Count a report for the oldest handoff that its rank may read, whatever it reports on.
+    "generation": instead((Reports, "settled", _settled_any)),
+    # Give up a late read at once, though it may still write.
+    "quarantine": instead((Reader, "__init__", _made_hasty), (Reader, "_fly", _fly_and_leave)),
+    # Let D's agents read for as long as a read takes.
+    "deadline": instead((orders, "execute_from_proto", _for_ever), only=["stall"]),
+    # Let an engine drain without waiting for what is open.
+    "drain": instead((EngineSession, "drain", _drained), only=["leave"]),
+    # Spoil some bytes of what is read, until all faults heal.
+    "wire": instead(first=_spoil),
+    # Do not compare what P computed with what D asks for.
+    "content": instead((Demand, "check_content", nothing)),
+    # Tell an engine that asks for a handoff that has ended how it ended.
+    "reuse": instead((Handoff, "check_asked_before", nothing)),
+    # Give D its pages back as soon as it gives its demand up.
+    "cancelled": instead((Delivery, "cancel", _cancel_and_free)),
+    # Let a broker ignore for one side what another broker told the other side.
+    "ends": instead((Directory, "known_end", no_actions), first=History.lose_ends),
+    # Count what one side was told for any handoff that the other side has open under that id.
+    "attempt": instead(
+        (histories, "USED_AGAIN", 1.0),
+        (KnownWord, "is_of", _is_of_the_engine),
+        first=History.lose_ends,
+    ),
+    # Let P publish a second state under an id that it has published whole, and fence it.
+    "twin": _TWIN,
+    # Let any client do so, also one that does not note what it published: the broker goes on with
+    # the state that it was told first.
+    "twins": both(_TWIN, instead((Directory, "publication_refused", no_actions))),
+    # Give P its pages back when the first of several readers has the state.
+    "served": instead((Deliveries, "served", property(lambda self: self.done > 0))),
+    # Tell a D that asks when all readers have the state how the publication ended: DONE.
+    "late": instead((Readers, "late", _as_it_ended)),
+    # Let every D that asks read at once, however many readers P has named.
+    "places": instead(
+        (histories, "FOR_SEVERAL", 1.0), (Deliveries, "has_place", True), only=["stall"]
+    ),
+    # Let a state that one holder publishes stay on offer to others.
+    "offered": instead((Offering, "taken", nothing)),
+    # Offer a state to nobody else when the first holder does not answer.
+    "next": instead((Offering, "tick", no_actions)),
+    # Let an engine use pages again whose state it has published for an offer.
+    "pinned": instead(
+        (kept_prefixes, "EVICTED", 1.0), (KeptStates, "_give_if_free", _give_at_once)
+    ),
+    # Let a rank of D that comes back as another process read on where the old one was.
+    "rank": instead(_CHUNKED, _UNHEARD, (Handoff, "begun", False), only=["replace_worker"]),
+    # Let what an engine had open go on in the next process of its incarnation.
+    "process": instead(_UNHEARD, only=["restart_alike"]),
+    # Let a session publish an id again that it has given up.
+    "given-up": instead(_ATTEMPTED, _PUBLISHED_AGAIN, only=["kill_broker"]),
+    # Let any client publish such an id again; the broker keeps fences of unpublished ids.
+    "fences": instead(
+        _ATTEMPTED, _PUBLISHED_AGAIN, (Directory, "_give_up_unpublished", no_actions)
+    ),
+    # Give D the state of whichever weights P had.
+    "weights": instead(_REPLACED, _NO_AUDIT, (Handoff, "weights_differ", lambda *words: False)),
+    # Let the demands of a D go on when its weights are replaced.
+    "revised": instead(_REPLACED, (Directory, "revise", _revise_only)),
+    # Let several open demands of an engine name the same pages.
+    "twice": instead(
+        _NO_AUDIT, (PagesInUse, "take", _take_nothing), (PagesInUse, "forget_held", nothing)
+    ),
+    # Let leading tokens be read as soon as their blocks are published.
+    "chunk": instead(_CHUNKED, (SourceSide, "early_tokens", property(_listed_tokens))),
+    # Tell D DONE when it has read leading tokens.
+    "part": instead(_CHUNKED, (Handoff, "part_tokens", property(lambda self: 0, nothing))),
+    # End P's lease as its first chunk said, and let reads of later chunks go on.
+    "leased": instead(_CHUNKED, (Lease, "renew", _renew_once), (Lease, "grant", _grant_longer)),
+    # Let D use what it is still reading when P takes the pages back.
+    "preempted": instead(_CHUNKED, (requests, "PREEMPTED", 1.0), (Ledger, "take_back", no_actions)),
+    # Tell D the token that P sampled behind another prompt.
+    "sampled of any": instead((Demand, "fits_sampled", _fits_any)),
+    # Do not tell the token to a D again whose stream broke.
+    "sampled once": instead((Handoff, "add_demand_message", _add_message_quietly)),
     **MISPLACED,
     **OF_SEVERAL,
 }
+"""Where chance alone brings a fault about too seldom, it happens in each history, or alone."""

@@ -16,7 +16,7 @@ from restow.agents.store.room import PieceKey, Room, Shape, StateKey, in_room
 from restow.agents.store.run_files import RunLostError
 from restow.agents.store.shelf import Shelf
 from restow.broker.client import HashForm, Prefix, PrefixChain, chain_of
-from restow.broker.core.prefix.rules import longest, reached, rules_of
+from restow.broker.core.prefix.rules import longest, rules_of
 from restow.broker.errors import ChainFormError
 from restow.broker.families import (
     AttentionSpec,
@@ -100,7 +100,7 @@ class House:
             return longest(rules, held, count) == count
         end = dict(chain.ends)[position]
         at_end = all(PieceKey(rule.name, chain.salt, end) in self.told.keys for rule in rules)
-        return at_end and reached(rules, held, count)
+        return at_end and all(rule.reaches(held.get(rule.name, 0), count) for rule in rules)
 
     def close(self) -> None:
         self.shelf.close()

@@ -1,15 +1,12 @@
 """Rules of several brokers taken out, each by its name: histories must find that they are missing.
 
-Where another rule covers one, only both together are found: ``BESIDE`` says which.
+Where another rule covers one, only both together are found.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from restow.agents.link.broker_link import Link
 from restow.broker.client.connection.brokers import Epochs
@@ -19,91 +16,50 @@ from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.registry.leadership import Leadership
 from restow.broker.server.base.one_of_several import OneOfSeveral
 from simulation_harness.several.faults import FleetFaults
+from simulation_harness.taken_out import Mutation, both, instead, nothing
 
 if TYPE_CHECKING:
     from simulation_harness.history import History
 
-Rule = Callable[["History"], contextlib.AbstractContextManager[None]]
 
-
-@contextlib.contextmanager
-def lower_epochs(history: History) -> Iterator[None]:
-    """Let agents and sessions take what is said in an epoch that is over."""
-    history.be_several()
-    with patch.object(Epochs, "take", lambda *words: None):
-        yield
-
-
-@contextlib.contextmanager
-def no_margin(history: History) -> Iterator[None]:
-    """Let a broker act until the very end of its lease, by its own clock."""
+def _several(history: History) -> None:
     history.be_several()
 
-    def may_act(self: Leadership, now_s: float) -> bool:
-        return bool(self.epoch) and self.lease is not None and now_s < self.lease.end_s
 
-    with patch.object(Leadership, "may_act", may_act):
-        yield
-
-
-@contextlib.contextmanager
-def lower_epochs_led(history: History) -> Iterator[None]:
-    """Let a leader keep an epoch below one that clients know: they can't take its word."""
+def _restore_and_kill(history: History) -> None:
     history.be_several()
     if history.faults is not None:
         fleet = FleetFaults(history)
         history.faults.kinds = (fleet.restore_etcd, fleet.kill_leader)
-    with patch.object(Leadership, "named", lambda self, epoch: None):
-        yield
 
 
-@contextlib.contextmanager
-def numbers_restart(history: History) -> Iterator[None]:
-    """Count handoffs from one in every epoch."""
+def _cut_off_and_kill_the_next(history: History) -> None:
+    """Let clients leave a leader that is cut off, and the next one die; look only at clients."""
     history.be_several()
-    look = OneOfSeveral._look_at_it
-
-    def restart(self: OneOfSeveral) -> None:
-        ledger = self._hub.directory.ledger
-        if self.leadership.epoch and not self.term and not ledger.by_number:
-            ledger.numbering._last = 0
-        look(self)
-
-    def count(self: Numbering, now_s: float) -> int:
-        self._last += 1
-        return self._last
-
-    with patch.object(OneOfSeveral, "_look_at_it", restart), patch.object(Numbering, "take", count):
-        yield
+    if history.brokers.said is not None:
+        history.brokers.said.looks = False
+    if history.faults is not None:
+        history.faults.kinds = (FleetFaults(history).cut_off_and_kill_the_next,)
+        history.unhindered.looks = False
 
 
-@contextlib.contextmanager
-def no_doubt(history: History) -> Iterator[None]:
-    """Let a broker go on though its lease may have ended."""
-    history.be_several()
-    with patch.object(OneOfSeveral, "is_sure", lambda self: True):
-        yield
+def _may_act_to_the_end(self: Leadership, now_s: float) -> bool:
+    return bool(self.epoch) and self.lease is not None and now_s < self.lease.end_s
 
 
-@contextlib.contextmanager
-def lost_handoffs_fail(history: History) -> Iterator[None]:
-    """Let a broker that no longer leads end its handoffs, and tell its clients."""
-    history.be_several()
-    with patch.object(Ledger, "forget", lambda *words: None):
-        yield
+_look = OneOfSeveral._look_at_it
 
 
-@contextlib.contextmanager
-def clients_alone(history: History) -> Iterator[None]:
-    """Let a broker in doubt go on leading, and look only at what clients take."""
-    with no_doubt(history), patch.object(Leadership, "tick", lambda *when: None):
-        if history.brokers.said is not None:
-            history.brokers.said.looks = False
-        # Where it matters: clients leave a leader that is cut off, and the next one dies.
-        if history.faults is not None:
-            history.faults.kinds = (FleetFaults(history).cut_off_and_kill_the_next,)
-            history.unhindered.looks = False
-        yield
+def _look_and_restart(self: OneOfSeveral) -> None:
+    ledger = self._hub.directory.ledger
+    if self.leadership.epoch and not self.term and not ledger.by_number:
+        ledger.numbering._last = 0
+    _look(self)
+
+
+def _count(self: Numbering, now_s: float) -> int:
+    self._last += 1
+    return self._last
 
 
 class _Kept(deque[Any]):
@@ -113,50 +69,50 @@ class _Kept(deque[Any]):
         pass
 
 
-@contextlib.contextmanager
-def reports_outlive_streams(history: History) -> Iterator[None]:
-    """Let an agent report on its next stream what it could not report on the last one."""
-    begin, sends = KeptStream.__init__, KeptStream.send
-
-    def keeping(self: KeptStream[Any, Any, Any], *given: Any) -> None:
-        begin(self, *given)
-        if isinstance(self, Link):
-            self._outbox = _Kept()
-
-    def send(self: KeptStream[Any, Any, Any], message: Any) -> bool:
-        if isinstance(self, Link):
-            self._outbox.append(message)
-            self._wake.set()
-            return True
-        return sends(self, message)
-
-    with patch.object(KeptStream, "__init__", keeping), patch.object(KeptStream, "send", send):
-        yield
+_begin, _send = KeptStream.__init__, KeptStream.send
 
 
-def both(one: Rule, beside: Rule) -> Rule:
-    """Return a rule that takes two rules out together."""
-
-    @contextlib.contextmanager
-    def neither(history: History) -> Iterator[None]:
-        with one(history), beside(history):
-            yield
-
-    return neither
+def _begin_keeping(self: KeptStream[Any, Any, Any], *given: Any) -> None:
+    _begin(self, *given)
+    if isinstance(self, Link):
+        self._outbox = _Kept()
 
 
-ALONE: dict[str, Rule] = {
-    "epochs": lower_epochs,
-    "margin": no_margin,
-    "named": lower_epochs_led,
-    "numbers": numbers_restart,
-    "doubt": no_doubt,
-    "failures": lost_handoffs_fail,
-}
-BESIDE: dict[str, Rule] = {
-    "epochs": clients_alone,
-    "numbers": reports_outlive_streams,
-}
-MUTATIONS: dict[str, Rule] = {
-    name: both(rule, BESIDE[name]) if name in BESIDE else rule for name, rule in ALONE.items()
+def _send_later(self: KeptStream[Any, Any, Any], message: Any) -> bool:
+    if isinstance(self, Link):
+        self._outbox.append(message)
+        self._wake.set()
+        return True
+    return _send(self, message)
+
+
+_DOUBTLESS = (OneOfSeveral, "is_sure", lambda self: True)
+
+MUTATIONS: dict[str, Mutation] = {
+    # Let agents and sessions take what is said in an epoch that is over; and let a broker in doubt
+    # go on leading.
+    "epochs": instead(
+        (Epochs, "take", nothing),
+        _DOUBTLESS,
+        (Leadership, "tick", nothing),
+        first=_cut_off_and_kill_the_next,
+    ),
+    # Let a broker act until the very end of its lease, by its own clock.
+    "margin": instead((Leadership, "may_act", _may_act_to_the_end), first=_several),
+    # Let a leader keep an epoch below one that clients know: they can't take its word.
+    "named": instead((Leadership, "named", nothing), first=_restore_and_kill),
+    # Count handoffs from one in every epoch; and let an agent report on its next stream what it
+    # could not report on the last one.
+    "numbers": both(
+        instead(
+            (OneOfSeveral, "_look_at_it", _look_and_restart),
+            (Numbering, "take", _count),
+            first=_several,
+        ),
+        instead((KeptStream, "__init__", _begin_keeping), (KeptStream, "send", _send_later)),
+    ),
+    # Let a broker go on though its lease may have ended.
+    "doubt": instead(_DOUBTLESS, first=_several),
+    # Let a broker that no longer leads end its handoffs, and tell its clients.
+    "failures": instead((Ledger, "forget", nothing), first=_several),
 }

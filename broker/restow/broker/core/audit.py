@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from math import inf
 
 from restow.broker.core.common.keys import PairKey, State
@@ -12,25 +13,10 @@ from restow.broker.core.directory import Directory
 from restow.broker.core.engines.account import ENGINE_BYTES, HANDOFF_BYTES
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import MAX_DELIVERIES, Handoff
-from restow.broker.core.ledger.ledger import Ledger
 
 
-def ended_of(ledger: Ledger) -> Iterator[Handoff]:
-    """Yield all remembered ended handoffs, and ended deliveries of all handoffs."""
-    yield from ledger.ended.values()
-    for handoff in (*ledger.live.values(), *ledger.ended.values()):
-        yield from (
-            delivery for delivery in handoff.deliveries.by_engine.values() if delivery.ended
-        )
-
-
-def check_deliveries(ledger: Ledger) -> Iterator[str]:
-    """Yield contradictions between publications and their deliveries."""
-    for handoff in (*ledger.live.values(), *ledger.ended.values()):
-        yield from _check(handoff)
-
-
-def _check(handoff: Handoff) -> Iterator[str]:
+def _check_deliveries(handoff: Handoff) -> Iterator[str]:
+    """Yield contradictions between a publication and its deliveries."""
     name, deliveries = handoff.handoff_id, handoff.deliveries
     if handoff.shared and handoff.destination is not None:
         yield f"handoff {name} is a shared publication, but has a demand of its own"
@@ -56,22 +42,28 @@ def _check(handoff: Handoff) -> Iterator[str]:
 
 def audit(directory: Directory) -> list[str]:
     """Return all violated invariants of the directory; empty if there are none."""
+    ledger = directory.ledger
+    whole = (*ledger.live.values(), *ledger.ended.values())
+    parts = (part for handoff in whole for part in handoff.deliveries.by_engine.values())
+    ended = (*ledger.ended.values(), *(part for part in parts if part.ended))
     return [
         *_check_tables(directory),
-        *(
-            words
-            for handoff in directory.ledger.by_number.values()
-            for words in _check_live(handoff)
-        ),
-        *check_deliveries(directory.ledger),
+        *_of_each(_check_live, ledger.by_number.values()),
+        *_of_each(_check_deliveries, whole),
         *_check_wakeups(directory),
-        *(words for handoff in ended_of(directory.ledger) for words in _check_ended(handoff)),
+        *_of_each(_check_ended, ended),
         *_check_members(directory),
         *_check_tenants(directory),
         *_check_quarantine(directory),
         *_check_prefixes(directory),
         *_check_offers(directory),
     ]
+
+
+def _of_each(
+    check: Callable[[Handoff], Iterator[str]], handoffs: Iterable[Handoff]
+) -> Iterator[str]:
+    return chain.from_iterable(map(check, handoffs))
 
 
 def _check_tables(directory: Directory) -> Iterator[str]:
@@ -260,16 +252,12 @@ def _check_tenants(directory: Directory) -> Iterator[str]:
 def _kept_bytes(directory: Directory, tenant: str) -> int:
     ledger, engines = directory.ledger, directory.members.engines.values()
     own = [engine for engine in engines if engine.key.tenant == tenant]
+    live = [handoff for handoff in ledger.by_number.values() if handoff.tenant == tenant]
     agents = [agent for engine in own for agent in (*engine.agents.values(), *engine.away.values())]
     pairs = directory.plans.known.items()
     return sum(
         (
-            sum(
-                map(
-                    _bytes_of,
-                    (handoff for handoff in ledger.by_number.values() if handoff.tenant == tenant),
-                )
-            ),
+            sum(map(_bytes_of, live)),
             len(own) * ENGINE_BYTES,
             sum({engine.layout_digest: engine.layout_bytes for engine in own}.values()),
             sum(agent.kept_bytes for agent in agents),

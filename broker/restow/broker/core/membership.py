@@ -248,7 +248,7 @@ class Membership:
             actions += self._connections.remove(engine, agent, now_s)
             actions.append(CloseAgent(agent.key, error))
         actions.append(CloseSession(engine.key, error))
-        engine.early_fences.forget()
+        list(engine.early_fences.take_all())  # gives their bytes back
         engine.account.let_go(self._freed_bytes(engine))
         if engine.in_use is not None:
             engine.account.let_go(engine.in_use.size_bytes)

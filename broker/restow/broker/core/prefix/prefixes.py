@@ -12,7 +12,7 @@ from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.prefix.index import HashKeys, Index, Keyer
-from restow.broker.core.prefix.rules import GroupRule, longest, reached, rules_of, step_of
+from restow.broker.core.prefix.rules import GroupRule, longest, rules_of, step_of
 from restow.broker.errors import ChainFormError, HoldingsError
 from restow.broker.layout.values import ModelIdentity
 
@@ -114,7 +114,8 @@ class Holders:
             for rule in teller.rules:
                 there &= tails.get(engine, {}).get(rule.name, 0)
             while there and (last := positions[there.bit_length() - 1]) > tokens:
-                if reached(teller.rules, groups, last // quantum_tokens):
+                count = last // quantum_tokens
+                if all(rule.reaches(groups.get(rule.name, 0), count) for rule in teller.rules):
                     tokens = last
                 there ^= 1 << there.bit_length() - 1
             if tokens:

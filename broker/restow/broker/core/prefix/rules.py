@@ -91,11 +91,6 @@ def longest(rules: Iterable[GroupRule], held: Mapping[str, int], count: int) -> 
     return places.bit_length()
 
 
-def reached(rules: Iterable[GroupRule], held: Mapping[str, int], count: int) -> bool:
-    """Return whether all groups hold what a state just behind place ``count`` needs before it."""
-    return all(rule.reaches(held.get(rule.name, 0), count) for rule in rules)
-
-
 def step_of(engines: Iterable[tuple[GroupRule, ...]]) -> int:
     """Return the step at whose multiples a search may end; 0 if it must never end early.
 
