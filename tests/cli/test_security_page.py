@@ -8,13 +8,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cli.broker_process import broker_process, path_of_python
+from cli.broker_process import COMMAND, broker_process, path_of_python
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 SERVE = "restow serve --listen 0.0.0.0:7350 "
@@ -28,7 +27,7 @@ def blocks() -> list[str]:
 
 def run(block: str, folder: Path, address: str = "") -> str:
     """Run a block, in which ``restow`` is that of the tests' interpreter."""
-    command = shlex.join([sys.executable, "-m", "restow.broker.cli.main"])
+    command = shlex.join(COMMAND)
     script = f'set -euo pipefail\nrestow() {{ {command} "$@"; }}\n{block}'
     done = subprocess.run(
         ["bash", "-c", script],  # noqa: S607

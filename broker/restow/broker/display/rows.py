@@ -53,7 +53,6 @@ def _reason_and_detail(handoff: Values) -> str:
 
 COLUMNS: Final[Mapping[str, ShownColumn]] = {
     "tenant": ShownColumn(lambda handoff: handoff["tenant"]),
-    "broker": ShownColumn(lambda handoff: handoff["broker"] or NOTHING),
     "handoff": ShownColumn(lambda handoff: handoff["handoff_id"]),
     "state": ShownColumn(lambda handoff: handoff["state"]),
     "from": ShownColumn(lambda handoff: handoff["source_engine"] or NOTHING),
