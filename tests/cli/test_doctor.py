@@ -216,10 +216,18 @@ def test_here_asks_no_broker() -> None:
     assert "broker" not in subjects
 
 
+@pytest.fixture
+def without_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the agents' packages missing, as where a broker alone is installed."""
+    monkeypatch.setitem(sys.modules, "restow.agents", None)
+
+
+@pytest.mark.usefixtures("without_agents")
 def test_no_broker_is_bad() -> None:
     result = typed("doctor", "--broker", "127.0.0.1:1")
     assert result.exit_code == 4
     assert "no broker answers at 127.0.0.1:1" in result.stdout
+    assert "NIXL: not installed here: a broker can run here, but no agent" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -273,11 +281,12 @@ async def test_what_is_wrong_is_named() -> None:
             assert await bad_words(running.address, ("p", "d"), ("p", "who")) == {
                 "engine half: 1 of 2 agents are connected: its handoffs wait",
                 "pair p:d: rank 0 can't read from rank 0: READ_FAILED: no way there",
-                "pair p:who: engine who is not registered",
+                "pair p:who: engine who is not registered: `restow engines` lists all engines",
             }
             await alone.drop()
 
 
+@pytest.mark.usefixtures("without_agents")
 async def test_an_agent_that_is_lost_meanwhile() -> None:
     async with broker() as running, pair(running.address, 1, 1) as both:
         both.d_agents[0].answers = silent

@@ -25,7 +25,7 @@ SHOWN = ("text", "json")
 """What programs print, and files: nothing to run."""
 KNOWN = "request-4711"
 """A handoff that every page's broker has heard of: nobody published it."""
-BESIDE = {"from pathlib import Path": "restow release request-7"}
+BESIDE = {"from pathlib import Path": "restow release request-7 --yes"}
 """Commands that are typed while a block runs, until they succeed."""
 FAILS = {"config=docs/pictures/nemotron3-nano.json": ["restow layout diff p.json d.json"]}
 """Commands of a block that do not end with 0, as `diff` does not if there are differences."""
@@ -108,7 +108,7 @@ def test_what_is_left_out_is_there(page: str) -> None:
             assert f'"{Path(page).name}"' in (ROOT / why).read_text()
 
 
-@pytest.mark.parametrize("page", filter(to_run, PAGES))
+@pytest.mark.parametrize("page", [*filter(to_run, PAGES)])
 def test_what_a_page_says_is_what_happens(page: str, tmp_path: Path) -> None:
     """Run a page's blocks one after another, with one broker."""
     with broker_process() as broker, restow_program(tmp_path / "restow"):
