@@ -39,7 +39,6 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "./run demo": "sets up an environment; ./run test runs the same demo (tests/demo)",
         "pip install .": "fetches the newest of an index: what is tested is locked (docker/locked)",
         "restow serve ": GOES_ON + ", each of the three; the router needs engines",
-        "python docs/examples/by_content.py": "tests/engines/test_example_by_content.py",
     },
     "docs/benchmarks.md": {
         "./run bench --suite models": "measures for an hour",

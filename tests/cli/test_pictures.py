@@ -11,7 +11,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_pictures_of_the_pages_are_true(tmp_path: Path) -> None:
-    command = [sys.executable, DOCS / "pictures" / "make.py", tmp_path]
+    command = [sys.executable, str(DOCS / "pictures" / "make.py"), str(tmp_path)]
     subprocess.run(command, check=True)
     fresh = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
     kept = {path.name: path.read_bytes() for path in (DOCS / "pictures").glob("*.svg")}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import signal
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from broker.fakes import model_layout
-from cli.broker_process import COMMAND, broker_process, run_restow
+from cli.broker_process import broker_process, run_restow
+from forked.commands import begin
 from restow.broker.client import AdminClient, BlockingSession
 from restow.broker.layout.json_form import layout_to_json
 
@@ -31,54 +34,58 @@ WAITS = "waiting for an engine to register"
 
 
 @contextmanager
-def running(*options: str, says: str = "store ready") -> Iterator[subprocess.Popen[str]]:
-    """Run a store until it says something."""
-    process = subprocess.Popen([*COMMAND, "store", *options], stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if says in line:
-                break
-        else:
-            raise AssertionError("".join(said))
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+def running(*options: str, says: str = "store ready") -> Iterator[tuple[BaseProcess, TextIO]]:
+    """Run a store until it says something; yield its process, and what it says later."""
+    reader, writer = os.pipe()
+    with open(reader) as lines:
+        process = begin(("store", "--memory", "64MiB", *options), (0, 1, writer))
+        os.close(writer)
+        try:
+            said: list[str] = []
+            while says not in "".join(said[-1:]):
+                said.append(lines.readline())
+                assert said[-1], "".join(said)
+            yield process, lines
+        finally:
+            process.kill()
+            process.join()
+
+
+def end(process: BaseProcess) -> None:
+    """Tell a store to end; it ends well."""
+    process.terminate()
+    process.join(30)
+    assert process.exitcode == 0
 
 
 def test_the_broker_knows_it_as_an_engine(layout: Path) -> None:
     with broker_process() as address, AdminClient(address) as admin:
-        given = ("--layout", str(layout), "--memory", "64MiB", "--broker", address)
-        with running(*given) as process:
+        with running("--layout", str(layout), "--broker", address) as (process, _):
             (engine,) = admin.engines()
             assert (engine.engine_id, engine.ranks) == ("store", 1)
             assert len(admin.agents()) == 1
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            end(process)
         assert not admin.engines()
 
 
 def test_of_two_with_one_id_the_later_one_stays(layout: Path) -> None:
     with broker_process() as address, AdminClient(address) as admin:
-        given = ("--layout", str(layout), "--memory", "64MiB", "--broker", address)
-        with running(*given) as first, running(*given) as second:
-            assert first.stderr is not None
-            assert first.wait(30) != 0
-            assert "error: ENGINE_REPLACED: engine store registered anew" in first.stderr.read()
+        given = ("--layout", str(layout), "--broker", address)
+        with running(*given) as (first, lines), running(*given) as (second, _):
+            first.join(30)
+            assert first.exitcode
+            assert "error: ENGINE_REPLACED: engine store registered anew" in lines.read()
             (engine,) = admin.engines()
             assert engine.engine_id == "store"
-            assert second.poll() is None
+            assert second.is_alive()
 
 
 def test_another_stores_folder_and_another_programs_are_left_alone(
     layout: Path, tmp_path: Path
 ) -> None:
     with broker_process() as address:
-        given = ("--layout", str(layout), "--memory", "64MiB", "--broker", address)
-        disk = ("--disk-size", "1MiB", "--disk", str(tmp_path / "disk"))
+        given = ("--layout", str(layout), "--broker", address)
+        disk = ("--memory", "64MiB", "--disk-size", "1MiB", "--disk", str(tmp_path / "disk"))
         with running(*given, *disk):
             second = run_restow("store", *given, *disk, "--engine-id", "another")
             assert second.returncode != 0
@@ -94,26 +101,23 @@ def test_another_stores_folder_and_another_programs_are_left_alone(
 def test_it_waits_for_an_engine_and_takes_its_layout() -> None:
     with (
         broker_process() as address,
-        running("--engine", "p", "--memory", "64MiB", "--broker", address, says=WAITS) as process,
+        running("--engine", "p", "--broker", address, says=WAITS) as (process, lines),
         BlockingSession("p", "a life", model_layout(tp=2), address),
     ):
-        assert process.stderr is not None
-        assert any("store ready" in line for line in process.stderr)
+        assert any("store ready" in line for line in lines)
         with AdminClient(address) as admin:
             taken, stored = admin.layout("p"), admin.layout("store")
         assert (len(taken.ranks), len(stored.ranks)) == (2, 1)
         assert stored.model.identity == taken.model.identity
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        end(process)
 
 
 def test_it_ends_while_it_waits() -> None:
     with (
         broker_process() as address,
-        running("--engine", "p", "--memory", "64MiB", "--broker", address, says=WAITS) as process,
+        running("--engine", "p", "--broker", address, says=WAITS) as (process, _),
     ):
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        end(process)
 
 
 ANOTHER_THREAD_HEARS_IT = """

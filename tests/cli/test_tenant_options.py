@@ -37,7 +37,7 @@ async def test_what_is_hidden_is_said_and_can_be_seen(authority: Authority) -> N
 
         async def shown(*arguments: str, who: Credentials = every) -> Result:
             files = {f"RESTOW_{name.upper()}": str(it) for name, it in asdict(who).items() if it}
-            return await typed_aside(*arguments, RESTOW_BROKER=running.address, **files)
+            return await typed_aside(*arguments, env={"RESTOW_BROKER": running.address, **files})
 
         for command in ("handoffs", "engines", "agents", "leases"):
             alone = await shown(command)

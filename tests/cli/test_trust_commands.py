@@ -34,8 +34,8 @@ def test_operators_over_tls_by_options_and_by_the_environment(authority: Authori
         where = ("--broker", address)
         for name in ("status", "engines", "agents", "handoffs", "costs"):
             printed(name, *where, *options)
-            printed(name, *where, **known)
-        assert reason_of(typed("handoff", "h", *where, **known)) == "HANDOFF_UNKNOWN"
+            printed(name, *where, env=known)
+        assert reason_of(typed("handoff", "h", *where, env=known)) == "HANDOFF_UNKNOWN"
         assert reason_of(typed("engines", "--tenant", "b", *where, *options)) == "FORBIDDEN"
         assert run_restow("status", *where).returncode == 3
 

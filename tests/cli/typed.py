@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +16,25 @@ from typer.testing import CliRunner, Result
 from cli.terminals import STYLES
 from restow.broker.cli.main import app, main
 
+Env = Mapping[str, str] | None
 
-def typed(*arguments: object, columns: int | None = None, **env: str) -> Result:
+
+def typed(*arguments: object, columns: int | None = None, env: Env = None) -> Result:
     """Type a command on a terminal of ``columns`` columns, or into a pipe."""
     terminal = {"COLUMNS": str(columns), "FORCE_COLOR": "1"} if columns else {"COLUMNS": "80"}
-    return CliRunner(env=terminal | env).invoke(app, [str(word) for word in arguments])
+    return CliRunner(env={**terminal, **(env or {})}).invoke(app, [str(word) for word in arguments])
 
 
-def printed(*arguments: object, columns: int | None = None, **env: str) -> str:
+def printed(*arguments: object, columns: int | None = None, env: Env = None) -> str:
     """Return what a command prints, without styles. It must succeed."""
-    done = typed(*arguments, columns=columns, **env)
+    done = typed(*arguments, columns=columns, env=env)
     assert done.exit_code == 0, done.output or done.exception
     return STYLES.sub("", done.stdout)
 
 
-def document(*arguments: object, **env: str) -> Any:
+def document(*arguments: object, env: Env = None) -> Any:
     """Return the document that a command prints with ``--json``. It must succeed."""
-    return json.loads(printed(*arguments, "--json", **env))
+    return json.loads(printed(*arguments, "--json", env=env))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +63,16 @@ def reason_of(result: Result) -> str:
     return str(getattr(result.exception, "reason", ""))
 
 
-async def typed_aside(*arguments: object, columns: int | None = None, **env: str) -> Result:
+async def typed_aside(*arguments: object, columns: int | None = None, env: Env = None) -> Result:
     """Type a command beside what lives on this event loop."""
-    return await asyncio.to_thread(typed, *arguments, columns=columns, **env)
+    return await asyncio.to_thread(typed, *arguments, columns=columns, env=env)
 
 
-async def printed_aside(*arguments: object, columns: int | None = None, **env: str) -> str:
+async def printed_aside(*arguments: object, columns: int | None = None, env: Env = None) -> str:
     """Return what a command prints beside what lives on this event loop. It must succeed."""
-    return await asyncio.to_thread(printed, *arguments, columns=columns, **env)
+    return await asyncio.to_thread(printed, *arguments, columns=columns, env=env)
 
 
-async def document_aside(*arguments: object, **env: str) -> Any:
+async def document_aside(*arguments: object, env: Env = None) -> Any:
     """Return the document that a command prints beside what lives on this event loop."""
-    return await asyncio.to_thread(document, *arguments, **env)
+    return await asyncio.to_thread(document, *arguments, env=env)

@@ -217,9 +217,9 @@ def test_the_router_knows_every_engine_and_is_there_when_its_probes_say_so() -> 
     arguments = [value.replace("0.0.0.0:8000", f"127.0.0.1:{port}") for value in container["args"]]
     with serving(*container["command"][1:], *arguments) as stdout:
         stdout.readline()
-        with pytest.raises(urllib.error.HTTPError) as told:  # none of the engines is here
+        with pytest.raises(urllib.error.HTTPError) as refused:  # no engine is here
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30)
-        assert told.value.code == 502
+        assert refused.value.code == 502
 
 
 @pytest.mark.skipif(HADOLINT is None, reason="hadolint has no package for this machine")
