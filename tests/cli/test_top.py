@@ -37,8 +37,8 @@ def handoff(number: int, **more: Any) -> dict[str, Any]:
         lease_s=30.0 - number % 60 / 2,
         tenant="default",
     )
-    (document,) = handoffs_json(pb.ListHandoffsResponse(handoffs=[info]))["handoffs"]
-    return document | more
+    listed = handoffs_json(pb.ListHandoffsResponse(handoffs=[info]))
+    return {**listed["handoffs"][0], **more}
 
 
 def done(number: int, source: str, size_bytes: int, transfer_s: float) -> dict[str, Any]:
