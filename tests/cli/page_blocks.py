@@ -6,8 +6,11 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from forked.commands import begin_python
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = ("api.md", "python.md")
@@ -28,10 +31,7 @@ class Block:
 
     @property
     def first_line(self) -> str:
-        """Return the first line that is no import, which names the block in its page.
-
-        All examples begin with imports.
-        """
+        """Return the first line that is no plain import, which names the block in its page."""
         lines = self.text.splitlines()
         return next(one for one in lines if one and not one.startswith("import "))
 
@@ -50,45 +50,45 @@ class Shell:
     """Runs blocks in a folder that is a checkout to them, with the commands of this interpreter."""
 
     def __init__(self, folder: Path, broker: str) -> None:
-        """Prepare a shell in ``folder``, which is empty; what blocks write stays there."""
-        self._folder = folder / "checkout"
+        """Prepare a shell; ``folder`` has the program `restow`, and keeps what blocks write."""
+        self._folder, self._failed = folder / "checkout", folder / "failed"
         self._folder.mkdir()
         (self._folder / "docs").symlink_to(ROOT / "docs")
-        programs = folder / "bin"
-        programs.mkdir()
-        for name, words in (("restow", " -m restow.broker.cli.main"), ("python", "")):
-            program = programs / name
-            program.write_text(f'#!/bin/sh\nexec {sys.executable}{words} "$@"\n')
-            program.chmod(0o755)
+        (folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        (folder / "python").chmod(0o755)
         # UCX tells of wires that come to nothing, among what is printed.
         quiet = {"COLUMNS": "100", "UCX_LOG_LEVEL": "fatal"}
-        self._env = os.environ | {"RESTOW_BROKER": broker} | quiet
-        self._env["PATH"] = f"{programs}:{os.environ['PATH']}"
+        path = f"{folder}:{os.environ['PATH']}"
+        self._env = os.environ | {"RESTOW_BROKER": broker, "PATH": path} | quiet
 
-    def run(self, block: Block, beside: str) -> tuple[str, list[str]]:
-        """Run a block; return what it prints, and its commands that fail.
+    def bash(self, block: Block) -> list[str]:
+        """Run a block of bash, and return its commands that fail."""
+        self._failed.write_text("")
+        text = f"trap 'echo \"$BASH_COMMAND\" >>{self._failed}' ERR\n{block.text}true\n"
+        subprocess.run(
+            ["bash", "-uo", "pipefail", "-c", text],  # noqa: S607
+            cwd=self._folder,
+            env=self._env,
+            stdout=subprocess.DEVNULL,
+            timeout=WAIT_S,
+            check=True,
+        )
+        return self._failed.read_text().splitlines()
+
+    def python(self, block: Block, beside: str | None) -> list[str]:
+        """Run a block of Python, and return the lines that it prints.
 
         Meanwhile the command ``beside`` is repeated until it succeeds.
         """
-        failed = self._folder.parent / "failed"
-        failed.write_text("")
-        text = f"trap 'echo \"$BASH_COMMAND\" >>{failed}' ERR\n{block.text}true\n"
-        process = subprocess.Popen(
-            [sys.executable, "-c", block.text]
-            if block.language == "python"
-            else ["bash", "-uo", "pipefail", "-c", text],
-            cwd=self._folder,
-            env=self._env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        while beside and process.poll() is None:
-            if subprocess.run(["bash", "-c", beside], env=self._env, check=False).returncode == 0:  # noqa: S607
-                break
-        try:
-            out, err = process.communicate(timeout=WAIT_S)
-        finally:
+        with open(os.devnull) as stdin, tempfile.TemporaryFile("w+") as out:
+            files = (stdin.fileno(), out.fileno(), 2)
+            process = begin_python(block.text, files, self._env, self._folder)
+            typed = ["bash", "-c", beside or "true"]
+            while beside and process.is_alive():
+                if subprocess.run(typed, env=self._env, check=False).returncode == 0:
+                    break
+            process.join(WAIT_S)
             process.kill()
-        assert process.returncode == 0, f"{block.page}: {block.first_line}\n{err}"
-        return out, failed.read_text().splitlines()
+            assert process.exitcode == 0, block.first_line
+            out.seek(0)
+            return out.read().splitlines()

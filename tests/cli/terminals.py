@@ -1,4 +1,4 @@
-"""Commands in a pseudo terminal of some width, and into a pipe."""
+"""Commands in a pseudo terminal of some width."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pty
 import re
 import struct
 import subprocess
-import sys
 import termios
 from collections.abc import Iterator, Mapping
 
-COMMAND = (sys.executable, "-m", "restow.broker.cli.main")
+from cli.broker_process import COMMAND
+
 STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -70,18 +70,3 @@ def asked_on_terminal(
             shown += part
         code = process.wait(30)
     return code, STYLES.sub("", shown.decode()).replace("\r\n", "\n")
-
-
-def piped(
-    *arguments: str, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a command that prints into pipes, and return what it printed."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**environment(), **(env or {})},
-    )

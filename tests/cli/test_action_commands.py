@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from agent_harness.waiting import until
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, engine, pair
-from cli.broker_process import broker_process
-from cli.terminals import STYLES, asked_on_terminal, piped
-from restow.broker.cli.main import app
+from cli.broker_process import broker_process, run_restow
+from cli.terminals import asked_on_terminal
+from cli.typed import document_aside, printed_aside, reason_of, typed, typed_aside
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +22,13 @@ def address() -> Iterator[str]:
         yield where
 
 
-async def run(*arguments: str) -> Result:
-    """Run a command beside engines that live on this event loop."""
-    return await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
-
-
 async def on_terminal(*arguments: str, typed: str) -> tuple[int, str]:
     """Run a command and answer its question; return its exit status, and what it shows."""
     return await asyncio.to_thread(asked_on_terminal, *arguments, typed=typed)
 
 
 async def state(address: str, name: str) -> str:
-    shown = await run("handoff", name, "--json", "--broker", address)
-    return str(json.loads(shown.stdout)["state"])
+    return str((await document_aside("handoff", name, "--broker", address))["state"])
 
 
 @asynccontextmanager
@@ -68,15 +60,14 @@ async def test_a_script_does_nothing_that_is_not_agreed_to_beforehand(address: s
             (("drain", "--engine", "p", "--wait"), "Engine p will take part in nothing new"),
             (("forget", "p"), "Engine p has 1 handoffs that have not ended"),
         ):
-            found = await asyncio.to_thread(piped, *command, "--broker", address)
+            found = await asyncio.to_thread(run_restow, *command, "--broker", address)
             assert (found.returncode, found.stdout) == (2, "")
             told = " ".join(found.stderr.replace("│", " ").split())
             assert all(one in told for one in ("nothing was done", "with --yes", words)), told
         assert await state(address, "unasked") == "WAITING"
-        listed = json.loads((await run("engines", "--json", "--broker", address)).stdout)
+        listed = await document_aside("engines", "--broker", address)
         assert not any(one["draining"] for one in listed["engines"])
-        shown = json.loads((await run("status", "--json", "--broker", address)).stdout)
-        assert not shown["draining"]
+        assert not (await document_aside("status", "--broker", address))["draining"]
 
 
 @pytest.mark.parametrize("command", ["release", "handoff"])
@@ -86,7 +77,7 @@ async def test_an_empty_id_names_no_handoff(command: str) -> None:
         d.request("the-only-one", D_BLOCKS)
         assert (await d.request("known by then", D_BLOCKS, timeout_ms=1)).reason == "NOT_PUBLISHED"
         options = ("--yes",) if command == "release" else ()
-        result = await run(command, "", *options, "--broker", running.address)
+        result = await typed_aside(command, "", *options, "--broker", running.address)
         assert result.exit_code == 2, result.output
         assert await state(running.address, "the-only-one") == "WAITING"
 
@@ -102,41 +93,37 @@ async def test_a_release_ends_it_and_says_how(address: str, typed: str) -> None:
         assert "RELEASED: an operator released it" in words
         assert await state(address, name) == "CANCELLED"
         # Again: it has ended, and nothing is asked.
-        again = await run("release", name, "--json", "--broker", address)
-        assert (again.exit_code, json.loads(again.stdout)["reason"]) == (0, "RELEASED")
+        again = await document_aside("release", name, "--broker", address)
+        assert again["reason"] == "RELEASED"
 
 
 async def test_leases_show_what_they_wait_for(address: str) -> None:
     async with waiting(address, "leased"):
-        for columns in ("80", "200"):
-            shown = await asyncio.to_thread(
-                CliRunner(env={"COLUMNS": columns, "FORCE_COLOR": "1"}).invoke,
-                app,
-                ["leases", "--broker", address],
-            )
-            words = " ".join(STYLES.sub("", shown.stdout).split())
+        for columns in (80, 200):
+            shown = await printed_aside("leases", "--broker", address, columns=columns)
+            words = " ".join(shown.split())
             assert "leased" in words
             assert "ranks [0] of engine p have not" in words
-        listed = json.loads((await run("leases", "--json", "--broker", address)).stdout)
+        listed = await document_aside("leases", "--broker", address)
         (lease,) = listed["leases"]
         assert (lease["handoff_id"], listed["left_out"]) == ("leased", 0)
         assert 0 < lease["lease_s"] <= 30
-        text = (await run("handoff", "leased", "--broker", address)).stdout
+        text = await printed_aside("handoff", "leased", "--broker", address)
         assert "waits: ranks [0] of engine p have not fenced it" in " ".join(text.split())
-    assert (await run("leases", "--broker", address)).stdout == "No lease.\n"
+    assert await printed_aside("leases", "--broker", address) == "No lease.\n"
 
 
 async def test_draining_is_agreed_to_shown_and_ended(address: str) -> None:
     refused, _ = await on_terminal("drain", "--broker", address, typed="n\n")
     assert refused == 1
-    assert "draining" not in (await run("status", "--broker", address)).stdout
-    done = await run("drain", "--yes", "--wait", "--json", "--broker", address)
-    assert json.loads(done.stdout) == {"draining": True, "granted": 0}
-    shown = (await run("status", "--broker", address)).stdout
+    assert "draining" not in await printed_aside("status", "--broker", address)
+    done = await document_aside("drain", "--yes", "--wait", "--broker", address)
+    assert done == {"draining": True, "granted": 0}
+    shown = await printed_aside("status", "--broker", address)
     assert "nothing is granted: restow drain --off" in shown
-    assert json.loads((await run("status", "--json", "--broker", address)).stdout)["draining"]
-    over = await run("drain", "--off", "--broker", address)
-    assert "The broker grants again" in over.stdout
+    assert (await document_aside("status", "--broker", address))["draining"]
+    over = await printed_aside("drain", "--off", "--broker", address)
+    assert "The broker grants again" in over
     async with pair(address, 1, 1) as both:
         await both.hand_over("granted again")
 
@@ -145,72 +132,56 @@ async def test_one_engine_is_drained(address: str) -> None:
     async with pair(address, 1, 1) as both:
         held = both.p.publish("held", P_BLOCKS, POSITION)
         await both.p_agents[0].fence("held")
-        done = await run("drain", "--engine", "p", "--yes", "--broker", address)
-        assert done.exit_code == 0
-        assert done.stdout == (
+        of_p = ("drain", "--engine", "p", "--broker", address)
+        assert await printed_aside(*of_p, "--yes") == (
             "Engine p takes part in nothing new any more; 1 of its handoffs have not ended.\n"
         )
-        shown = (await run("engines", "--broker", address)).stdout
+        shown = await printed_aside("engines", "--broker", address)
         assert "draining" in next(line for line in shown.splitlines() if line.startswith("p "))
-        (one,) = [
-            one
-            for one in json.loads((await run("engines", "--json", "--broker", address)).stdout)[
-                "engines"
-            ]
-            if one["engine_id"] == "p"
-        ]
+        (one,) = (await document_aside("engines", "p", "--broker", address))["engines"]
         assert (one["draining"], one["open"]) == (True, 1)
-        waits = asyncio.create_task(
-            run("drain", "--engine", "p", "-y", "--wait", "--json", "--broker", address)
-        )
+        waits = asyncio.create_task(document_aside(*of_p, "-y", "--wait"))
         assert (await both.d.request("held", D_BLOCKS)).done
         await held
-        assert json.loads((await waits).stdout) == {"engine": "p", "draining": True, "open": 0}
-        over = await run("drain", "--engine", "p", "--off", "--broker", address)
-        assert "Engine p takes part in handoffs again" in over.stdout
+        assert await waits == {"engine": "p", "draining": True, "open": 0}
+        assert "Engine p takes part in handoffs again" in await printed_aside(*of_p, "--off")
         await both.hand_over("taken again")
 
 
 async def test_an_engine_that_is_there_is_not_forgotten(address: str) -> None:
     async with pair(address, 1, 1):
-        result = await run("forget", "p", "--broker", address)
-        assert getattr(result.exception, "reason", None) == "ENGINE_CONNECTED"
-    result = await run("forget", "p", "--broker", address)
-    assert getattr(result.exception, "reason", None) == "ENGINE_UNKNOWN"
+        result = await typed_aside("forget", "p", "--broker", address)
+        assert reason_of(result) == "ENGINE_CONNECTED"
+    assert reason_of(await typed_aside("forget", "p", "--broker", address)) == "ENGINE_UNKNOWN"
 
 
 async def test_stores_are_told_to_drop_the_states_of_a_revision(address: str) -> None:
     dropped: list[str] = []
     keeps: dict[str, Any] = {"on_keep": lambda _: None, "on_forget": dropped.append}
     async with engine(address, "store", agents=False, **keeps):
-        result = await run("forget", "--revision", "v1", "-y", "--json", "--broker", address)
-        assert json.loads(result.stdout) == {"revision": "v1", "stores": 1}
+        found = await document_aside("forget", "--revision", "v1", "-y", "--broker", address)
+        assert found == {"revision": "v1", "stores": 1}
         await until(lambda: dropped == ["v1"])
     for named in ((), ("p", "--revision", "v1")):
-        assert (await run("forget", *named, "--broker", address)).exit_code == 2
+        assert (await typed_aside("forget", *named, "--broker", address)).exit_code == 2
 
 
-async def test_a_tenant_is_that_of_an_engine() -> None:
-    result = await run("drain", "--tenant", "a", "--yes")
-    assert result.exit_code == 2
-
-
-async def test_off_has_nothing_to_wait_for() -> None:
-    result = await run("drain", "--off", "--wait")
-    assert result.exit_code == 2
+@pytest.mark.parametrize("options", [("--tenant", "a", "--yes"), ("--off", "--wait")], ids=str)
+def test_options_of_draining_that_contradict_each_other_are_refused(
+    options: tuple[str, ...],
+) -> None:
+    assert typed("drain", *options).exit_code == 2
 
 
 async def test_an_audit_of_a_sound_broker_says_so(address: str) -> None:
     async with pair(address, 1, 1) as both:
         await both.hand_over("audited")
-        found = await run("check", "--broker", address)
-        assert found.exit_code == 0
-        assert found.stdout.startswith("All is well: ")
-        value = json.loads((await run("check", "--json", "--broker", address)).stdout)
+        assert (await printed_aside("check", "--broker", address)).startswith("All is well: ")
+        value = await document_aside("check", "--broker", address)
         assert value["findings"] == []
         assert value["handoffs"] > 0
 
 
 async def test_a_release_of_what_is_not_known(address: str) -> None:
-    result = await run("release", "never heard of", "--yes", "--broker", address)
-    assert getattr(result.exception, "reason", None) == "HANDOFF_UNKNOWN"
+    result = await typed_aside("release", "never heard of", "--yes", "--broker", address)
+    assert reason_of(result) == "HANDOFF_UNKNOWN"

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, engine, model_layout, pair
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, model_layout, pair
 from cli.broker_process import broker_process, run_restow
-from cli.terminals import STYLES
-from restow.broker.cli.commands.running.serve import is_loopback
-from restow.broker.cli.main import app
+from cli.typed import document, document_aside, failed, printed, printed_aside
+from restow.broker.cli.commands.serve import is_loopback
+from restow.broker.client import EngineSession
+from restow.broker.layout import Layout
 from restow.broker.planner import CostModel
 from restow.broker.reasons import REASONS
 
@@ -29,13 +29,6 @@ class Shown:
     texts: dict[str, str]
     documents: dict[str, Any]
     handoff: dict[str, Any]
-
-
-def invoke(*arguments: str, columns: int = 80) -> str:
-    terminal = {"COLUMNS": str(columns), "FORCE_COLOR": "1"}
-    result = CliRunner(env=terminal).invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return STYLES.sub("", result.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +51,19 @@ def shown(address: str) -> Shown:
                 return await asyncio.to_thread(look)
 
     def look() -> Shown:
-        broker = ("--broker", address)
+        where = ("--broker", address)
         commands = ("status", "engines", "agents", "handoffs", "costs")
         texts = {
-            f"{name} {columns}": invoke(name, *broker, columns=columns)
+            f"{name} {columns}": printed(name, *where, columns=columns)
             for name in commands
             for columns in (80, 200)
         }
         for name in ("a-good-one", "nobody-publishes-it"):
-            texts[name] = invoke("handoff", name, *broker)
-        texts["waiting"] = invoke("handoffs", "--state", "waiting", *broker)
-        texts["one"] = invoke("handoffs", "--limit", "1", *broker)
-        documents = {name: json.loads(invoke(name, "--json", *broker)) for name in commands}
-        handoff = json.loads(invoke("handoff", "a-good-one", "--json", *broker))
-        return Shown(texts, documents, handoff)
+            texts[name] = printed("handoff", name, *where, columns=80)
+        texts["waiting"] = printed("handoffs", "--state", "waiting", *where, columns=80)
+        texts["one"] = printed("handoffs", "--limit", "1", *where, columns=80)
+        documents = {name: document(name, *where) for name in commands}
+        return Shown(texts, documents, document("handoff", "a-good-one", *where))
 
     return asyncio.run(hold())
 
@@ -85,25 +77,12 @@ def test_tables_fit_their_terminal(shown: Shown, columns: int) -> None:
 
 def test_status_counts(shown: Shown, address: str) -> None:
     status = shown.documents["status"]
-    assert list(status) == [
-        "broker",
-        "version",
-        "broker_epoch",
-        "uptime_s",
-        "engines",
-        "agents",
-        "plans",
-        "handoffs_live",
-        "handoffs_quarantined",
-        "handoffs_ended",
-        "bytes_read",
-        "handoffs_checked",
-        "digest_mismatches",
-        "draining",
-        "requires_content",
-        "membership",
-        "models",
-    ]
+    assert set(status) == {
+        *("broker", "version", "broker_epoch", "uptime_s", "engines", "agents", "plans"),
+        *("handoffs_live", "handoffs_quarantined", "handoffs_ended", "bytes_read"),
+        *("handoffs_checked", "digest_mismatches", "draining", "requires_content"),
+        *("membership", "models"),
+    }
     assert status["broker"] == address
     assert status["membership"] is None, "it is alone"
     assert (status["engines"], status["agents"]) == (3, 3)
@@ -115,22 +94,51 @@ def test_status_counts(shown: Shown, address: str) -> None:
     assert "1 DONE   0 FAILED   1 EXPIRED   0 CANCELLED" in shown.texts["status 80"]
 
 
-def test_an_engine_that_replaced_another_names_both_lives(address: str) -> None:
-    async def look() -> tuple[str, Any]:
-        async with (
-            engine(address, "twin", layout=model_layout(1), agents=False) as (older, _),
-            engine(address, "twin", layout=model_layout(1), agents=False) as (newer, _),
-        ):
-            lives = [one.ref.incarnation for one in (newer, older)]
-            text = await asyncio.to_thread(invoke, "engines", "--broker", address)
-            return text, (lives, json.loads(invoke("engines", "--json", "--broker", address)))
+async def test_an_engine_that_replaced_another_names_both_lives() -> None:
+    async with (
+        broker() as running,
+        engine(running.address, "twin", layout=model_layout(1), agents=False) as (older, _),
+        engine(running.address, "twin", layout=model_layout(1), agents=False) as (newer, _),
+    ):
+        (twin,) = (await document_aside("engines", "--broker", running.address))["engines"]
+        assert twin["incarnation"] == newer.ref.incarnation
+        assert twin["replaced"] == [older.ref.incarnation]
+        assert twin["age_s"] >= 0
+        text = await printed_aside("engines", "--broker", running.address)
+        assert f"twin: this life replaced {older.ref.incarnation} " in text
 
-    text, (lives, found) = asyncio.run(look())
-    (twin,) = [one for one in found["engines"] if one["engine_id"] == "twin"]
-    assert [twin["incarnation"], *twin["replaced"]] == lives
-    assert twin["age_s"] >= 0
-    said = f"twin: this life replaced {lives[1]} "
-    assert any(line.startswith(said) for line in text.splitlines())
+
+def of(revision: str, adapter: str = "") -> Layout:
+    layout = model_layout(2)
+    return replace(layout, model=replace(layout.model, revision=revision, adapter=adapter))
+
+
+async def test_mixed_weights_are_told_by_status_and_engines() -> None:
+    async with broker() as running:
+        where = ("--broker", running.address)
+
+        async def words_of(command: str) -> str:
+            return " ".join((await printed_aside(command, *where)).split())
+
+        async with (
+            EngineSession("d1", "life", of("v1"), running.address),
+            EngineSession("p1", "life", of("v1"), running.address),
+        ):
+            assert "weights" not in await words_of("status") + await words_of("engines")
+            async with (
+                EngineSession("p2", "life", of("v2"), running.address),
+                EngineSession("p3", "life", of("", "lora"), running.address),
+            ):
+                words = "p3 of no revision lora; d1, p1 of v1; p2 of v2: nothing is handed over"
+                assert f"weights {of('').model.name}: {words}" in await words_of("status")
+                told = f"Mixed weights: {of('').model.name}: {words}"
+                assert told in await words_of("engines")
+                models = (await document_aside("status", *where))["models"]
+                assert [(model["revision"], model["engines"]) for model in models] == [
+                    ("", ["p3"]),
+                    ("v1", ["d1", "p1"]),
+                    ("v2", ["p2"]),
+                ]
 
 
 def test_engines_without_agents_stand_out(shown: Shown) -> None:
@@ -157,13 +165,13 @@ def test_agents_show_their_memory(shown: Shown) -> None:
 
 
 def test_costs_show_what_was_measured(shown: Shown) -> None:
-    document = shown.documents["costs"]
-    assert document["measured"] is True
-    (one,) = document["hosts"]
+    costs = shown.documents["costs"]
+    assert costs["measured"] is True
+    (one,) = costs["hosts"]
     assert (one["source_host"], one["destination_host"]) == ("host-p", "host-d")
     assert one["costs"]["seconds_per_descriptor"] == 2e-6
-    assert one["costs"].keys() == document["otherwise"].keys() == asdict(CostModel()).keys()
-    assert document["otherwise"] == asdict(CostModel())
+    assert one["costs"].keys() == asdict(CostModel()).keys()
+    assert costs["otherwise"] == asdict(CostModel())
     assert "2.00 us" in shown.texts["costs 80"]
 
 
@@ -171,46 +179,24 @@ def test_costs_that_an_operator_gives_stand_for_all(tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps({"seconds_per_stage": 0.25}))
     with broker_process("--costs", str(costs)) as address:
-        document = json.loads(invoke("costs", "--json", "--broker", address))
-    assert document["measured"] is False
-    assert document["otherwise"] == asdict(CostModel(seconds_per_stage=0.25))
-    assert document["hosts"] == []
+        told = document("costs", "--broker", address)
+    assert (told["measured"], told["hosts"]) == (False, [])
+    assert told["otherwise"] == asdict(CostModel(seconds_per_stage=0.25))
 
 
 def test_handoffs_show_sides_state_and_reason(shown: Shown) -> None:
-    document = shown.documents["handoffs"]
-    assert document["left_out"] == 0
-    by_id = {one["handoff_id"]: one for one in document["handoffs"]}
+    listed = shown.documents["handoffs"]
+    assert listed["left_out"] == 0
+    by_id = {one["handoff_id"]: one for one in listed["handoffs"]}
     assert list(by_id) == ["waits-for-d", "nobody-publishes-it", "a-good-one"]
     good, lost, waits = by_id["a-good-one"], by_id["nobody-publishes-it"], by_id["waits-for-d"]
-    assert list(good) == [
-        "handoff_id",
-        "number",
-        "state",
-        "source_engine",
-        "destination_engine",
-        "position_tokens",
-        "bytes",
-        "reason",
-        "detail",
-        "age_s",
-        "waits_for",
-        "lease_s",
-        "patience_s",
-        "transfer_s",
-        "strategies",
-        "content",
-        "tenant",
-        "ended_ago_s",
-        "expected_bytes",
-        "reading_ranks",
-        "settled_ranks",
-        "readers",
-        "delivered",
-        "prefix_tokens",
-        "offers",
-        "offers_declined",
-    ]
+    assert set(good) == {
+        *("handoff_id", "number", "state", "source_engine", "destination_engine", "bytes"),
+        *("position_tokens", "reason", "detail", "age_s", "waits_for", "lease_s", "patience_s"),
+        *("transfer_s", "strategies", "content", "tenant", "ended_ago_s", "expected_bytes"),
+        *("reading_ranks", "settled_ranks", "readers", "delivered"),
+        *("prefix_tokens", "offers", "offers_declined"),
+    }
     assert (good["strategies"], waits["strategies"]) == (["slices"], [])
     assert 0 < good["transfer_s"] < 60
     assert (good["waits_for"], good["lease_s"], good["patience_s"]) == (None, None, None)
@@ -218,11 +204,8 @@ def test_handoffs_show_sides_state_and_reason(shown: Shown) -> None:
     assert 0 < waits["lease_s"] <= 30
     assert waits["patience_s"] is None
     assert (good["state"], good["source_engine"], good["destination_engine"]) == ("DONE", "p", "d")
-    assert (lost["state"], lost["source_engine"], lost["reason"]) == (
-        "EXPIRED",
-        None,
-        "NOT_PUBLISHED",
-    )
+    found = lost["state"], lost["source_engine"], lost["reason"]
+    assert found == ("EXPIRED", None, "NOT_PUBLISHED")
     assert (waits["state"], waits["destination_engine"], waits["reason"]) == ("WAITING", None, None)
     for columns, detail in ((80, False), (200, True)):
         text = shown.texts[f"handoffs {columns}"]
@@ -253,27 +236,25 @@ def test_a_handoff_tells_its_whole_story(shown: Shown) -> None:
 
 def test_a_tenant_sees_only_its_own(address: str, shown: Shown) -> None:
     other = ("--broker", address, "--tenant", "other")
-    assert invoke("engines", *other) == "No engine is registered.\n"
-    assert invoke("agents", *other) == "No agent is connected.\n"
-    assert invoke("handoffs", *other) == "No handoff.\n"
+    assert printed("engines", *other) == "No engine is registered.\n"
+    assert printed("agents", *other) == "No agent is connected.\n"
+    assert printed("handoffs", *other) == "No handoff.\n"
 
 
-def test_an_unknown_handoff_is_an_error_with_a_reason(
-    address: str, fail: Callable[..., Any]
-) -> None:
-    outcome = fail("handoff", "never-heard-of", "--broker", address)
+def test_an_unknown_handoff_is_an_error_with_a_reason(address: str) -> None:
+    outcome = failed("handoff", "never-heard-of", "--broker", address)
     assert outcome.code == 1
     assert outcome.out == ""
     assert outcome.err.startswith("error: HANDOFF_UNKNOWN: handoff never-heard-of")
-    outcome = fail("handoff", "never-heard-of", "--broker", address, "--json")
+    outcome = failed("handoff", "never-heard-of", "--broker", address, "--json")
     assert outcome.code == 1
     assert outcome.json["error"]["reason"] == "HANDOFF_UNKNOWN"
     assert outcome.json["error"]["subject"] == {"handoff": "never-heard-of"}
 
 
 @pytest.mark.parametrize("command", [("status",), ("handoffs",), ("handoff", "h")])
-def test_a_broker_that_is_not_there(command: tuple[str, ...], fail: Callable[..., Any]) -> None:
-    outcome = fail(*command, "--broker", "127.0.0.1:1")
+def test_a_broker_that_is_not_there(command: tuple[str, ...]) -> None:
+    outcome = failed(*command, "--broker", "127.0.0.1:1")
     assert outcome.code == 3
     assert "no broker answers at 127.0.0.1:1" in outcome.err
     assert "restow serve" in outcome.err
@@ -285,16 +266,14 @@ def test_a_broker_that_is_not_there(command: tuple[str, ...], fail: Callable[...
         ("handoffs", "--state", "LOST"),
         ("handoffs", "--limit", "0"),
         ("handoff",),
-        ("serve", "--listen", "0.0.0.0:0"),
-        ("serve", "--etcd", "127.0.0.1:1,etcd.example:2379"),
         ("serve", "--lease-s", "0"),
         ("serve", "--strategy", "magic"),
         ("agent",),
         ("no-such-command",),
     ],
 )
-def test_wrong_usage(arguments: tuple[str, ...], fail: Callable[..., Any]) -> None:
-    outcome = fail(*arguments)
+def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+    outcome = failed(*arguments)
     assert outcome.code == 2
     assert "Usage: " in outcome.err
 
@@ -302,33 +281,38 @@ def test_wrong_usage(arguments: tuple[str, ...], fail: Callable[..., Any]) -> No
 @pytest.mark.parametrize(
     "command", [("handoff", "\udcff"), ("release", "\udcff"), ("engines", "--tenant", "\udcff")]
 )
-def test_bytes_that_are_no_text_are_refused(
-    command: tuple[str, ...], address: str, fail: Callable[..., Any]
-) -> None:
-    outcome = fail(*command, "--broker", address, "--json")
+def test_bytes_that_are_no_text_are_refused(command: tuple[str, ...], address: str) -> None:
+    outcome = failed(*command, "--broker", address, "--json")
     assert outcome.code == 1
     assert outcome.json["error"]["reason"] == "ARGUMENT_INVALID"
     assert "no text in UTF-8" in outcome.json["error"]["message"]
 
 
-def test_plaintext_beyond_this_machine_must_be_wished(fail: Callable[..., Any]) -> None:
-    outcome = fail("serve", "--listen", "0.0.0.0:0")
-    assert "--insecure" in outcome.err
-    assert [is_loopback(one) for one in ("localhost:1", "127.9.9.9:1", "[::1]:1", "unix:x")] == [
-        True
-    ] * 4
-    assert [is_loopback(one) for one in ("host:1", "[::]:1", "10.0.0.1:1", ":1")] == [False] * 4
-
-
-def test_an_etcd_of_another_machine_is_asked_in_plaintext_only_on_request(
-    fail: Callable[..., Any],
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--listen", "0.0.0.0:0"), ("--insecure",)),
+        (("--listen", "0.0.0.0:0", "--tokens", "tokens.json"), ("plaintext",)),
+        (
+            ("--etcd", "127.0.0.1:1,etcd.example:2379"),
+            ("etcd.example:2379 is another", "--etcd-ca"),
+        ),
+    ],
+)
+def test_plaintext_beyond_this_machine_must_be_asked_for(
+    options: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    outcome = fail("serve", "--etcd", "127.0.0.1:1,etcd.example:2379")
-    assert "etcd.example:2379 is another" in outcome.err
-    assert "--etcd-ca" in outcome.err
+    outcome = failed("serve", *options)
+    assert outcome.code == 2
+    assert all(word in outcome.err for word in words)
 
 
-def test_an_address_in_use_is_said(address: str, fail: Callable[..., Any]) -> None:
+def test_only_this_machine_reaches_loopback() -> None:
+    assert all(map(is_loopback, ("localhost:1", "127.9.9.9:1", "[::1]:1", "unix:x")))
+    assert not any(map(is_loopback, ("host:1", "[::]:1", "10.0.0.1:1", ":1")))
+
+
+def test_an_address_in_use_is_said(address: str) -> None:
     outcome = run_restow("serve", "--listen", address)
     assert outcome.returncode == 1
     assert f"LISTEN_FAILED: can't listen on {address}" in outcome.stderr
@@ -344,14 +328,12 @@ def test_settings_and_the_broker_come_from_the_environment_too(address: str) -> 
 
 
 def test_version() -> None:
-    assert invoke("--version").startswith("restow ")
+    assert printed("--version").startswith("restow ")
 
 
-def test_an_agent_without_its_extra(
-    monkeypatch: pytest.MonkeyPatch, fail: Callable[..., Any]
-) -> None:
+def test_an_agent_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "restow.agents.daemon.cli", None)
-    outcome = fail("agent", "--socket", "agent.sock")
+    outcome = failed("agent", "--socket", "agent.sock")
     assert outcome.code == 1
     assert "EXTRA_MISSING" in outcome.err
     assert "pip install 'restow[agent]'" in outcome.err

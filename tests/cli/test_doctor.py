@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import platform
 import resource
 import subprocess
@@ -12,17 +11,21 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from broker.certificates import P_AND_D, Authority
-from broker.fakes import FakeAgent, broker, engine, pair, silent
-from broker.guarded import guarded, operator
-from restow.broker.cli.main import app
-from restow.broker.client import Credentials
-from restow.broker.doctor.broker_view import all_pairs, judge_engine, judge_pair
+from broker.fakes import PAGES, FakeAgent, broker, engine, model_layout, pair, silent
+from broker.guarded import ask, guarded, operator
+from cli.typed import document, document_aside, typed, typed_aside
+from restow.broker.client import AdminClient, Credentials
+from restow.broker.doctor.broker_view import (
+    all_pairs,
+    judge_engine,
+    judge_pair,
+    look_at_broker,
+    look_at_pairs,
+)
 from restow.broker.doctor.local import (
     DAY_S,
     Finding,
@@ -45,15 +48,10 @@ from restow.v1 import agent_link_pb2 as link
 ENDLESS = resource.RLIM_INFINITY
 
 
-async def run(*arguments: str) -> Result:
-    """Run the command beside engines that live on this event loop."""
-    return await asyncio.to_thread(CliRunner().invoke, app, ["doctor", *arguments])
-
-
-def verdicts(result: Result) -> dict[str, str]:
-    """Return the verdicts by subject."""
-    found = json.loads(result.stdout)["findings"]
-    return {one["subject"]: one["verdict"] for one in found}
+def engine_info(**more: object) -> pb.EngineInfo:
+    """Return an engine about which nothing is wrong, but for what is given."""
+    well = {"engine_id": "e", "ranks": 2, "agents": 2, "session": True, "revision": "v1"}
+    return pb.EngineInfo(**well | more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -77,19 +75,11 @@ def verdicts(result: Result) -> dict[str, str]:
         (judge_end("c", 99.0, 100.0), "bad"),
         (judge_end("c", 6 * DAY_S, 0.0), "warn"),
         (judge_end("c", 8 * DAY_S, 0.0), "ok"),
-        (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=1, session=True)), "bad"),
-        (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=2)), "warn"),
-        (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=2, session=True)), "warn"),
-        (
-            judge_engine(
-                pb.EngineInfo(engine_id="e", ranks=2, agents=2, session=True, revision="v1")
-            ),
-            "ok",
-        ),
-        (
-            judge_engine(pb.EngineInfo(engine_id="e", session=True, draining=True, revision="v1")),
-            "warn",
-        ),
+        (judge_engine(engine_info(agents=1)), "bad"),
+        (judge_engine(engine_info(session=False)), "warn"),
+        (judge_engine(engine_info(revision="")), "warn"),
+        (judge_engine(engine_info()), "ok"),
+        (judge_engine(engine_info(draining=True)), "warn"),
         (judge_pair("p", "d", pb.ProbePairResponse(transport="rc_mlx5/mlx5_0:1")), "ok"),
         (judge_pair("p", "d", pb.ProbePairResponse(transport="tcp/eth0")), "warn"),
         (judge_pair("p", "d", pb.ProbePairResponse(reason="READ_FAILED")), "bad"),
@@ -219,18 +209,25 @@ def test_a_secret_that_others_may_read_or_write(
 
 
 def test_here_asks_no_broker() -> None:
-    result = CliRunner().invoke(app, ["doctor", "--here", "--json", "--broker", "127.0.0.1:1"])
-    assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
-    assert found["sound"]
-    assert {"open files", "shared memory", "packages", "NIXL", "trust"} <= verdicts(result).keys()
-    assert "broker" not in verdicts(result)
+    told = document("doctor", "--here", "--broker", "127.0.0.1:1")
+    assert told["sound"]
+    subjects = {found["subject"] for found in told["findings"]}
+    assert {"open files", "shared memory", "packages", "NIXL", "trust"} <= subjects
+    assert "broker" not in subjects
 
 
+@pytest.fixture
+def without_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the agents' packages missing, as where a broker alone is installed."""
+    monkeypatch.setitem(sys.modules, "restow.agents", None)
+
+
+@pytest.mark.usefixtures("without_agents")
 def test_no_broker_is_bad() -> None:
-    result = CliRunner().invoke(app, ["doctor", "--broker", "127.0.0.1:1"])
+    result = typed("doctor", "--broker", "127.0.0.1:1")
     assert result.exit_code == 4
     assert "no broker answers at 127.0.0.1:1" in result.stdout
+    assert "NIXL: not installed here: a broker can run here, but no agent" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -238,23 +235,27 @@ def test_no_broker_is_bad() -> None:
     [("--here", "--pair", "all"), ("--pair", "p"), ("--pair", "p:"), ("--here", "-o", "name")],
     ids=str,
 )
-async def test_wrong_usage(options: tuple[str, ...]) -> None:
-    async with broker() as running:
-        assert (await run(*options, "--broker", running.address)).exit_code == 2
+def test_wrong_usage_is_told_before_anything_is_looked_at(options: tuple[str, ...]) -> None:
+    result = typed("doctor", *options, "--broker", "127.0.0.1:1")
+    assert (result.exit_code, result.stdout) == (2, "")
 
 
 async def test_a_house_that_is_whole() -> None:
     async with broker() as running, pair(running.address, 2, 1) as both:
         await both.hand_over("h")
-        result = await run("--json", "--pair", "all", "--broker", running.address)
-        assert result.exit_code == 0, result.output
-        found = verdicts(result)
+        told = await document_aside("doctor", "--pair", "all", "--broker", running.address)
+        found = {one["subject"]: one["verdict"] for one in told["findings"]}
         assert [found[one] for one in ("broker", "audit", "engine p", "engine d")] == ["ok"] * 4
         assert found["content"] == "warn", "the broker does not require it"
         # What the agents of this test say they read over.
         assert (found["pair p:d"], found["pair d:p"]) == ("warn", "warn")
-        shown = await run("--pair", "p:d", "--broker", running.address)
-        assert "pair p:d: reads over tcp/eth0 (zero-copy)" in shown.stdout
+        assert judge_pair("p", "d", await ask(running.address, Credentials(), p_and_d)).words == (
+            "reads over tcp/eth0 (zero-copy)"
+        )
+
+
+def p_and_d(client: AdminClient) -> pb.ProbePairResponse:
+    return client.probe_pair("p", "d")
 
 
 def refuses(order: link.AgentOrder) -> list[link.AgentMessage]:
@@ -262,30 +263,35 @@ def refuses(order: link.AgentOrder) -> list[link.AgentMessage]:
     return [link.AgentMessage(probed=probed)] if order.WhichOneof("body") == "probe" else []
 
 
+async def bad_words(address: str, *pairs: tuple[str, str]) -> set[str]:
+    """Return what is bad about a broker, its engines and some pairs."""
+
+    def look(client: AdminClient) -> list[Finding]:
+        return [*look_at_broker(client), *look_at_pairs(client, pairs)]
+
+    found = await ask(address, Credentials(), look)
+    return {f"{it.subject}: {it.words}" for it in found if it.verdict is Verdict.BAD}
+
+
 async def test_what_is_wrong_is_named() -> None:
     async with broker() as running, pair(running.address, 2, 1) as both:
         both.d_agents[0].answers = refuses
         async with engine(running.address, "half", 2, agents=False) as (session, _):
-            alone = await FakeAgent(session, *_rank(both.p_agents[1])).connect()
-            result = await run("--pair", "p:d", "--pair", "p:who", "--broker", running.address)
+            alone = await FakeAgent(session, model_layout(2), 1, PAGES).connect()
+            assert await bad_words(running.address, ("p", "d"), ("p", "who")) == {
+                "engine half: 1 of 2 agents are connected: its handoffs wait",
+                "pair p:d: rank 0 can't read from rank 0: READ_FAILED: no way there",
+                "pair p:who: engine who is not registered: `restow engines` lists all engines",
+            }
             await alone.drop()
-        assert result.exit_code == 4
-        words = " ".join(result.stdout.split())
-        assert "engine half: 1 of 2 agents are connected" in words
-        assert "rank 0 can't read from rank 0: READ_FAILED: no way there" in words
-        assert "pair p:who: engine who is not registered" in words
 
 
-def _rank(agent: FakeAgent) -> tuple[Any, int, int]:
-    from broker.fakes import PAGES, model_layout
-
-    return model_layout(2), agent.hello.rank, PAGES
-
-
+@pytest.mark.usefixtures("without_agents")
 async def test_an_agent_that_is_lost_meanwhile() -> None:
     async with broker() as running, pair(running.address, 1, 1) as both:
         both.d_agents[0].answers = silent
-        asked = asyncio.create_task(run("--pair", "p:d", "--broker", running.address))
+        arguments = ("doctor", "--pair", "p:d", "--broker", running.address)
+        asked = asyncio.create_task(typed_aside(*arguments))
         await both.d_agents[0].order("probe")
         await both.d_agents[0].drop()
         result = await asked
@@ -296,11 +302,7 @@ async def test_an_agent_that_is_lost_meanwhile() -> None:
 async def test_an_operator_of_one_tenant(authority: Authority) -> None:
     async with guarded(authority) as running:
         own = authority.client("spiffe://test/restow/tenant/a/operator")
-        options = [
-            *("--tls-ca", str(own.tls_ca), "--tls-cert", str(own.tls_cert)),
-            *("--tls-key", str(own.tls_key), "--broker", running.address),
-        ]
-        result = await run(*options)
-        assert "audit: left out: it needs an operator of all tenants" in result.stdout, (
-            result.output
-        )
+        found = await ask(running.address, own, lambda client: [*look_at_broker(client)])
+        (audit,) = [one for one in found if one.subject == "audit"]
+        assert audit.verdict is Verdict.OK
+        assert audit.words.startswith("left out: it needs an operator of all tenants")

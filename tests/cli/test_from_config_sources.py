@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from cli.conftest import CONFIG
+from cli.typed import typed
 from restow.agents.engines.common.checkpoint import checkpoint_revision
-from restow.broker.cli.main import app
+from restow.broker.layout import Layout
 from restow.broker.layout.json_form import layout_from_json
 
 MODELOPT = {
@@ -24,8 +24,11 @@ STATIC = ("--kv-scales", "static", "--kv-scales-fingerprint", "v1")
 
 
 def from_config(*arguments: object) -> Any:
-    given = ["layout", "from-config", *map(str, arguments)]
-    return CliRunner().invoke(app, given)
+    return typed("layout", "from-config", *arguments)
+
+
+def layout_of(result: Any) -> Layout:
+    return layout_from_json(json.loads(result.stdout))
 
 
 @pytest.fixture
@@ -41,8 +44,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def test_a_folder_is_read_with_what_stands_beside_the_config(checkpoint: Path) -> None:
     result = from_config(checkpoint, *STATIC)
-    layout = layout_from_json(json.loads(result.stdout))
-    model = layout.model
+    model = layout_of(result).model
     assert (model.name, model.quantisation) == ("nemotron_h", "modelopt_fp4")
     assert model.revision == checkpoint_revision(checkpoint)
     (scales,) = {field.scales for field in model.fields if field.name.endswith(".k")}
@@ -52,14 +54,14 @@ def test_a_folder_is_read_with_what_stands_beside_the_config(checkpoint: Path) -
     assert "hf_quant_config.json: KV is float8_e4m3fn" in told
     # Of a file the same is read, but for the weights.
     result = from_config(checkpoint / "config.json", *STATIC)
-    same = layout_from_json(json.loads(result.stdout)).model
+    same = layout_of(result).model
     assert (same.fields, same.quantisation, same.revision) == (model.fields, "modelopt_fp4", "")
 
 
 def test_its_revision_stands_for_its_scales(checkpoint: Path) -> None:
     for given, revision in (((), checkpoint_revision(checkpoint)), (("--revision", "r7"), "r7")):
         result = from_config(checkpoint, *given)
-        model = layout_from_json(json.loads(result.stdout)).model
+        model = layout_of(result).model
         (scales,) = {field.scales for field in model.fields if field.name.endswith(".k")}
         assert (scales, model.revision) == (f"static {revision}", revision)
         assert "the scales that the revision's checkpoint declares" in result.stderr
@@ -73,11 +75,11 @@ def test_its_scales_are_asked_for_where_no_revision_is_known(checkpoint: Path) -
 
 def test_an_operator_may_say_who_the_model_is(checkpoint: Path) -> None:
     words = ("--revision", "r7", "--adapter", "a", "--quantisation", "mine", "--name", "m")
-    model = layout_from_json(json.loads(from_config(checkpoint, *STATIC, *words).stdout)).model
+    model = layout_of(from_config(checkpoint, *STATIC, *words)).model
     said = (model.name, model.revision, model.adapter, model.quantisation)
     assert said == ("m", "r7", "a", "mine")
     result = from_config(checkpoint, *STATIC, "--revision", "", "--quantisation", "")
-    model = layout_from_json(json.loads(result.stdout)).model
+    model = layout_of(result).model
     assert (model.revision, model.quantisation) == ("", "")
 
 
@@ -134,7 +136,7 @@ def test_a_file_beside_it_that_says_nothing(checkpoint: Path, content: str, mess
 def test_a_type_to_compute_in(config: Path) -> None:
     config.write_text(json.dumps({**CONFIG, "dtype": "float32"}))
     for options, wanted in (((), "bfloat16"), (("--dtype", "float32"), "float32")):
-        layout = layout_from_json(json.loads(from_config(config, *options).stdout))
+        layout = layout_of(from_config(config, *options))
         found = {s.field.rpartition(".")[2]: s.dtype.label for s in layout.ranks[0].shards}
         assert found["k"] == found["x"] == wanted
 

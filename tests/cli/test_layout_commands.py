@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import CONFIG, Outcome
+from cli.conftest import CONFIG
+from cli.typed import document, failed, printed
 from restow.broker.families import (
     ConvLayout,
     EngineSettings,
     KvOrder,
+    ModelSpec,
     ScaleKind,
     Scales,
     build_layout,
@@ -23,153 +26,138 @@ from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType, digest
 from restow.broker.layout.json_form import layout_from_json
 
-Run = Callable[..., str]
-Fail = Callable[..., Outcome]
 LayoutFile = Callable[..., Path]
 
 
-def test_from_config_writes_the_layout_of_its_settings(config: Path, run: Run) -> None:
-    out = run(
-        *("layout", "from-config", config, "--tp", 4, "--conv-layout", "DS", "--page-tokens", 8),
-        *("--pages-per-block", 2, "--kv-order", "NHD", "--kv-dtype", "float8_e4m3fn"),
-        *("--conv-dtype", "float16", "--ssm-dtype", "float16", "--speculative-tokens", 3),
-        *("--page-align-bytes", 512, "--name", "mine"),
-    )
-    types = (DType.FLOAT8_E4M3FN, DType.FLOAT16, DType.FLOAT16)
-    model = replace(model_from_hf_config(CONFIG, *types), name="mine")
-    settings = EngineSettings(4, 8, 2, ConvLayout.DS, KvOrder.NHD, 3, 512)
+STATIC = Scales(ScaleKind.STATIC, "rev 7")
+TYPES = (DType.FLOAT8_E4M3FN, DType.FLOAT16, DType.FLOAT16)
+MADE: dict[str, tuple[str, ModelSpec, EngineSettings]] = {
+    "defaults": ("", model_from_hf_config(CONFIG), EngineSettings()),
+    "many": (
+        "--tp 4 --conv-layout DS --page-tokens 8 --pages-per-block 2 --kv-order NHD "
+        "--kv-dtype float8_e4m3fn --conv-dtype float16 --ssm-dtype float16 "
+        "--speculative-tokens 3 --page-align-bytes 512 --name mine",
+        replace(model_from_hf_config(CONFIG, *TYPES), name="mine"),
+        EngineSettings(4, 8, 2, ConvLayout.DS, KvOrder.NHD, 3, 512),
+    ),
+    "stages": (
+        "--pp 2 --layers-per-stage 2,6 --kv-apart",
+        model_from_hf_config(CONFIG),
+        EngineSettings(pp=2, layers_per_stage=(2, 6), kv_packed=False),
+    ),
+    "whole blocks": (
+        "--whole-blocks",
+        model_from_hf_config(CONFIG),
+        EngineSettings(whole_blocks=True),
+    ),
+    "cross-layer blocks": (
+        "--cross-layer-blocks --page-align-bytes 256",
+        model_from_hf_config(CONFIG),
+        EngineSettings(page_align_bytes=256, cross_layer_blocks=True),
+    ),
+    "own scales": (
+        "--kv-dtype float8_e4m3fn --kv-scales per-token-head",
+        model_from_hf_config(
+            CONFIG, DType.FLOAT8_E4M3FN, kv_scales=Scales(ScaleKind.PER_TOKEN_HEAD)
+        ),
+        EngineSettings(),
+    ),
+    "static scales": (
+        "--kv-dtype float8_e4m3fn --kv-scales static --kv-scales-fingerprint 'rev 7'",
+        model_from_hf_config(CONFIG, DType.FLOAT8_E4M3FN, kv_scales=STATIC),
+        EngineSettings(),
+    ),
+    "shared tokens": (
+        "--tp 8 --decode-context-parallel 4 --kv-interleave 8",
+        model_from_hf_config(CONFIG),
+        EngineSettings(tp=8, dcp=4, interleave_tokens=8),
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "model", "settings"), MADE.values(), ids=MADE)
+def test_from_config_writes_the_layout_of_its_options(
+    options: str, model: ModelSpec, settings: EngineSettings, config: Path
+) -> None:
+    out = printed("layout", "from-config", config, *shlex.split(options))
     assert layout_from_json(json.loads(out)) == build_layout(model, settings)
 
 
-def test_from_config_cuts_stages_and_keeps_keys_apart(config: Path, run: Run) -> None:
-    out = run("layout", "from-config", config, "--pp", 2, "--layers-per-stage", "2,6", "--kv-apart")
-    settings = EngineSettings(pp=2, layers_per_stage=(2, 6), kv_packed=False)
-    layout = layout_from_json(json.loads(out))
-    assert layout == build_layout(model_from_hf_config(CONFIG), settings)
-    assert [len(rank.regions) for rank in layout.ranks] == [1, 7]
-
-
-def test_from_config_keeps_whole_blocks(config: Path, run: Run) -> None:
-    layout = layout_from_json(json.loads(run("layout", "from-config", config, "--whole-blocks")))
-    settings = EngineSettings(whole_blocks=True)
-    assert layout == build_layout(model_from_hf_config(CONFIG), settings)
-    regions = layout.ranks[0].regions
-    assert [one.whole_blocks for one in regions] == [one.page_tokens is not None for one in regions]
-
-
-def test_from_config_puts_all_layers_into_one_block(config: Path, run: Run) -> None:
-    out = run("layout", "from-config", config, "--cross-layer-blocks", "--page-align-bytes", 256)
-    settings = EngineSettings(page_align_bytes=256, cross_layer_blocks=True)
-    layout = layout_from_json(json.loads(out))
-    assert layout == build_layout(model_from_hf_config(CONFIG), settings)
-    apart = build_layout(model_from_hf_config(CONFIG), EngineSettings(page_align_bytes=256))
-    together = {region.group: region for region in layout.ranks[0].regions}
-    for group, region in together.items():
-        strides = [r.page_stride_bytes for r in apart.ranks[0].regions if r.group == group]
+def test_all_layers_in_one_block_take_as_much_as_apart() -> None:
+    settings = EngineSettings(page_align_bytes=256)
+    together, apart = (
+        build_layout(model_from_hf_config(CONFIG), one).ranks[0].regions
+        for one in (replace(settings, cross_layer_blocks=True), settings)
+    )
+    for region in together:
+        strides = [one.page_stride_bytes for one in apart if one.group == region.group]
         assert region.page_stride_bytes == sum(strides)
 
 
-def test_from_config_takes_scales(config: Path, run: Run) -> None:
-    own, static = Scales(ScaleKind.PER_TOKEN_HEAD), Scales(ScaleKind.STATIC, "rev 7")
-    for scales, options in (
-        (own, ["--kv-scales", "per-token-head"]),
-        (static, ["--kv-scales", "static", "--kv-scales-fingerprint", "rev 7"]),
-    ):
-        out = run("layout", "from-config", config, "--kv-dtype", "float8_e4m3fn", *options)
-        model = model_from_hf_config(CONFIG, DType.FLOAT8_E4M3FN, kv_scales=scales)
-        assert layout_from_json(json.loads(out)) == build_layout(model, EngineSettings())
-
-
-def test_from_config_of_a_model_with_an_indexer(tmp_path: Path, run: Run, fail: Fail) -> None:
+def test_from_config_of_a_model_with_an_indexer(tmp_path: Path) -> None:
     config = {"model_type": "deepseek_v32", "num_hidden_layers": 1}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
     asked = ("--kv-dtype", "float8_e4m3fn", "--kv-scales", "per-block")
     # Pages have as many tokens as its kernels take, unless another number is asked for.
-    layout = layout_from_json(json.loads(run("layout", "from-config", file, *asked)))
+    layout = layout_from_json(json.loads(printed("layout", "from-config", file, *asked)))
     (rank,) = layout.ranks
     assert [region.page_stride_bytes for region in rank.regions] == [64 * 656, 64 * 132]
     assert {region.page_tokens for region in rank.regions} == {64}
-    outcome = fail("layout", "from-config", file, "--page-tokens", 16, "--json")
+    outcome = failed("layout", "from-config", file, "--page-tokens", 16, "--json")
     assert "page_tokens 64" in outcome.json["error"]["message"]
 
 
-def test_check_diff_and_plan_say_which_model(layout_file: LayoutFile, run: Run, fail: Fail) -> None:
+def test_check_diff_and_plan_say_which_model(layout_file: LayoutFile) -> None:
     words = ("--revision", "v1", "--adapter", "a", "--quantisation", "fp8", "--name", "m")
     one, none = layout_file("one", *words), layout_file("none")
     other = layout_file("other", *words, "--adapter", "b")
     said = "model 'm' (revision 'v1', adapter 'a', quantisation 'fp8')"
     identity = {"name": "m", "revision": "v1", "adapter": "a", "quantisation": "fp8"}
-    assert said in run("layout", "check", one)
-    checked = json.loads(run("layout", "check", one, "--json"))
+    assert said in printed("layout", "check", one)
+    checked = document("layout", "check", one)
     assert {"model": "m", **dict(list(identity.items())[1:])}.items() <= checked.items()
-    outcome = fail("layout", "diff", one, other, "--json")
+    outcome = failed("layout", "diff", one, other, "--json")
     assert outcome.json["differences"] == [
         {"subject": "model", "aspect": "adapter", "left": "a", "right": "b"}
     ]
-    outcome = fail("layout", "diff", one, none, "--json")
+    outcome = failed("layout", "diff", one, none, "--json")
     assert {one["aspect"] for one in outcome.json["differences"]} == set(identity)
-    assert said in run("plan", one, one, "--explain")
-    assert json.loads(run("plan", one, one, "--json"))["model"] == identity
-    for pair in ((one, other), (one, none), (none, other)):
-        outcome = fail("plan", *pair, "--json")
-        assert outcome.json["error"]["reason"] == "MODEL_MISMATCH"
+    assert said in printed("plan", one, one, "--explain")
+    assert document("plan", one, one)["model"] == identity
 
 
-def test_check_and_diff_say_the_scales(layout_file: LayoutFile, run: Run, fail: Fail) -> None:
-    static = ("--kv-dtype", "float8_e4m3fn", "--kv-scales", "static", "--kv-scales-fingerprint")
-    left, right = layout_file("left", *static, "v1"), layout_file("right", *static, "v2")
-    assert "scales of k, v: static v1" in run("layout", "check", left)
-    assert json.loads(run("layout", "check", left, "--json"))["scales"] == {"static v1": ["k", "v"]}
-    outcome = fail("layout", "diff", left, right, "--json")
-    assert {(one["aspect"], one["left"], one["right"]) for one in outcome.json["differences"]} == {
-        ("scales", "static v1", "static v2")
-    }
-    outcome = fail("plan", left, right, "--json")
-    assert outcome.json["error"]["reason"] == "SCALES_MISMATCH"
+def test_check_says_the_scales(layout_file: LayoutFile) -> None:
+    static = ("--kv-dtype", "float8_e4m3fn", "--kv-scales", "static")
+    file = layout_file("static", *static, "--kv-scales-fingerprint", "v1")
+    assert "scales of k, v: static v1" in printed("layout", "check", file)
+    assert document("layout", "check", file)["scales"] == {"static v1": ["k", "v"]}
 
 
-def test_tokens_that_ranks_share_out(
-    config: Path, layout_file: LayoutFile, run: Run, fail: Fail
-) -> None:
+def test_tokens_that_ranks_share_out(config: Path, layout_file: LayoutFile) -> None:
     asked = ("--tp", 8, "--decode-context-parallel", 4, "--kv-interleave", 8)
     shared, whole = layout_file("shared", *asked), layout_file("whole", "--tp", 8)
-    settings = EngineSettings(tp=8, dcp=4, interleave_tokens=8)
-    made = layout_from_json(json.loads(shared.read_text()))
-    assert made.ranks == build_layout(model_from_hf_config(CONFIG), settings).ranks
-    assert "tokens of attention: in 4 parts, 8 in turn" in run("layout", "check", shared)
-    data = json.loads(run("layout", "check", shared, "--json"))
+    assert "tokens of attention: in 4 parts, 8 in turn" in printed("layout", "check", shared)
+    data = document("layout", "check", shared)
     assert data["shared_tokens"] == {"attention": {"context_parts": 4, "interleave_tokens": 8}}
-    outcome = fail("layout", "diff", shared, whole, "--json")
+    outcome = failed("layout", "diff", shared, whole, "--json")
     assert {(one["aspect"], one["left"], one["right"]) for one in outcome.json["differences"]} == {
         ("cut", "2 parts", "2 parts, 4 copies"),
         ("tokens", "in 4 parts, 8 in turn", "on each rank"),
     }
-    assert "8 ranks to 8" in run("plan", shared, whole, "--explain")
-    outcome = fail("layout", "from-config", config, "--tp", 8, "--decode-context-parallel", 3)
+    assert "8 ranks to 8" in printed("plan", shared, whole, "--explain")
+    outcome = failed("layout", "from-config", config, "--tp", 8, "--decode-context-parallel", 3)
     assert "it must divide tp" in outcome.err
 
 
-def test_stages_in_words_are_wrong_usage(config: Path, fail: Fail) -> None:
-    outcome = fail("layout", "from-config", config, "--pp", 2, "--layers-per-stage", "2,many")
-    assert outcome.code == 2
-    assert "12,14" in outcome.err
-
-
-def test_from_config_has_the_engines_defaults(config: Path, run: Run) -> None:
-    layout = layout_from_json(json.loads(run("layout", "from-config", config)))
-    assert layout == build_layout(model_from_hf_config(CONFIG), EngineSettings())
-    assert layout.model.name == "nemotron_h"
-
-
-def test_check_of_a_good_layout(layout_file: LayoutFile, run: Run) -> None:
+def test_check_of_a_good_layout(layout_file: LayoutFile) -> None:
     file = layout_file("good", "--tp", 2, "--page-align-bytes", 4096)
-    out = run("layout", "check", file)
+    out = printed("layout", "check", file)
     assert out.startswith(
         "ok: model 'nemotron_h' (no revision, no adapter, no quantisation), 20 fields, 2 ranks"
     )
     assert "padding" in out
-    data = json.loads(run("layout", "check", file, "--json"))
+    data = document("layout", "check", file)
     assert data["ok"] is True
     assert data["digest"] == digest(layout_from_json(json.loads(file.read_text())))
     first = data["ranks"][0]
@@ -192,15 +180,15 @@ def change(file: Path, edit: Callable[[Any], object]) -> None:
     file.write_text(json.dumps(data))
 
 
-def test_check_names_a_hole(layout_file: LayoutFile, fail: Fail) -> None:
+def test_check_names_a_hole(layout_file: LayoutFile) -> None:
     file = layout_file("hole", "--tp", 2)
     change(file, lambda data: data["ranks"][1]["shards"].pop(3))
-    outcome = fail("layout", "check", file)
+    outcome = failed("layout", "check", file)
     assert outcome.code == 1
     assert outcome.out == ""
     assert outcome.err.count("\n") == 1
     assert "LAYOUT_HOLE: field layers.0.ssm, axis head: no rank holds [8, 16)" in outcome.err
-    outcome = fail("layout", "check", file, "--json")
+    outcome = failed("layout", "check", file, "--json")
     assert (outcome.code, outcome.err) == (1, "")
     error = outcome.json["error"]
     assert error["status"] == "INVALID_ARGUMENT"
@@ -226,12 +214,10 @@ def test_check_names_a_hole(layout_file: LayoutFile, fail: Fail) -> None:
         (b"9" * 5000, "is no JSON"),
     ],
 )
-def test_check_of_what_is_no_layout(
-    content: bytes, message: str, tmp_path: Path, fail: Fail
-) -> None:
+def test_check_of_what_is_no_layout(content: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.json"
     file.write_bytes(content)
-    outcome = fail("layout", "check", file, "--json")
+    outcome = failed("layout", "check", file, "--json")
     assert outcome.code == 1
     assert message in outcome.json["error"]["message"]
     assert outcome.json["error"]["reason"] == "LAYOUT_MALFORMED"
@@ -248,10 +234,10 @@ def test_check_of_what_is_no_layout(
     ],
 )
 def test_from_config_refuses(
-    changes: dict[str, Any], settings: list[object], reason: str, config: Path, fail: Fail
+    changes: dict[str, Any], settings: list[object], reason: str, config: Path
 ) -> None:
     config.write_text(json.dumps({**CONFIG, **changes}))
-    outcome = fail("layout", "from-config", config, *settings, "--json")
+    outcome = failed("layout", "from-config", config, *settings, "--json")
     assert outcome.code == 1
     assert outcome.json["error"]["reason"] == reason
 
@@ -269,18 +255,20 @@ def test_from_config_refuses(
         ["layout", "from-config", "CONFIG", "--ssm-dtype", "uint8"],
         ["layout", "from-config", "CONFIG", "--kv-scales", "static"],
         ["layout", "from-config", "CONFIG", "--kv-scales-fingerprint", "v1"],
+        ["layout", "from-config", "CONFIG", "--kv-dtype", "int8", "--kv-scales", "per-16"],
+        ["layout", "from-config", "CONFIG", "--pp", "2", "--layers-per-stage", "2,many"],
         ["nonsense"],
     ],
 )
-def test_wrong_usage_is_2(arguments: list[str], config: Path, fail: Fail) -> None:
+def test_wrong_usage_is_2(arguments: list[str], config: Path) -> None:
     given = [str(config) if argument == "CONFIG" else argument for argument in arguments]
-    assert fail(*given).code == 2
+    assert failed(*given).code == 2
 
 
-def test_diff_says_in_what_two_layouts_differ(layout_file: LayoutFile, fail: Fail) -> None:
+def test_diff_says_in_what_two_layouts_differ(layout_file: LayoutFile) -> None:
     left = layout_file("left", "--tp", 2)
     right = layout_file("right", "--tp", 4, "--conv-layout", "DS", "--ssm-dtype", "float16")
-    outcome = fail("layout", "diff", left, right, "--json")
+    outcome = failed("layout", "diff", left, right, "--json")
     assert outcome.code == 4
     assert outcome.json["equal"] is False
     found = {
@@ -292,34 +280,21 @@ def test_diff_says_in_what_two_layouts_differ(layout_file: LayoutFile, fail: Fai
     assert found["conv.x", "order"] == ("tap channel", "channel tap")
     assert found["conv.B", "cut"] == ("2 parts", "2 parts, 2 copies")
     assert ("k", "page") not in found
-    text = fail("layout", "diff", left, right)
+    text = failed("layout", "diff", left, right)
     assert text.code == 4
     assert "float32" in text.out
 
 
-def test_diff_of_a_layout_with_itself(layout_file: LayoutFile, run: Run) -> None:
+def test_diff_of_a_layout_with_itself(layout_file: LayoutFile) -> None:
     file = layout_file("one", "--tp", 2)
-    assert run("layout", "diff", file, file) == "equal\n"
-    assert json.loads(run("layout", "diff", file, file, "--json")) == {
-        "equal": True,
-        "differences": [],
-    }
+    assert printed("layout", "diff", file, file) == "equal\n"
+    told = document("layout", "diff", file, file)
+    assert told == {"equal": True, "differences": []}
 
 
-def test_diff_of_a_broken_layout_is_no_answer(layout_file: LayoutFile, fail: Fail) -> None:
-    good, bad = layout_file("good"), layout_file("bad")
-    change(bad, lambda data: data["ranks"][0]["shards"].pop())
-    outcome = fail("layout", "diff", good, bad, "--json")
-    assert outcome.code == 1
-    assert outcome.json["error"]["reason"] == "LAYOUT_HOLE"
-
-
-def test_float4_has_scales_for_16_elements_and_static_ones(
-    config: Path, run: Run, fail: Fail
-) -> None:
-    packed = ("--kv-dtype", "float4_e2m1fn_x2", "--kv-scales", "per-16")
-    named = (*packed, "--kv-scales-fingerprint", "v1")
-    layout = layout_from_json(json.loads(run("layout", "from-config", config, *named)))
+def test_float4_has_scales_for_16_elements_and_static_ones(config: Path) -> None:
+    named = ("--kv-scales", "per-16", "--kv-scales-fingerprint", "v1")
+    out = printed("layout", "from-config", config, "--kv-dtype", "float4_e2m1fn_x2", *named)
+    layout = layout_from_json(json.loads(out))
     scales = {field.scales for field in layout.model.fields if field.name.endswith(".k")}
     assert scales == {"per token, head and 16 elements, static v1"}
-    assert fail("layout", "from-config", config, *packed).code == 2

@@ -6,7 +6,7 @@ import re
 import shlex
 import uuid
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import typer
 
 from broker.fakes import model_layout
 from cli.broker_process import broker_process
-from cli.page_blocks import PAGES, ROOT, Shell, blocks
+from cli.page_blocks import PAGES, ROOT, Block, Shell, blocks
+from forked.commands import restow_program
 from restow.broker.cli.main import app
 from restow.broker.client import BlockingSession
 
@@ -24,178 +25,102 @@ SHOWN = ("text", "json")
 """What programs print, and files: nothing to run."""
 KNOWN = "request-4711"
 """A handoff that every page's broker has heard of: nobody published it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Run here, after those above it on its page, with one broker for all of them."""
-
-    beside: str = ""  # a command that is said meanwhile, until it succeeds
-    fails: tuple[str, ...] = ()  # its commands that do not end with 0
-
-
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """Another test runs the block as it stands, or reads it from the page."""
-
-    test: str
-
-
-@dataclass(frozen=True, slots=True)
-class NotRun:
-    """No test runs it as it stands."""
-
-    why: str
-
+BESIDE = {"from pathlib import Path": "restow release request-7 --yes"}
+"""Commands that are typed while a block runs, until they succeed."""
+FAILS = {"config=docs/pictures/nemotron3-nano.json": ["restow layout diff p.json d.json"]}
+"""Commands of a block that do not end with 0, as `diff` does not if there are differences."""
 
 GOES_ON = "goes on until it is ended"
 SUITE = "takes minutes to hours: it is a suite of its own, of ./run nightly"
-BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
+CLUSTER = "needs Kubernetes; tests/deployment render such values"
+SECURITY = "tests/cli/test_security_page.py"
+LEFT_OUT: dict[str, dict[str, str]] = {
     "README.md": {
-        "./run demo": NotRun("sets up an environment; ./run test runs the same demo (tests/demo)"),
-        "pip install .": NotRun(
-            "fetches the newest of an index: what is tested is locked (docker/locked)"
-        ),
-        "restow serve ": NotRun(GOES_ON + ", each of the three; the router needs engines"),
-        "restow status": Run(),
-        "python docs/examples/by_content.py hold": Run(),
-        "from pathlib import Path": Run(beside="restow release request-7"),
-        # As diff does, of what differs.
-        "config=docs/pictures/nemotron3-nano.json": Run(
-            fails=("restow layout diff p.json d.json",)
-        ),
-        "./run demo --p-tp 4": NotRun(SUITE),
+        "./run demo": "sets up an environment; ./run test runs the same demo (tests/demo)",
+        "pip install .": "fetches the newest of an index: what is tested is locked (docker/locked)",
+        "restow serve ": GOES_ON + ", each of the three; the router needs engines",
     },
     "docs/benchmarks.md": {
-        "./run bench --suite models": NotRun("measures for an hour"),
-        "RESTOW_LMCACHE_PYTHON=": NotRun(
-            "measures for minutes, with LMCache where it is installed"
-        ),
-    },
-    "docs/client.md": {
-        "from restow.broker.client import BlockingSession": Run(),
-        "from restow.broker.client import EngineSession": Run(),
-        "from restow.agents import AsyncAgent, RegionMemory": Run(),
-        "# P gives up after its first chunk.": Run(),
-        "# P gives up what it has published for two.": Run(),
-        "from restow.broker.client import content_of": Run(),
-        "from restow.broker.client import AdminClient": Run(),
-        "from restow.broker.client import AdminClient, BlockingSession": Run(),
-        "from restow.broker.client import AdminClient, BlockingSession, chain_of": Run(),
-        "from restow.agents import Agent, RegionMemory": Run(),
-        "from restow.broker.client import AdminClient, BrokerCallError": Run(),
-    },
-    "docs/layouts.md": {
-        "restow layout from-config": Run(),
+        "./run bench --suite models": "measures for an hour",
+        "RESTOW_LMCACHE_PYTHON=": "measures for minutes, with LMCache where it is installed",
     },
     "docs/operators.md": {
-        "restow serve --listen 0.0.0.0:7350": (
-            NotRun(GOES_ON + "; tests/cli/test_security_page.py starts one with such files")
-        ),
-        "restow handoffs --state failed -o name | xargs -rn 1 restow handoff": Run(),
-        "restow events --follow": NotRun(
-            GOES_ON + ", and the other takes ten minutes; jq may not be here"
-        ),
-        "restow serve --listen 0.0.0.0:7350 --advertise": NotRun(
+        "restow serve --listen 0.0.0.0:7350 --tls": GOES_ON + f"; {SECURITY} starts one",
+        "restow events --follow": GOES_ON + ", and the other takes ten minutes",
+        "restow serve --listen 0.0.0.0:7350 --advertise": (
             GOES_ON + "; tests/operators_day has three of them, and tests/etcd such files"
         ),
-        "pip install '.[trace]'": NotRun("needs a collector of traces"),
-        "helm install": NotRun("needs Kubernetes"),
-        "helm upgrade --install": NotRun("needs Kubernetes; tests/deployment render such values"),
-        "helm upgrade restow": NotRun("needs Kubernetes; tests/deployment render such values"),
-        "kubectl -n serving get leases": NotRun("needs Kubernetes"),
+        "pip install '.[trace]'": "needs a collector of traces",
+        "helm install": CLUSTER,
+        "helm upgrade --install": CLUSTER,
+        "helm upgrade restow": CLUSTER,
+        "kubectl -n serving get leases": CLUSTER,
     },
     "docs/reliability.md": {
-        "./run simulate": NotRun(SUITE),
-        "./run chaos": NotRun(SUITE),
-        "restow serve --digests": (
-            NotRun(GOES_ON + "; tests/cli/test_digest_options.py starts such brokers")
-        ),
-        "./run fuzz": NotRun(SUITE),
+        "./run simulate": SUITE,
+        "./run chaos": SUITE,
+        "restow serve --digests": GOES_ON + "; tests/cli/test_settings_file.py starts such brokers",
+        "./run fuzz": SUITE,
     },
     "docs/peers.md": {
-        "python -m venv lmcache": NotRun("installs LMCache beside vLLM, and starts its server")
+        "python -m venv lmcache": "installs LMCache beside vLLM, and starts its server"
     },
     "docs/router.md": {
-        first: NotRun(GOES_ON + ", and needs engines; tests/router/test_command.py starts one")
-        for first in ("restow router --prefill", "restow router --find-ms 50")
+        "restow router": GOES_ON + ", and needs engines; tests/router/test_command.py starts one"
     },
-    "docs/runbook.md": {"restow handoffs": Run()},
-    "docs/security.md": {
-        first: Elsewhere("tests/cli/test_security_page.py")
-        for first in (
-            "openssl req -x509",
-            "restow serve --listen 0.0.0.0:7350 --tls-cert broker.pem --tls-key broker.key --c",
-            "restow status --tls-ca ca.pem --tls-cert",
-            "engine=$(restow token",
-            "restow serve --listen 0.0.0.0:7350 --tls-cert broker.pem --tls-key broker.key --t",
-            "restow status --tls-ca ca.pem --token-file",
-        )
-    },
+    "docs/security.md": {"": SECURITY},
     "docs/store.md": {
-        "restow store --engine prefill-0": (
-            NotRun(GOES_ON + "; tests/cli/test_store_command.py starts one")
-        ),
-        "from restow.agents.store.store import Store, StoreOptions": (
-            NotRun("needs an engine's tokens; tests/store/test_store_engines.py does the same")
+        "restow store --engine prefill-0": GOES_ON + "; tests/cli/test_store_command.py starts one",
+        "from restow.agents.store.store import Store": (
+            "needs an engine's tokens; tests/store/test_store_engines.py does the same"
         ),
     },
-    "docs/vllm.md": {
-        first: Elsewhere("tests/vllm_engines/test_page.py")
-        for first in (
-            'eval "$(./run vllm --setup)"',
-            "curl -s http://localhost:8000/v1/completions",
-        )
-    },
+    "docs/vllm.md": {"": "tests/vllm_engines/test_page.py"},
     "docker/README.md": {
-        first: NotRun("needs a Docker engine and a registry; ./run containers does the same")
-        for first in (
-            "docker build -f docker/Dockerfile --target broker -t restow-broker .",
-            "docker compose -f docker/compose.yaml up --build --detach --wait",
-            "docker compose -f docker/daemons.yaml build",
-        )
+        "": "needs a Docker engine and a registry; ./run containers does the same"
     },
 }
+"""Why blocks are not run, by how they begin; a test that stands alone reads or types the block."""
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_block_is_in_the_table(page: str) -> None:
-    """Check that the table has all blocks of the page in its order, and no others.
-
-    Each is named by how its first line begins.
-    """
+def code_of(page: str) -> list[Block]:
     found = blocks(page)
     assert {one.language for one in found} <= {*CODE, *SHOWN}, "a block without its language"
-    code = [one.first_line for one in found if one.language in CODE]
-    table = list(BLOCKS.get(page, {}))
-    named = [line for line, name in zip(code, table, strict=False) if line.startswith(name)]
-    assert (named, len(table)) == (code, len(code)), f"{page}: {[*code[len(named) :], None][0]}"
+    return [one for one in found if one.language in CODE]
 
 
-def test_tests_that_the_table_names_read_the_page() -> None:
-    for page, table in BLOCKS.items():
-        for one in table.values():
-            if isinstance(one, Elsewhere):
-                assert f'"{Path(page).name}"' in (ROOT / one.test).read_text()
+def of_block(table: Mapping[str, Any], block: Block) -> Any:
+    """Return what a table has for a block, by how it begins; None if it has nothing."""
+    return next((it for name, it in table.items() if block.first_line.startswith(name)), None)
 
 
-@pytest.mark.parametrize(
-    "page", [page for page, table in BLOCKS.items() if Run in map(type, table.values())]
-)
+def to_run(page: str) -> list[Block]:
+    return [block for block in code_of(page) if not of_block(LEFT_OUT.get(page, {}), block)]
+
+
+@pytest.mark.parametrize("page", LEFT_OUT)
+def test_what_is_left_out_is_there(page: str) -> None:
+    lines = [block.first_line for block in code_of(page)]
+    for name, why in LEFT_OUT[page].items():
+        assert [line for line in lines if line.startswith(name)], name
+        if why.endswith(".py"):
+            assert f'"{Path(page).name}"' in (ROOT / why).read_text()
+
+
+@pytest.mark.parametrize("page", [*filter(to_run, PAGES)])
 def test_what_a_page_says_is_what_happens(page: str, tmp_path: Path) -> None:
     """Run a page's blocks one after another, with one broker."""
-    code = [one for one in blocks(page) if one.language in CODE]
-    with broker_process() as broker:
+    with broker_process() as broker, restow_program(tmp_path / "restow"):
         with BlockingSession("d", uuid.uuid4().hex, model_layout(), broker) as session:
             asked = session.request(KNOWN, {"attention": [1], "state": [1]}, timeout_ms=1)
             assert asked.result(30).reason == "NOT_PUBLISHED"
         shell = Shell(tmp_path, broker)
-        for block, how in zip(code, BLOCKS[page].values(), strict=True):
-            if isinstance(how, Run):
-                out, failed = shell.run(block, how.beside)
-                assert failed == list(how.fails), f"{page}: {block.first_line}"
-                if block.printed:
-                    assert out.splitlines() == block.printed, block.first_line
+        for block in to_run(page):
+            if block.language == "bash":
+                assert shell.bash(block) == (of_block(FAILS, block) or [])
+            else:
+                lines = shell.python(block, of_block(BESIDE, block))
+                assert block.printed in ([], lines), block.first_line
 
 
 def test_no_two_examples_use_one_id() -> None:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli.conftest import CONFIG, Outcome
+from cli.typed import document, failed, printed
 from restow.broker.layout import digest
 from restow.broker.layout.json_form import layout_from_json
 from restow.broker.planner import Strategy, make_plan
 
-Run = Callable[..., str]
-Fail = Callable[..., Outcome]
 LayoutFile = Callable[..., Path]
 Pair = tuple[Path, Path]
+SLICES = ("--strategy", "slices")
 
 
 @pytest.fixture
@@ -28,8 +25,8 @@ def pair(layout_file: LayoutFile) -> Pair:
     return layout_file("p", "--tp", 2), layout_file("d", "--tp", 4, "--conv-layout", "DS")
 
 
-def test_the_json_form(pair: Pair, run: Run) -> None:
-    data = json.loads(run("plan", *pair, "--json", "--tokens", 100))
+def test_the_json_form(pair: Pair) -> None:
+    data = document("plan", *pair, "--tokens", 100)
     source, destination = (layout_from_json(json.loads(file.read_text())) for file in pair)
     plan = make_plan(source, destination)
     assert data["source"] == digest(source)
@@ -57,8 +54,8 @@ def test_the_json_form(pair: Pair, run: Run) -> None:
 @pytest.mark.parametrize(
     ("strategy", "launches"), [("slices", 0), ("whole", 1), ("pack", 2), ("interleave", 2)]
 )
-def test_a_strategy_that_is_asked_for(pair: Pair, run: Run, strategy: str, launches: int) -> None:
-    data = json.loads(run("plan", *pair, "--strategy", strategy, "--json"))
+def test_a_strategy_that_is_asked_for(pair: Pair, strategy: str, launches: int) -> None:
+    data = document("plan", *pair, "--strategy", strategy)
     for rank in data["ranks"]:
         # Keys and values grow with the prompt: they are packed behind the states.
         others = {"pack"} if strategy == "interleave" else set()
@@ -68,15 +65,15 @@ def test_a_strategy_that_is_asked_for(pair: Pair, run: Run, strategy: str, launc
         assert rank["launches"] == launches
 
 
-def test_the_table(pair: Pair, run: Run) -> None:
-    out = run("plan", *pair)
+def test_the_table(pair: Pair) -> None:
+    out = printed("plan", *pair)
     assert out.startswith("2 ranks to 4: ")
     assert "conv.x, conv.B, conv.C, ssm, k, v" in out
     assert "layers." not in out
 
 
-def test_the_explanation_fits_on_a_screen(pair: Pair, run: Run) -> None:
-    out = run("plan", *pair, "--explain")
+def test_the_explanation_fits_on_a_screen(pair: Pair) -> None:
+    out = printed("plan", *pair, "--explain")
     assert "layers.{0,2,4..}.conv.x x4" in out
     assert "layers.{3,7}.k x2" in out
     words = " ".join(out.split())
@@ -86,8 +83,8 @@ def test_the_explanation_fits_on_a_screen(pair: Pair, run: Run) -> None:
     assert len(out.splitlines()) < 100
 
 
-def test_the_explanation_as_json(pair: Pair, run: Run) -> None:
-    data = json.loads(run("plan", *pair, "--explain", "--json", "--strategy", "slices"))
+def test_the_explanation_as_json(pair: Pair) -> None:
+    data = document("plan", *pair, "--explain", *SLICES)
     assert [one["layers"] for one in data["alike"]] == [["0", "2", "4", "5"], ["3", "7"]]
     assert data["alike"][1]["remarks"][1:] == [
         "For each rank of D a page falls into 1 piece: k and v together 1.0 KiB.",
@@ -108,78 +105,22 @@ def test_the_explanation_as_json(pair: Pair, run: Run) -> None:
     ]
 
 
-def test_another_model_is_refused(
-    pair: Pair, config: Path, tmp_path: Path, run: Run, fail: Fail
-) -> None:
-    config.write_text(json.dumps({**CONFIG, "ssm_state_size": 32}))
-    other = tmp_path / "other.json"
-    other.write_text(run("layout", "from-config", config))
-    outcome = fail("plan", pair[0], other)
-    assert outcome.code == 1
-    assert "MODEL_MISMATCH: model 'nemotron_h', field layers.0.conv.B" in outcome.err
-    error = fail("plan", pair[0], other, "--json").json["error"]
-    assert (error["status"], error["reason"]) == ("FAILED_PRECONDITION", "MODEL_MISMATCH")
-    assert error["subject"] == {"field": "layers.0.conv.B"}
-
-
-def test_a_strategy_that_can_not_serve(pair: Pair, layout_file: LayoutFile, fail: Fail) -> None:
+def test_rounding_needs_the_operators_word(pair: Pair, layout_file: LayoutFile) -> None:
     other = layout_file("other", "--ssm-dtype", "bfloat16")
-    outcome = fail("plan", pair[0], other, "--allow-narrowing", *("--strategy", "slices", "--json"))
-    assert outcome.code == 1
-    assert outcome.json["error"]["reason"] == "STRATEGY_REFUSED"
-
-
-def test_rounding_needs_the_operators_word(
-    pair: Pair, layout_file: LayoutFile, run: Run, fail: Fail
-) -> None:
-    other = layout_file("other", "--ssm-dtype", "bfloat16")
-    error = fail("plan", pair[0], other, "--json").json["error"]
+    error = failed("plan", pair[0], other, "--json").json["error"]
     assert (error["status"], error["reason"]) == ("FAILED_PRECONDITION", "NARROWING_NOT_ALLOWED")
     assert error["subject"]["field"].endswith(".ssm")
     assert "--allow-narrowing" in error["message"]
-    assert json.loads(run("plan", pair[0], other, "--allow-narrowing", "--json"))["moves"]
-    assert json.loads(run("plan", other, pair[0], "--json"))["moves"], "widening is exact"
+    assert document("plan", pair[0], other, "--allow-narrowing")["moves"]
+    assert document("plan", other, pair[0])["moves"], "widening is exact"
 
 
-def test_a_broken_layout_is_named_by_its_file(pair: Pair, fail: Fail) -> None:
+def test_a_broken_layout_is_named_by_its_file(pair: Pair) -> None:
     data = json.loads(pair[1].read_text())
     data["ranks"][0]["shards"][0]["dtype"] = "float17"
     pair[1].write_text(json.dumps(data))
-    error = fail("plan", *pair, "--json").json["error"]
+    error = failed("plan", *pair, "--json").json["error"]
     assert error["subject"] == {"place": "ranks[0].shards[0].dtype", "file": str(pair[1])}
-
-
-def process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "restow.broker.cli.main", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONSAFEPATH": "1"},
-    )
-
-
-def test_as_a_process(pair: Pair) -> None:
-    done = process("plan", *pair, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    data: dict[str, Any] = json.loads(done.stdout)
-    assert len(data["ranks"]) == 4
-    refused = process("plan", pair[0], pair[0].parent / "config.json", "--json")
-    assert refused.returncode == 1
-    assert json.loads(refused.stdout)["error"]["reason"] == "LAYOUT_MALFORMED"
-    assert "Traceback" not in refused.stderr
-    assert process("plan").returncode == 2
-
-
-def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
-    script = (
-        "import sys\n"
-        "from restow.broker.cli.main import app\n"
-        "heavy = {'torch', 'numpy', 'grpc', 'nixl', 'transformers'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_no_torch_for_plans(pair: Pair) -> None:
@@ -194,55 +135,51 @@ def test_no_torch_for_plans(pair: Pair) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_costs_that_are_given(pair: Pair, run: Run, fail: Fail, tmp_path: Path) -> None:
+def test_costs_that_are_given(pair: Pair, tmp_path: Path) -> None:
     """Check that all is read in place where descriptors cost nothing.
 
     The expected time names the costs that it was computed from.
     """
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps({"seconds_per_descriptor": 0.0}))
-    data = json.loads(run("plan", *pair, "--costs", costs, "--json"))
+    data = document("plan", *pair, "--costs", costs)
     assert data["costs"]["seconds_per_descriptor"] == 0.0
     for rank in data["ranks"]:
         assert set(rank["strategy"].values()) == {"slices"}
         size = rank["strategies"]["slices"]["bytes"]
         expected = size / data["costs"]["read_bytes_per_second"] * 1e3
         assert rank["strategies"]["slices"]["expected_ms"] == pytest.approx(expected, abs=1e-3)
-    assert "expected by these costs: 0.00 us a read" in run(
+    assert "expected by these costs: 0.00 us a read" in printed(
         "plan", *pair, "--costs", costs, "--explain"
     )
     costs.write_text(json.dumps({"seconds_per_read": 1}))
-    outcome = fail("plan", *pair, "--costs", costs, "--json")
+    outcome = failed("plan", *pair, "--costs", costs, "--json")
     assert outcome.json["error"]["reason"] == "COSTS_INVALID"
     costs.write_text("[]")
-    assert "holds no JSON object" in fail("plan", *pair, "--costs", costs).err
+    assert "holds no JSON object" in failed("plan", *pair, "--costs", costs).err
 
 
-def test_what_is_rebuilt_and_what_that_saves(
-    layout_file: LayoutFile, run: Run, fail: Fail, tmp_path: Path
-) -> None:
+def test_what_is_rebuilt_and_what_that_saves(layout_file: LayoutFile, tmp_path: Path) -> None:
     p = layout_file("p", "--mixer-inputs")
     d = layout_file("d", "--projections", "--conv-layout", "DS")
-    assert "inputs" in run("layout", "check", p)
+    assert "inputs" in printed("layout", "check", p)
     forced = ("--strategy", "recompute", "--json")
-    (rank,) = json.loads(run("plan", p, d, *forced, "--tokens", 1, "--explain"))["ranks"]
-    (sent,) = json.loads(run("plan", p, d, "--strategy", "slices", "--json", "--tokens", 1))[
-        "ranks"
-    ]
+    (rank,) = json.loads(printed("plan", p, d, *forced, "--tokens", 1, "--explain"))["ranks"]
+    (sent,) = document("plan", p, d, *SLICES, "--tokens", 1)["ranks"]
     layers, channels, hidden = 4, 16 * 8 + 2 * 2 * 16, 4096  # wider than its channels are many
     assert sent["bytes"] - rank["bytes"] == layers * 3 * (channels - hidden) * 2
     (line,) = (line for line in rank["fields"] if line["class"] == "mixer_input")
     assert (line["strategy"], line["bytes"]) == ("recompute", layers * 3 * hidden * 2)
     assert rank["strategies"]["recompute"]["reads"] == rank["reads"]
-    shown = run("plan", p, d, *forced[:2], "--explain", "--svg", tmp_path / "plan.svg")
+    shown = printed("plan", p, d, *forced[:2], "--explain", "--svg", tmp_path / "plan.svg")
     said = "Rebuilt on D from 24,576 bytes of mixer inputs: conv.x, conv.B and conv.C."
     assert said in shown
     assert said in (tmp_path / "plan.svg").read_text()
-    outcome = fail("plan", p, layout_file("plain"), *forced)
+    outcome = failed("plan", p, layout_file("plain"), *forced)
     assert "D offers no in-projection weights" in outcome.json["error"]["message"]
 
 
-def test_what_begins_cold_is_said(tmp_path: Path, run: Run) -> None:
+def test_what_begins_cold_is_said(tmp_path: Path) -> None:
     """Check that the plan names the layers of MTP that D alone runs."""
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
     config = {"model_type": "mimo", **heads, "num_hidden_layers": 2, "num_nextn_predict_layers": 1}
@@ -251,9 +188,9 @@ def test_what_begins_cold_is_said(tmp_path: Path, run: Run) -> None:
     for count in (0, 1):
         pair.append(tmp_path / f"{count}.json")
         asked = ("--draft-layers", count, "--tp", 1 + count)
-        pair[-1].write_text(run("layout", "from-config", tmp_path / "config.json", *asked))
-    said = run("plan", *pair, "--explain")
+        pair[-1].write_text(printed("layout", "from-config", tmp_path / "config.json", *asked))
+    said = printed("plan", *pair, "--explain")
     assert "D's fields of drafts that P lacks begin zeroed: layers.2.k, layers.2.v" in said
-    assert json.loads(run("plan", *pair, "--json"))["cold"] == ["layers.2.k", "layers.2.v"]
-    assert json.loads(run("plan", *reversed(pair), "--json"))["cold"] == []
-    run("plan", *pair, "--svg", tmp_path / "drawn.svg")
+    assert document("plan", *pair)["cold"] == ["layers.2.k", "layers.2.v"]
+    assert document("plan", *reversed(pair))["cold"] == []
+    printed("plan", *pair, "--svg", tmp_path / "drawn.svg")

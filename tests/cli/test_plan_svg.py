@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from bench.model_sizes import fifty_two_layers, real_models
-from cli.conftest import Outcome
+from cli.typed import failed, printed
 from laws.strategies import Case, any_cases
 from restow.broker.draw.explain import explain
 from restow.broker.draw.picture import Picture, make_picture
@@ -139,26 +139,22 @@ def test_what_a_big_plan_leaves_out_is_written_on_it() -> None:
     assert len(whole) < 1_000_000
 
 
-def test_as_a_command(
-    layout_file: Callable[..., Path], run: Callable[..., str], tmp_path: Path
-) -> None:
+def test_as_a_command(layout_file: Callable[..., Path], tmp_path: Path) -> None:
     pair = layout_file("p", "--tp", 2), layout_file("d", "--tp", 4, "--conv-layout", "DS")
     file = tmp_path / "plan.svg"
-    out = run("plan", *pair, "--svg", file, "--json", "--strategy", "pack", "--tokens", 100)
+    out = printed("plan", *pair, "--svg", file, "--json", "--strategy", "pack", "--tokens", 100)
     assert json.loads(out)["moves"]
     assert "conv.x, conv.B, conv.C, ssm by pack" in file.read_text()
     assert "prompt of 100 tokens" in file.read_text()
     first = file.read_bytes()
-    run("plan", *pair, "--svg", file, "--strategy", "pack", "--tokens", 100)
+    printed("plan", *pair, "--svg", file, "--strategy", "pack", "--tokens", 100)
     assert file.read_bytes() == first
-    assert run("plan", *pair, "--svg", file).startswith("2 ranks to 4")
+    assert printed("plan", *pair, "--svg", file).startswith("2 ranks to 4")
 
 
-def test_a_file_that_can_not_be_written(
-    layout_file: Callable[..., Path], fail: Callable[..., Outcome], tmp_path: Path
-) -> None:
+def test_a_file_that_can_not_be_written(layout_file: Callable[..., Path], tmp_path: Path) -> None:
     layout, file = layout_file("p"), tmp_path / "no" / "plan.svg"
-    error = fail("plan", layout, layout, "--svg", file, "--json").json["error"]
+    error = failed("plan", layout, layout, "--svg", file, "--json").json["error"]
     assert error["reason"] == "FILE_NOT_WRITABLE"
     assert error["subject"] == {"file": str(file)}
     assert error["message"] == f"{file} can't be written: No such file or directory"

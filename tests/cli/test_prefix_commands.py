@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from broker.content.test_prefixes import FORM, PROMPT, heard, hold
 from broker.fakes import broker, engine
+from cli.typed import failed, printed_aside
 from restow.broker.cli.commands.find import chain_from
-from restow.broker.cli.main import app
 from restow.broker.client import chain_of
 from restow.broker.client.engine.chains import find_request
 from restow.broker.errors import ChainInvalidError
@@ -36,29 +35,22 @@ JSON = st.recursive(
 
 
 @pytest.fixture
-def shown(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def shown() -> Callable[..., dict[str, Any]]:
     """Return a function that runs commands beside an engine that holds the prompt.
 
     It returns the commands' texts and documents by name.
     """
 
-    async def run(commands: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+    async def printed(commands: dict[str, tuple[str, ...]]) -> dict[str, Any]:
         async with broker() as running, engine(running.address, "e") as (session, _):
             hold(session)
             await heard(running, "e", 2)
             found: dict[str, Any] = {}
             for name, command in commands.items():
-                arguments = [*command, "--broker", running.address]
-                found[name] = await asyncio.to_thread(_invoke, arguments)
+                found[name] = await printed_aside(*command, "--broker", running.address)
             return found
 
-    return lambda **commands: asyncio.run(run(commands))
-
-
-def _invoke(arguments: list[str]) -> str:
-    result = CliRunner(env={"COLUMNS": "100"}).invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return lambda **commands: asyncio.run(printed(commands))
 
 
 def test_who_holds_what(tmp_path: Path, shown: Callable[..., dict[str, Any]]) -> None:
@@ -127,12 +119,10 @@ def test_who_holds_what(tmp_path: Path, shown: Callable[..., dict[str, Any]]) ->
         '{"algorithm": "x", "quantum_tokens": 16, "hashes": [], "ends": [5]}',
     ],
 )
-def test_what_is_no_chain_is_refused(
-    content: str, tmp_path: Path, fail: Callable[..., Any]
-) -> None:
+def test_what_is_no_chain_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "chain.json"
     path.write_text(content)
-    outcome = fail("find", path, "--engine", "e", "--json")
+    outcome = failed("find", path, "--engine", "e", "--json")
     assert outcome.json["error"]["reason"] == "CHAIN_INVALID"
 
 
@@ -148,11 +138,11 @@ def test_whatever_a_file_holds_is_a_chain_or_refused(value: Any) -> None:
         find_request([chain_from(value, 16)], "e", None, 1)
 
 
-def test_an_engine_or_a_model_is_named(tmp_path: Path, fail: Callable[..., Any]) -> None:
+def test_an_engine_or_a_model_is_named(tmp_path: Path) -> None:
     path = tmp_path / "chain.json"
     path.write_text(json.dumps(TOKENS))
-    assert fail("find", path).code == 2
-    assert fail("find", path, "--engine", "e", "--model", "m").code == 2
+    assert failed("find", path).code == 2
+    assert failed("find", path, "--engine", "e", "--model", "m").code == 2
 
 
 def test_tokens_are_hashed_as_the_client_does() -> None:

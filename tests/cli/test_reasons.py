@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from restow.broker.cli.main import app
+from cli.typed import document, printed, typed
 from restow.broker.client import BrokerCallError
 from restow.broker.client.engine.open_handoffs import SILENT
 from restow.broker.errors import RestowError
@@ -95,23 +92,18 @@ def test_a_reason_of_another_version_is_no_error() -> None:
     assert advice_for("OF_A_LATER_VERSION") is UNKNOWN
 
 
-def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["reasons", *arguments])
-
-
 def test_the_command_lists_all_or_one() -> None:
-    listed = invoke().stdout
+    listed = printed("reasons")
     assert [line for line in listed.splitlines() if not line.startswith(" ")] == sorted(REASONS)
-    one = invoke("lease_expired").stdout
+    one = printed("reasons", "lease_expired")
     assert one.splitlines()[0] == "LEASE_EXPIRED"
     assert REASONS["LEASE_EXPIRED"].next_step in one
-    assert json.loads(invoke("AGENT_LOST", "--json").stdout) == {
-        "AGENT_LOST": REASONS["AGENT_LOST"]._asdict()
-    }
+    found = document("reasons", "AGENT_LOST")
+    assert found == {"AGENT_LOST": REASONS["AGENT_LOST"]._asdict()}
 
 
 def test_what_is_no_reason_is_wrong_usage() -> None:
-    result = invoke("WEATHER")
+    result = typed("reasons", "WEATHER")
     assert result.exit_code == 2
     assert "WEATHER is not a known reason" in " ".join(result.output.split())
 

@@ -8,13 +8,13 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.broker_process import broker_process, path_of_python
+from forked.commands import restow_program
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 SERVE = "restow serve --listen 0.0.0.0:7350 "
@@ -27,14 +27,12 @@ def blocks() -> list[str]:
 
 
 def run(block: str, folder: Path, address: str = "") -> str:
-    """Run a block, in which ``restow`` is that of the tests' interpreter."""
-    command = shlex.join([sys.executable, "-m", "restow.broker.cli.main"])
-    script = f'set -euo pipefail\nrestow() {{ {command} "$@"; }}\n{block}'
+    """Run a block in a folder that has the program `restow`."""
+    path = f"{folder}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-c", script],  # noqa: S607
+        ["bash", "-euo", "pipefail", "-c", block],  # noqa: S607
         cwd=folder,
-        env={"PATH": os.environ["PATH"], "RESTOW_BROKER": address, "COLUMNS": "100"}
-        | path_of_python(),
+        env={"PATH": path, "RESTOW_BROKER": address, "COLUMNS": "100"} | path_of_python(),
         capture_output=True,
         text=True,
         timeout=60,
@@ -52,18 +50,24 @@ def served(block: str, folder: Path) -> Iterator[str]:
         yield where
 
 
-def test_the_commands_of_the_page(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with restow_program(tmp_path / "restow"):
+        yield tmp_path
+
+
+def test_the_commands_of_the_page(folder: Path) -> None:
     authority, with_certificates, by_certificate, tokens, with_tokens, by_token = blocks()
-    run(authority, tmp_path)
-    assert (tmp_path / "ca.key").stat().st_mode & 0o077 == 0
-    with served(with_certificates, tmp_path) as address:
-        assert address in run(by_certificate, tmp_path, address)
+    run(authority, folder)
+    assert (folder / "ca.key").stat().st_mode & 0o077 == 0
+    with served(with_certificates, folder) as address:
+        assert address in run(by_certificate, folder, address)
         nobody = by_certificate.replace("operator.", "prefill-1.")
         with pytest.raises(AssertionError, match="FORBIDDEN"):
-            run(nobody, tmp_path, address)
-    run(tokens, tmp_path)
-    assert (tmp_path / "operator.token").stat().st_mode & 0o077 == 0
-    with served(with_tokens, tmp_path) as address:
-        assert address in run(by_token, tmp_path, address)
+            run(nobody, folder, address)
+    run(tokens, folder)
+    assert (folder / "operator.token").stat().st_mode & 0o077 == 0
+    with served(with_tokens, folder) as address:
+        assert address in run(by_token, folder, address)
         with pytest.raises(AssertionError, match="FORBIDDEN"):
-            run(by_token.replace("operator", "engine"), tmp_path, address)
+            run(by_token.replace("operator", "engine"), folder, address)

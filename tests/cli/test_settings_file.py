@@ -1,10 +1,10 @@
-"""A file and the environment say all that options say; what is misspelt is refused by name."""
+"""Settings: a file and the environment say all that options say; what is misspelt is refused."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import pytest
 import typer
 
 from cli.broker_process import broker_process, run_restow
+from cli.typed import printed
 from restow.broker.cli.main import app
 from restow.broker.cli.settings.settings_file import COMMANDS, OF_CLIENTS, OF_SCRIPTS, PREFIX
+from restow.broker.core.common.pair import DigestMode, Digests
 from restow.broker.server.base.settings import BrokerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,12 +44,11 @@ def test_a_broker_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     file = written(
         tmp_path,
         'log_format = "json"\ninsecure = true\nmax_live = 7\nlease_s = 600.5\nstrategy = "pack"\n'
-        "status_page = false\ntenant_max_live = 5\ngrant_s = 500\n",
+        "status_page = false\ntenant_max_live = 5\ngrant_s = 500\ndigests = 'sampled'\n",
     )
-    monkeypatch.setenv("RESTOW_LEASE_S", "601")  # goes before the file's, and is too long
-    assert "lease_s: Input should be less than or equal to 600" in refused(
-        "serve", "--config", file, env={"RESTOW_LEASE_S": "601"}
-    )
+    too_long = {"RESTOW_LEASE_S": "601"}  # goes before the file's
+    words = "lease_s: Input should be less than or equal to 600"
+    assert words in refused("serve", "--config", file, env=too_long)
     monkeypatch.setenv("RESTOW_LEASE_S", "60")
     with broker_process("--listen", "0.0.0.0:0", "--config", file) as address:
         assert address.startswith("0.0.0.0:")
@@ -71,6 +72,14 @@ def test_an_agent_of_a_file(tmp_path: Path) -> None:
     assert "is not a socket" in refused("agent", env={"RESTOW_SOCKET": str(tmp_path)})
 
 
+def test_digests_are_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert BrokerSettings().content_digests() == Digests(DigestMode.OFF, 64)
+    monkeypatch.setenv("RESTOW_DIGESTS", "sampled")
+    monkeypatch.setenv("RESTOW_DIGEST_EVERY", "7")
+    assert BrokerSettings().content_digests() == Digests(DigestMode.SAMPLED, 7)
+    assert BrokerSettings(digests=DigestMode.ALL).content_digests().mode is DigestMode.ALL
+
+
 @pytest.mark.parametrize(
     ("command", "name", "words"),
     [
@@ -81,9 +90,9 @@ def test_an_agent_of_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_misspelt_variable(command: str, name: str, words: str) -> None:
-    said = refused(command, env={PREFIX + name: "5", "RESTOW_SOCKET": "/nowhere/x"})
-    assert said.startswith(f"error: SETTING_UNKNOWN: {PREFIX}{name} in the environment")
-    assert words in said
+    told = refused(command, env={PREFIX + name: "5", "RESTOW_SOCKET": "/nowhere/x"})
+    assert told.startswith(f"error: SETTING_UNKNOWN: {PREFIX}{name} in the environment")
+    assert words in told
 
 
 @pytest.mark.parametrize(
@@ -95,14 +104,12 @@ def test_a_misspelt_variable(command: str, name: str, words: str) -> None:
         ("lease_s = 'long'", "--lease-s"),
         ("lease_s =", "is no TOML"),
         ("config = 'other'", "config in "),
+        (None, "can't be read: No such file"),
     ],
 )
-def test_a_file_that_says_nothing_sensible(tmp_path: Path, text: str, words: str) -> None:
-    assert words in refused("serve", "--config", written(tmp_path, text))
-
-
-def test_a_file_that_is_not_there() -> None:
-    assert "can't be read: No such file" in refused("serve", "--config", "/nowhere/restow.toml")
+def test_a_file_that_says_nothing_sensible(tmp_path: Path, text: str | None, words: str) -> None:
+    file = "/nowhere/restow.toml" if text is None else written(tmp_path, text)
+    assert words in refused("serve", "--config", file)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +117,9 @@ def test_a_file_that_is_not_there() -> None:
     [
         (("serve", "--listen", "127.0.0.1:99999"), "write 127.0.0.1:7350"),
         (("serve", "--listen", ":7350"), "0.0.0.0 all of it"),
-        (("serve", "--listen", "::1"), "write [::1]:7350"),
-        (("serve", "--listen", "127.0.0.1"), "write 127.0.0.1:7350"),
         (("serve", "--http-listen", "127.0.0.1:99999"), "its port is no number of 0 to 65535"),
+        (("serve", "--digests", "some"), "sampled"),
+        (("serve", "--digests", "sampled", "--digest-every", "0"), "digest_every"),
         (
             ("agent", "--socket", "/nowhere/agent.sock"),
             "can't listen on socket /nowhere/agent.sock",
@@ -121,11 +128,11 @@ def test_a_file_that_is_not_there() -> None:
         (("agent", "--socket", "s", "--broker", "broker.example"), "write broker.example:7350"),
     ],
 )
-def test_where_nobody_can_listen(arguments: tuple[str, ...], words: str) -> None:
+def test_values_that_can_not_be_are_refused(arguments: tuple[str, ...], words: str) -> None:
     assert words in refused(*arguments)
 
 
-def test_services_of_kubernetes_are_no_settings(fail: Callable[..., Any]) -> None:
+def test_services_of_kubernetes_are_no_settings() -> None:
     links = {
         "RESTOW_SERVICE_HOST": "10.0.0.1",
         "RESTOW_PORT": "tcp://10.0.0.1:7350",
@@ -153,3 +160,32 @@ def test_all_options_have_a_variable(command: str) -> None:
         is_setting = command == "serve" and one.name in BrokerSettings.model_fields
         variable = PREFIX + str(one.name).upper()
         assert is_setting or one.name == "help" or one.envvar == variable, one.name
+
+
+def test_every_option_has_a_group_and_its_variable() -> None:
+    groups: dict[str, set[str]] = {}
+    for line in printed("serve", "--help", columns=400).splitlines():
+        if title := re.match(r"╭─ (.+?) ─", line):
+            names = groups.setdefault(title[1], set())
+        elif option := re.match(r"│ +--([a-z-]+)", line):
+            name = option[1].replace("-", "_")
+            names.add(name)
+            assert line.count("[env var: ") == (name != "help"), line
+            assert name == "help" or f"[env var: RESTOW_{name.upper()}" in line, line
+    assert groups.pop("Options") == {"config", "help"}
+    assert set(BrokerSettings.model_fields) <= set().union(*groups.values())
+    assert len(groups) == 7
+
+
+def test_a_narrow_terminal_shows_all_of_it() -> None:
+    narrow = printed("serve", "--help", columns=80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "…" not in narrow
+
+
+def test_the_page_is_that_of_the_settings() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "settings.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == (ROOT / "docs" / "settings.md").read_text(), (
+        "docs/settings.md is not what the settings say: python docs/settings.py > docs/settings.md"
+    )

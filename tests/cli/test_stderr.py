@@ -19,11 +19,11 @@ import pytest
 
 from broker.certificates import Authority
 from broker.fakes import P_BLOCKS, POSITION, engine, model_layout, pair
-from cli.broker_process import LINE
+from cli.broker_process import COMMAND, LINE
 from restow.broker.logs import LineFormatter, get_logger, log_as
 from restow.broker.stderr import ThreadedHandler
 
-SERVE = [sys.executable, "-m", "restow.broker.cli.main", "serve", "--listen", "127.0.0.1:0"]
+SERVE = [*COMMAND, "serve", "--listen", "127.0.0.1:0"]
 WAIT_S = 30.0
 WRITES = r"""
 import logging, os, warnings

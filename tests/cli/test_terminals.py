@@ -9,15 +9,15 @@ import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
+import pytest_asyncio
 import yaml
-from typer.testing import CliRunner, Result
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, pair
-from cli.terminals import COMMAND, STYLES, asked_on_terminal, environment, on_terminal
-from restow.broker.cli.main import app
+from cli.broker_process import COMMAND
+from cli.terminals import asked_on_terminal, environment, on_terminal
+from cli.typed import document_aside, failed, printed_aside, reason_of, typed_aside
 
 UUIDS = [str(uuid.uuid5(uuid.NAMESPACE_DNS, str(number))) for number in range(3)]
 LONG = ["request-0001-of-a-long-name-that-was-lengthened-a", "request-0001-of-a-long-name-that-was"]
@@ -39,112 +39,112 @@ async def some() -> AsyncIterator[tuple[str, Pair]]:
         yield running.address, both
 
 
-def run(address: str, *arguments: str, columns: int | None = None) -> Result:
-    """Run a command in this process: on a terminal of ``columns`` columns, or into a pipe."""
-    terminal = {"COLUMNS": str(columns), "FORCE_COLOR": "1"} if columns else {"COLUMNS": "80"}
-    env = {"RESTOW_BROKER": address, **terminal}
-    return CliRunner(env=env).invoke(app, list(arguments))
-
-
-async def aside(call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-    return await asyncio.to_thread(call, *arguments, **more)
-
-
-async def out(address: str, *arguments: str, columns: int | None = None) -> str:
-    done = await aside(run, address, *arguments, columns=columns)
-    assert done.exit_code == 0, done.output
-    return STYLES.sub("", done.stdout)
-
-
-async def test_what_a_narrow_terminal_shows_of_an_id_is_enough_to_name_it() -> None:
+@pytest_asyncio.fixture(scope="module")
+async def known() -> AsyncIterator[tuple[str, ...]]:
+    """Yield the option of a broker that no test changes."""
     async with some() as (address, _):
-        shown = await aside(on_terminal, "handoffs", "--broker", address, columns=80)
-        lines = shown.splitlines()
-        assert max(map(len, lines)) <= 80
-        assert lines[0].split()[:4] == ["handoff", "state", "reason", "from"]
-        whole = (await out(address, "handoffs", "-o", "name")).split()
-        beginnings = [line.split()[0] for line in lines[1 : 1 + len(whole)]]
-        for beginning, name in zip(beginnings, whole, strict=True):
-            found = json.loads(await out(address, "handoff", beginning, "--json"))
-            assert found["handoff_id"] == name
-        assert len(beginnings[0]) < len(WAITS)
-        assert "NOT_PUBLISHED" in shown
-        assert "…" not in shown
+        yield "--broker", address
 
 
-@pytest.mark.parametrize("command", ["handoffs", "leases", "engines", "agents", "costs"])
-async def test_nothing_is_cut_in_a_pipe(command: str) -> None:
-    async with some() as (address, both):
-        for options in ((), ("-o", "wide")):
-            shown = await out(address, command, *options)
-            assert "…" not in shown
-            assert not any(line.endswith(" ") for line in shown.splitlines())
-            if command == "handoffs":
-                assert all(name in shown.split() for name in (*UUIDS, *LONG, WAITS))
-                assert " 100 B" in shown
-                assert ("nobody published it" in shown) == bool(options)
-            if command == "leases":
-                assert f"{WAITS}  " in shown
-                assert shown.splitlines()[1].endswith("ranks [0, 1] of engine p have not fenced it")
-            if command == "engines":
-                assert both.p.ref.incarnation in shown
+async def shown_at(columns: int, *arguments: str) -> str:
+    return await asyncio.to_thread(on_terminal, *arguments, columns=columns)
 
 
-async def test_a_wide_terminal_has_room_for_more() -> None:
-    async with some() as (address, _):
-        shown = await aside(on_terminal, "handoffs", "--broker", address, columns=200)
-        assert "nobody published it" in shown
-        assert WAITS in shown
-        assert "beginnings of ids" not in shown
-        assert max(map(len, shown.splitlines())) <= 200
-        wide = await aside(on_terminal, "handoffs", "-o", "wide", "--broker", address, columns=80)
-        assert WAITS in wide
-        assert wide.splitlines()[0].split()[-3:] == ["lease", "by", "detail"]
+async def test_what_a_narrow_terminal_shows_of_an_id_is_enough_to_name_it(
+    known: tuple[str, ...],
+) -> None:
+    shown = await shown_at(80, "handoffs", *known)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split()[:4] == ["handoff", "state", "reason", "from"]
+    whole = (await printed_aside("handoffs", *known, "-o", "name")).split()
+    beginnings = [line.split()[0] for line in lines[1 : 1 + len(whole)]]
+    for beginning, name in zip(beginnings, whole, strict=True):
+        assert (await document_aside("handoff", beginning, *known))["handoff_id"] == name
+    assert len(beginnings[0]) < len(WAITS)
+    assert "NOT_PUBLISHED" in shown
+    assert "…" not in shown
+
+
+async def test_nothing_is_cut_in_a_pipe(known: tuple[str, ...]) -> None:
+    for options in ((), ("-o", "wide")):
+        shown = {
+            command: await printed_aside(command, *known, *options)
+            for command in ("handoffs", "leases", "engines", "agents", "costs")
+        }
+        for text in shown.values():
+            assert "…" not in text
+            assert not any(line.endswith(" ") for line in text.splitlines())
+        assert all(name in shown["handoffs"].split() for name in (*UUIDS, *LONG, WAITS))
+        assert " 100 B" in shown["handoffs"]
+        assert ("nobody published it" in shown["handoffs"]) == bool(options)
+        assert f"{WAITS}  " in shown["leases"]
+        waits = "ranks [0, 1] of engine p have not fenced it"
+        assert shown["leases"].splitlines()[1].endswith(waits)
+        for engine in (await document_aside("engines", *known))["engines"]:
+            assert engine["incarnation"] in shown["engines"]
+
+
+async def test_a_wide_terminal_has_room_for_more(known: tuple[str, ...]) -> None:
+    shown = await shown_at(200, "handoffs", *known)
+    assert "nobody published it" in shown
+    assert WAITS in shown
+    assert "beginnings of ids" not in shown
+    assert max(map(len, shown.splitlines())) <= 200
+    wide = await shown_at(80, "handoffs", "-o", "wide", *known)
+    assert WAITS in wide
+    assert wide.splitlines()[0].split()[-3:] == ["lease", "by", "detail"]
 
 
 async def test_a_beginning_names_one_handoff_or_none() -> None:
     async with some() as (address, _):
-        assert (await out(address, "handoff", "request-4")).startswith("request-4711  EXPIRED")
-        assert (await out(address, "handoff", LONG[1])).startswith(f"{LONG[1]}  DONE")
-        several = await aside(run, address, "handoff", "request-", "-o", "json")
-        assert getattr(several.exception, "reason", None) == "HANDOFF_AMBIGUOUS"
+        at = ("--broker", address)
+        shown = await printed_aside("handoff", "request-4", *at)
+        assert shown.startswith("request-4711  EXPIRED")
+        assert (await printed_aside("handoff", LONG[1], *at)).startswith(f"{LONG[1]}  DONE")
+        several = await typed_aside("handoff", "request-", "-o", "json", *at)
+        assert reason_of(several) == "HANDOFF_AMBIGUOUS"
         assert "a beginning of the ids of 3 handoffs: request-4711, " in str(several.exception)
-        none = await aside(run, address, "handoff", "nothing")
-        assert getattr(none.exception, "reason", None) == "HANDOFF_UNKNOWN"
-        listed = json.loads(await out(address, "handoffs", "request-0001", "--json"))
+        assert reason_of(await typed_aside("handoff", "nothing", *at)) == "HANDOFF_UNKNOWN"
+        listed = await document_aside("handoffs", "request-0001", *at)
         assert {one["handoff_id"] for one in listed["handoffs"]} == set(LONG)
-        _, asked = await aside(
-            asked_on_terminal, "release", "waits", "--broker", address, typed="y\n"
-        )
+        _, asked = await asyncio.to_thread(asked_on_terminal, "release", "waits", *at, typed="y\n")
         assert f"Handoff {WAITS} is WAITING" in " ".join(asked.split())
-        ended = json.loads(await out(address, "handoff", WAITS, "--json"))
-        assert ended["reason"] == "RELEASED"
-        assert (await aside(run, address, "release", "request-", "--yes")).exit_code == 1
+        assert (await document_aside("handoff", WAITS, *at))["reason"] == "RELEASED"
+        assert (await typed_aside("release", "request-", "--yes", *at)).exit_code == 1
 
 
-@pytest.mark.parametrize("command", ["status", "engines", "agents", "handoffs", "leases", "costs"])
-async def test_one_value_in_every_form(command: str) -> None:
-    async with some() as (address, _):
-        found = json.loads(await out(address, command, "--json"))
-        again = json.loads(await out(address, command, "-o", "json"))
-        read = yaml.safe_load(await out(address, command, "--output=yaml"))
-        assert found.keys() == again.keys() == read.keys()
-        assert type(next(iter(found.values()))) is type(next(iter(read.values())))
-        gotten = await out(
-            address, *(("get",) if command != "status" else ()), command, "-o", "json"
-        )
-        assert json.loads(gotten).keys() == found.keys()
-        names = await aside(run, address, command, "-o", "name")
-        if command in ("status", "costs"):
-            assert names.exit_code == 2
-        else:
-            key = {"engines": "engine_id", "agents": "agent_name"}.get(command, "handoff_id")
-            assert names.stdout.split() == [one[key] for one in found[command]]
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        ("status", None),
+        ("engines", "engine_id"),
+        ("agents", "agent_name"),
+        ("handoffs", "handoff_id"),
+        ("leases", "handoff_id"),
+        ("costs", None),
+    ],
+)
+async def test_one_value_in_every_form(
+    command: str, key: str | None, known: tuple[str, ...]
+) -> None:
+    found = await document_aside(command, *known)
+    again = json.loads(await printed_aside(command, *known, "-o", "json"))
+    read = yaml.safe_load(await printed_aside(command, *known, "--output=yaml"))
+    group = "describe" if command == "status" else "get"
+    gotten = await document_aside(group, command, *known)
+    assert found.keys() == again.keys() == read.keys() == gotten.keys()
+    assert type(next(iter(found.values()))) is type(next(iter(read.values())))
+    names = await typed_aside(command, "-o", "name", *known)
+    if key is None:
+        assert names.exit_code == 2
+    else:
+        assert names.stdout.split() == [one[key] for one in found[command]]
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
-async def test_errors_have_the_form_that_was_asked_for(form: str, fail: Callable[..., Any]) -> None:
-    outcome = fail("status", "-o", form, "--broker", "127.0.0.1:1")
+def test_errors_have_the_form_that_was_asked_for(form: str) -> None:
+    outcome = failed("status", "-o", form, "--broker", "127.0.0.1:1")
     assert outcome.code == 3
     error = yaml.safe_load(outcome.out)["error"]  # JSON is YAML
     assert (error["status"], error["reason"]) == ("UNAVAILABLE", "BROKER_UNREACHABLE")
@@ -171,31 +171,25 @@ async def lines_of(*arguments: str, until: Callable[[list[str]], bool]) -> list[
     return lines
 
 
-async def test_looks_come_out_of_a_pipe_one_by_one() -> None:
-    async with some() as (address, _):
-        top = ("top", "-b", "--every-s", "0.2", "--broker", address)
-        shown = await lines_of(
-            *top, until=lambda lines: sum(line.startswith("broker ") for line in lines) == 2
-        )
-        assert any(line.startswith(f"{WAITS}  WAITING") for line in shown)
-        assert any(line.startswith("p     d   ") and "/s " in line for line in shown)
-        once = await out(address, "top", "-n", "1")
-        assert once.startswith("broker ")
+async def test_looks_come_out_of_a_pipe_one_by_one(known: tuple[str, ...]) -> None:
+    top = ("top", "-b", "--every-s", "0.2", *known)
+    shown = await lines_of(
+        *top, until=lambda lines: sum(line.startswith("broker ") for line in lines) == 2
+    )
+    assert any(line.startswith(f"{WAITS}  WAITING") for line in shown)
+    assert any(line.startswith("p     d   ") and "/s " in line for line in shown)
+    assert (await printed_aside("top", "-n", "1", *known)).startswith("broker ")
 
 
 async def test_events_are_followed_through_a_pipe() -> None:
     async with some() as (address, both):
-        ends = [
-            json.loads(line) for line in (await out(address, "events", "-o", "json")).splitlines()
-        ]
+        at = ("--broker", address)
+        ended = await printed_aside("events", "-o", "json", *at)
+        ends = [json.loads(line) for line in ended.splitlines()]
         assert [one["handoff_id"] for one in ends] == [*UUIDS, *LONG, "request-4711", "last"]
         assert [one["at"] for one in ends] == sorted(one["at"] for one in ends)
-        follow = asyncio.create_task(
-            lines_of(
-                *("events", "--follow", "--since-s", "0", "--broker", address),
-                until=lambda lines: len(lines) >= 2,
-            )
-        )
+        arguments = ("events", "--follow", "--since-s", "0", *at)
+        follow = asyncio.create_task(lines_of(*arguments, until=lambda lines: len(lines) >= 2))
         number = 0
         while not follow.done():  # what ended before it began to look is none of its
             await both.hand_over(f"news-{number}")
@@ -208,18 +202,19 @@ async def test_events_are_followed_through_a_pipe() -> None:
 
 
 @pytest.mark.parametrize("command", [("events", "--follow"), ("top", "-b")])
-async def test_who_closes_a_pipe_ends_what_goes_on(command: tuple[str, ...]) -> None:
-    async with some() as (address, _):
-        process = await asyncio.create_subprocess_exec(
-            *(*COMMAND, *command, "--broker", address),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(),
-        )
-        assert process.stdout is not None
-        async with asyncio.timeout(60):
-            assert await process.stdout.readline()
-            process.stdout._transport.close()  # type: ignore[attr-defined]
-            assert process.stderr is not None
-            assert await process.stderr.read() == b""
-            assert await process.wait() in (0, 1)
+async def test_who_closes_a_pipe_ends_what_goes_on(
+    command: tuple[str, ...], known: tuple[str, ...]
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(*COMMAND, *command, *known),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        assert await process.stdout.readline()
+        process.stdout._transport.close()  # type: ignore[attr-defined]
+        assert process.stderr is not None
+        assert await process.stderr.read() == b""
+        assert await process.wait() in (0, 1)

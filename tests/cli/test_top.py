@@ -18,30 +18,27 @@ from restow.broker.cli.views.top_screen import Top
 from restow.broker.cli.views.top_view import Look, chosen, headline, pair_rows, trend_lines
 from restow.broker.client.admin import AdminClient
 from restow.broker.client.connection.errors import BrokerUnreachableError
+from restow.broker.display.documents import handoffs_json
 from restow.broker.display.rows import charts
+from restow.v1 import admin_pb2 as pb
 
 SIZES = [(80, 24), (200, 50)]
 
 
 def handoff(number: int, **more: Any) -> dict[str, Any]:
-    return {
-        "handoff_id": f"request-{number:04}",
-        "state": "WAITING",
-        "source_engine": "prefill-1",
-        "destination_engine": None,
-        "position_tokens": 8192,
-        "bytes": 0,
-        "age_s": float(number % 60),
-        "waits_for": "ranks [0, 1] of engine prefill-1 have not fenced it",
-        "lease_s": 30.0 - number % 60 / 2,
-        "transfer_s": None,
-        "tenant": "default",
-        "reading_ranks": None,
-        "readers": None,
-        "delivered": 0,
-        "prefix_tokens": None,
-        **more,
-    }
+    """Return a handoff under way as its document, but for some fields."""
+    info = pb.HandoffInfo(
+        handoff_id=f"request-{number:04}",
+        state="HANDOFF_STATE_WAITING",
+        source_engine="prefill-1",
+        position_tokens=8192,
+        age_s=number % 60,
+        waits_for="ranks [0, 1] of engine prefill-1 have not fenced it",
+        lease_s=30.0 - number % 60 / 2,
+        tenant="default",
+    )
+    listed = handoffs_json(pb.ListHandoffsResponse(handoffs=[info]))
+    return {**listed["handoffs"][0], **more}
 
 
 def done(number: int, source: str, size_bytes: int, transfer_s: float) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 # exact and that the bytes went over TCP between containers; runs docker/compose.yaml, and kills,
 # pauses, cuts off and restarts what is in it (test_serving.py).
 # Ends with 0 (passed), 1 (failed), or 77 (skipped: says why).
-# With --transcript: prints what an operator sees who asks for the cause of a failure instead.
 #
 # Uses the Docker engine that answers; where none does, and this is root on Debian, it installs one,
 # runs it on a socket and a data folder of its own, and removes them afterwards.
@@ -250,11 +249,6 @@ serve_and_break() {
   say "serving: $((SECONDS - before)) s"
 }
 
-write_transcript() {
-  RESTOW_COMPOSE="${compose_command[*]}" PYTHONPATH=tests \
-    "${RESTOW_PYTHON:-$PWD/.venv/bin/python}" tests/containers/transcript.py
-}
-
 command -v docker >/dev/null || install docker.io
 have_engine
 have_compose
@@ -265,10 +259,6 @@ build broker
 build agent
 check_image broker
 check_image agent
-if [ "${1:-}" = --transcript ]; then
-  write_transcript
-  exit
-fi
 run_demo
 check_wire "$prompts"
 compose down -v --remove-orphans -t 5 >>"$log" 2>&1

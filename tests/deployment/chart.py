@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +89,19 @@ def helm(*arguments: str | Path, values: Object) -> subprocess.CompletedProcess[
 
 def rendered(values: Object, chart: Path = CHART) -> dict[str, Object]:
     """Render the chart; return its objects by kind, and further ones by kind and name."""
-    done = helm("template", "here", chart, "--namespace", "serving", values=values)
-    assert done.returncode == 0, done.stderr
     found: dict[str, Object] = {}
-    for one in yaml.safe_load_all(done.stdout):
+    for one in yaml.safe_load_all(_template(json.dumps(values), chart)):
         if one:
             kind = one["kind"]
             found[f"{kind} {one['metadata']['name']}" if kind in found else kind] = one
     return found
+
+
+@cache
+def _template(values: str, chart: Path) -> str:
+    done = helm("template", "here", chart, "--namespace", "serving", values=json.loads(values))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def workload(objects: dict[str, Object]) -> Object:

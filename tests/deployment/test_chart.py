@@ -33,7 +33,8 @@ from deployment.chart import (
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.observe.web import PATHS
 
-KUBERNETES = ("1.25", "1.29", "1.33", "1.37")
+KUBERNETES = ("1.25", "1.37")
+"""The oldest, which lacks what came later, and the newest, which lacks what was removed."""
 CLIENTS = {"BROKER", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE"}
 """In the container's environment for `kubectl exec`, and no setting of the broker's."""
 MADE = {"listen", "http_listen", "tls_cert", "tls_key", "client_ca", "tokens", "advertise", "etcd"}

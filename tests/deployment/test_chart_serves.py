@@ -6,9 +6,6 @@ import contextlib
 import json
 import os
 import shlex
-import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +14,7 @@ import pytest
 
 from broker.certificates import Authority
 from broker.token_house import house
+from cli.broker_process import run_restow, serving
 from deployment.chart import (
     CERTIFICATES,
     TOKENS,
@@ -32,7 +30,6 @@ from forked.ports import free_port
 
 HOST = "here-restow.serving"
 EXEC = "kubectl -n serving exec deploy/here-restow -- restow "
-RESTOW = [sys.executable, "-m", "restow.broker.cli.main"]
 OPERATOR = {"operator": {"secretName": "o"}}
 pytestmark = needs_helm
 
@@ -69,18 +66,10 @@ def running(objects: dict[str, Object], folder: Path) -> Iterator[dict[str, str]
         # The pod has this name among its host aliases, and its files below /etc.
         known[name] = value.replace(HOST, "127.0.0.1").replace("/etc/restow", str(folder))
     arguments = [one.replace("/etc/restow", str(folder)) for one in container(objects)["args"]]
-    with subprocess.Popen(
-        [*RESTOW, *arguments], env=known, stdout=subprocess.PIPE, text=True
-    ) as broker:
-        assert broker.stdout is not None
-        try:
-            lines = [broker.stdout.readline(), broker.stdout.readline()]
-            assert "listening on" in lines[0], lines
-            yield known
-        finally:
-            broker.send_signal(signal.SIGTERM)
-            broker.communicate(timeout=30)
-    assert broker.returncode == 0
+    with serving(*arguments, env=known) as stdout:
+        assert "listening on" in stdout.readline()
+        assert "metrics" in stdout.readline()
+        yield known
 
 
 @pytest.mark.parametrize(
@@ -105,15 +94,10 @@ def test_the_container_serves_and_notes_say_how_to_ask_it(values: Object, tmp_pa
                 assert answer.status == 200
         assert f"curl http://127.0.0.1:{http}/metrics" in told
         host = {name: one for name, one in known.items() if not name.startswith("RESTOW_")}
-        for line in (*within, *without):
-            done = subprocess.run(
-                [*RESTOW, *shlex.split(line.replace(HOST, "127.0.0.1")), "--json"],
-                env=known if within else host,
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
-            if line.startswith("status"):
-                assert json.loads(done.stdout)["engines"] == 0
+        with contextlib.chdir(tmp_path):
+            for line in (*within, *without):
+                words = shlex.split(line.replace(HOST, "127.0.0.1"))
+                done = run_restow(*words, "--json", env=known if within else host)
+                assert done.returncode == 0, done.stdout + done.stderr
+                if line.startswith("status"):
+                    assert json.loads(done.stdout)["engines"] == 0

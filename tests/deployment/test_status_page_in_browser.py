@@ -55,6 +55,14 @@ async def seen(running: RunningBroker, profile: Path, view: str = "") -> str:
     return page
 
 
+def dom_with(first: str, folder: Path, view: str = "") -> str:
+    """Return the page whose script begins with ``first``: it stands in for the broker."""
+    assert CHROMIUM is not None
+    page = folder / "page.html"
+    page.write_text(status_page_html().replace('<script>\n"use strict";', f"<script>{first}", 1))
+    return Browser(CHROMIUM, folder / "profile").dom(f"file://{page}{view}")
+
+
 def figure(page: str, name: str) -> str:
     """Return one of the figures above the picture."""
     found_ = re.search(rf"<dt>{name}</dt><dd[^>]*>([^<]*)</dd>", page)
@@ -189,7 +197,6 @@ async def test_one_handoff_as_a_gantt_chart(shown: RunningBroker, tmp_path: Path
 async def test_a_dialog_that_is_closed_while_it_is_asked_for_stays_closed(
     shown: RunningBroker, tmp_path: Path
 ) -> None:
-    assert CHROMIUM is not None
     async with pair(shown.address, 1, 1) as both:
         await both.hand_over("one")
         drawn = StatusPage(shown.hub)
@@ -208,9 +215,7 @@ async def test_a_dialog_that_is_closed_while_it_is_asked_for_stays_closed(
       return new Response(JSON.stringify(real[name]));
     }};
     """
-    page = tmp_path / "page.html"
-    page.write_text(status_page_html().replace('<script>\n"use strict";', f"<script>{first}", 1))
-    dom = Browser(CHROMIUM, tmp_path / "profile").dom(f"file://{page}#handoff=one")
+    dom = dom_with(first, tmp_path, "#handoff=one")
     (dialog,) = re.findall(r"<dialog [^>]*>", dom)
     assert '<h2 id="handoff-title">one</h2>' in dom
     assert "open" not in dialog
@@ -221,7 +226,6 @@ async def test_another_tenant_is_asked_for_also_while_paused(
     shown: RunningBroker, tmp_path: Path, how: str
 ) -> None:
     # Otherwise the tenant's name would stand above the figures of the one before.
-    assert CHROMIUM is not None
     status = (StatusPage(shown.hub).look({}) or {}) | {"tenants": ["a", "b"]}
     chosen = {
         "select": "byId('tenant').value = 'b'; byId('tenant').dispatchEvent(new Event('change'));",
@@ -241,8 +245,6 @@ async def test_another_tenant_is_asked_for_also_while_paused(
       return new Response({json.dumps(json.dumps(status))});
     }};
     """
-    page = tmp_path / "page.html"
-    page.write_text(status_page_html().replace('<script>\n"use strict";', f"<script>{first}", 1))
-    dom = Browser(CHROMIUM, tmp_path / "profile").dom(f"file://{page}")
+    dom = dom_with(first, tmp_path)
     (title,) = re.findall("<title>(.*?)</title>", dom)
     assert title == "status.json status.json?tenant=b"

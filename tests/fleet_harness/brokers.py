@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from agent_harness.relay import Relay, relayed
 from agent_harness.waiting import until
 from etcd_harness.cluster import EtcdCluster
+from forked.commands import begin
 from forked.ports import free_port
 from forked.signals import send, stop
 
@@ -31,13 +31,14 @@ class BrokerProcess:
         """All that it hears and says goes over these, if it has any."""
         self.log = folder / f"{self.address.rpartition(':')[2]}.log"
         self._etcd, self._options = list(etcd), tuple(options)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: BaseProcess | None = None
         self._lives = 0
 
     @property
     def pid(self) -> int:
         """Return the process id of the broker that runs now."""
         assert self._process is not None, f"{self.address} does not run"
+        assert self._process.pid is not None
         return self._process.pid
 
     async def start(self) -> None:
@@ -49,16 +50,10 @@ class BrokerProcess:
     def begin(self) -> None:
         """Start the broker."""
         self._lives += 1
-        command = [sys.executable, "-m", "restow.broker.cli.main", "serve", "--log-format", "json"]
+        arguments = ["serve", "--log-format", "json", "--listen", self.listens_at]
+        arguments += ["--advertise", self.address, "--etcd", ",".join(self._etcd), *self._options]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(*command, "--listen", self.listens_at, "--advertise", self.address),
-                    *("--etcd", ",".join(self._etcd), *self._options),
-                ],
-                stdout=log,
-                stderr=log,
-            )
+            self._process = begin(arguments, (0, log.fileno(), log.fileno()))
 
     @property
     def _ready(self) -> bool:
@@ -66,12 +61,12 @@ class BrokerProcess:
 
     @property
     def ended(self) -> bool:
-        return self._process is None or self._process.poll() is not None
+        return self._process is None or self._process.exitcode is not None
 
     def kill(self) -> None:
         if self._process is not None:
-            send(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            send(self.pid, signal.SIGKILL)
+            self._process.join()
             self._process = None
 
     def stop(self) -> None:

@@ -14,7 +14,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_PRELOADED = ["restow.agents.agent", "restow.agents.daemon.server", "restow.broker.client"]
+_PRELOADED = [
+    *("restow.agents.agent", "restow.agents.daemon.server", "restow.broker.client"),
+    *("restow.broker.cli.main", "restow.broker.cli.views.tables", "restow.broker.server.serve"),
+    *("restow.broker.families.hf", "restow.broker.draw.picture"),
+]
 
 
 def pipe() -> tuple[Connection, Connection]:

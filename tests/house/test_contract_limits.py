@@ -9,7 +9,6 @@ import pytest
 
 from restow.broker.block_ids import ID_BYTES, MAX_BLOCKS
 from restow.broker.client.connection import brokers
-from restow.broker.client.connection import brokers as backoff
 from restow.broker.client.connection.errors import MAY_PASS
 from restow.broker.client.engine import open_handoffs
 from restow.broker.core.engines.engine import MAX_FENCES
@@ -19,7 +18,6 @@ from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.layout import values as layout
 from restow.broker.printable import MAX_WORD_LENGTH
 from restow.broker.rpc import sizes, status
-from restow.broker.rpc import sizes as pings
 from restow.broker.server import serve
 from restow.broker.server.base import orders as outbox
 from restow.broker.server.base import standing
@@ -65,17 +63,17 @@ SAID = {
         f"0: the broker's default. At most {MAX_MS}. int32 lease_ms = 2",
         f"only to open the session. At most {sizes.MAX_TO_BROKER_BYTES // MIB} MiB in all",
         # What clients do, as those in Python do it.
-        f"Pause for {backoff.FIRST_S:g} s, doubled after each failure up to {backoff.LAST_S:g} s, "
-        f"each time multiplied by a random factor from {1 - backoff.JITTER:g} to "
-        f"{1 + backoff.JITTER:g}. Begin at {backoff.FIRST_S:g} s again after a stream has lasted "
-        f"{backoff.HELD_S:g} s",
+        f"Pause for {brokers.FIRST_S:g} s, doubled after each failure up to {brokers.LAST_S:g} s, "
+        f"each time multiplied by a random factor from {1 - brokers.JITTER:g} to "
+        f"{1 + brokers.JITTER:g}. Begin at {brokers.FIRST_S:g} s again after a stream has lasted "
+        f"{brokers.HELD_S:g} s",
         f"until {open_handoffs.SILENCE_S:g} s after D's deadline",
         f"until {open_handoffs.SILENCE_S:g} s after the last lease",
-        f"pings every {pings.PING_EVERY_S:g} s",
-        f"is not answered within {pings.ANSWER_S:g} s",
-        f"Both sides then know within {pings.NOTICED_S:g} s",
-        f"every {pings.SEVERAL_EVERY_S:g} s and give up after {pings.SEVERAL_ANSWER_S:g} s",
-        f"refuses pings more often than every {pings.LEAST_EVERY_S:g} s",
+        f"pings every {sizes.PING_EVERY_S:g} s",
+        f"is not answered within {sizes.ANSWER_S:g} s",
+        f"Both sides then know within {sizes.NOTICED_S:g} s",
+        f"every {sizes.SEVERAL_EVERY_S:g} s and give up after {sizes.SEVERAL_ANSWER_S:g} s",
+        f"refuses pings more often than every {sizes.LEAST_EVERY_S:g} s",
         f"for another leader, for at most {standing.LEADER_WAIT_S:g} s",
         f'metadata "{brokers.UNREACHED_KEY}"',
     ),

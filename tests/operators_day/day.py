@@ -6,8 +6,7 @@ all. What each command has to print is said beside it: a day that goes otherwise
 
 from __future__ import annotations
 
-from operators_day.page import Page
-from operators_day.shell import Shell
+from operators_day.shell import Page, Shell
 
 PROMPT = "<bos> anna has apple . bob has river . carl has stone . ? carl anna bob :"
 ANSWER = r"stone \. apple \. river \."

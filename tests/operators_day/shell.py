@@ -1,4 +1,4 @@
-"""A shell in which an operator types, and what it printed."""
+"""A page that is what a shell printed: an operator's day is typed anew, act by act."""
 
 from __future__ import annotations
 
@@ -6,21 +6,35 @@ import os
 import pty
 import re
 import select
+import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from random import sample
 from types import TracebackType
 
-from operators_day import reaper
+from forked.commands import restow_program
 
 _END = "end-of-this-command"
 _LONGEST_S = 120.0
 """A command may take so long, and so long is looked for what one is to print."""
 _AGAIN_S = 0.5
 _LINES, _COLUMNS = 40, 100
+_REAPER = """
+import contextlib, os, pathlib, signal, sys
+sys.stdin.read()  # the shell's process holds it open until it ends, however it ends
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        if (process / "cwd").readlink() == pathlib.Path(sys.argv[1]):
+            os.kill(int(process.name), signal.SIGKILL)
+"""
+"""Ends every process that works in a folder."""
 
 
 class UnexpectedOutputError(Exception):
@@ -54,7 +68,7 @@ class Shell:
             (tools / name).write_text(f"#!/bin/sh\n{words}")
             (tools / name).chmod(0o755)
         self._reaper = subprocess.Popen(
-            [sys.executable, str(reaper.__file__), str(folder.resolve())],
+            [sys.executable, "-c", _REAPER, str(folder.resolve())],
             stdin=subprocess.PIPE,
             cwd="/",
         )
@@ -158,3 +172,59 @@ class Shell:
             if before != self.text
             else f"{self.text}```text\n{block}\n```\n"
         )
+
+
+@dataclass(frozen=True)
+class Page:
+    """Its beginning, what is typed, and the ports that it shows."""
+
+    title: str
+    acts: Sequence[Callable[[Shell], None]]
+    shown_ports: Sequence[int]
+    programs: Callable[[], Mapping[str, str]] = dict
+    """Shell commands that `restow` and `python` stand beside, by the names that the page has."""
+
+    def lived(self, folder: Path, quick: bool = False) -> str:
+        """Type all commands in ``folder``; return the page. Raises `UnexpectedOutputError`.
+
+        With ``quick``, commands of an operator are forked from a process that has imported all.
+        """
+        ports = dict(zip(self.shown_ports, free_ports(self.shown_ports), strict=True))
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RESTOW_")}
+        environment = {**kept, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+        with ExitStack() as stack:
+            shell = stack.enter_context(Shell(folder, environment, ports, self.programs()))
+            if quick:
+                stack.enter_context(restow_program(folder / "bin" / "restow"))
+            try:
+                for act in self.acts:
+                    act(shell)
+            except UnexpectedOutputError:
+                sys.stderr.write(shell.text)
+                for log in sorted(folder.glob("*.log")):
+                    sys.stderr.write(f"\n{log.name}\n{log.read_text()[-4000:]}")
+                raise
+            return self.title + shell.text
+
+    def print(self) -> None:
+        """Print the page, lived in a folder that is deleted."""
+        with tempfile.TemporaryDirectory() as folder:
+            sys.stdout.write(self.lived(Path(folder)))
+
+
+def free_ports(shown: Sequence[int]) -> list[int]:
+    """Return ports that nobody listens on, as many as those shown.
+
+    They have as many digits as those shown, so that tables stay straight.
+    """
+    found: list[int] = []
+    with ExitStack() as stack:
+        for port in sample(range(6000, 10_000), 4000):
+            one = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                if port not in shown:
+                    one.bind(("127.0.0.1", port))
+                    found.append(port)
+            if len(found) == len(shown):
+                return found
+    raise OSError(f"fewer than {len(shown)} ports of four digits are free")

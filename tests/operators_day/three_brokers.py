@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from etcd_harness.binary import etcd_program
 from operators_day.day import ANSWER, CURL, PROMPT
-from operators_day.page import Page
-from operators_day.shell import Shell
+from operators_day.shell import Page, Shell
 
 SHOWN_PORTS = (7350, 7351, 7352, 2379, 2380, 8000, 8100, 8101)
 """Ports of three brokers, of etcd (for brokers and for members), of the router and of engines."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import subprocess
 import sys
 
 import pytest
 from aiohttp import ClientSession
 
+from cli.broker_process import serving
+from cli.typed import failed
 from forked.ports import free_port
-from restow.broker.cli.main import main
 from router.fake_engine import COMPLETIONS, fake_engine, well
 
 ENGINES = ("--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2")
-SOON_S = 20
 
 
 @pytest.mark.parametrize(
@@ -31,13 +29,10 @@ SOON_S = 20
         ((*ENGINES, "--find-ms", "20"), "each prefill engine needs its id (ID=URL)"),
     ],
 )
-def test_wrong_options_are_named(
-    options: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["router", *options])
-    assert ended.value.code == 2
-    assert words in " ".join(capsys.readouterr().err.replace("│", " ").split())
+def test_wrong_options_are_named(options: tuple[str, ...], words: str) -> None:
+    outcome = failed("router", *options)
+    assert outcome.code == 2
+    assert words in " ".join(outcome.err.replace("│", " ").split())
 
 
 def test_without_its_extra_it_says_what_to_install() -> None:
@@ -57,19 +52,8 @@ async def test_it_serves_with_and_without_a_broker_until_it_is_told_to_stop() ->
         for more in ((), ("--find-ms", "100", "--broker", "127.0.0.1:1")):
             address = f"127.0.0.1:{free_port()}"
             words = ["--listen", address, "--prefill", f"p0={p.url}", "--decode", d.url, *more]
-            router = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "restow.broker.cli.main", "router", *words),
-                stdout=asyncio.subprocess.PIPE,
-            )
-            try:
-                assert router.stdout
-                line = await asyncio.wait_for(router.stdout.readline(), SOON_S)
-                assert f"http://{address}" in line.decode()
+            with serving("router", *words) as stdout:
+                assert f"http://{address}" in await asyncio.to_thread(stdout.readline)
                 body = {"prompt": [*range(20)]}
                 async with http.post(f"http://{address}{COMPLETIONS}", json=body) as response:
                     assert response.status == 200
-                router.send_signal(signal.SIGTERM)
-                assert await asyncio.wait_for(router.wait(), SOON_S) == 0
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    router.kill()

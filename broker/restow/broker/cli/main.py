@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from restow.broker.cli.commands.actions import check, drain, forget, release
-from restow.broker.cli.commands.brokers import brokers
 from restow.broker.cli.commands.doctor import doctor
-from restow.broker.cli.commands.events import events
 from restow.broker.cli.commands.find import find
 from restow.broker.cli.commands.inspection import (
     agents,
+    brokers,
     costs,
     engines,
+    events,
     handoff,
     handoffs,
     holdings,
@@ -25,12 +25,10 @@ from restow.broker.cli.commands.inspection import (
     tenants,
 )
 from restow.broker.cli.commands.layout import app as layout_app
-from restow.broker.cli.commands.plan import plan
+from restow.broker.cli.commands.layout import plan
+from restow.broker.cli.commands.programs import agent, router, store
 from restow.broker.cli.commands.reasons import reasons
-from restow.broker.cli.commands.running.agent import agent
-from restow.broker.cli.commands.running.router import router
-from restow.broker.cli.commands.running.serve import ServeCommand, serve
-from restow.broker.cli.commands.running.store import store
+from restow.broker.cli.commands.serve import ServeCommand, serve
 from restow.broker.cli.commands.token import token
 from restow.broker.cli.commands.top import top
 from restow.broker.cli.common.output import asked_form, colors_unwanted, print_error
@@ -43,20 +41,8 @@ app = typer.Typer(
 app.add_typer(layout_app, name="layout")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(plan, agent, store, router),
-    *(
-        status,
-        brokers,
-        top,
-        events,
-        tenants,
-        engines,
-        agents,
-        handoffs,
-        handoff,
-        leases,
-        costs,
-        reasons,
-    ),
+    *(status, brokers, top, events, tenants, engines, agents, handoffs, handoff, leases, costs),
+    reasons,
     *(find, holdings),
     *(check, doctor, release, drain, forget, token),
 )

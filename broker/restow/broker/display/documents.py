@@ -33,6 +33,7 @@ BY_PREFIX: Final = ("prefix_tokens", "offers", "offers_declined")
 DIGITS: Final = {
     **dict.fromkeys(("uptime_s", "age_s", "lease_s", "patience_s", "ended_ago_s"), 3),
     **dict.fromkeys(("at_ms", "begin_ms", "end_ms"), 3),
+    **dict.fromkeys(("leaderless_s", "unanswered_s", "still_s"), 3),
     "transfer_s": 6,
 }
 """Decimal places to which a field is rounded."""
@@ -94,6 +95,26 @@ def status_json(status: pb.GetStatusResponse, address: str) -> Values:
     """Return what ``restow status --json`` prints."""
     told = _with_ends(document(status))
     return {"broker": address, **{name: told[name] for name in STATUS}}
+
+
+def membership_json(told: pb.GetStatusResponse | pb.ListBrokersResponse) -> Values | None:
+    """Return the state of a broker among others; None if it is the only broker."""
+    if not told.HasField("membership"):
+        return None
+    state = document(told.membership)
+    trouble = {"reason": state.pop("trouble_reason"), "message": state.pop("trouble")}
+    unknown = ("expected", "leader", "epoch", "lease_s")
+    return {
+        **state,
+        **{name: state[name] or None for name in unknown},
+        "trouble": trouble if trouble["reason"] else None,
+    }
+
+
+def brokers_json(told: pb.ListBrokersResponse) -> Values:
+    """Return what ``restow brokers --json`` prints."""
+    brokers = [document(broker) for broker in told.brokers]
+    return {"membership": membership_json(told), "brokers": brokers}
 
 
 def traffic_json(status: pb.GetStatusResponse) -> Values:

@@ -51,38 +51,25 @@ def _reason_and_detail(handoff: Values) -> str:
     return f"{handoff['reason']}: {handoff['detail']}" if handoff["reason"] else ""
 
 
+def _amount(name: str, words: Callable[[float], str]) -> ShownColumn:
+    return ShownColumn(lambda handoff: known(handoff[name], words), lambda handoff: handoff[name])
+
+
 COLUMNS: Final[Mapping[str, ShownColumn]] = {
     "tenant": ShownColumn(lambda handoff: handoff["tenant"]),
-    "broker": ShownColumn(lambda handoff: handoff["broker"] or NOTHING),
     "handoff": ShownColumn(lambda handoff: handoff["handoff_id"]),
     "state": ShownColumn(lambda handoff: handoff["state"]),
     "from": ShownColumn(lambda handoff: handoff["source_engine"] or NOTHING),
     "to": ShownColumn(destination_text),
-    "tokens": ShownColumn(
-        lambda handoff: str(handoff["position_tokens"] or NOTHING),
-        lambda handoff: handoff["position_tokens"],
-    ),
-    "read": ShownColumn(
-        lambda handoff: size_text(handoff["bytes"]), lambda handoff: handoff["bytes"]
-    ),
+    "tokens": _amount("position_tokens", str),
+    "read": _amount("bytes", size_text),
     "progress": ShownColumn(
         progress_text, lambda handoff: handoff["bytes"] if handoff["reading_ranks"] else None
     ),
-    "age": ShownColumn(
-        lambda handoff: duration_text(handoff["age_s"]), lambda handoff: handoff["age_s"]
-    ),
-    "lease": ShownColumn(
-        lambda handoff: known(handoff["lease_s"], lambda left_s: duration_text(max(0.0, left_s))),
-        lambda handoff: handoff["lease_s"],
-    ),
-    "in": ShownColumn(
-        lambda handoff: known(handoff["transfer_s"], duration_text),
-        lambda handoff: handoff["transfer_s"],
-    ),
-    "ago": ShownColumn(
-        lambda handoff: known(handoff["ended_ago_s"], duration_text),
-        lambda handoff: handoff["ended_ago_s"],
-    ),
+    "age": _amount("age_s", duration_text),
+    "lease": _amount("lease_s", lambda left_s: duration_text(max(0.0, left_s))),
+    "in": _amount("transfer_s", duration_text),
+    "ago": _amount("ended_ago_s", duration_text),
     "by": ShownColumn(lambda handoff: ", ".join(handoff["strategies"]) or NOTHING),
     "waits for": ShownColumn(lambda handoff: handoff["waits_for"] or ""),
     "reason": ShownColumn(lambda handoff: handoff["reason"] or NOTHING),

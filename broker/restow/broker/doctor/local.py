@@ -80,7 +80,8 @@ def look_at_host() -> Iterator[Finding]:
     yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     yield shared_memory(_free_bytes(SHARED_MEMORY))
     yield look_at_process_reading()
-    yield from way_to_the_broker(way_note())
+    if note := way_note():
+        yield ok("way to the broker", note)
 
 
 def files(limits: tuple[int, int]) -> Finding:
@@ -116,12 +117,6 @@ def shared_memory(free_bytes: int | None) -> Finding:
             "regions of CPU engines lie there: in a container, --shm-size, or a Memory emptyDir",
         )
     return ok("shared memory", words)
-
-
-def way_to_the_broker(note: str) -> Iterator[Finding]:
-    """Yield the note of `way_note`, unless it is empty."""
-    if note:
-        yield ok("way to the broker", note)
 
 
 def _limit(value: int) -> str:

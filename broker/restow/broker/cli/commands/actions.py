@@ -34,6 +34,14 @@ def _agreed(words: str, yes: bool) -> None:
     typer.confirm(f"{shown(words)} Go on?", abort=True, err=True)
 
 
+def _tell(value: object, words: str, as_json: bool) -> None:
+    """Print what was done: as JSON, or in words."""
+    if as_json:
+        print_json(value)
+    else:
+        typer.echo(shown(words))
+
+
 @connects
 def release(
     handoff_id: HandoffArgument,
@@ -125,10 +133,7 @@ def drain(
         done = "grants again" if off else "grants nothing any more"
         value = {"draining": not off, "granted": left}
         words = f"The broker {done}; {left} handoffs are granted and have not ended."
-    if as_json:
-        print_json(value)
-    else:
-        typer.echo(shown(words))
+    _tell(value, words, as_json)
 
 
 @connects
@@ -155,10 +160,8 @@ def forget(
         )
         with connection.client() as client:
             stores = client.forget_states(revision)
-        if as_json:
-            print_json({"revision": revision, "stores": stores})
-        else:
-            typer.echo(shown(f"{stores} stores drop the states of revision {revision}."))
+        words = f"{stores} stores drop the states of revision {revision}."
+        _tell({"revision": revision, "stores": stores}, words, as_json)
         return
     if engine is None or revision is not None:
         raise typer.BadParameter("name an ENGINE, or a --revision")
@@ -171,10 +174,8 @@ def forget(
                 yes,
             )
         ended = client.forget_engine(engine)
-    if as_json:
-        print_json({"engine": engine, "ended": ended})
-    else:
-        typer.echo(shown(f"Engine {engine} is forgotten; {ended} handoffs ended with it."))
+    words = f"Engine {engine} is forgotten; {ended} handoffs ended with it."
+    _tell({"engine": engine, "ended": ended}, words, as_json)
 
 
 @connects

@@ -9,7 +9,7 @@ import typer
 from restow.broker.cli.common.completion import complete_pair
 from restow.broker.cli.common.connection import TenantConnection, connects
 from restow.broker.cli.common.output import FOUND, Output, print_document
-from restow.broker.cli.settings.etcd_options import EtcdOptions
+from restow.broker.cli.settings.options import EtcdOptions
 from restow.broker.printable import shown
 
 if TYPE_CHECKING:
@@ -24,25 +24,24 @@ ALL = "all"
 COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 
-def _pairs(client: AdminClient, wanted: list[str]) -> list[tuple[str, str]]:
-    from restow.broker.doctor.broker_view import all_pairs
-
-    if ALL in wanted:
-        return all_pairs(client.engines())
+def _named_pairs(given: list[str]) -> list[tuple[str, str]] | None:
+    """Return the pairs that --pair names; None for all pairs. Raises `typer.BadParameter`."""
+    if ALL in given:
+        return None
     pairs = []
-    for pair in wanted:
-        source, colon, destination = pair.partition(":")
-        if not (colon and source and destination):
+    for pair in given:
+        source, _, destination = pair.partition(":")
+        if not (source and destination):
             raise typer.BadParameter(f"{pair} is not P:D, or all", param_hint="--pair")
         pairs.append((source, destination))
     return pairs
 
 
 def _broker_findings(
-    client: AdminClient, credentials: Credentials, pairs: list[str]
+    client: AdminClient, credentials: Credentials, pairs: list[tuple[str, str]] | None
 ) -> Iterator[Finding]:
     from restow.broker.client.admin import AdminClient
-    from restow.broker.doctor.broker_view import look_at_broker, look_at_pairs
+    from restow.broker.doctor.broker_view import all_pairs, look_at_broker, look_at_pairs
     from restow.broker.doctor.fleet_view import look_at_brokers
     from restow.broker.doctor.local import bad
     from restow.broker.errors import RestowError
@@ -52,7 +51,7 @@ def _broker_findings(
             client, lambda address: AdminClient(address, credentials=credentials)
         )
         yield from look_at_broker(client)
-        yield from look_at_pairs(client, _pairs(client, pairs))
+        yield from look_at_pairs(client, all_pairs(client.engines()) if pairs is None else pairs)
     except RestowError as error:
         yield bad(
             "broker",
@@ -124,7 +123,7 @@ def doctor(
         raise typer.BadParameter(
             "the engines of a pair have the same tenant: name it with --tenant"
         )
-    credentials, access = connection.credentials(), etcd.access()
+    pairs, credentials, access = _named_pairs(pair or []), connection.credentials(), etcd.access()
     looked = chain(look_at_host(), look_at_packages(), look_at_trust(credentials))
     all_findings = []
 
@@ -143,7 +142,7 @@ def doctor(
         for address in checked_targets(broker_address(connection.broker)):
             take(look_at_shown(address, credentials))
         with connection.client() as client:
-            take(_broker_findings(client, credentials, pair or []))
+            take(_broker_findings(client, credentials, pairs))
             say_hidden(client, output)
     unsound = any(finding.verdict is Verdict.BAD for finding in all_findings)
     if output.document:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,6 @@ from restow.broker.errors import ChainInvalidError
 
 if TYPE_CHECKING:
     from restow.broker.client import PrefixChain
-    from restow.broker.client.engine.chains import PrefixHolder
 
 FORM = {"algorithm": str, "quantum_tokens": int, "hash_bytes": int}
 """How hashes in a file are made."""
@@ -63,28 +63,14 @@ def find(
     identity = ModelIdentity(model, revision, adapter, quantisation) if model else None
     with connection.client() as client:
         (holders,) = client.find([chain], engine_id=engine, model=identity, limit=limit)
-    value = find_json(holders, len(chain.hashes), chain.below_tokens)
+    value = {
+        "hashes": len(chain.hashes),
+        "below_tokens": chain.below_tokens or None,
+        "holders": [asdict(holder) for holder in holders],
+    }
     output.answer(
         value, show_found, lambda document: (holder["engine_id"] for holder in document["holders"])
     )
-
-
-def find_json(holders: list[PrefixHolder], hashes: int, below_tokens: int) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
-    return {
-        "hashes": hashes,
-        "below_tokens": below_tokens or None,
-        "holders": [
-            {
-                "engine_id": holder.engine_id,
-                "tokens": holder.tokens,
-                "layout_digest": holder.layout_digest,
-                "open": holder.open,
-                "draining": holder.draining,
-            }
-            for holder in holders
-        ],
-    }
 
 
 def chain_from(value: Any, quantum_tokens: int) -> PrefixChain:

@@ -1,7 +1,8 @@
-"""``restow status``, ``engines``, ``agents``, ``handoffs`` and others show what a broker holds."""
+"""``restow status``, ``engines``, ``handoffs``, ``events`` and others show what a broker holds."""
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,7 +10,8 @@ import typer
 
 from restow.broker.cli.common.completion import complete_engine, complete_handoff
 from restow.broker.cli.common.connection import Connection, TenantConnection, connects
-from restow.broker.cli.common.output import Output
+from restow.broker.cli.common.output import Output, print_document
+from restow.broker.cli.common.watching import looks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,21 +41,32 @@ EngineArgument = Annotated[
 MAX_LIMIT = 100_000
 MAX_LISTED = 10_000
 """Handoffs that a broker lists at once; handoffs under way come first."""
+FOLLOW_S = 1.0
 
 
 @connects
 def status(*, connection: Connection, output: Output) -> None:
     """Show statistics of the broker, or of your tenant."""
     from restow.broker.cli.views import tables
-    from restow.broker.cli.views.fleet_views import membership_json
     from restow.broker.display import documents
 
     with connection.client() as client:
         models = documents.models_json(documents.engines_json(client.engines())["engines"])
         answer = client.status()
     value = documents.status_json(answer, client.address)
-    value |= {"membership": membership_json(answer), "models": models}
+    value |= {"membership": documents.membership_json(answer), "models": models}
     output.answer(value, tables.show_status)
+
+
+@connects
+def brokers(*, connection: Connection, output: Output) -> None:
+    """Show the brokers of a fleet, which of them leads, and the state of the asked broker."""
+    from restow.broker.cli.views import tables
+    from restow.broker.display import documents
+
+    with connection.client() as client:
+        value = documents.brokers_json(client.brokers())
+    output.answer(value, tables.show_brokers, _names("brokers", "address"))
 
 
 @connects
@@ -182,6 +195,43 @@ def handoff(handoff_id: HandoffArgument, *, connection: TenantConnection, output
     with connection.client_of(tenant) as client:
         value = documents.handoff_json(client.handoff(whole))
     output.answer(value, tables.show_handoff, lambda document: [document["handoff_id"]])
+
+
+@connects
+def events(
+    since_s: Annotated[
+        float,
+        typer.Option("--since-s", min=0.0, help="Begin with ends this many seconds ago."),
+    ] = 600.0,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Follow until Ctrl-C, and print events of engines too."
+        ),
+    ] = False,
+    *,
+    connection: TenantConnection,
+    output: Output,
+) -> None:
+    """Print what happened, the oldest first: a line for each event, or an object with -o json."""
+    from restow.broker.cli.common.handoff_ids import say_hidden
+    from restow.broker.cli.common.news import News
+    from restow.broker.cli.views.tables import event_line
+
+    if output.form == "name":
+        raise typer.BadParameter("events have no names", param_hint="-o")
+    with connection.client() as client:
+        say_hidden(client, output)
+        news = News(client, since_s)
+        for _ in looks(FOLLOW_S, None if follow else 1):
+            for event in news.look():
+                if output.document:
+                    print_document(event, output.document, in_a_row=True)
+                else:
+                    sys.stdout.write(event_line(event, connection.all_tenants) + "\n")
+            if news.left_out:
+                sys.stderr.write(f"... and {news.left_out} more ends\n")
+            sys.stdout.flush()
 
 
 def _names(of: str, name: str) -> Callable[[Any], Iterable[str]]:

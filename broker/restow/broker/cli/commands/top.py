@@ -66,7 +66,6 @@ def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
     With ``all_tenants``, the names of engines have their tenants before them.
     """
     from restow.broker.cli.common.handoff_ids import hidden
-    from restow.broker.cli.views.fleet_views import membership_json
     from restow.broker.cli.views.top_view import Look
     from restow.broker.display import documents
     from restow.broker.display.rows import name_tenants
@@ -80,7 +79,7 @@ def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
         name_tenants([*handoffs, *traffic["pairs"]], "source_engine", "destination_engine")
         name_tenants(holdings, "engine_id")
     return Look(
-        shown_values(status | {"membership": membership_json(answer)}),
+        shown_values(status | {"membership": documents.membership_json(answer)}),
         shown_values(documents.engines_json(client.engines())["engines"]),
         shown_values(handoffs),
         shown_values(traffic),

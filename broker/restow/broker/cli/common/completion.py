@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,35 +19,32 @@ FILES = ("tls_ca", "tls_cert", "tls_key", "token_file")
 
 def complete_handoff(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return ids of handoffs: handoffs under way, then the latest ends."""
-    return _asked(
-        ctx,
-        lambda client: list(
-            dict.fromkeys(
-                handoff.handoff_id
-                for handoff in client.handoffs(limit=OFFERED, beginning=incomplete).handoffs
-            )
-        ),
-    )
+
+    def ids(client: AdminClient) -> Iterable[str]:
+        listed = client.handoffs(limit=OFFERED, beginning=incomplete).handoffs
+        return dict.fromkeys(handoff.handoff_id for handoff in listed)
+
+    return _asked(ctx, incomplete, ids)
 
 
 def complete_engine(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return ids of engines."""
-    names = _asked(ctx, lambda client: [engine.engine_id for engine in client.engines()])
-    return [name for name in names if name.startswith(incomplete)]
+    return _asked(ctx, incomplete, lambda client: [engine.engine_id for engine in client.engines()])
 
 
 def complete_pair(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return P:D for each pair of engines of one model, and the word all."""
     from restow.broker.doctor.broker_view import all_pairs
 
-    pairs = _asked(ctx, lambda client: [":".join(pair) for pair in all_pairs(client.engines())])
-    return [pair for pair in ("all", *pairs) if pair.startswith(incomplete)]
+    pairs = _asked(ctx, incomplete, lambda client: map(":".join, all_pairs(client.engines())))
+    return ["all", *pairs] if "all".startswith(incomplete) else pairs
 
 
 def complete_tenant(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return names of tenants that have anything."""
-    names = _asked(ctx, lambda client: [info.tenant for info in client.tenants().tenants])
-    return [name for name in names if name.startswith(incomplete)]
+    return _asked(
+        ctx, incomplete, lambda client: [info.tenant for info in client.tenants().tenants]
+    )
 
 
 def complete_reason(incomplete: str) -> list[str]:
@@ -58,7 +55,10 @@ def complete_reason(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _asked(ctx: typer.Context, question: Callable[[AdminClient], list[str]]) -> list[str]:
+def _asked(
+    ctx: typer.Context, incomplete: str, question: Callable[[AdminClient], Iterable[str]]
+) -> list[str]:
+    """Return the words of an answer that begin like the incomplete word."""
     from restow.broker.client.admin import AdminClient
     from restow.broker.client.connection.channel import Credentials
     from restow.broker.errors import RestowError
@@ -69,6 +69,6 @@ def _asked(ctx: typer.Context, question: Callable[[AdminClient], list[str]]) -> 
     try:
         shown = Credentials.of(*files)
         with AdminClient(params.get("broker"), PATIENCE_S, tenant, shown) as client:
-            return question(client)
+            return [word for word in question(client) if word.startswith(incomplete)]
     except RestowError:
         return []

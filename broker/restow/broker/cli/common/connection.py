@@ -60,9 +60,10 @@ class Connection:
 
     def client(self) -> AdminClient:
         """Return a client, to be used as a context. Raises a `TrustError`."""
-        return self._client(None)
+        return self.client_of(None)
 
-    def _client(self, tenant: str | None) -> AdminClient:
+    def client_of(self, tenant: str | None) -> AdminClient:
+        """Return a client of a tenant, to be used as a context. Raises a `TrustError`."""
         from restow.broker.client.admin import AdminClient
 
         return AdminClient(self.broker, tenant=tenant, credentials=self.credentials())
@@ -96,10 +97,6 @@ class TenantConnection(Connection):
         if self.all_tenants and self.tenant:
             raise typer.BadParameter("--tenant names one tenant, and -A all: leave one of them out")
         return self.client_of(ALL_TENANTS if self.all_tenants else self.tenant)
-
-    def client_of(self, tenant: str | None) -> AdminClient:
-        """Return a client of a tenant. Raises a `TrustError`."""
-        return self._client(tenant)
 
 
 def connects(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from restow.broker.cli.views.fleet_views import standing_text
 from restow.broker.cli.views.listing import Cell, colored, console, listing, put
 from restow.broker.display.documents import ENDS, Values, mixed_weights, models_json
 from restow.broker.display.rows import COLUMNS, Chart, about, charts, destination_text, timeline
@@ -67,6 +66,49 @@ def show_status(status: Values, wide: bool = False) -> None:
     for cells in rows:
         table.add_row(*cells)
     put(console(wide), table)
+
+
+def show_brokers(value: Values, wide: bool = False) -> None:
+    """Print ``restow brokers``: all brokers, and the state of the broker that was asked."""
+    to, membership = console(wide), value["membership"]
+    if membership is None:
+        print("This is the only broker. `restow serve --etcd` makes it one of several.")
+        return
+    rows: list[list[Cell]] = [
+        [
+            broker["address"],
+            "leads" if broker["leads"] else "standby",
+            "asked" if broker["asked"] else "",
+        ]
+        for broker in value["brokers"]
+    ]
+    if rows:
+        put(to, listing(["broker", "", " "], rows, to.width, words=""))
+    put(to, Text(), Text.assemble(f"{membership['address']} ", standing_text(membership)))
+
+
+def standing_text(membership: Values) -> Text:
+    """Return the state of a broker among others, in words."""
+    trouble = membership["trouble"]
+    why = f" ({trouble['reason']}: {trouble['message']})" if trouble else ""
+    if not membership["let_in"]:
+        return Text(f"is not let in by the brokers' registry{why}", style="red")
+    if membership["still_s"] is not None:
+        still = duration_text(membership["still_s"])
+        words = f"has stood still for {still}: its lease may have ended, so it grants nothing"
+        return Text(f"{words}{why}", style="red")
+    if membership["leader"] is None:
+        since = duration_text(membership["leaderless_s"] or 0.0)
+        return Text(f"knows no leader since {since}{why}", style="red")
+    leads = f"leads in epoch {membership['epoch']}"
+    does = leads if membership["leads"] else f"stands by, {membership['leader']} {leads}"
+    brokers, expected = membership["brokers"], membership["expected"]
+    missing = expected is not None and brokers < expected
+    count = f"{brokers} of {expected}" if expected is not None else str(brokers)
+    words = f"{does}; there are {count} brokers"
+    words += "".join(f"; etcd {warning}" for warning in membership["warnings"])
+    bad = missing or bool(trouble) or bool(membership["warnings"])
+    return Text(f"{words}{why}", style="yellow" if bad else "")
 
 
 def show_tenants(value: Values, wide: bool = False) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from restow.broker.cli.views.fleet_views import standing_text
 from restow.broker.cli.views.listing import console, listing, put
+from restow.broker.cli.views.tables import standing_text
 from restow.broker.display.documents import ENDS, Values
 from restow.broker.display.rows import (
     COLUMNS,

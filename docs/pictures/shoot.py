@@ -1,6 +1,6 @@
 """Take the pictures of docs/pictures anew: the status page, and `restow top` at two widths.
 
-    PYTHONPATH=tests python tests/deployment/shoot.py
+    PYTHONPATH=tests python docs/pictures/shoot.py
 
 With 0, 1 and 500 handoffs, of a real broker to which fake engines speak. Needs Chromium.
 """
@@ -22,7 +22,7 @@ from restow.broker.cli.views.top_screen import Top
 from restow.broker.client import AdminClient, EngineSession
 from restow.broker.server.serve import RunningBroker
 
-PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
+PICTURES = Path(__file__).resolve().parent
 SIZES = ((80, 24), (200, 50))
 MANY = 500
 PATIENT: dict[str, Any] = {"lease_s": 600.0, "timeout_s": 600.0, "grant_s": 600.0}

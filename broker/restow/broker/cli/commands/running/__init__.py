@@ -1,1 +1,0 @@
-"""The commands that are programs which run until they are told to stop."""
