@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from agent_harness.fake_broker import AgentStream, FakeBroker
-from agent_harness.world import Case, RankMemory
+from agent_harness.world import Case
 from restow.broker.layout import Layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.broker.rpc import wire, wire_program
 from restow.v1 import agent_link_pb2 as pb
 
 KINDS = {False: pb.DIGEST_KIND_UNSPECIFIED, True: pb.DIGEST_KIND_XXH3_128}
-
-
-def destination_memory(case: Case) -> dict[int, RankMemory]:
-    return {rank.rank: RankMemory(rank, case.dst_ids) for rank in case.destination.ranks}
 
 
 def programs(case: Case, strategy: Strategy) -> dict[int, Program]:

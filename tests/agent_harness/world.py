@@ -42,6 +42,26 @@ class Case:
     src_ids: Mapping[str, tuple[int, ...]]
     dst_ids: Mapping[str, tuple[int, ...]]
 
+    @property
+    def fields(self) -> dict[str, Field]:
+        """Fields of D's model by name, with inputs."""
+        return fields_of(self.destination)
+
+    def source_memory(self) -> dict[int, RankMemory]:
+        """Return the memory of P's ranks, with the state in it."""
+        memories = {one.rank: RankMemory(one, self.src_ids) for one in self.source.ranks}
+        for memory in memories.values():
+            memory.write(fields_of(self.source), self.tokens)
+        return memories
+
+    def destination_memory(self) -> dict[int, RankMemory]:
+        """Return the poisoned memory of D's ranks."""
+        return {one.rank: RankMemory(one, self.dst_ids) for one in self.destination.ranks}
+
+
+def fields_of(layout: Layout) -> dict[str, Field]:
+    return {field.name: field for field in (*layout.model.fields, *layout.model.inputs)}
+
 
 def make_case(name: str) -> Case:
     """Return a case by its name.

@@ -7,10 +7,9 @@ import contextlib
 import json
 import re
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent_harness.fake_broker import FakeBroker
@@ -28,13 +27,6 @@ PAGE = ROOT / "docs" / "operators.md"
 DASHBOARD = ROOT / "docker" / "grafana" / "restow.json"
 Found = dict[tuple[str, str], float]
 """By name, and the value of the only label."""
-
-
-@pytest.fixture
-def shared() -> Iterator[SharedRank]:
-    rank = SharedRank()
-    yield rank
-    rank.shared.close()
 
 
 async def fetch(address: str, path: str = "/metrics") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,12 +15,11 @@ from agent_harness.fake_broker import FakeBroker
 from agent_harness.handover import hand_over, programs, send_execute
 from agent_harness.processes import READY, Child, child, serve_until_over
 from agent_harness.shared_rank import CASE, RANK, SharedRank, attach
-from agent_harness.source_main import serve_source
+from agent_harness.source_main import serve_daemon, serve_source
 from agent_harness.waiting import WAIT_S, until
 from agent_harness.world import POISON
 from laws.strategies import SENDING
 from restow.agents import DaemonAgent, SharedRegion
-from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.daemon.server import AgentDaemon, SocketInUseError
 from restow.agents.link.order_desk import OrderTasks
 from restow.agents.memory.errors import DaemonUnreachableError
@@ -29,18 +28,6 @@ from restow.agents.memory.shared_memory import FOLDER, OpenedRegions
 from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.errors import AgentMismatchError
 from restow.broker.planner import Strategy
-
-
-@pytest.fixture
-def shared() -> Iterator[SharedRank]:
-    rank = SharedRank()
-    yield rank
-    rank.shared.close()
-
-
-def serve_daemon(pipe: Connection, broker: str, socket: str) -> None:
-    pipe.send(READY)
-    run_agent_daemon(broker, socket)
 
 
 def serve_engine(pipe: Connection, socket: str, regions: list[SharedRegion]) -> None:
@@ -69,13 +56,12 @@ async def test_state_arrives_in_the_engines_memory(tmp_path: Path, shared: Share
         assert stat.S_IMODE(socket.stat().st_mode) == 0o600
         stream = await fake.agent("D", RANK)
         assert stream.hello.agent_name == agent.name
-        fields = {field.name: field for field in CASE.destination.model.fields}
         for handoff, strategy in enumerate(one for one in SENDING if one is not Strategy.AUTO):
             shared.memory.data[:] = POISON
             program = programs(CASE, strategy)[RANK]
             settled = await hand_over(fake, CASE, program, handoff)
             assert settled.reason == "", settled.detail
-            assert (shared.memory.data == shared.memory.expected(fields, CASE.tokens)).all()
+            assert (shared.memory.data == shared.memory.expected(CASE.fields, CASE.tokens)).all()
         await asyncio.to_thread(agent.fence, "h1")
         assert (await stream.next()).handoff_id == "h1"
         program = programs(CASE, Strategy.SLICES)[RANK]

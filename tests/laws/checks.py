@@ -81,10 +81,7 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
         assert told == size, f"rank {rank} reads {told} bytes and needs {size}"
     needed = needed_bytes(destination, case.tokens)
     traffic = check_cover(case, strategy)
-    read: dict[int, int] = defaultdict(int)
-    for (_, dst_rank), size in traffic.read_bytes.items():
-        read[dst_rank] += size
-    assert {r: n for r, n in read.items() if n} == {r: n for r, n in needed.items() if n}
+    assert +traffic.read_bytes == {rank: size for rank, size in needed.items() if size}
     check_disjoint(plan)
     check_shared(plan)
     page_bytes = bytes_of_pages(source, destination, case.tokens)

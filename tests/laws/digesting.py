@@ -10,20 +10,13 @@ import numpy as np
 from laws.checks import engines_of
 from laws.executor import Arena, Int64s
 from laws.strategies import Case
-from laws.transfers import served
+from laws.transfers import RankTransfer, served
 from laws.world import Engine
 from restow.agents.binding.extents import Extents, one_extent, source_extents
-from restow.agents.binding.operands import SRC, paged
-from restow.agents.binding.pages import RegionTable
-from restow.agents.execute.gathering import GatheredRun
-from restow.agents.execute.orders import ExecuteOrder, Peer, Source
-from restow.agents.execute.staged_reads import KeptReads, StagedReads, arrived_extents, joined_reads
-from restow.agents.memory.regions import HOST
+from restow.agents.execute.staged_reads import arrived_extents, joined_reads
 from restow.agents.reading.lane import Read
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.broker.rpc import wire_program
-
-P_STAGING, D_STAGING = 16, 16
 
 
 @dataclass(frozen=True)
@@ -67,36 +60,19 @@ def handed_over(case: Case, strategy: Strategy, arena: Arena) -> Iterator[Hashed
 def _read(
     program: Program, src_rank: int, source: Engine, destination: Engine, case: Case, arena: Arena
 ) -> Hashed:
-    tokens = case.tokens
-    memory = _memory(source, src_rank)
     message = wire_program.program_to_proto(program, src_rank, hashed=True)
     part = wire_program.program_from_proto(message)
-    gathered = GatheredRun.at_source(part, src_rank, tokens)
-    staged = arena.address(arena.allocate(gathered.length_bytes, P_STAGING))
-    for copies in gathered.gather(paged(memory, SRC, source.blocks), staged):
-        arena.copy(copies)
-    run = one_extent(staged, gathered.length_bytes)
-    hashed = source_extents(part, src_rank, memory, source.blocks, tokens, run)
+    there = RankTransfer(program, source, destination, case.tokens)
+    given, _ = there.gather(src_rank, part)
+    run = one_extent(given.staged_address, given.staged_bytes)
+    memory = source.regions(src_rank)
+    hashed = source_extents(part, src_rank, memory, source.blocks, case.tokens, run)
     before = content(arena, hashed)
-
-    own = _memory(destination, program.dst_rank)
-    given = Source(src_rank, "p", staged if gathered.length_bytes else 0, gathered.length_bytes)
-    execute = ExecuteOrder(
-        1, program.program_id, source.blocks, destination.blocks, tokens, (given,), 1.0, True
-    )
-    peer = Peer("p", src_rank, b"", memory, HOST)
-    there = StagedReads(program, execute)
-    there.put_at(arena.address(arena.allocate(there.length_bytes, D_STAGING)))
-    laid = KeptReads(own, HOST).of(program, src_rank, peer)
-    reads = joined_reads([*laid.bind(execute, there.spans), *there.reads(given, peer, HOST)])
+    reads = joined_reads(list(there.reads(given)))
     for read in reads:
         arena.read(read.descriptors)
-    found = arrived_extents(program, src_rank, execute, there, own)
+    found = arrived_extents(program, src_rank, there.order, there.staged, there.own)
     return Hashed(reads, hashed, before, found, content(arena, found))
-
-
-def _memory(engine: Engine, rank: int) -> RegionTable:
-    return engine.regions(next(one for one in engine.layout.ranks if one.rank == rank))
 
 
 def content(arena: Arena, extents: Extents) -> bytes:

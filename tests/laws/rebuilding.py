@@ -14,7 +14,6 @@ from dataclasses import replace
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from laws import transfers
 from laws.checks import engines_of, needed_bytes
 from laws.executor import Arena
 from laws.strategies import (
@@ -28,11 +27,13 @@ from laws.strategies import (
     model_specs,
     prompts,
 )
+from laws.transfers import transfer
 from laws.values import FLOATS
 from restow.agents.binding.pages import TokenRange
 from restow.broker.errors import LayoutFormError, StrategyRefusedError
 from restow.broker.families import Mamba1Spec, Mamba2Spec, Mixer, build_layout
 from restow.broker.layout import Layout, RankLayout, Region, check_layout
+from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner import Strategy, compile_programs, make_plan
 from restow.broker.planner.program import PROJECT_SPANS, ProjectColumn
 
@@ -124,17 +125,16 @@ def check_recompute(case: Case) -> None:
         assume(False)
     arena = Arena()
     source, destination = engines_of(case, arena)
-    traffic = transfers.transfer(source, destination, case.tokens, Strategy.RECOMPUTE, plan)
+    traffic = transfer(source, destination, case.tokens, Strategy.RECOMPUTE, plan)
     destination.check(case.state, case.tokens, written=True)
     source.check(case.state, TokenRange(0, case.tokens.stop), written=False)
     needed = needed_bytes(destination_layout, case.tokens)
-    read: dict[int, int] = defaultdict(int)
-    for (_, dst_rank), size in traffic.read_bytes.items():
-        read[dst_rank] += size
     for program in programs:
         rows = program.rows(PROJECT_SPANS)
         dst_rank = program.dst_rank
         made = rows[:, ProjectColumn.CHANNELS] * rows[:, ProjectColumn.TAPS]
-        rebuilt = int((made * transfers.ITEMS[rows[:, ProjectColumn.DST_DTYPE]]).sum())
+        rebuilt = int((made * ITEM_BYTES[rows[:, ProjectColumn.DST_DTYPE]]).sum())
         if case.layouts[0].model == case.layouts[1].model and not case.numbers:
-            assert read[dst_rank] == needed[dst_rank] - rebuilt, "what is rebuilt was read as well"
+            assert traffic.read_bytes[dst_rank] == needed[dst_rank] - rebuilt, (
+                "what is rebuilt was read as well"
+            )

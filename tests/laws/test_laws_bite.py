@@ -17,6 +17,7 @@ from restow.agents.binding import copies as alike_rows
 from restow.agents.binding import operands, reads
 from restow.agents.binding import pages as staging
 from restow.agents.binding.pages import Blocks, TokenRange
+from restow.agents.execute import gathering
 from restow.broker.errors import PagesError, PlanError
 from restow.broker.layout import Layout, Span
 from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
@@ -362,5 +363,5 @@ def test_fields_that_lie_in_a_chunk_in_another_order(monkeypatch: pytest.MonkeyP
 def test_packed_rows_that_begin_inside_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     # The chunk is taken to be as long as its first field alone.
     shorter = lambda right, rows, *side: right(rows[:1], *side)  # noqa: E731
-    change_function(monkeypatch, transfers, "chunk_bytes", shorter)
+    change_function(monkeypatch, gathering, "chunk_bytes", shorter)
     bites(cover(INTERLEAVE), family_cases())

@@ -15,7 +15,7 @@ from laws.rebuilding import check_recompute, rebuilding_cases
 from laws.rounds import tried
 from laws.strategies import Case
 from laws.test_laws_bite import bites, change_function
-from restow.agents.copying import copier as copying
+from restow.agents.execute import staged_reads
 from restow.broker.planner import compile as compiling
 from restow.broker.planner import recompute
 from restow.broker.planner import recompute as products
@@ -63,7 +63,7 @@ def test_the_newest_tap_first(monkeypatch: pytest.MonkeyPatch) -> None:
         parts[:, 2] = 1
         return parts
 
-    change_function(monkeypatch, copying, "bind_projections", turned)
+    change_function(monkeypatch, staged_reads, "bind_projections", turned)
     bites(check_recompute, rebuilding_cases())
 
 

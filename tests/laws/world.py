@@ -73,8 +73,9 @@ class Engine:
     def blocks(self) -> Blocks:
         return Blocks({group: np.array(ids, np.int64) for group, ids in self._ids.items() if group})
 
-    def regions(self, rank: RankLayout) -> RegionTable:
+    def regions(self, rank_number: int) -> RegionTable:
         """Return the rank's memory, as its agent would announce it."""
+        rank = next(rank for rank in self.layout.ranks if rank.rank == rank_number)
         addresses = [self.arena.address(self.offsets[rank.rank, r.name]) for r in rank.regions]
         return RegionTable(
             np.array(addresses, np.int64),

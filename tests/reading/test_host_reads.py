@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 
+from agent_harness.nixl_source import known_bytes
 from agent_harness.processes import READY, Child, child
 from agent_harness.reader_scene import FakeTransport
 from restow.agents.binding.reads import Descriptors
@@ -36,17 +37,13 @@ POISON = 0xA5
 FAR_S = 1e9
 
 
-def _known() -> np.ndarray:
-    return np.random.default_rng(7).integers(0, 256, SIZE_BYTES).astype(np.uint8)
-
-
 def _serve(pipe: Connection) -> None:
     """Serve known bytes until the pipe ends.
 
     Messages plant bytes in the heap, wipe the mark or unmap half of the memory.
     """
     pages = mmap.mmap(-1, SIZE_BYTES)
-    pages[:] = _known().tobytes()
+    pages[:] = known_bytes(SIZE_BYTES).tobytes()
     secret = np.full(4096, 0x5E, np.uint8)
     mark = HostMark(NAME, HostRanges.of([(address_of(pages), SIZE_BYTES, HOST)]))
     planted: list[np.ndarray] = []
@@ -100,7 +97,7 @@ class Scene:
         return src, dst, length
 
     def expected(self, src: np.ndarray, dst: np.ndarray, length: np.ndarray) -> np.ndarray:
-        known, found = _known(), np.full(SIZE_BYTES, POISON, np.uint8)
+        known, found = known_bytes(SIZE_BYTES), np.full(SIZE_BYTES, POISON, np.uint8)
         for begin, end, size in zip(src.tolist(), dst.tolist(), length.tolist(), strict=True):
             found[end : end + size] = known[begin : begin + size]
         return found
@@ -207,8 +204,7 @@ ALL_MEMORY = b"\x22\x01\x01\x2a\x09" + b"\x80" * 8 + b"\x40"
 
 def _secret(scene: Scene) -> Descriptors:
     """Return descriptors of memory of the process that nobody registered."""
-    where = (np.array([one]) for one in (scene.secret, scene.data.ctypes.data, 4096))
-    return Descriptors(*where)
+    return Descriptors.single(scene.secret, scene.data.ctypes.data, 4096)
 
 
 async def test_ranges_are_the_word_of_the_process_and_not_of_who_hands_it_on(scene: Scene) -> None:
