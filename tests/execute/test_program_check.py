@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent_harness.handover import programs
-from agent_harness.steps import with_rows
+from agent_harness.handover import programs, with_rows
 from agent_harness.world import make_case
 from fuzzing.hostile_orders import PROGRAMS
 from laws.strategies import SENDING

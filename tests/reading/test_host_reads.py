@@ -321,16 +321,16 @@ async def test_a_read_ends_between_two_calls_when_it_is_late(
 # -- in a reader ----------------------------------------------------------------------------------
 
 
-async def _reader(scene: Scene, own: HostRanges | None) -> tuple[Reader, FakeTransport]:
+async def _reader(scene: Scene) -> tuple[Reader, FakeTransport]:
     transport = FakeTransport()
     transport.copies = True
-    reader = Reader(lambda: [transport] if own is None else [SameHost(own), transport])
+    reader = Reader(lambda: [SameHost(scene.own), transport])
     reader.add_peer(NAME, b"metadata", scene.memory)
     return reader, transport
 
 
 async def test_a_reader_leaves_single_runs_and_devices_to_nixl(scene: Scene) -> None:
-    reader, transport = await _reader(scene, scene.own)
+    reader, transport = await _reader(scene)
     where = scene.some(300)
     await reader.read([Read(NAME, scene.pieces(*where), HOST, HOST)], FAR_S)
     assert (scene.data == scene.expected(*where)).all()
@@ -344,26 +344,9 @@ async def test_a_reader_leaves_single_runs_and_devices_to_nixl(scene: Scene) -> 
     reader.close()
 
 
-async def test_a_reader_without_ranges_of_its_own_reads_by_nixl(scene: Scene) -> None:
-    reader, transport = await _reader(scene, None)
-    await reader.read([Read(NAME, scene.pieces(*scene.some(9)), HOST, HOST)], FAR_S)
-    assert len(transport.posted) == 1
-    assert scene.untouched()
-    reader.close()
-
-
 async def test_a_peer_that_can_not_be_reached_is_read_by_nixl(scene: Scene) -> None:
     scene.memory = replace(scene.memory, pid=2**31 - 1)
-    reader, transport = await _reader(scene, scene.own)
+    reader, transport = await _reader(scene)
     await reader.read([Read(NAME, scene.pieces(*scene.some(9)), HOST, HOST)], FAR_S)
     assert len(transport.posted) == 1
-    reader.close()
-
-
-async def test_a_forgotten_peer_is_not_read(scene: Scene) -> None:
-    reader, _ = await _reader(scene, scene.own)
-    reader.forget_peer(NAME)
-    with pytest.raises(PeerLostError):
-        await reader.read([Read(NAME, scene.pieces(*scene.some(9)), HOST, HOST)], FAR_S)
-    assert scene.untouched()
     reader.close()

@@ -11,7 +11,7 @@ import pytest
 from agent_harness.nixl_source import SIZE_BYTES, known_bytes, serve_known_bytes
 from agent_harness.processes import TCP, child
 from restow.agents.binding.reads import Descriptors
-from restow.agents.memory.errors import AgentError, PeerLostError, ReadFailedError
+from restow.agents.memory.errors import PeerLostError, ReadFailedError
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.lane import Flight, Known, Read
 from restow.agents.reading.nixl_transport import NixlTransport
@@ -89,25 +89,6 @@ async def test_memory_that_is_not_registered_is_refused_on_both_sides(
         assert (reading.data == POISON).all()
 
 
-@pytest.mark.parametrize("tls", ["all", TCP])
-async def test_a_killed_peer_is_lost_and_stays_so(
-    tls: str, monkeypatch: pytest.MonkeyPatch, closing: list[Reading]
-) -> None:
-    monkeypatch.setenv("UCX_TLS", tls)
-    async with child(serve_known_bytes, tls=tls) as source:
-        reading = Reading(source.receive())
-        closing.append(reading)
-        reading.read(np.array([0]), np.array([0]), np.array([64]))
-        await source.kill()
-        with pytest.raises(AgentError) as caught:
-            reading.read(*_pieces())
-        assert isinstance(caught.value, PeerLostError | ReadFailedError)
-        reading.transport.forget(reading.peer)
-        reading.transport.forget(reading.peer)
-        with pytest.raises(AgentError):
-            reading.post(np.array([0]), np.array([0]), np.array([64]))
-
-
 async def test_metadata_of_another_agent_is_refused(closing: list[Reading]) -> None:
     async with child(serve_known_bytes) as source:
         reading = Reading(source.receive())
@@ -129,11 +110,3 @@ async def test_a_peer_is_added_once_and_may_return(closing: list[Reading]) -> No
         reading.transport.prepare(reading.peer, Known(reading.metadata))
         reading.read(np.array([64]), np.array([64]), np.array([64]))
         assert (reading.data[:128] == known_bytes()[:128]).all()
-
-
-def test_names_are_never_used_twice() -> None:
-    first, second = NixlTransport("e.0"), NixlTransport("e.0")
-    assert first.name != second.name
-    first.close()
-    first.close()
-    second.close()

@@ -24,6 +24,7 @@ from restow.agents.store.room import (
     Room,
     RoomTooSmallError,
     Shape,
+    page_strides,
 )
 from restow.broker.client import HashForm, Prefix, chain_of
 from restow.broker.errors import ChainFormError, ChainInvalidError
@@ -115,9 +116,19 @@ class Store:
                 assert (page == 0) == (key is None)
                 assert key is None or self.memory[group, page] == key, "the page has other content"
 
-    def check_own_bytes(self) -> None:
-        """Compare each state's own bytes with the pieces that no other state uses."""
-        states = self.kept._states
+    def check_bytes(self) -> None:
+        """Check that pages in use share no byte, and count what is free and what is a state's."""
+        states, room = self.kept._states, self.kept.room
+        used = [(key.group, piece.page) for key, piece in states.pieces.items()]
+        used += [(key.group, page) for one in self.written for key, page in one.new.items()]
+        assert all(page < room.page_counts[group] for group, page in used)
+        spans = [(page * room.strides[group], room.strides[group]) for group, page in used]
+        end = room.slab_bytes  # in front of it no page may lie
+        for begin, size_bytes in sorted(spans):
+            assert begin >= end, "two pages share a byte"
+            end = begin + size_bytes
+        assert end <= room.size_bytes
+        assert room.free_bytes == room.usable_bytes - sum(size for _, size in spans)
         users = Counter(key for state in states.by_key.values() for key in set(state.pieces))
         for state in states.by_key.values():
             own = {key for key in state.pieces if users[key] == 1}
@@ -157,7 +168,7 @@ def test_no_page_is_ever_of_two(name: str, seed: int, worth: Worth) -> None:
                 store.commit(random.choice(store.written), now_s)
             case 5 if store.written and random.random() < 0.3:
                 store.kept.give_up(store.written.pop())
-        store.check_own_bytes()
+        store.check_bytes()
     for pinned in (*store.read, *store.written):
         store.kept.give_up(pinned)
     assert store.kept.evictions > 0
@@ -242,9 +253,12 @@ def test_states_that_cost_more_a_byte_stay() -> None:
     assert kept.holds(prefix_of([9] * 50, 50))
 
 
-def test_a_room_of_nothing_is_refused() -> None:
-    with pytest.raises(RoomTooSmallError, match="too few"):
-        Room({"tokens": 4000, "snapshots": 50_000}, 100_000)
+def test_a_room_has_a_slab_for_each_group_and_an_unused_one() -> None:
+    page_bytes = {"tokens": 4000, "snapshots": 50_000}
+    least = 3 * max(page_strides(page_bytes).values())
+    assert Room(page_bytes, least).can_take({"tokens": 1, "snapshots": 1})
+    with pytest.raises(RoomTooSmallError, match=f"tokens, snapshots .* take {least} bytes"):
+        Room(page_bytes, least - 1)
 
 
 def test_a_block_is_named_at_its_end_whatever_lies_between_hashes() -> None:
