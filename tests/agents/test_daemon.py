@@ -13,7 +13,7 @@ import pytest
 
 from agent_harness.fake_broker import FakeBroker
 from agent_harness.handover import hand_over, programs, send_execute
-from agent_harness.processes import READY, Child, child, serve_until_over
+from agent_harness.processes import READY, Child, child
 from agent_harness.shared_rank import CASE, RANK, SharedRank, attach
 from agent_harness.source_main import serve_daemon, serve_source
 from agent_harness.waiting import WAIT_S, until
@@ -28,12 +28,6 @@ from restow.agents.memory.shared_memory import FOLDER, OpenedRegions
 from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.errors import AgentMismatchError
 from restow.broker.planner import Strategy
-
-
-def serve_engine(pipe: Connection, socket: str, regions: list[SharedRegion]) -> None:
-    agent = DaemonAgent(socket, "D", "life-1", RANK, regions)
-    agent.start()
-    serve_until_over(pipe)
 
 
 @contextlib.asynccontextmanager
@@ -72,16 +66,6 @@ async def test_state_arrives_in_the_engines_memory(tmp_path: Path, shared: Share
         await asyncio.wait_for(stream.over.wait(), WAIT_S)
 
 
-async def test_a_killed_engine_is_let_go(tmp_path: Path, shared: SharedRank) -> None:
-    async with (
-        daemon(tmp_path) as (fake, socket, _),
-        child(serve_engine, str(socket), shared.regions) as engine,
-    ):
-        stream = await fake.agent("D", RANK)
-        await engine.kill()
-        await asyncio.wait_for(stream.over.wait(), WAIT_S)
-
-
 def serve_own_memory(pipe: Connection, socket: str) -> None:
     """Make an engine's memory, attach it if ``socket`` is given, and send the memory's name."""
     pipe.send(READY)
@@ -97,16 +81,18 @@ def is_there(name: str) -> bool:
     return Path(FOLDER, name).exists()
 
 
-async def test_memory_of_a_killed_engine_goes_and_that_of_others_stays(
+async def test_a_killed_engine_is_let_go_with_its_memory_and_that_of_others_stays(
     tmp_path: Path, shared: SharedRank
 ) -> None:
     async with (
-        daemon(tmp_path) as (_, socket, _),
+        daemon(tmp_path) as (fake, socket, _),
         child(serve_own_memory, str(socket)) as engine,
     ):
         name = await asyncio.to_thread(engine.receive)
         assert is_there(name)
+        stream = await fake.agent("D", RANK)
         await engine.kill()
+        await asyncio.wait_for(stream.over.wait(), WAIT_S)
         await until(lambda: not is_there(name))
         assert is_there(shared.shared.name)
 

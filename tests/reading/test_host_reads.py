@@ -149,44 +149,47 @@ async def test_pieces_that_touch_arrive_wherever_they_go(
         assert (scene.data == scene.expected(*where)).all(), count
 
 
-async def test_the_kernel_sees_pieces_that_touch_as_one_run_and_all_in_order(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs: list[tuple[int, int]] = []
+Run = tuple[int, int]
+"""An address in the other process, and a length."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[Run]]]:
+    """Return what the kernel is asked for: in each call the number of pieces here, and the runs."""
+    made: list[tuple[int, list[Run]]] = []
     readv = same_host._readv
 
     def call(pid: int, here: int, parts: int, there: int, count: int, flags: int) -> int:
         entries = (ctypes.c_uint64 * (2 * count)).from_address(there)
-        runs.extend(zip(entries[::2], entries[1::2], strict=True))
+        made.append((parts, list(zip(entries[::2], entries[1::2], strict=True))))
         return int(readv(pid, here, parts, there, count, flags))
 
     monkeypatch.setattr(same_host, "_readv", call)
+    return made
+
+
+async def test_the_kernel_sees_pieces_that_touch_as_one_run_and_all_in_order(
+    scene: Scene, calls: list[tuple[int, list[Run]]]
+) -> None:
+    calls.clear()
     # Pages of two pieces: the pieces of a page touch, pages do not.
     page = 3000 * np.random.default_rng(1).permutation(100)
     src = np.concatenate([page, page + 1000])
     scene.peer.read(scene.pieces(src, src[::-1].copy(), np.full(200, 1000)), _nothing)
-    *seen, mark = runs
+    *seen, mark = [run for _, runs in calls for run in runs]
     assert seen == [(scene.base + 3000 * index, 2000) for index in range(100)]
     assert mark == (scene.memory.mark_address, len(scene.memory.mark))
 
 
 async def test_calls_stay_as_small_as_they_are_meant_to(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, calls: list[tuple[int, list[Run]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[tuple[int, int]] = []
-    one_call = HostPeer._call
-
-    def call(self: HostPeer, entries: np.ndarray, begin: int, end: int, wanted_bytes: int) -> None:
-        calls.append((end - begin, wanted_bytes))
-        one_call(self, entries, begin, end, wanted_bytes)
-
-    monkeypatch.setattr(HostPeer, "_call", call)
     monkeypatch.setattr(same_host, "CALL_BYTES", 1 << 20)
     scene.peer.read(scene.pieces(*scene.some(5000)), _nothing)
     whole = np.array([0]), np.array([0]), np.array([SIZE_BYTES])
     scene.peer.read(scene.pieces(*whole), _nothing)
     assert max(pieces for pieces, _ in calls) <= same_host.CALL_PIECES
-    assert max(size_bytes for _, size_bytes in calls) <= 1 << 20
+    assert max(sum(size_bytes for _, size_bytes in runs) for _, runs in calls) <= 1 << 20
     assert (scene.data == scene.expected(*whole)).all()
 
 
