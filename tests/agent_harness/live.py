@@ -15,7 +15,7 @@ from restow.agents.link.async_agent import AsyncAgent
 from restow.agents.link.settings import AgentSettings
 from restow.broker.client import EngineSession
 
-SETTINGS = AgentSettings(staging_bytes=8 << 20)
+SETTINGS = AgentSettings(staging_bytes=8 << 20, try_metadata=False)
 
 
 class Live:

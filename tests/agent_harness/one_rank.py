@@ -16,7 +16,7 @@ from restow.agents.memory.regions import RegionMemory
 
 MEMORY = np.zeros(4096, np.uint8)
 REGIONS = [RegionMemory("r", MEMORY.ctypes.data, 4, 1024)]
-SETTINGS = AgentSettings(staging_bytes=1 << 16)
+SETTINGS = AgentSettings(staging_bytes=1 << 16, try_metadata=False)
 
 
 def agent_on(address: str) -> AsyncAgent:

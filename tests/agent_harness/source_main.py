@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 from agent_harness.processes import READY
 from agent_harness.world import make_case
-from restow.agents import Agent
+from restow.agents import Agent, AgentSettings
 from restow.agents.daemon.cli import run_agent_daemon
 
 STAGING_BYTES = 8 << 20
@@ -19,8 +19,9 @@ def serve_source(
     """Serve all ranks of a case's source; fence each handoff that the pipe names, until it ends."""
     case = make_case(case_name)
     memories = case.source_memory()
+    settings = AgentSettings(staging_bytes=staging_bytes, try_metadata=False)  # it never reads
     agents = [
-        Agent(broker, "P", "life-1", rank, memory.regions, staging_bytes=staging_bytes)
+        Agent(broker, "P", "life-1", rank, memory.regions, settings=settings)
         for rank, memory in memories.items()
     ]
     for agent in agents:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from agent_harness.handover import programs
-from agent_harness.live import Live
+from agent_harness.live import SETTINGS, Live
 from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, Case, RankMemory, make_case
@@ -18,7 +19,6 @@ from restow.agents.binding.pages import Blocks, TokenRange
 from restow.agents.execute.gathering import GatheredRun
 from restow.agents.execute.orders import ExecuteOrder, Source
 from restow.agents.execute.staged_reads import StagedReads
-from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.staging import ALIGN_BYTES
 from restow.broker.core.common.keys import State
 from restow.broker.planner import Program, Strategy
@@ -70,7 +70,7 @@ async def test_a_hundred_handoffs_through_pools_for_three(strategy: Strategy) ->
     ):
         await both.start_engines()
         await both.start_source(serve_source, FIT * gathered_bytes(case, strategy))
-        await both.start_agents(AgentSettings(staging_bytes=FIT * max(arriving)))
+        await both.start_agents(replace(SETTINGS, staging_bytes=FIT * max(arriving)))
         released = [both.p.publish(name, case.src_ids, case.tokens) for name in names]
         asked = [both.d.request(n, ids_of(case, i)) for i, n in enumerate(names)]
         for name in names:

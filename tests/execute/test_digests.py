@@ -5,18 +5,18 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import xxhash
 
 from agent_harness.handover import programs
-from agent_harness.pair import STAGING_BYTES, pair
+from agent_harness.pair import SETTINGS, pair
 from agent_harness.world import POISON
 from laws.strategies import SENDING
 from restow.agents.binding.extents import Extents
 from restow.agents.copying.copier import Hasher
-from restow.agents.link.settings import AgentSettings
 from restow.agents.reading import reader, same_host
 from restow.broker.planner import Strategy
 from restow.broker.planner.program import READ_PAGES
@@ -86,7 +86,7 @@ async def test_reads_that_threads_share_out_are_hashed_like_others(
 ) -> None:
     monkeypatch.setattr(reader, "LARGE_BYTES", 1)
     monkeypatch.setattr(same_host, "THREAD_BYTES", 4096)
-    settings = AgentSettings(staging_bytes=STAGING_BYTES, read_threads=3)
+    settings = replace(SETTINGS, read_threads=3)
     threads: set[int] = set()
     right = Hasher._digest
 
@@ -132,7 +132,7 @@ async def test_the_digest_of_another_rank_does_not_do() -> None:
 
 
 async def test_hashing_needs_no_staging_and_saying_it_again_changes_nothing() -> None:
-    async with pair("wide", ranks=(0,), settings=AgentSettings(staging_bytes=0)) as made:
+    async with pair("wide", ranks=(0,), settings=replace(SETTINGS, staging_bytes=0)) as made:
         program = programs(made.case, Strategy.SLICES)[0]
         first = await made.stage(program, 1, hashed=True)
         assert all(len(one.digest) == 16 and one.bytes == 0 for one in first.values())
