@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agent_harness.fake_broker import AgentStream, FakeBroker
-from agent_harness.world import Case, RankMemory
+from agent_harness.world import Case
 from restow.broker.layout import Layout
+from restow.broker.layout.rows import Int64s
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
+from restow.broker.planner.program import Form, Step, joined_steps
 from restow.broker.rpc import wire, wire_program
 from restow.v1 import agent_link_pb2 as pb
 
 KINDS = {False: pb.DIGEST_KIND_UNSPECIFIED, True: pb.DIGEST_KIND_XXH3_128}
 
 
-def destination_memory(case: Case) -> dict[int, RankMemory]:
-    return {rank.rank: RankMemory(rank, case.dst_ids) for rank in case.destination.ranks}
-
-
 def programs(case: Case, strategy: Strategy) -> dict[int, Program]:
     plan = make_plan(case.source, case.destination)
     return {program.dst_rank: program for program in compile_programs(plan, strategy)}
+
+
+def with_rows(program: Program, form: Form, rows: Int64s) -> Program:
+    """Return the program with ``rows`` instead of its own rows of the form."""
+    others = [step for step in program.steps if step.form != form]
+    return replace(program, steps=joined_steps([*others, Step(form, rows)]))
 
 
 def introduction(layout: Layout, stream: AgentStream) -> pb.AgentOrder:

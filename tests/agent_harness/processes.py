@@ -76,10 +76,3 @@ async def child(
     finally:
         ours.close()
         await running.kill()
-
-
-def serve_until_over(pipe: Connection) -> None:
-    """Say ``ready``, and wait for the end of the pipe."""
-    pipe.send(READY)
-    with contextlib.suppress(EOFError):
-        pipe.recv()

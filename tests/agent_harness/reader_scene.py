@@ -6,8 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-import numpy as np
-
 from agent_harness.waiting import until
 from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.errors import AgentError
@@ -15,8 +13,11 @@ from restow.agents.memory.regions import HOST
 from restow.agents.reading.lane import Flight, Known, Read, Transport
 from restow.agents.reading.reader import Reader
 
-NOTHING = np.array([1], np.int64)
 QUARANTINE_S = 10.0
+
+
+def one_byte(peer: str) -> Read:
+    return Read(peer, Descriptors.single(1, 1, 1), HOST, HOST)
 
 
 class FakeTransport:
@@ -105,11 +106,15 @@ class Scene:
     async def begin(self, *peers: str, deadline_s: float = 101.0) -> asyncio.Task[None]:
         """Start one read from each peer; return the reader's task once all reads are posted."""
         before = sum(len(lane.posted) for lane in self.lanes)
-        descriptors = Descriptors(NOTHING, NOTHING, NOTHING)
-        reads = [Read(peer, descriptors, HOST, HOST) for peer in peers]
-        task = asyncio.create_task(self.reader.read(reads, deadline_s))
+        reads = map(one_byte, peers)
+        task = asyncio.create_task(self.reader.read(list(reads), deadline_s))
         await until(lambda: sum(len(x.posted) for x in self.lanes) == before + len(peers))
         return task
+
+    async def be_late(self) -> None:
+        """Pass the usual deadline."""
+        self.now_s = 101.1
+        await self.settle()
 
     async def settle(self) -> None:
         """Let every task see the present time and the present state."""

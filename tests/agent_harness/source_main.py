@@ -1,7 +1,4 @@
-"""The process of a source engine: all ranks of a case, in memory of its own.
-
-It fences every handoff that it is told of, until its pipe ends.
-"""
+"""Processes with agents: a source engine's, and a daemon's."""
 
 from __future__ import annotations
 
@@ -9,8 +6,9 @@ import contextlib
 from multiprocessing.connection import Connection
 
 from agent_harness.processes import READY
-from agent_harness.world import RankMemory, make_case
-from restow.agents import Agent
+from agent_harness.world import make_case
+from restow.agents import Agent, AgentSettings
+from restow.agents.daemon.cli import run_agent_daemon
 
 STAGING_BYTES = 8 << 20
 
@@ -18,13 +16,12 @@ STAGING_BYTES = 8 << 20
 def serve_source(
     pipe: Connection, case_name: str, broker: str, staging_bytes: int = STAGING_BYTES
 ) -> None:
+    """Serve all ranks of a case's source; fence each handoff that the pipe names, until it ends."""
     case = make_case(case_name)
-    fields = {field.name: field for field in (*case.source.model.fields, *case.source.model.inputs)}
-    memories = {rank.rank: RankMemory(rank, case.src_ids) for rank in case.source.ranks}
-    for memory in memories.values():
-        memory.write(fields, case.tokens)
+    memories = case.source_memory()
+    settings = AgentSettings(staging_bytes=staging_bytes, try_metadata=False)  # it never reads
     agents = [
-        Agent(broker, "P", "life-1", rank, memory.regions, staging_bytes=staging_bytes)
+        Agent(broker, "P", "life-1", rank, memory.regions, settings=settings)
         for rank, memory in memories.items()
     ]
     for agent in agents:
@@ -37,3 +34,8 @@ def serve_source(
                 agent.fence(handoff_id)
     for agent in agents:
         agent.close()
+
+
+def serve_daemon(pipe: Connection, broker: str, socket: str) -> None:
+    pipe.send(READY)
+    run_agent_daemon(broker, socket)

@@ -42,6 +42,26 @@ class Case:
     src_ids: Mapping[str, tuple[int, ...]]
     dst_ids: Mapping[str, tuple[int, ...]]
 
+    @property
+    def fields(self) -> dict[str, Field]:
+        """Fields of D's model by name, with inputs."""
+        return fields_of(self.destination)
+
+    def source_memory(self) -> dict[int, RankMemory]:
+        """Return the memory of P's ranks, with the state in it."""
+        memories = {one.rank: RankMemory(one, self.src_ids) for one in self.source.ranks}
+        for memory in memories.values():
+            memory.write(fields_of(self.source), self.tokens)
+        return memories
+
+    def destination_memory(self) -> dict[int, RankMemory]:
+        """Return the poisoned memory of D's ranks."""
+        return {one.rank: RankMemory(one, self.dst_ids) for one in self.destination.ranks}
+
+
+def fields_of(layout: Layout) -> dict[str, Field]:
+    return {field.name: field for field in (*layout.model.fields, *layout.model.inputs)}
+
 
 def make_case(name: str) -> Case:
     """Return a case by its name.
@@ -195,7 +215,7 @@ class RankMemory:
                 one.field, box, one.dtype, one.region, one.offset_bytes, one.strides_bytes
             )
             bits = mixers.numbers(one.field, box).view(np.uint32) >> 16
-            self._view(image, self.layout.region(one.region), shard, 0, 0)[...] = bits
+            self._view(image, self.layout.region(one.region), shard, 0)[...] = bits
 
     def write(self, fields: Mapping[str, Field], tokens: int, image: Bytes | None = None) -> None:
         """Write the rank's part of the known state into its memory, or into an image of it."""
@@ -210,21 +230,24 @@ class RankMemory:
             part = values[(slice(None), *box) if field.kind is Kind.PER_TOKEN else box]
             region = self.layout.region(shard.region)
             if field.kind is Kind.SNAPSHOT:
-                self._view(image, region, shard, self.ids[region.group][0], 0)[...] = part
+                self._view(image, region, shard, self.ids[region.group][0])[...] = part
                 continue
             first = tokens - field.window_tokens if field.window_tokens else 0
-            for token in range(max(first, 0), tokens):
-                turn, in_turn = divmod(token, region.interleave_tokens)
-                if turn % region.context_parts != region.context_part:
-                    continue
-                place = turn // region.context_parts * region.interleave_tokens + in_turn
-                index, in_page = divmod(place, region.page_tokens or 1)
-                page = self.ids[region.group][index]
-                self._view(image, region, shard, page, in_page)[...] = part[token]
+            held = np.arange(max(first, 0), tokens)
+            turn, in_turn = np.divmod(held, region.interleave_tokens)
+            held = held[turn % region.context_parts == region.context_part]
+            turn, in_turn = np.divmod(held, region.interleave_tokens)
+            place = turn // region.context_parts * region.interleave_tokens + in_turn
+            index, in_page = np.divmod(place, region.page_tokens or 1)
+            for number in np.unique(index).tolist():  # places follow each other in a page
+                here = index == number
+                page, stop = self.ids[region.group][number], int(in_page[here][-1]) + 1
+                view = self._view(image, region, shard, page, range(int(in_page[here][0]), stop))
+                view[...] = part[held[here]]
 
         for shard in self.layout.inputs:
             region = self.layout.region(shard.region)
-            view = self._view(image, region, shard, self.ids[region.group][0], 0)
+            view = self._view(image, region, shard, self.ids[region.group][0])
             view[...] = mixers.numbers(shard.field, shard.box).view(np.uint32) >> 16
         for scratch in self.layout.scratch:
             region = self.layout.region(scratch.region)
@@ -253,17 +276,22 @@ class RankMemory:
         return mask
 
     def _view(
-        self, image: Bytes, region: Region, shard: Shard, page: int, in_page: int
+        self,
+        image: Bytes,
+        region: Region,
+        shard: Shard,
+        page: int,
+        tokens: range | None = None,
     ) -> npt.NDArray[np.unsignedinteger]:
+        """Return a shard in a page, or those of some tokens in the page, ``[token, *box]``."""
         start = self.offsets[region.name] + page * region.page_stride_bytes + shard.offset_bytes
-        start += in_page * (shard.token_stride_bytes or 0)
-        return np.ndarray(
-            tuple(span.size for span in shard.box),
-            _UINTS[shard.dtype.itemsize_bytes],
-            image.data,
-            start,
-            shard.strides_bytes,
-        )
+        sizes, strides = tuple(span.size for span in shard.box), shard.strides_bytes
+        if tokens is not None:
+            stride = shard.token_stride_bytes or 0
+            start += tokens.start * stride
+            sizes, strides = (len(tokens), *sizes), (stride, *strides)
+        kind = _UINTS[shard.dtype.itemsize_bytes]
+        return np.ndarray(sizes, kind, image.data, start, strides)
 
 
 @functools.lru_cache(maxsize=128)

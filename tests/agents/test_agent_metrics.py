@@ -4,45 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import re
-import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-
-import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from agent_harness.fake_broker import FakeBroker
 from agent_harness.handover import hand_over, programs, send_execute
 from agent_harness.processes import child
 from agent_harness.shared_rank import CASE, RANK, SharedRank, attach
+from agent_harness.shown_metrics import check_documented, families, fetched
 from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S
 from restow.agents.daemon.metrics import showing
 from restow.agents.daemon.server import AgentDaemon
 from restow.broker.planner import Strategy
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "operators.md"
-DASHBOARD = ROOT / "docker" / "grafana" / "restow.json"
 Found = dict[tuple[str, str], float]
 """By name, and the value of the only label."""
-
-
-@pytest.fixture
-def shared() -> Iterator[SharedRank]:
-    rank = SharedRank()
-    yield rank
-    rank.shared.close()
-
-
-async def fetch(address: str, path: str = "/metrics") -> str:
-    def ask() -> str:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
-            return str(answer.read().decode())
-
-    return await asyncio.to_thread(ask)
 
 
 async def metrics(address: str) -> Found:
@@ -50,7 +27,7 @@ async def metrics(address: str) -> Found:
         (sample.name.removeprefix("restow_agent_"), next(iter(sample.labels.values()), "")): (
             sample.value
         )
-        for family in text_string_to_metric_families(await fetch(address))
+        for family in families(await asyncio.to_thread(fetched, address))
         for sample in family.samples
     }
 
@@ -83,7 +60,7 @@ async def test_reads_staging_and_ranks_are_shown_and_counts_outlive_their_agent(
         shown(tmp_path, fake.address) as (socket, address),
         child(serve_source, "wide", fake.address),
     ):
-        assert await fetch(address, "/healthz") == "ok\n"
+        assert await asyncio.to_thread(fetched, address, "/healthz") == "ok\n"
         found = await metrics(address)
         nothing = {(name, ""): 0.0 for name in ("ranks", "ranks_connected", "lanes")}
         nothing |= {
@@ -132,24 +109,4 @@ async def test_a_read_that_fails_is_an_error(tmp_path: Path, shared: SharedRank)
 
 async def test_the_page_and_the_dashboard_have_what_there_is(tmp_path: Path) -> None:
     async with FakeBroker() as fake, shown(tmp_path, fake.address) as (_, address):
-        families = list(text_string_to_metric_families(await fetch(address)))
-    there = {}
-    for family in families:
-        if family.name.startswith("restow_"):
-            labels = {name for sample in family.samples for name in sample.labels}
-            kind = "info" if family.name == "restow_agent_info" else family.type
-            name = f"{family.name}_total" if kind == "counter" else family.name
-            there[name] = kind, labels
-    page = await asyncio.to_thread(PAGE.read_text)
-    rows = re.findall(r"^\| `(restow_agent_\w+)` \| (\w+) \|([^|]*)\|", page, re.MULTILINE)
-    assert {
-        name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows
-    } == there
-    board = json.loads(await asyncio.to_thread(DASHBOARD.read_text))
-    asked = {
-        name
-        for panel in board["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"\brestow_agent_\w+", target["expr"])
-    }
-    assert asked == there.keys() - {"restow_agent_info"}
+        check_documented(await asyncio.to_thread(fetched, address), "restow_agent_")

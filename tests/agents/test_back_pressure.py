@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from agent_harness.handover import programs
-from agent_harness.processes import child
+from agent_harness.live import SETTINGS, Live
 from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, Case, RankMemory, make_case
+from broker.fakes import broker
 from restow.agents.binding.pages import Blocks, TokenRange
 from restow.agents.execute.gathering import GatheredRun
 from restow.agents.execute.orders import ExecuteOrder, Source
 from restow.agents.execute.staged_reads import StagedReads
-from restow.agents.link.async_agent import AsyncAgent
-from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.staging import ALIGN_BYTES
-from restow.broker.client import EngineSession
 from restow.broker.core.common.keys import State
 from restow.broker.planner import Program, Strategy
-from restow.broker.server.base.settings import BrokerSettings
-from restow.broker.server.serve import running_broker
 
 HANDOFFS = 100
 FIT = 3
@@ -64,45 +60,34 @@ def ids_of(case: Case, number: int) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("strategy", [Strategy.WHOLE, Strategy.PACK, Strategy.INTERLEAVE])
 async def test_a_hundred_handoffs_through_pools_for_three(strategy: Strategy) -> None:
     case = make_case("wide")
-    fields = {field.name: field for field in case.destination.model.fields}
     last = ids_of(case, HANDOFFS - 1)
     memory = {rank.rank: RankMemory(rank, last) for rank in case.destination.ranks}
     arriving = [arriving_bytes(case, one) for one in programs(case, strategy).values()]
-    settings = BrokerSettings(listen="127.0.0.1:0", strategy=strategy)
     names = [f"h{number}" for number in range(HANDOFFS)]
-    async with contextlib.AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        broker = await enter(running_broker(settings))
-        source = await enter(EngineSession("P", "life-1", case.source, broker.address))
-        destination = await enter(EngineSession("D", "life-1", case.destination, broker.address))
-        pool_bytes = FIT * gathered_bytes(case, strategy)
-        process = await enter(child(serve_source, "wide", broker.address, pool_bytes))
-        agents = []
-        for rank, own in memory.items():
-            sizes = AgentSettings(staging_bytes=FIT * max(arriving))
-            agent = AsyncAgent(broker.address, "D", "life-1", rank, own.regions, sizes)
-            await agent.start()
-            stack.push_async_callback(agent.close)
-            agents.append(agent)
-        released = [source.publish(name, case.src_ids, case.tokens) for name in names]
-        asked = [destination.request(n, ids_of(case, i)) for i, n in enumerate(names)]
+    async with (
+        broker(strategy=strategy) as running,
+        Live("wide", running.address, memory) as both,
+    ):
+        await both.start_engines()
+        await both.start_source(serve_source, FIT * gathered_bytes(case, strategy))
+        await both.start_agents(replace(SETTINGS, staging_bytes=FIT * max(arriving)))
+        released = [both.p.publish(name, case.src_ids, case.tokens) for name in names]
+        asked = [both.d.request(n, ids_of(case, i)) for i, n in enumerate(names)]
         for name in names:
-            process.tell(name)
+            both.fence(name)
         ended = asyncio.gather(*asked)
         most_at_once = 0
         while not ended.done():
-            states = Counter(h.state for h in broker.hub.directory.ledger.live.values())
+            states = Counter(h.state for h in running.hub.directory.ledger.live.values())
             most_at_once = max(most_at_once, states[State.STAGING] + states[State.READING])
             await asyncio.wait([ended], timeout=0.002)
         assert all(one.done for one in await asyncio.wait_for(ended, WAIT_S))
         assert all(one.done for one in await asyncio.wait_for(asyncio.gather(*released), WAIT_S))
         assert most_at_once > FIT, "they did not meet"
-        assert not any(
-            agent.figures.gather.used_bytes + agent.figures.scatter.used_bytes for agent in agents
-        )
+        both.check_staging_is_free()
     for rank, own in memory.items():
         image = np.full_like(own.data, POISON)
         for number in range(HANDOFFS):
             own.ids = ids_of(case, number)
-            own.write(fields, case.tokens, image)
+            own.write(case.fields, case.tokens, image)
         assert (own.data == image).all(), f"rank {rank}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,14 +13,13 @@ import pytest
 
 from agent_harness.fake_broker import FakeBroker
 from agent_harness.handover import hand_over, programs, send_execute
-from agent_harness.processes import READY, Child, child, serve_until_over
+from agent_harness.processes import READY, Child, child
 from agent_harness.shared_rank import CASE, RANK, SharedRank, attach
-from agent_harness.source_main import serve_source
+from agent_harness.source_main import serve_daemon, serve_source
 from agent_harness.waiting import WAIT_S, until
 from agent_harness.world import POISON
 from laws.strategies import SENDING
 from restow.agents import DaemonAgent, SharedRegion
-from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.daemon.server import AgentDaemon, SocketInUseError
 from restow.agents.link.order_desk import OrderTasks
 from restow.agents.memory.errors import DaemonUnreachableError
@@ -29,24 +28,6 @@ from restow.agents.memory.shared_memory import FOLDER, OpenedRegions
 from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.errors import AgentMismatchError
 from restow.broker.planner import Strategy
-
-
-@pytest.fixture
-def shared() -> Iterator[SharedRank]:
-    rank = SharedRank()
-    yield rank
-    rank.shared.close()
-
-
-def serve_daemon(pipe: Connection, broker: str, socket: str) -> None:
-    pipe.send(READY)
-    run_agent_daemon(broker, socket)
-
-
-def serve_engine(pipe: Connection, socket: str, regions: list[SharedRegion]) -> None:
-    agent = DaemonAgent(socket, "D", "life-1", RANK, regions)
-    agent.start()
-    serve_until_over(pipe)
 
 
 @contextlib.asynccontextmanager
@@ -69,13 +50,12 @@ async def test_state_arrives_in_the_engines_memory(tmp_path: Path, shared: Share
         assert stat.S_IMODE(socket.stat().st_mode) == 0o600
         stream = await fake.agent("D", RANK)
         assert stream.hello.agent_name == agent.name
-        fields = {field.name: field for field in CASE.destination.model.fields}
         for handoff, strategy in enumerate(one for one in SENDING if one is not Strategy.AUTO):
             shared.memory.data[:] = POISON
             program = programs(CASE, strategy)[RANK]
             settled = await hand_over(fake, CASE, program, handoff)
             assert settled.reason == "", settled.detail
-            assert (shared.memory.data == shared.memory.expected(fields, CASE.tokens)).all()
+            assert (shared.memory.data == shared.memory.expected(CASE.fields, CASE.tokens)).all()
         await asyncio.to_thread(agent.fence, "h1")
         assert (await stream.next()).handoff_id == "h1"
         program = programs(CASE, Strategy.SLICES)[RANK]
@@ -83,16 +63,6 @@ async def test_state_arrives_in_the_engines_memory(tmp_path: Path, shared: Share
         agent.writes_done(1)
         assert (await stream.next()).reason == ""
         await asyncio.to_thread(agent.close)
-        await asyncio.wait_for(stream.over.wait(), WAIT_S)
-
-
-async def test_a_killed_engine_is_let_go(tmp_path: Path, shared: SharedRank) -> None:
-    async with (
-        daemon(tmp_path) as (fake, socket, _),
-        child(serve_engine, str(socket), shared.regions) as engine,
-    ):
-        stream = await fake.agent("D", RANK)
-        await engine.kill()
         await asyncio.wait_for(stream.over.wait(), WAIT_S)
 
 
@@ -111,16 +81,18 @@ def is_there(name: str) -> bool:
     return Path(FOLDER, name).exists()
 
 
-async def test_memory_of_a_killed_engine_goes_and_that_of_others_stays(
+async def test_a_killed_engine_is_let_go_with_its_memory_and_that_of_others_stays(
     tmp_path: Path, shared: SharedRank
 ) -> None:
     async with (
-        daemon(tmp_path) as (_, socket, _),
+        daemon(tmp_path) as (fake, socket, _),
         child(serve_own_memory, str(socket)) as engine,
     ):
         name = await asyncio.to_thread(engine.receive)
         assert is_there(name)
+        stream = await fake.agent("D", RANK)
         await engine.kill()
+        await asyncio.wait_for(stream.over.wait(), WAIT_S)
         await until(lambda: not is_there(name))
         assert is_there(shared.shared.name)
 

@@ -98,17 +98,7 @@ async def test_the_loop_goes_on_meanwhile(held: Held, copies: Copier) -> None:
     assert held.over.is_set()
 
 
-async def test_a_cancelled_product_is_waited_for(held: Held, copies: Copier) -> None:
-    task = asyncio.create_task(copies.project(no_rows(ProjectColumn), CPU))
-    assert await asyncio.to_thread(held.begun.wait, WAIT_S)
-    task.cancel()
-    asyncio.get_running_loop().call_soon(held.go.set)
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert held.over.is_set()
-
-
-async def test_one_that_is_cancelled_again_is_still_waited_for(held: Held, copies: Copier) -> None:
+async def test_a_product_that_is_cancelled_twice_is_waited_for(held: Held, copies: Copier) -> None:
     # The copy is cancelled twice: an order is taken back, and then the agent's stream breaks.
     task = asyncio.create_task(copies.project(no_rows(ProjectColumn), CPU))
     assert await asyncio.to_thread(held.begun.wait, WAIT_S)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import xxhash
 
-from agent_harness.handover import hand_over, programs, stage
-from agent_harness.pair import STAGING_BYTES, pair
+from agent_harness.handover import programs
+from agent_harness.pair import SETTINGS, pair
 from agent_harness.world import POISON
 from laws.strategies import SENDING
 from restow.agents.binding.extents import Extents
 from restow.agents.copying.copier import Hasher
-from restow.agents.link.settings import AgentSettings
 from restow.agents.reading import reader, same_host
 from restow.broker.planner import Strategy
 from restow.broker.planner.program import READ_PAGES
@@ -36,15 +37,9 @@ pytestmark = pytest.mark.sampled
 )
 async def test_what_arrives_is_what_was_hashed(name: str, strategies: tuple[Strategy, ...]) -> None:
     async with pair(name) as made:
-        number = 0
-        for strategy in strategies:
-            for rank, program in programs(made.case, strategy).items():
-                number += 1
-                made.memory[rank].poison()
-                settled = await hand_over(made.fake, made.case, program, number, hashed=True)
-                assert (settled.handoff, settled.reason) == (number, ""), settled.detail
-                assert settled.compared
-                made.check_whole(rank)
+        ways = (programs(made.case, strategy).values() for strategy in strategies)
+        for number, program in enumerate(itertools.chain(*ways)):
+            await made.check_handoff(program, number, hashed=True)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +56,7 @@ async def test_one_byte_that_changes_after_it_was_hashed_is_found(
     rng = np.random.default_rng(7)
     async with pair(name, ranks=(1,)) as made:
         program = programs(made.case, strategy)[1]
-        staged = await stage(made.fake, made.case, program, 1, hashed=True)
+        staged = await made.stage(program, 1, hashed=True)
         number = 0
         for src_rank, answer in staged.items():
             extents = made.read_from(program, src_rank, answer)
@@ -91,7 +86,7 @@ async def test_reads_that_threads_share_out_are_hashed_like_others(
 ) -> None:
     monkeypatch.setattr(reader, "LARGE_BYTES", 1)
     monkeypatch.setattr(same_host, "THREAD_BYTES", 4096)
-    settings = AgentSettings(staging_bytes=STAGING_BYTES, read_threads=3)
+    settings = replace(SETTINGS, read_threads=3)
     threads: set[int] = set()
     right = Hasher._digest
 
@@ -102,18 +97,14 @@ async def test_reads_that_threads_share_out_are_hashed_like_others(
     monkeypatch.setattr(Hasher, "_digest", noted)
     async with pair("big", ranks=(0,), settings=settings) as made:
         for number, strategy in enumerate((Strategy.SLICES, Strategy.WHOLE, Strategy.PACK) * 2):
-            made.memory[0].poison()
-            program = programs(made.case, strategy)[0]
-            settled = await hand_over(made.fake, made.case, program, number, hashed=True)
-            assert settled.reason == "", settled.detail
-            made.check_whole(0)
+            await made.check_handoff(programs(made.case, strategy)[0], number, hashed=True)
     assert threading.get_ident() not in threads, "much is hashed on the event loop"
 
 
 async def test_a_digest_that_is_missing_or_short_is_not_passed_over() -> None:
     async with pair("wide", ranks=(0,)) as made:
         program = programs(made.case, Strategy.SLICES)[0]
-        staged = await stage(made.fake, made.case, program, 1, hashed=True)
+        staged = await made.stage(program, 1, hashed=True)
         for number, digest in enumerate((b"", b"short", bytes(17))):
             answers = {rank: pb.Staged(digest=digest) for rank in staged}
             settled = await made.execute(program, number, answers)
@@ -131,7 +122,7 @@ async def test_the_digest_of_another_rank_does_not_do() -> None:
         for program in programs(made.case, Strategy.SLICES).values():
             if len(program.src_ranks) < 2:
                 continue
-            staged = await stage(made.fake, made.case, program, program.dst_rank, hashed=True)
+            staged = await made.stage(program, program.dst_rank, hashed=True)
             first, second, *_ = staged
             turned = {**staged, first: staged[second], second: staged[first]}
             settled = await made.execute(program, program.dst_rank, turned)
@@ -141,11 +132,11 @@ async def test_the_digest_of_another_rank_does_not_do() -> None:
 
 
 async def test_hashing_needs_no_staging_and_saying_it_again_changes_nothing() -> None:
-    async with pair("wide", ranks=(0,), settings=AgentSettings(staging_bytes=0)) as made:
+    async with pair("wide", ranks=(0,), settings=replace(SETTINGS, staging_bytes=0)) as made:
         program = programs(made.case, Strategy.SLICES)[0]
-        first = await stage(made.fake, made.case, program, 1, hashed=True)
+        first = await made.stage(program, 1, hashed=True)
         assert all(len(one.digest) == 16 and one.bytes == 0 for one in first.values())
-        assert await stage(made.fake, made.case, program, 1, hashed=True) == first
+        assert await made.stage(program, 1, hashed=True) == first
         assert (await made.execute(program, 1, first)).reason == ""
         made.check_whole(0)
         # Given back, it is made anew, of what is there then.
@@ -153,14 +144,14 @@ async def test_hashing_needs_no_staging_and_saying_it_again_changes_nothing() ->
             source = await made.fake.agent("P", rank)
             source.send(pb.AgentOrder(unstage=pb.Unstage(handoff=1)))
             made.source[rank].data[:] = POISON
-        again = await stage(made.fake, made.case, program, 1, hashed=True)
+        again = await made.stage(program, 1, hashed=True)
         assert all(again[rank].digest != first[rank].digest for rank in first)
         # A stream that broke leaves nothing behind either.
         stream = made.fake.streams.pop(("P", rank))
         made.source[rank].data[:] ^= 1
         stream.end()
         await made.fake.agent("P", rank)
-        anew = await stage(made.fake, made.case, program, 1, hashed=True)
+        anew = await made.stage(program, 1, hashed=True)
         assert anew[rank].digest != again[rank].digest
 
 
@@ -184,9 +175,7 @@ async def test_what_nobody_asked_to_hash_is_not_hashed(monkeypatch: pytest.Monke
     monkeypatch.setattr(Hasher, "_digest", never)
     async with pair("wide", ranks=(0,)) as made:
         for number, strategy in enumerate((Strategy.SLICES, Strategy.PACK)):
-            made.memory[0].poison()
             program = programs(made.case, strategy)[0]
-            staged = await stage(made.fake, made.case, program, number)
+            staged = await made.stage(program, number)
             assert not any(one.digest for one in staged.values())
-            settled = await hand_over(made.fake, made.case, program, number + 10)
-            assert (settled.reason, settled.compared) == ("", False)
+            await made.check_handoff(program, number + 10)

@@ -10,24 +10,33 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
-import torch
 
-from agent_harness.world import GUARD_BYTES, POISON, Bytes, RankMemory, blocks
+from agent_harness.world import GUARD_BYTES, POISON, RankMemory, blocks
 from bench.model_sizes import real_models
 from laws.strategies import SENDING
-from restow.agents.binding.copies import bind_copies
-from restow.agents.binding.operands import DST, SRC, by_place, in_order, in_spans, paged
-from restow.agents.binding.pages import Blocks, RegionTable, TokenRange, staged_bytes, staged_spans
-from restow.agents.binding.reads import Descriptors, Reads, SpanReads
-from restow.agents.copying.copier import run_copies, zero_destinations
-from restow.agents.memory.regions import HOST
+from restow.agents.binding.pages import TokenRange
+from restow.agents.copying.copier import Copier
+from restow.agents.execute.executor import Executor
+from restow.agents.execute.fences import WriteMarks
+from restow.agents.execute.orders import (
+    ExecuteOrder,
+    Peer,
+    Source,
+    StagedRun,
+    StageOrder,
+    StagePart,
+)
+from restow.agents.memory.regions import HOST, region_table
+from restow.agents.memory.staging import Staging
 from restow.agents.reading.lane import Known, Read
 from restow.agents.reading.nixl_transport import NixlTransport
+from restow.agents.reading.reader import Reader
 from restow.broker.errors import TpSizeError
 from restow.broker.families import (
     AttentionSpec,
@@ -45,26 +54,14 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Kind, Layout, check_layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
-from restow.broker.planner.program import (
-    CLEAR_PAGES,
-    GATHER_IN_ORDER,
-    GATHER_PLACED,
-    READ_PAGES,
-    READ_SPANS,
-    SCATTER_PLACED,
-    SCATTER_SPANS,
-    Column,
-    chunk_bytes,
-)
+from restow.broker.rpc.wire_program import program_from_proto, program_to_proto
 
 pytestmark = pytest.mark.sampled
 
 TP_SIZES = (1, 2, 3, 4, 8)
 TOKENS = 37
 WINDOW_TOKENS = 18
-CPU = torch.device("cpu")
-ZEROES = torch.zeros(64, dtype=torch.uint8)
-"""Few, so that rows are zeroed in parts."""
+GRANT_S = 60.0
 SIDES = (
     # P's settings, and D's
     (EngineSettings(page_tokens=16), EngineSettings(page_tokens=16)),
@@ -118,32 +115,37 @@ def tp_sizes(model: ModelSpec) -> list[int]:
     return sizes
 
 
+class Part(Staging):
+    """Part of a wire's staging, which is registered as a whole."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.address, self.size_bytes = address, size_bytes
+
+
 class Engine:
     """All ranks of an engine in one piece of memory, under one NIXL agent."""
 
-    def __init__(self, name: str, layout: Layout, data: Bytes, transport: NixlTransport) -> None:
-        self.name, self.layout, self.transport = name, layout, transport
+    def __init__(self, name: str, layout: Layout, wire: Wire, side: int) -> None:
+        self.layout = layout
         rng = np.random.default_rng(len(name))
         pages = {r.group: r.page_tokens for rank in layout.ranks for r in rank.regions}
-        self.ids = {group: _block_ids(group, tokens, rng) for group, tokens in pages.items()}
+        ids = {group: _block_ids(group, tokens, rng) for group, tokens in pages.items()}
+        self.blocks = blocks(ids)
         self.memory: dict[int, RankMemory] = {}
-        used = 0
-        for rank in layout.ranks:
-            memory = RankMemory(rank, self.ids, data[used:])
-            self.memory[rank.rank] = memory
+        self.executors: dict[int, Executor] = {}
+        used, staging = 0, wire.staging[side]
+        # P's ranks gather at the same time; one rank of D reads at a time.
+        parts = 1 if side else len(layout.ranks)
+        part_bytes = staging.nbytes // parts
+        for index, rank in enumerate(layout.ranks):
+            memory = RankMemory(rank, ids, wire.arenas[side][used:])
             used += memory.size_bytes
             used += -used % GUARD_BYTES
-
-    @property
-    def blocks(self) -> Blocks:
-        return blocks(self.ids)
-
-    def regions(self, rank: int) -> RegionTable:
-        regions = self.memory[rank].regions
-        columns = zip(
-            *((r.base_address, r.page_stride_bytes, r.page_count) for r in regions), strict=True
-        )
-        return RegionTable(*(np.array(column, np.int64) for column in columns))
+            self.memory[rank.rank] = memory
+            part = Part(staging.ctypes.data + index % parts * part_bytes, part_bytes)
+            self.executors[rank.rank] = Executor(
+                rank.rank, memory.regions, part, part, cast(Reader, wire), wire.copier, WriteMarks()
+            )
 
 
 def _block_ids(group: str, page_tokens: int | None, rng: np.random.Generator) -> tuple[int, ...]:
@@ -158,70 +160,57 @@ def _block_ids(group: str, page_tokens: int | None, rng: np.random.Generator) ->
 
 
 class Wire:
-    """Two NIXL agents, each over its half of a large piece of memory; and a place to stage."""
+    """Two NIXL agents, each over its half of a large piece of memory; and places to stage.
+
+    It reads for all executors: every rank of P is read under the one name.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         self.source, self.destination = NixlTransport("P"), NixlTransport("D")
         self.arenas = [np.empty(size_bytes, np.uint8) for _ in range(2)]
-        self.staging = [np.empty(size_bytes // 2, np.uint8) for _ in range(2)]
+        self.staging = [np.empty(2 * size_bytes, np.uint8) for _ in range(2)]
+        self.copier = Copier()
         sides = zip((self.source, self.destination), self.arenas, self.staging, strict=True)
         for transport, *pieces in sides:
             for piece in pieces:
                 transport.register(piece.ctypes.data, piece.nbytes, HOST)
         self.destination.prepare(self.source.name, Known(self.source.metadata()))
 
-    def read(self, descriptors: Descriptors) -> None:
-        if not len(descriptors.length_bytes):
-            return
-        flight = self.destination.post(
-            Read(self.source.name, descriptors, HOST, HOST), lambda: None
-        )
-        while not self.destination.poll(flight):
-            self.source.progress()
-        self.destination.release(flight)
+    def add_peer(self, *_: object) -> None:
+        """Do nothing: all ranks of P are known."""
+
+    async def read(self, reads: Sequence[Read], deadline_s: float) -> None:
+        for read in reads:
+            flight = self.destination.post(replace(read, peer=self.source.name), lambda: None)
+            while not self.destination.poll(flight):
+                self.source.progress()
+            self.destination.release(flight)
 
     def close(self) -> None:
+        self.copier.close()
         self.destination.close()
         self.source.close()
 
 
-def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -> None:
-    """Run a program as agents do: READ; GATHER, READ, SCATTER; READ spans, copy out of them."""
-    tokens, pairs, spans = TokenRange(0, TOKENS), program.group_pairs, program.rows(READ_SPANS)
-    here = destination.regions(program.dst_rank)
-    staged, size = staged_spans(spans, pairs, tokens, wire.staging[1].ctypes.data)
+async def hand_over(program: Program, source: Engine, destination: Engine) -> None:
+    """Have a rank of D execute its program, when P's ranks have gathered for it."""
+    tokens, sources = TokenRange(0, TOKENS), []
+    here = destination.executors[program.dst_rank]
     for src_rank in program.src_ranks:
-        mine = spans[:, Column.SRC_RANK] == src_rank
-        there = source.regions(src_rank)
-        laid = SpanReads.of(spans, mine, pairs, there)
-        wire.read(laid.bind(staged, source.blocks, tokens))
-    own = paged(here, DST, destination.blocks)
-    if size:
-        taken = program.rows(SCATTER_SPANS)
-        run_copies(bind_copies(taken, pairs, in_spans(staged), own, tokens), CPU)
-    run = in_order(program.rows(CLEAR_PAGES), pairs, tokens, 0)
-    zero_destinations(bind_copies(program.rows(CLEAR_PAGES), pairs, run, own, tokens), ZEROES)
+        there, run = source.executors[src_rank], StagedRun(program.dst_rank, 0, 0)
+        if src_rank in program.staging_ranks:
+            part = program_from_proto(program_to_proto(program, src_rank))
+            there.load(part)
+            parts = (StagePart(part.program_id, program.dst_rank),)
+            (run,) = await there.stage(StageOrder(1, parts, source.blocks, tokens))
+        regions = region_table(source.memory[src_rank].regions)
+        here.add_peer(Peer(f"P.{src_rank}", src_rank, b"", regions, HOST))
+        sources.append(Source(src_rank, f"P.{src_rank}", run.address, run.length_bytes))
+    here.load(program_from_proto(program_to_proto(program)))
+    both = source.blocks, destination.blocks
+    await here.execute(ExecuteOrder(1, program.program_id, *both, tokens, tuple(sources), GRANT_S))
     for src_rank in program.src_ranks:
-        there = source.regions(src_rank)
-        rows = program.rows(READ_PAGES, src_rank)
-        direct = Reads.of(rows, pairs, there, here)
-        wire.read(direct.bind(source.blocks, destination.blocks, tokens))
-        interleaved, rows, restored = (
-            program.rows(form, src_rank)
-            for form in (GATHER_PLACED, GATHER_IN_ORDER, SCATTER_PLACED)
-        )
-        chunk = chunk_bytes(restored)
-        size = chunk + staged_bytes(rows, pairs, tokens)
-        if size == 0:
-            continue
-        runs = [piece.ctypes.data for piece in wire.staging]
-        behind = [in_order(rows, pairs, tokens, run + chunk) for run in runs]
-        pages = paged(there, SRC, source.blocks)
-        run_copies(bind_copies(interleaved, pairs, pages, by_place(runs[0], DST), tokens), CPU)
-        run_copies(bind_copies(rows, pairs, pages, behind[0], tokens), CPU)
-        wire.read(Descriptors(*(np.array([value], np.int64) for value in (*runs, size))))
-        run_copies(bind_copies(restored, pairs, by_place(runs[1], SRC), own, tokens), CPU)
-        run_copies(bind_copies(rows, pairs, behind[1], own, tokens), CPU)
+        source.executors[src_rank].gathering.unstage(1)
 
 
 def cases(
@@ -253,21 +242,21 @@ def size_of(layout: Layout) -> int:
 
 
 @pytest.mark.parametrize("name", real_models())
-def test_every_pair_of_tp_sizes(name: str) -> None:
+async def test_every_pair_of_tp_sizes(name: str) -> None:
     model = shortened(real_models()[name])
     every = list(cases(model))
     assert len(every) >= 36
-    check_all(name, model, every)
+    await check_all(name, model, every)
 
 
 @pytest.mark.parametrize("name", real_models())
-def test_all_layers_of_a_model(name: str) -> None:
+async def test_all_layers_of_a_model(name: str) -> None:
     model = real_models()[name]
     model = replace(model, layers=tuple(map(with_short_window, model.layers)))
     every = list(cases(model, layers_per_stage=(1, model.depth - 1)))
     if "RESTOW_WHOLE_MODELS" not in os.environ:
         every = every[len(every) // 2 + 1 :][:1]
-    check_all(name, model, every)
+    await check_all(name, model, every)
 
 
 def quantised(layer: LayerSpec) -> LayerSpec:
@@ -281,12 +270,12 @@ def quantised(layer: LayerSpec) -> LayerSpec:
 
 
 @pytest.mark.parametrize("name", ["nemotron3-nano-30b", "kimi-linear-48b-like", "gemma-swa-like"])
-def test_float8_with_its_scales(name: str) -> None:
+async def test_float8_with_its_scales(name: str) -> None:
     model = shortened(real_models()[name])
     model = replace(model, layers=tuple(map(quantised, model.layers)))
     every = list(cases(model))[::7]  # every pair of sides and every strategy occurs
     assert any(field.name.endswith("_scale") for field in model.model().fields)
-    check_all(name, model, every)
+    await check_all(name, model, every)
 
 
 SHARED_OUT = (
@@ -300,7 +289,7 @@ SHARED_OUT = (
 
 
 @pytest.mark.parametrize("name", ["nemotron3-nano-30b", "kimi-linear-48b-like"])
-def test_tokens_that_ranks_share_out(name: str) -> None:
+async def test_tokens_that_ranks_share_out(name: str) -> None:
     """Check each way of cutting the tokens with every two sides; strategies take turns."""
     model = shortened(real_models()[name])
     every: list[tuple[Layout, Layout, Strategy]] = []
@@ -313,21 +302,23 @@ def test_tokens_that_ranks_share_out(name: str) -> None:
             check_layout(layout)
         strategy = SENDING[(index + index // len(SIDES)) % len(SENDING)]
         every.append((source, destination, strategy))
-    check_all(name, model, every)
+    await check_all(name, model, every)
 
 
-def check_all(name: str, model: ModelSpec, every: list[tuple[Layout, Layout, Strategy]]) -> None:
+async def check_all(
+    name: str, model: ModelSpec, every: list[tuple[Layout, Layout, Strategy]]
+) -> None:
     fields = {field.name: field for field in model.model().fields}
     wire = Wire(max(size_of(layout) for case in every for layout in case[:2]))
     try:
         for source_layout, destination_layout, strategy in every:
-            source = Engine("P", source_layout, wire.arenas[0], wire.source)
-            destination = Engine("DD", destination_layout, wire.arenas[1], wire.destination)
+            source = Engine("P", source_layout, wire, 0)
+            destination = Engine("DD", destination_layout, wire, 1)
             for memory in source.memory.values():
                 memory.write(fields, TOKENS)
             plan = make_plan(source_layout, destination_layout)
             for program in compile_programs(plan, strategy):
-                execute(program, wire, source, destination)
+                await hand_over(program, source, destination)
             case = f"{name}: P{len(source_layout.ranks)} to D{len(destination_layout.ranks)}"
             for rank, memory in destination.memory.items():
                 wrong = np.flatnonzero(memory.data != memory.expected(fields, TOKENS))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent_harness.handover import programs, stage
+from agent_harness.handover import programs
 from agent_harness.pair import Pair, pair
 from restow.agents.binding.extents import Extents
 from restow.agents.copying import copier as copying
@@ -65,7 +65,7 @@ async def test_an_order_to_read_is_settled_whatever_fails(
 ) -> None:
     async with pair(name, ranks=(1,)) as made:
         program = programs(made.case, strategy)[1]
-        staged = await stage(made.fake, made.case, program, 1, hashed=True)
+        staged = await made.stage(program, 1, hashed=True)
         with monkeypatch.context() as patch:
             patch.setattr(place, part, failing(error))
             settled = await made.execute(program, 1, staged)
@@ -93,10 +93,10 @@ async def test_an_order_to_gather_is_answered_whatever_fails(
         program = programs(made.case, Strategy.PACK)[1]
         with monkeypatch.context() as patch:
             patch.setattr(place, part, failing(error))
-            staged = await stage(made.fake, made.case, program, 1, hashed=True)
+            staged = await made.stage(program, 1, hashed=True)
         assert {(one.dst_rank, one.reason) for one in staged.values()} == {(1, reason)}
         assert not staged_bytes(made)
-        staged = await stage(made.fake, made.case, program, 1, hashed=True)
+        staged = await made.stage(program, 1, hashed=True)
         assert (await made.execute(program, 1, staged)).reason == ""
         made.check_whole(1)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent_harness.steps import with_rows
 from restow.agents.binding.pages import Blocks, RegionTable, TokenRange, staged_spans
 from restow.agents.execute.orders import ExecuteOrder, Peer
 from restow.agents.execute.staged_reads import KeptReads
@@ -14,7 +13,7 @@ from restow.broker.errors import PageRangeError
 from restow.broker.families import ConvLayout, EngineSettings, Mamba2Spec, ModelSpec, build_layout
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
-from restow.broker.planner.program import READ_SPANS, Column
+from restow.broker.planner.program import READ_SPANS
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 MODEL = ModelSpec("m", (Mamba2Spec(0, 8, 4, 16, 2, 4, BF16, F32),))
@@ -73,14 +72,3 @@ def test_a_peer_that_comes_back_may_lie_elsewhere() -> None:
     first = addresses(kept, made, peer(1 << 21))
     kept.forget_peer("P")
     assert addresses(kept, made, peer(1 << 22)) == [a + (1 << 21) for a in first]
-
-
-def test_another_program_of_the_same_name_has_its_own_rows() -> None:
-    kept, made, there = kept_reads(), program(), peer(1 << 21)
-    first = addresses(kept, made, there)
-    spans = made.rows(READ_SPANS).copy()
-    spans[:, Column.SRC_OFFSET_BYTES] += 16
-    kept.forget_program(made.program_id)
-    assert addresses(kept, with_rows(made, READ_SPANS, spans), there) == [
-        address + 16 for address in first
-    ]

@@ -1,14 +1,14 @@
-"""Programs that would leave their pages are refused, whatever their numbers."""
+"""Programs that would leave their pages or write weights are refused, whatever their numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from agent_harness.handover import programs
-from agent_harness.steps import with_rows
+from agent_harness.handover import programs, with_rows
 from agent_harness.world import make_case
 from fuzzing.agent_house import PROGRAMS
 from laws.strategies import SENDING
@@ -31,11 +31,14 @@ from restow.broker.planner.program import (
     CLEAR_PAGES,
     GATHER_IN_ORDER,
     GATHERED,
+    PROJECT_SPANS,
     READ_PAGES,
     READ_SPANS,
+    SCATTER_PLACED,
     SCATTER_SPANS,
     Column,
     Form,
+    ProjectColumn,
     Step,
 )
 from restow.broker.rpc.wire_program import program_from_proto, program_to_proto
@@ -85,66 +88,58 @@ def test_the_part_of_each_source_is_accepted(name: str, strategy: Strategy, hash
             assert [len(part.rows(READ_SPANS)) > 0 for part in parts].count(True) > 1
 
 
+Numbers = Mapping[Column, tuple[int, ...]]
+WRONG_ROW: Numbers = {
+    Column.GROUP_PAIR: (-1, 7),
+    Column.SRC_REGION: (-1, 99),
+    Column.DST_REGION: (99,),
+    Column.SRC_OFFSET_BYTES: (-1, HUGE),
+    Column.DST_OFFSET_BYTES: (HUGE,),
+    Column.COUNT: (0, -5, HUGE),
+    Column.SRC_STEP_BYTES: (0, HUGE),
+    Column.DST_STEP_BYTES: (HUGE,),
+    Column.SRC_TOKEN_STRIDE_BYTES: (-1,),
+    Column.SRC_DTYPE: (0, 8),
+    Column.DST_DTYPE: (-1, DType.FLOAT8_E5M2),
+}
+WRONG_SPAN: Numbers = {
+    Column.SRC_RANK: (-1, 1),
+    Column.GROUP_PAIR: (-1, 7),
+    Column.SRC_REGION: (-1, 99),
+    Column.SRC_OFFSET_BYTES: (-1, HUGE),
+    Column.COUNT: (0, 1, -8, 2 * HUGE - 1),
+}
+WRONG_CLEARED: Numbers = {
+    Column.GROUP_PAIR: (7,),
+    Column.DST_REGION: (99,),
+    Column.DST_OFFSET_BYTES: (-1, HUGE),
+    Column.COUNT: (HUGE,),
+    Column.DST_STEP_BYTES: (0,),
+}
+COPIED = (READ_PAGES, GATHER_IN_ORDER, SCATTER_SPANS)
+WRONG = [
+    *((one, COPIED, WRONG_ROW) for one in SENDING if one is not Strategy.AUTO),
+    (Strategy.WHOLE, (READ_SPANS,), WRONG_SPAN),
+    (Strategy.SLICES, (CLEAR_PAGES,), WRONG_CLEARED),
+]
+
+
 @pytest.mark.parametrize(
-    ("column", "value"),
+    ("strategy", "forms", "column", "value"),
     [
-        (Column.GROUP_PAIR, -1),
-        (Column.GROUP_PAIR, 7),
-        (Column.SRC_REGION, -1),
-        (Column.SRC_REGION, 99),
-        (Column.DST_REGION, 99),
-        (Column.SRC_OFFSET_BYTES, -1),
-        (Column.SRC_OFFSET_BYTES, HUGE),
-        (Column.DST_OFFSET_BYTES, HUGE),
-        (Column.COUNT, 0),
-        (Column.COUNT, -5),
-        (Column.COUNT, HUGE),
-        (Column.SRC_STEP_BYTES, 0),
-        (Column.SRC_STEP_BYTES, HUGE),
-        (Column.DST_STEP_BYTES, HUGE),
-        (Column.SRC_TOKEN_STRIDE_BYTES, -1),
-        (Column.SRC_DTYPE, 0),
-        (Column.SRC_DTYPE, 8),
-        (Column.DST_DTYPE, -1),
-        (Column.DST_DTYPE, DType.FLOAT8_E5M2),
+        (strategy, forms, column, value)
+        for strategy, forms, numbers in WRONG
+        for column, values in numbers.items()
+        for value in values
     ],
 )
-@pytest.mark.parametrize("strategy", [one for one in SENDING if one is not Strategy.AUTO])
 def test_a_row_with_one_wrong_number_is_refused(
-    column: Column, value: int, strategy: Strategy
+    strategy: Strategy, forms: Sequence[Form], column: Column, value: int
 ) -> None:
     program = _program(strategy)
-    forms = (READ_PAGES, GATHER_IN_ORDER, SCATTER_SPANS)
     rows = max((program.rows(form) for form in forms), key=len)
     rows[len(rows) // 2, column] = value
-    with pytest.raises(ProgramInvalidError, match="a row"):
-        _check(program)
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        (Column.SRC_RANK, -1),
-        (Column.SRC_RANK, 1),
-        (Column.GROUP_PAIR, -1),
-        (Column.GROUP_PAIR, 7),
-        (Column.SRC_REGION, -1),
-        (Column.SRC_REGION, 99),
-        (Column.SRC_OFFSET_BYTES, -1),
-        (Column.SRC_OFFSET_BYTES, HUGE),
-        (Column.COUNT, 0),
-        (Column.COUNT, 1),
-        (Column.COUNT, -8),
-        (Column.COUNT, 2 * HUGE - 1),
-    ],
-)
-def test_a_span_with_one_wrong_number_is_refused(column: Column, value: int) -> None:
-    program = _program(Strategy.WHOLE)
-    program.rows(READ_SPANS)[0, column] = value
-    with pytest.raises(
-        ProgramInvalidError,
-        match=r"a row of READ from PAGES to SPAN|takes from a span|leaves its span",
-    ):
+    with pytest.raises(ProgramInvalidError, match=r"a row|takes from a span|leaves its span"):
         _check(program)
 
 
@@ -160,25 +155,6 @@ def test_a_row_that_would_gather_weights_is_refused(form: Form) -> None:
     checked.check_source(0, SRC_STRIDES)
     with pytest.raises(ProgramInvalidError, match="reads a constant region"):
         checked.check_source(0, SRC_STRIDES, constant)
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        (Column.GROUP_PAIR, 7),
-        (Column.DST_REGION, 99),
-        (Column.DST_OFFSET_BYTES, -1),
-        (Column.DST_OFFSET_BYTES, HUGE),
-        (Column.COUNT, HUGE),
-        (Column.DST_STEP_BYTES, 0),
-    ],
-)
-def test_a_cleared_row_with_one_wrong_number_is_refused(column: Column, value: int) -> None:
-    program = _program(Strategy.SLICES)
-    assert len(program.rows(CLEAR_PAGES))
-    program.rows(CLEAR_PAGES)[0, column] = value
-    with pytest.raises(ProgramInvalidError, match="a row"):
-        _check(program)
 
 
 @pytest.mark.parametrize(
@@ -315,3 +291,95 @@ def test_every_source_rank_is_held_to_its_own_pages() -> None:
     with pytest.raises(ProgramInvalidError, match="leaves its source page"):
         checked.check_source(1, short)
     checked.check_source(2, short)  # has no rows
+
+
+# -- products that would leave their memory, and rows that would write weights -------------------
+
+
+MIXING = make_case("recompute")
+CONSTANT = tuple(region.constant for region in MIXING.destination.ranks[0].regions)
+WEIGHTS = CONSTANT.index(True)
+
+
+def _check_mixing(program: Program) -> CheckedProgram:
+    checked = CheckedProgram(program)
+    for rank in MIXING.source.ranks:
+        checked.check_source(rank.rank, tuple(r.page_stride_bytes for r in rank.regions))
+    regions = MIXING.destination.ranks[0].regions
+    checked.check_destination(tuple(r.page_stride_bytes for r in regions), CONSTANT)
+    return checked
+
+
+def _mixing_program() -> Program:
+    program = programs(MIXING, Strategy.RECOMPUTE)[0]
+    return with_rows(program, PROJECT_SPANS, program.rows(PROJECT_SPANS).copy())
+
+
+def test_projected_rows_of_the_planner_are_accepted() -> None:
+    program = _mixing_program()
+    assert len(program.rows(PROJECT_SPANS))
+    _check_mixing(program)
+
+
+WRONG_PRODUCT: Mapping[ProjectColumn, tuple[int, ...]] = {
+    ProjectColumn.TAPS: (0, 4),
+    ProjectColumn.HIDDEN: (0, 25),
+    ProjectColumn.CHANNELS: (0,),
+    ProjectColumn.SPAN: (99,),
+    ProjectColumn.SRC_OFFSET_BYTES: (2, 1),
+    ProjectColumn.SRC_TAP_STRIDE_BYTES: (0, 50),
+    ProjectColumn.DTYPE: (DType.UINT8, 8, DType.FLOAT32),
+    ProjectColumn.DST_DTYPE: (DType.FLOAT8_E4M3FN,),
+    ProjectColumn.WEIGHT_REGION: (0,),
+    ProjectColumn.WEIGHT_OFFSET_BYTES: (2,),
+    ProjectColumn.WEIGHT_STRIDE_BYTES: (50,),
+    ProjectColumn.GROUP_PAIR: (99,),
+    ProjectColumn.DST_REGION: (WEIGHTS,),
+    ProjectColumn.DST_OFFSET_BYTES: (1,),
+    ProjectColumn.DST_STRIDE_BYTES: (0, 1 << 20),
+    ProjectColumn.DST_TAP_STRIDE_BYTES: (1 << 20,),
+}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        (column, value)
+        for column in ProjectColumn
+        for value in (-1, HUGE, *WRONG_PRODUCT.get(column, ()))
+    ],
+)
+def test_a_projected_row_with_one_wrong_number_is_refused(
+    column: ProjectColumn, value: int
+) -> None:
+    program = _mixing_program()
+    program.rows(PROJECT_SPANS)[-1, column] = value
+    with pytest.raises(ProgramInvalidError, match="a row of PROJECT"):
+        _check_mixing(program)
+
+
+def test_weights_multiplied_more_than_once_are_refused() -> None:
+    program = _mixing_program()
+    doubled = with_rows(program, PROJECT_SPANS, np.concatenate([program.rows(PROJECT_SPANS)] * 2))
+    with pytest.raises(ProgramInvalidError, match="multiply the same weights"):
+        _check_mixing(doubled)
+
+
+@pytest.mark.parametrize(
+    ("form", "strategy"),
+    [
+        (READ_PAGES, Strategy.SLICES),
+        (GATHER_IN_ORDER, Strategy.PACK),
+        (SCATTER_SPANS, Strategy.WHOLE),
+        (SCATTER_PLACED, Strategy.INTERLEAVE),
+        (CLEAR_PAGES, Strategy.SLICES),
+    ],
+)
+def test_a_row_that_would_write_weights_is_refused(form: Form, strategy: Strategy) -> None:
+    program = programs(MIXING, strategy)[0]
+    rows = program.rows(form).copy()
+    assert len(rows)
+    rows[0, Column.DST_REGION] = WEIGHTS
+    rows[0, Column.DST_OFFSET_BYTES] = 0
+    with pytest.raises(ProgramInvalidError, match="writes a constant region"):
+        _check_mixing(with_rows(program, form, rows))

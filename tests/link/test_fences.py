@@ -6,19 +6,15 @@ import asyncio
 import threading
 import time
 
-import numpy as np
 import pytest
 import torch
 
-from agent_harness.fake_broker import FakeBroker
+from agent_harness.one_rank import embedded, embedded_on
 from agent_harness.waiting import WAIT_S, until
-from restow.agents import Agent, MemoryKind, RegionMemory
+from restow.agents import MemoryKind, RegionMemory
 from restow.agents.execute.fences import ENDED_S, Fences, WriteMarks
 from restow.agents.link.async_agent import AsyncAgent
-from restow.agents.memory.errors import CudaUnavailableError, ReadNotBegunError
-
-MEMORY = np.zeros(4096, np.uint8)
-REGIONS = [RegionMemory("r", MEMORY.ctypes.data, 4, 1024)]
+from restow.agents.memory.errors import AgentClosedError, CudaUnavailableError, ReadNotBegunError
 
 
 class HeldEvent:
@@ -90,21 +86,19 @@ async def test_what_has_ended_a_moment_ago_is_fenced_again_for_another_broker_al
     assert said == ["open"]
 
 
-async def test_an_engine_is_not_held_up_and_the_broker_hears_when_the_event_has_passed() -> None:
-    async with FakeBroker() as fake:
-        agent = Agent(fake.address, "E", "life-1", 3, REGIONS, staging_bytes=1 << 16)
-        await asyncio.to_thread(agent.start)
-        try:
-            stream = await fake.agent("E", 3)
-            event = HeldEvent()
-            agent.fence("after the event", event)
-            agent.fence("before it")
-            assert (await stream.next()).handoff_id == "before it"
-            assert event.waited_for.wait(WAIT_S)
-            event.passed.set()
-            assert (await stream.next()).handoff_id == "after the event"
-        finally:
-            await asyncio.to_thread(agent.close)
+async def test_an_embedded_agent_works_from_any_thread_and_waits_for_events() -> None:
+    with pytest.raises(AgentClosedError):
+        embedded_on("127.0.0.1:1").fence("h")
+    async with embedded() as (agent, stream):
+        event = HeldEvent()
+        await asyncio.to_thread(agent.fence, "after the event", event)
+        agent.fence("before it")
+        assert (await stream.next()).handoff_id == "before it"
+        assert event.waited_for.wait(WAIT_S)
+        event.passed.set()
+        assert (await stream.next()).handoff_id == "after the event"
+        await asyncio.to_thread(agent.close)
+        await asyncio.wait_for(stream.over.wait(), WAIT_S)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")

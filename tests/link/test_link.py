@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
-import numpy as np
 import pytest
 
-from agent_harness.fake_broker import AgentStream, FakeBroker
-from agent_harness.relay import relayed
+from agent_harness.fake_broker import FakeBroker
+from agent_harness.one_rank import MEMORY, REGIONS, agent_on, embedded, embedded_on, served
 from agent_harness.waiting import WAIT_S, until
-from restow.agents import Agent
-from restow.agents.link.async_agent import AsyncAgent
 from restow.agents.link.broker_link import Link
-from restow.agents.link.settings import AgentSettings
-from restow.agents.memory.errors import AgentClosedError
-from restow.agents.memory.regions import RegionMemory
 from restow.broker.client.connection.brokers import LAST_S, LONGEST_S
 from restow.broker.client.connection.errors import BrokerCallError, BrokerUnreachableError
 from restow.broker.core.common.limits import Limits
@@ -27,30 +20,14 @@ from restow.broker.errors import (
     DirectoryFullError,
     EngineReplacedError,
     EngineUnknownError,
+    MessageTooLargeError,
 )
-from restow.broker.rpc.sizes import PING_EVERY_S
+from restow.broker.rpc.sizes import MAX_BATCH_BYTES, MAX_TO_BROKER_BYTES
 from restow.v1 import agent_link_pb2 as pb
-
-MEMORY = np.zeros(4096, np.uint8)
-REGIONS = [RegionMemory("r", MEMORY.ctypes.data, 4, 1024)]
-
-
-def _agent(address: str) -> AsyncAgent:
-    return AsyncAgent(address, "E", "life-1", 3, REGIONS, AgentSettings(staging_bytes=1 << 16))
-
-
-@contextlib.asynccontextmanager
-async def _served(fake: FakeBroker) -> AsyncIterator[tuple[AsyncAgent, AgentStream]]:
-    agent = _agent(fake.address)
-    try:
-        await agent.start(WAIT_S)
-        yield agent, await fake.agent("E", 3)
-    finally:
-        await agent.close()
 
 
 async def test_hello_says_who_serves_what() -> None:
-    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+    async with served() as (_, agent, stream):
         hello = stream.hello
         assert (hello.engine.engine_id, hello.engine.incarnation, hello.rank) == ("E", "life-1", 3)
         assert hello.agent_name == agent.name
@@ -70,16 +47,15 @@ async def test_hello_says_who_serves_what() -> None:
 
 
 async def test_two_lives_have_two_names() -> None:
-    async with FakeBroker() as fake:
-        names = []
-        for _ in range(2):
-            async with _served(fake) as (agent, _):
-                names.append(agent.name)
-        assert len(set(names)) == 2
+    names = set()
+    for _ in range(2):
+        async with served() as (_, agent, _):
+            names.add(agent.name)
+    assert len(names) == 2
 
 
 async def test_after_a_restart_of_the_broker_it_is_back_with_its_fences() -> None:
-    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+    async with served() as (fake, agent, stream):
         agent.fence("h1")
         assert (await stream.next()).handoff_id == "h1"
         await fake.stop()
@@ -95,29 +71,13 @@ async def test_a_call_that_breaks_before_the_welcome_is_made_again(code: str) ->
     # The broker has said nothing: gRPC alone has, as it does when thousands begin at once.
     async with FakeBroker() as fake:
         fake.breaks = [grpc.StatusCode[code]] * 2
-        async with _served(fake) as (agent, _):
-            assert agent.refusal is None
+        await _started(fake.address, WAIT_S)
         assert not fake.breaks
-
-
-async def test_an_idle_agent_comes_back_from_a_wire_that_died_without_a_word() -> None:
-    async with FakeBroker() as fake, relayed(fake.address) as relay:
-        agent = _agent(relay.address)
-        await agent.start(WAIT_S)
-        try:
-            old = await fake.agent("E", 3)
-            await asyncio.sleep(3.5 * PING_EVERY_S)
-            relay.swallow()
-            async with asyncio.timeout(WAIT_S):
-                await old.over.wait()
-            await until(lambda: fake.streams["E", 3] is not old)
-        finally:
-            await agent.close()
 
 
 async def test_programs_of_an_old_stream_are_forgotten() -> None:
     # The broker sends everything anew, so an order that names an old program is a mistake.
-    async with FakeBroker() as fake, _served(fake) as (_, stream):
+    async with served() as (fake, _, stream):
         stream.send(_program("p"))
         stream.send(pb.AgentOrder(execute=pb.Execute(handoff=1, program_id="p", grant_ms=1000)))
         assert (await stream.next()).reason == ""  # an empty program is done at once
@@ -130,7 +90,7 @@ async def test_programs_of_an_old_stream_are_forgotten() -> None:
 
 
 async def test_answers_of_an_old_epoch_are_not_said_to_a_new_broker() -> None:
-    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+    async with served() as (fake, agent, stream):
         stream.send(pb.AgentOrder(execute=pb.Execute(handoff=1, program_id="p", grant_ms=1000)))
         await stream.next()
         del fake.streams["E", 3]
@@ -144,7 +104,7 @@ async def test_answers_of_an_old_epoch_are_not_said_to_a_new_broker() -> None:
 
 
 async def test_what_an_old_stream_could_not_say_is_not_said_on_a_new_one() -> None:
-    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+    async with served() as (fake, agent, stream):
         late = pb.AgentMessage(settled=pb.Settled(handoff=1))
         agent._link._outbox.append(late)  # without a wake-up, so that it waits
         del fake.streams["E", 3]
@@ -174,7 +134,7 @@ async def test_an_agent_that_broke_on_a_fault_of_its_own_comes_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Nobody awaits the agent's stream, and peers read its memory through it.
-    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+    async with served() as (fake, agent, stream):
         faults, came = [ValueError("odd"), KeyError("odder")], asyncio.Event()
         right = agent.welcomed
 
@@ -203,7 +163,7 @@ async def test_orders_before_the_welcome_are_dropped() -> None:
 
 
 async def test_an_order_that_is_worked_on_is_not_begun_again() -> None:
-    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+    async with served() as (_, agent, stream):
         order = pb.AgentOrder(execute=pb.Execute(handoff=1, program_id="p", grant_ms=1000))
         stream.send(order, order, order)
         assert (await stream.next()).handoff == 1
@@ -223,7 +183,7 @@ async def test_a_refusal_carries_the_brokers_reason() -> None:
 async def test_an_engine_that_is_registered_a_little_later_is_waited_for() -> None:
     async with FakeBroker() as fake:
         fake.refusal = EngineUnknownError("no engine E")
-        agent = _agent(fake.address)
+        agent = agent_on(fake.address)
         starting = asyncio.create_task(agent.start(WAIT_S))
         await until(lambda: fake.refusals >= 2)
         assert not starting.done()
@@ -236,7 +196,7 @@ async def test_waiting_for_an_engine_makes_later_pauses_no_longer() -> None:
     # An agent does not avoid a broker that answers: after a break, it is back at once.
     async with FakeBroker() as fake:
         fake.refusal = EngineUnknownError("no engine E")
-        agent = _agent(fake.address)
+        agent = agent_on(fake.address)
         agent.begin()
         await until(lambda: fake.refusals >= 6)
         fake.refusal = DirectoryFullError("just now")
@@ -267,7 +227,7 @@ async def test_no_broker_is_a_typed_error() -> None:
 
 
 async def _started(address: str, timeout_s: float) -> None:
-    agent = _agent(address)
+    agent = agent_on(address)
     try:
         await agent.start(timeout_s)
     finally:
@@ -275,7 +235,7 @@ async def _started(address: str, timeout_s: float) -> None:
 
 
 async def test_a_replaced_engine_does_not_come_back() -> None:
-    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+    async with served() as (fake, agent, stream):
         fake.refusal = EngineReplacedError("a newer incarnation of E registered")
         del fake.streams["E", 3]
         stream.end()
@@ -285,43 +245,44 @@ async def test_a_replaced_engine_does_not_come_back() -> None:
         assert not fake.streams
 
 
-async def test_the_embedded_agent_works_from_any_thread() -> None:
-    async with FakeBroker() as fake:
-        agent = Agent(fake.address, "E", "life-1", 3, REGIONS, staging_bytes=1 << 16)
-        with pytest.raises(AgentClosedError):
-            agent.fence("h")
-        await asyncio.to_thread(agent.start)
-        stream = await fake.agent("E", 3)
-        event = _Event()
-        await asyncio.to_thread(agent.fence, "h1", event)
-        assert (await stream.next()).handoff_id == "h1"
-        assert event.waited
-        agent.fence("h2")
-        assert (await stream.next()).handoff_id == "h2"
-        await asyncio.to_thread(agent.close)
-        await asyncio.to_thread(agent.close)
-        await asyncio.wait_for(stream.over.wait(), WAIT_S)
-
-
 async def test_the_embedded_agent_raises_where_it_is_started() -> None:
     async with FakeBroker() as fake:
         fake.refusal = AgentMismatchError("no")
-        agent = Agent(fake.address, "E", "life-1", 3, REGIONS)
+        agent = embedded_on(fake.address)
         with pytest.raises(BrokerCallError):
             await asyncio.to_thread(agent.start)
         assert agent.name == ""
-
-
-class _Event:
-    """As much of a CUDA event as a fence needs."""
-
-    waited = False
-
-    def synchronize(self) -> None:
-        self.waited = True
 
 
 def _program(program_id: str) -> pb.AgentOrder:
     order = pb.AgentOrder()
     order.program.program_id = program_id
     return order
+
+
+# -- what no stream carries ends none: a caller hears of it, or it is said in parts ---------------
+
+
+async def test_a_fence_that_can_not_be_sent_is_refused_to_its_caller() -> None:
+    async with embedded() as (agent, stream):
+        with pytest.raises(MessageTooLargeError, match="the id of a handoff takes"):
+            agent.fence("x" * MAX_TO_BROKER_BYTES)
+        agent.fence("next")
+        assert (await stream.next()).handoff_id == "next"
+        assert not stream.over.is_set()
+
+
+async def test_fences_that_are_too_large_together_are_sent_apart() -> None:
+    async with embedded() as (agent, stream):
+        names = [f"{number} " + "x" * (MAX_BATCH_BYTES // 4) for number in range(40)]
+        for name in names:
+            agent.fence(name)
+        assert [(await stream.next()).handoff_id for _ in names] == names
+        assert not stream.over.is_set()
+
+
+async def test_an_introduction_that_can_not_be_sent_is_told_where_the_agent_is_started() -> None:
+    regions = [replace(REGIONS[0], name="r" * MAX_TO_BROKER_BYTES)]
+    async with FakeBroker() as fake:
+        with pytest.raises(MessageTooLargeError, match="the introduction takes"):
+            await asyncio.to_thread(embedded_on(fake.address, regions).start, WAIT_S)

@@ -7,15 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from restow.agents.binding.copies import Copies, Grid
 from restow.agents.binding.pages import MAX_PAGES, Blocks, TokenRange
-from restow.agents.copying.copier import run_copies
 from restow.agents.execute.orders import peer_from_proto, probe_from_proto
 from restow.agents.execute.program_check import CheckedProgram
-from restow.agents.memory.errors import CopyFailedError, OrderInvalidError, ProgramInvalidError
+from restow.agents.memory.errors import OrderInvalidError, ProgramInvalidError
 from restow.agents.memory.regions import HOST, is_memory
 from restow.broker.errors import PageCountError
-from restow.broker.layout import DType
 from restow.broker.layout.values import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
 from restow.broker.planner import GroupPair, PageForm, Program
 from restow.v1 import agent_link_pb2 as pb
@@ -137,18 +134,3 @@ def test_blocks_of_a_million_pages_cost_as_much_as_the_tokens_in_them() -> None:
     assert len(blocks.pages(form, TokenRange(0, MAX_PAGES))) == MAX_PAGES
     with pytest.raises(PageCountError, match="more than"):
         blocks.pages(form, TokenRange(2**31 - 2, 2**31 - 1))
-
-
-def test_what_torch_refuses_to_copy_is_an_error_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # torch refuses where a device has no memory left: nothing is wrong with the program.
-    def refuse(table: object, device: object) -> None:
-        raise RuntimeError("CUDA out of memory")
-
-    monkeypatch.setattr("restow.agents.copying.copier.copy_pieces", refuse)
-    base, rows = 4096, np.arange(4, dtype=np.int64)
-    count, step, dtype = (np.array(value, np.int64) for value in (2, 2, int(DType.BFLOAT16)))
-    grid = Grid(base + 4 * rows, base + 32768 + 4 * rows, count, step, step, dtype, dtype)
-    with pytest.raises(CopyFailedError, match="CUDA out of memory"):
-        run_copies(Copies((grid,)), HOST.device)

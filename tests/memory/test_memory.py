@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from restow.agents.memory import shared_memory as held_names
 from restow.agents.memory.errors import RegionInvalidError
 from restow.agents.memory.regions import RegionMemory
 from restow.agents.memory.shared_memory import FOLDER, SharedMemory, SharedRegion, remove_left
+from store.real_disk import mounted_or_skipped
 
 
 def _write(name: str) -> None:
@@ -151,11 +151,8 @@ def test_a_view_holds_the_memory_like_the_object_itself(folder: Path) -> None:
 @pytest.fixture
 def small_folder(folder: Path) -> Iterator[Path]:
     """Mount a file system of 8 MiB in memory."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=8m"):
-        pytest.skip(f"no tmpfs may be mounted: {os.strerror(ctypes.get_errno())}")
-    yield folder
-    libc.umount2(bytes(folder), 2)
+    with mounted_or_skipped(folder, 8 << 20):
+        yield folder
 
 
 def test_a_crash_loop_does_not_run_out_of_memory(small_folder: Path) -> None:

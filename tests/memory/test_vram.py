@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,11 @@ import torch
 from agent_harness.device_world import DEVICE, KIND, DeviceMemory, serve_device_source
 from agent_harness.fake_broker import FakeBroker
 from agent_harness.handover import hand_over, programs, send_execute, stage
-from agent_harness.processes import READY, child
+from agent_harness.processes import child
+from agent_harness.source_main import serve_daemon
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, Case, make_case
 from restow.agents import CudaRegion, DaemonAgent, RegionMemory
-from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.link.async_agent import AsyncAgent
 from restow.agents.link.settings import AgentSettings
 from restow.broker.planner import Strategy
@@ -33,11 +32,6 @@ pytestmark = [
 ]
 RANK = 2
 SETTINGS = AgentSettings(staging_bytes=8 << 20)
-
-
-def serve_daemon(pipe: Connection, broker: str, socket: str) -> None:
-    pipe.send(READY)
-    run_agent_daemon(broker, socket)
 
 
 def check_whole(case: Case, memory: DeviceMemory) -> None:

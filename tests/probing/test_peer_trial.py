@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 
+from agent_harness.nixl_source import SIZE_BYTES, serve_known_bytes
 from agent_harness.processes import READY, TCP, Child, child
 from agent_harness.waiting import until
 from restow.agents.link.async_agent import AsyncAgent
@@ -21,20 +22,8 @@ from restow.agents.probing.peer_trial import PLACE_BYTES, PeerTrial, malformed
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.v1 import agent_link_pb2 as pb
 
-SIZE_BYTES = 1 << 20
 KIND_OF_MEMORY = b"nixlSDList|t\x04\0\0\0\0\0\0\0"
 """What stands before the kind of memory that a list of ranges is of, an index of four bytes."""
-
-
-def _serve(pipe: Connection) -> None:
-    """Serve an agent's memory to readers, until the pipe ends."""
-    data = np.ones(SIZE_BYTES, np.uint8)
-    transport = NixlTransport("source")
-    transport.register(data.ctypes.data, len(data), HOST)
-    pipe.send(READY)
-    pipe.send((transport.name, transport.metadata(), data.ctypes.data))
-    while not pipe.poll(0.001):
-        transport.progress()
 
 
 def _decode(pipe: Connection, is_form_checked: bool = True) -> None:
@@ -68,7 +57,7 @@ async def _take_and_answer(pipe: Connection) -> None:
 
 @pytest.fixture
 async def source() -> AsyncIterator[Child]:
-    async with child(_serve) as running:
+    async with child(serve_known_bytes) as running:
         yield running
 
 
@@ -139,22 +128,18 @@ async def test_what_is_no_metadata_of_this_peer_is_refused_and_spoils_nothing(
     await trial.close()
 
 
-async def test_a_peer_that_is_gone_is_lost_and_not_refused(source: Child) -> None:
-    peer, metadata, _ = source.receive()
-    await source.kill()
-    trial = PeerTrial(metadata)
-    with contextlib.suppress(PeerLostError):  # over TCP the read finds out
-        await trial.load(peer, metadata)
-    await trial.close()
-
-
-async def test_a_process_that_died_meanwhile_is_replaced(source: Child) -> None:
+async def test_a_process_that_died_is_replaced_and_a_peer_that_is_gone_is_not_refused(
+    source: Child,
+) -> None:
     peer, metadata, _ = source.receive()
     trial = PeerTrial(metadata)
     await trial.load(peer, metadata)
     assert trial._process is not None
     trial._process.kill()
     await trial.load(peer, metadata)
+    await source.kill()
+    with contextlib.suppress(PeerLostError):  # over TCP the read finds out
+        await trial.load(peer, metadata)
     await trial.close()
 
 

@@ -31,8 +31,7 @@ async def test_an_agent_can_be_read_until_it_closes() -> None:
     assert shown is not None
     found = np.zeros(4096, np.uint8)
     peer = HostPeer(agent.name, shown, HostRanges.of([(found.ctypes.data, 4096, HOST)]))
-    one = (np.array([value]) for value in (data.ctypes.data, found.ctypes.data, 4096))
-    pieces = Descriptors(*one)
+    pieces = Descriptors.single(data.ctypes.data, found.ctypes.data, 4096)
     peer.read(pieces, lambda: None)
     assert (found == data).all()
     await agent.close()

@@ -5,58 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from agent_harness.processes import READY, child
+from agent_harness.shared_rank import SMALL, small_rank
 from agent_harness.waiting import WAIT_S, until
-from restow.agents import Agent, DaemonAgent, SharedMemory, SharedRegion
+from agent_harness.world import RankMemory
+from broker.fakes import broker
+from restow.agents import Agent, DaemonAgent
 from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.link.settings import AgentSettings
 from restow.agents.memory.errors import TransportFailedError
-from restow.agents.reading.ucx import Interfaces, InterfaceWatch, allows_tcp
+from restow.agents.reading.ucx import Interfaces, InterfaceWatch
 from restow.broker.client import AsyncAdminClient, EngineSession
 from restow.broker.errors import RestowError
-from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
-from restow.broker.layout import DType
-from restow.broker.server.base.settings import BrokerSettings
-from restow.broker.server.serve import running_broker
 
-LAYOUT = build_layout(
-    ModelSpec("m", (AttentionSpec(0, 2, 16, DType.BFLOAT16),)),
-    EngineSettings(tp=1, page_tokens=16),
-)
 TAKEN = {"taken0": 4711}
 
 
 def taken_away(cls: type[Interfaces], environment: Mapping[str, str] | None = None) -> Interfaces:
     return cls(TAKEN)
-
-
-@pytest.fixture
-def shared() -> Iterator[tuple[SharedMemory, SharedRegion]]:
-    (region,) = LAYOUT.ranks[0].regions
-    memory = SharedMemory.create(4 * region.page_stride_bytes)
-    yield memory, SharedRegion(region.name, memory.name, 0, 4, region.page_stride_bytes)
-    memory.close()
-
-
-@pytest.mark.parametrize(
-    ("transports", "expected"),
-    [
-        ("all", True),
-        ("tcp,self", True),
-        ("rc,cuda", False),
-        ("^tcp", False),
-        ("^cuda_ipc,cma", True),
-        ("^all", False),
-    ],
-)
-def test_whether_ucx_may_use_tcp(transports: str, expected: bool) -> None:
-    assert allows_tcp(transports) is expected
 
 
 def test_which_interfaces_count() -> None:
@@ -101,15 +73,13 @@ def test_they_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> Non
     assert looked == [101.5]
 
 
-async def test_an_agent_leaves_and_tells_its_engine(
-    monkeypatch: pytest.MonkeyPatch, shared: tuple[SharedMemory, SharedRegion]
-) -> None:
-    memory, region = shared
+async def test_an_agent_leaves_and_tells_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: asyncio.Queue[RestowError] = asyncio.Queue()
     loop = asyncio.get_running_loop()
+    memory = RankMemory(SMALL.ranks[0], {"attention": (1,)})
     async with (
-        running_broker(BrokerSettings(listen="127.0.0.1:0")) as running,
-        EngineSession("E", "1", LAYOUT, running.address),
+        broker() as running,
+        EngineSession("E", "1", SMALL, running.address),
         AsyncAdminClient(running.address) as admin,
     ):
         agent = Agent(
@@ -117,7 +87,7 @@ async def test_an_agent_leaves_and_tells_its_engine(
             "E",
             "1",
             0,
-            [region.memory(memory)],
+            memory.regions,
             settings=AgentSettings(staging_bytes=1 << 16),
             on_lost=lambda error: loop.call_soon_threadsafe(heard.put_nowait, error),
         )
@@ -145,18 +115,18 @@ def serve_until_taken(pipe: Connection, broker: str, path: str) -> None:
         pipe.send(error.reason)
 
 
-async def test_a_daemon_ends(tmp_path: Path, shared: tuple[SharedMemory, SharedRegion]) -> None:
+async def test_a_daemon_ends(tmp_path: Path) -> None:
     # The daemon's ranks need another process, not another agent.
-    _, region = shared
     path = tmp_path / "daemon"
     async with (
-        running_broker(BrokerSettings(listen="127.0.0.1:0")) as running,
-        EngineSession("E", "1", LAYOUT, running.address),
+        broker() as running,
+        EngineSession("E", "1", SMALL, running.address),
         child(serve_until_taken, running.address, str(path)) as daemon,
     ):
         await until(path.exists)
-        agent = DaemonAgent(path, "E", "1", 0, [region])
-        with contextlib.suppress(RestowError):  # it may come to serve the rank for a moment
-            await asyncio.to_thread(agent.start)
-        assert await asyncio.to_thread(daemon.receive) == "TRANSPORT_FAILED"
-        await asyncio.to_thread(agent.close)
+        with small_rank() as small:
+            agent = DaemonAgent(path, "E", "1", 0, small.regions)
+            with contextlib.suppress(RestowError):  # it may come to serve the rank for a moment
+                await asyncio.to_thread(agent.start)
+            assert await asyncio.to_thread(daemon.receive) == "TRANSPORT_FAILED"
+            await asyncio.to_thread(agent.close)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from agent_harness.reader_scene import NOTHING, QUARANTINE_S, Scene
+from agent_harness.reader_scene import QUARANTINE_S, Scene, one_byte
 from agent_harness.waiting import until
-from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.errors import (
     AgentClosedError,
     PeerLostError,
@@ -17,7 +16,6 @@ from restow.agents.memory.errors import (
     ReadFailedError,
     ReadNotBegunError,
 )
-from restow.agents.memory.regions import HOST
 from restow.agents.reading.lane import Flight, Read
 
 
@@ -38,8 +36,7 @@ async def test_a_read_is_done_when_all_its_parts_are(scene: Scene) -> None:
 
 async def test_after_its_deadline_a_read_is_waited_for_and_then_late(scene: Scene) -> None:
     task = await scene.begin("a")
-    scene.now_s = 101.1
-    await scene.settle()
+    await scene.be_late()
     assert not task.done(), "it may still write"
     scene.lanes[0].ends["a"] = None
     with pytest.raises(ReadDeadlineError):
@@ -64,7 +61,6 @@ async def test_what_no_transport_should_raise_is_heard_when_nothing_flies_any_mo
     # A device may break while a thread is bound to it.
     odd = RuntimeError("CUDA error: an illegal memory access was encountered")
     flying = await scene.begin("a")
-    descriptors = Descriptors(NOTHING, NOTHING, NOTHING)
     right = scene.lanes[0].post
 
     def second_breaks(read: Read, check: Callable[[], None]) -> Flight:
@@ -73,8 +69,7 @@ async def test_what_no_transport_should_raise_is_heard_when_nothing_flies_any_mo
         return right(read, check)
 
     scene.lanes[0].post = second_breaks  # type: ignore[method-assign]
-    reads = [Read(peer, descriptors, HOST, HOST) for peer in ("a", "b")]
-    task = asyncio.create_task(scene.reader.read(reads, 1000.0))
+    task = asyncio.create_task(scene.reader.read([one_byte("a"), one_byte("b")], 1000.0))
     await until(lambda: len(scene.lanes[0].posted) == 2)
     await scene.settle()
     assert not task.done(), "the first of its reads may still write"
@@ -99,8 +94,7 @@ async def test_a_read_of_which_nothing_is_known_any_more_ends_with_its_lane(scen
 async def test_a_read_that_never_ends_costs_its_lane_but_no_other_read(scene: Scene) -> None:
     stuck = await scene.begin("a")
     healthy = await scene.begin("b", deadline_s=1000.0)
-    scene.now_s = 101.1
-    await scene.settle()
+    await scene.be_late()
     scene.now_s += QUARANTINE_S + 0.1
     await scene.settle()
     assert len(scene.reader._retired) == 1
@@ -121,8 +115,7 @@ async def test_a_read_that_never_ends_costs_its_lane_but_no_other_read(scene: Sc
 
 async def test_two_stuck_reads_on_one_lane_end_together(scene: Scene) -> None:
     first, second = await scene.begin("a"), await scene.begin("b")
-    scene.now_s = 101.1
-    await scene.settle()
+    await scene.be_late()
     scene.now_s += QUARANTINE_S + 0.1
     ended = await asyncio.gather(first, second, return_exceptions=True)
     assert [type(error) for error in ended] == [ReadDeadlineError] * 2
@@ -149,9 +142,7 @@ async def test_a_peer_is_forgotten_when_its_last_read_has_ended(scene: Scene) ->
         await task
     assert scene.lanes[0].peers == []
     with pytest.raises(PeerLostError, match="not known"):
-        await scene.reader.read(
-            [Read("a", Descriptors(NOTHING, NOTHING, NOTHING), HOST, HOST)], 1000.0
-        )
+        await scene.reader.read([one_byte("a")], 1000.0)
 
 
 async def test_closing_ends_a_read_that_is_well(scene: Scene) -> None:
@@ -164,9 +155,7 @@ async def test_closing_ends_a_read_that_is_well(scene: Scene) -> None:
 
 async def test_nothing_is_posted_after_the_deadline(scene: Scene) -> None:
     with pytest.raises(ReadNotBegunError):
-        await scene.reader.read(
-            [Read("a", Descriptors(NOTHING, NOTHING, NOTHING), HOST, HOST)], 99.0
-        )
+        await scene.reader.read([one_byte("a")], 99.0)
     assert not scene.lanes[0].posted
 
 
@@ -184,8 +173,7 @@ async def test_reads_are_counted_and_those_of_closed_lanes_stay(scene: Scene) ->
 
     del scene.lanes[0].ends["a"]
     stuck = await scene.begin("a")
-    scene.now_s = 101.1
-    await scene.settle()
+    await scene.be_late()
     scene.now_s += QUARANTINE_S + 0.1
     with pytest.raises(ReadDeadlineError):
         await stuck
@@ -214,8 +202,7 @@ async def test_counts_never_fall_while_a_lane_ends(
 
     monkeypatch.setattr(type(scene.lanes[0]), "close", look)
     stuck = await scene.begin("a")
-    scene.now_s = 101.1
-    await scene.settle()
+    await scene.be_late()
     scene.now_s += QUARANTINE_S + 0.1
     with pytest.raises(ReadDeadlineError):
         await stuck

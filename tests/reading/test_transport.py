@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
 
-from agent_harness.processes import READY, TCP, child
+from agent_harness.nixl_source import SIZE_BYTES, known_bytes, serve_known_bytes
+from agent_harness.processes import TCP, child
 from restow.agents.binding.reads import Descriptors
-from restow.agents.memory.errors import AgentError, PeerLostError, ReadFailedError
+from restow.agents.memory.errors import PeerLostError, ReadFailedError
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.lane import Flight, Known, Read
 from restow.agents.reading.nixl_transport import NixlTransport
 
-SIZE_BYTES = 1 << 20
 PIECE_BYTES = 1000  # not a power of two, so that pieces begin anywhere
 POISON = 0xA5
 WAIT_S = 20.0
-
-
-def _serve(pipe: Connection) -> None:
-    """Serve known bytes, until the pipe ends."""
-    data = _known()
-    transport = NixlTransport("source")
-    transport.register(data.ctypes.data, len(data), HOST)
-    pipe.send(READY)
-    pipe.send((transport.name, transport.metadata(), data.ctypes.data))
-    while not pipe.poll(0.001):
-        transport.progress()
-
-
-def _known() -> np.ndarray:
-    return np.random.default_rng(7).integers(0, 256, SIZE_BYTES).astype(np.uint8)
 
 
 class Reading:
@@ -80,13 +64,13 @@ async def test_pieces_arrive_and_what_lies_between_them_is_untouched(
     tls: str, monkeypatch: pytest.MonkeyPatch, closing: list[Reading]
 ) -> None:
     monkeypatch.setenv("UCX_TLS", tls)
-    async with child(_serve, tls=tls) as source:
+    async with child(serve_known_bytes, tls=tls) as source:
         reading = Reading(source.receive())
         closing.append(reading)
         src, dst, length = _pieces()
         reading.read(src, dst, length)
         expected = np.full(SIZE_BYTES, POISON, np.uint8)
-        known = _known()
+        known = known_bytes()
         for begin, end in zip(src.tolist(), dst.tolist(), strict=True):
             expected[end : end + PIECE_BYTES] = known[begin : begin + PIECE_BYTES]
         assert (reading.data == expected).all()
@@ -95,7 +79,7 @@ async def test_pieces_arrive_and_what_lies_between_them_is_untouched(
 async def test_memory_that_is_not_registered_is_refused_on_both_sides(
     closing: list[Reading],
 ) -> None:
-    async with child(_serve) as source:
+    async with child(serve_known_bytes) as source:
         reading = Reading(source.receive())
         closing.append(reading)
         one = np.array([1000])
@@ -105,27 +89,8 @@ async def test_memory_that_is_not_registered_is_refused_on_both_sides(
         assert (reading.data == POISON).all()
 
 
-@pytest.mark.parametrize("tls", ["all", TCP])
-async def test_a_killed_peer_is_lost_and_stays_so(
-    tls: str, monkeypatch: pytest.MonkeyPatch, closing: list[Reading]
-) -> None:
-    monkeypatch.setenv("UCX_TLS", tls)
-    async with child(_serve, tls=tls) as source:
-        reading = Reading(source.receive())
-        closing.append(reading)
-        reading.read(np.array([0]), np.array([0]), np.array([64]))
-        await source.kill()
-        with pytest.raises(AgentError) as caught:
-            reading.read(*_pieces())
-        assert isinstance(caught.value, PeerLostError | ReadFailedError)
-        reading.transport.forget(reading.peer)
-        reading.transport.forget(reading.peer)
-        with pytest.raises(AgentError):
-            reading.post(np.array([0]), np.array([0]), np.array([64]))
-
-
 async def test_metadata_of_another_agent_is_refused(closing: list[Reading]) -> None:
-    async with child(_serve) as source:
+    async with child(serve_known_bytes) as source:
         reading = Reading(source.receive())
         closing.append(reading)
         with pytest.raises(PeerLostError, match="is of agent source-"):
@@ -135,7 +100,7 @@ async def test_metadata_of_another_agent_is_refused(closing: list[Reading]) -> N
 
 
 async def test_a_peer_is_added_once_and_may_return(closing: list[Reading]) -> None:
-    async with child(_serve) as source:
+    async with child(serve_known_bytes) as source:
         reading = Reading(source.receive())
         closing.append(reading)
         for _ in range(2):
@@ -144,12 +109,4 @@ async def test_a_peer_is_added_once_and_may_return(closing: list[Reading]) -> No
             reading.transport.forget(reading.peer)
         reading.transport.prepare(reading.peer, Known(reading.metadata))
         reading.read(np.array([64]), np.array([64]), np.array([64]))
-        assert (reading.data[:128] == _known()[:128]).all()
-
-
-def test_names_are_never_used_twice() -> None:
-    first, second = NixlTransport("e.0"), NixlTransport("e.0")
-    assert first.name != second.name
-    first.close()
-    first.close()
-    second.close()
+        assert (reading.data[:128] == known_bytes()[:128]).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +12,7 @@ from random import Random
 
 import pytest
 
-from restow.agents.store.holdings import StoredStates, StoreMemory
+from restow.agents.store.holdings import DiskThread, StoredStates, StoreMemory
 from restow.agents.store.kept import Pinned, Recomputing
 from restow.agents.store.room import PieceKey, Room, Shape, StateKey, in_room
 from restow.agents.store.run_files import RunLostError
@@ -62,6 +64,10 @@ class Told:
         self.keys -= {PieceKey(group, salt, one, revision) for one in hashes}
 
 
+def content(key: PieceKey, size_bytes: int) -> bytes:
+    return Random(repr(key)).randbytes(8) * (size_bytes // 8)  # noqa: S311
+
+
 class House:
     """A store without a session: its holdings, its disk, and what it told."""
 
@@ -75,13 +81,33 @@ class House:
         self.holdings = StoredStates(*given)
 
     def keep(self, prefix: Prefix) -> bool:
+        """Keep a state, whose new pages get the content of their pieces."""
         pinned = self.holdings.reserve(prefix)
+        if pinned is None:
+            return False
+        for key, view in self.holdings.pages(pinned.new.items()):
+            view[:] = content(key, len(view))
+        self.holdings.commit(pinned)
+        return True
+
+    def pin(self, prefix: Prefix) -> Pinned | None:
+        """Pin a state, and check that its pages hold the content of its pieces."""
+        pinned = self.holdings.pin_quietly(prefix)
         if pinned is not None:
-            self.holdings.commit(pinned)
-        return pinned is not None
+            for key, view in self.holdings.pages(pinned.pages()):
+                assert view == content(key, len(view)), key
+        return pinned
 
     def write(self, pinned: Pinned) -> None:
         self.shelf.write(pinned.prefix.form, self.holdings.pages(pinned.pages()))
+
+    def keep_on_disk(self, prefix: Prefix) -> None:
+        """Keep a state in memory and on the disk."""
+        assert self.keep(prefix)
+        pinned = self.pin(prefix)
+        assert pinned is not None
+        self.write(pinned)
+        self.holdings.give_up(pinned)
 
     def is_found(self, chain: PrefixChain, position: int) -> bool:
         """Return whether a broker would find the state at ``position``, by what was told."""
@@ -150,7 +176,7 @@ def test_what_is_told_is_what_is_there_and_what_is_found_is_held(
             match random.randrange(5):
                 case 0 | 1 if house.keep(prefix):
                     kept.append(prefix)
-                case 2 if kept and (there := house.holdings.pin_quietly(random.choice(kept[-4:]))):
+                case 2 if kept and (there := house.pin(random.choice(kept[-4:]))):
                     pinned.append(there)
                     house.write(there)
                 case 3 if pinned:
@@ -181,11 +207,7 @@ def test_what_a_disk_lost_is_told_to_be_gone_unless_memory_has_it(tmp_path: Path
     with opened("hybrid", tmp_path) as house:
         states = [chain.prefix(8), chain.prefix(16)]
         for prefix in states:
-            assert house.keep(prefix)
-            there = house.holdings.pin_quietly(prefix)
-            assert there is not None
-            house.write(there)
-            house.holdings.give_up(there)
+            house.keep_on_disk(prefix)
         everything = set(house.told.keys)
         house.holdings._kept._states.forget(StateKey.of(states[1]))
         for path in tmp_path.glob("*.run"):
@@ -220,11 +242,7 @@ def test_a_revision_that_is_dropped_is_told_to_be_gone_from_memory_and_disk(tmp_
     )
     with opened("all", tmp_path) as house:
         for prefix in (old, new):
-            assert house.keep(prefix)
-            there = house.holdings.pin_quietly(prefix)
-            assert there is not None
-            house.write(there)
-            house.holdings.give_up(there)
+            house.keep_on_disk(prefix)
         house.holdings.forget_revision("v1")
         assert {one.revision for one in house.told.keys} == {"v1", "v2"}  # the disk has it yet
         house.shelf.forget_revision("v1")
@@ -234,3 +252,103 @@ def test_a_revision_that_is_dropped_is_told_to_be_gone_from_memory_and_disk(tmp_
         again.holdings.tell_everything()
         assert {one.revision for one in again.told.keys} == {"v2"}
         assert (again.holdings.holds(old), again.holdings.holds(new)) == (False, True)
+
+
+# -- the thread of the disk -----------------------------------------------------------------------
+
+
+@contextmanager
+def with_thread(folder: Path, memory_bytes: int = 1 << 20) -> Iterator[tuple[House, DiskThread]]:
+    """Open a house of one chain's states, with a thread for its disk."""
+    with opened("hybrid", folder) as house:
+        disk = DiskThread(house.shelf, house.holdings, memory_bytes)
+        yield house, disk
+        disk.close()
+
+
+CHAIN = chain_of(range(40), BLOCK)
+
+
+def test_states_are_written_and_read_on_the_disks_thread_and_reads_come_first(
+    tmp_path: Path,
+) -> None:
+    first, second = CHAIN.prefix(8), CHAIN.prefix(16)
+    done: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+    with with_thread(tmp_path) as (house, disk):
+
+        def wait() -> None:
+            begun.set()
+            assert go_on.wait(10)
+            raise ValueError("a fault, which ends nothing else")
+
+        def load() -> None:
+            assert len(house.shelf) == 1, "it was read after what waited to be written"
+            pinned = house.holdings.reserve(first)
+            assert pinned is not None
+            disk.load(pinned)
+            house.holdings.commit(pinned)
+            done.append("loaded")
+
+        house.keep_on_disk(first)
+        house.holdings.forget_revision("")
+        disk.read(wait)
+        assert begun.wait(10)
+        assert house.keep(second)
+        disk.write(second)
+        disk.write(CHAIN.prefix(24))  # nobody has it
+        house.holdings.forget_revision("")
+        assert house.holdings.used_bytes, "what waits to be written is gone"
+        disk.read(load)
+        go_on.set()
+        disk.close()
+        assert done == ["loaded"]
+        assert house.pin(first) is not None
+        assert len(house.shelf) == 2
+        assert house.holdings.holds(second)
+
+
+def test_no_more_waits_to_be_written_than_half_of_the_memory(tmp_path: Path) -> None:
+    states = [CHAIN.prefix(8), CHAIN.prefix(16)]
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    with with_thread(tmp_path) as (house, _):
+        for prefix in states:
+            assert house.keep(prefix)
+        pinned = [house.pin(prefix) for prefix in states]
+        sizes = [house.holdings.size_bytes(one) for one in pinned if one]
+        disk = DiskThread(house.shelf, house.holdings, 2 * max(sizes))
+        disk.read(wait)
+        assert begun.wait(10)
+        for prefix in reversed(states):  # the larger one alone has room to wait
+            disk.write(prefix)
+        go_on.set()
+        disk.read(lambda: None)
+        end_s = time.monotonic() + 10
+        while len(house.shelf) < 2:  # when that is written there is room for the other
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+            if len(house.shelf):
+                assert pinned[1] is not None
+                assert house.shelf.has(pinned[1].held)
+                disk.write(states[0])
+        disk.close()
+        for one in pinned:
+            assert one is not None
+            house.holdings.give_up(one)
+        house.holdings.forget_revision("")
+        assert not house.holdings.used_bytes
+
+
+def test_states_of_a_revision_are_dropped_after_what_waits_to_be_written(tmp_path: Path) -> None:
+    with with_thread(tmp_path) as (house, disk):
+        assert house.keep(CHAIN.prefix(8))
+        disk.write(CHAIN.prefix(8))
+        disk.forget_revision("")
+        disk.close()
+        assert not len(house.shelf)
+        assert house.holdings.holds(CHAIN.prefix(8))

@@ -9,6 +9,8 @@ from random import Random
 import pytest
 
 from restow.agents.store.kept import (
+    SAMPLE,
+    Candidate,
     Kept,
     Pinned,
     Recomputing,
@@ -24,6 +26,8 @@ from restow.agents.store.room import (
     Room,
     RoomTooSmallError,
     Shape,
+    StateKey,
+    page_strides,
 )
 from restow.broker.client import HashForm, Prefix, chain_of
 from restow.broker.errors import ChainFormError, ChainInvalidError
@@ -57,6 +61,7 @@ class Store:
     def __init__(self, shape: Shape, size_bytes: int, worth: Worth) -> None:
         room = Room(shape.page_bytes, size_bytes)
         self.kept = Kept(shape, room, worth, Recomputing(1.0, 0.01), self._note)
+        self.worth = worth
         self.told: set[PieceKey] = set()
         self.memory: dict[tuple[str, int], PieceKey] = {}
         self.read: list[Pinned] = []
@@ -67,9 +72,15 @@ class Store:
         self.told ^= {key}
 
     def reserve(self, prefix: Prefix, now_s: float) -> bool:
+        states = self.kept._states
+        before = {name: state.used_s for name, state in states.by_key.items()}
         reserved = self.kept.reserve(prefix, now_s)
         if reserved is None:
             return False
+        if self.worth is least_recently_used:
+            left = [before[name] for name in states.by_key if not self.kept._pinned(name)]
+            gone = [used_s for name, used_s in before.items() if name not in states.by_key]
+            assert max(gone, default=-1.0) <= min(left, default=now_s), "a newer one was evicted"
         self._move(reserved.moves)
         pinned = reserved.pinned
         busy = self.pages_in_use()
@@ -98,7 +109,11 @@ class Store:
             self.memory[key.group, page] = key
         self.written.remove(pinned)
         self.check(pinned)
+        name, states = StateKey.of(pinned.prefix), self.kept._states
+        is_new = name not in states.by_key
         self.kept.commit(pinned, now_s)
+        if is_new and name in states.by_key:
+            assert states.base_tokens(name) == self.nearest(name)
 
     def pin(self, prefix: Prefix, now_s: float) -> bool:
         pinned = self.kept.pin(prefix, now_s)
@@ -115,9 +130,43 @@ class Store:
                 assert (page == 0) == (key is None)
                 assert key is None or self.memory[group, page] == key, "the page has other content"
 
-    def check_own_bytes(self) -> None:
-        """Compare each state's own bytes with the pieces that no other state uses."""
+    def nearest(self, name: StateKey) -> int:
+        """Return the position of the nearest state that begins as this one does."""
+        by_key = self.kept._states.by_key
+        state = by_key[name]
+        for end in (*reversed(state.block_hashes), b""):
+            found = [
+                other.position_tokens
+                for key, other in by_key.items()
+                if key != name and key[::2] == name[::2]
+                if (other.block_hashes or (b"",))[-1] == end
+                if other.position_tokens < state.position_tokens
+            ]
+            if found:
+                return max(found)
+        return 0
+
+    def check_bases(self) -> None:
+        """Check the nearest states before all states, of which some are evicted by now."""
         states = self.kept._states
+        for name, state in states.by_key.items():
+            base = states.by_key.get(state.base) if state.base else None
+            expected = base.position_tokens if base else self.nearest(name) if state.base else 0
+            assert states.base_tokens(name) == expected
+
+    def check_bytes(self) -> None:
+        """Check that pages in use share no byte, and count what is free and what is a state's."""
+        states, room = self.kept._states, self.kept.room
+        used = [(key.group, piece.page) for key, piece in states.pieces.items()]
+        used += [(key.group, page) for one in self.written for key, page in one.new.items()]
+        assert all(page < room.page_counts[group] for group, page in used)
+        spans = [(page * room.strides[group], room.strides[group]) for group, page in used]
+        end = room.slab_bytes  # in front of it no page may lie
+        for begin, size_bytes in sorted(spans):
+            assert begin >= end, "two pages share a byte"
+            end = begin + size_bytes
+        assert end <= room.size_bytes
+        assert room.free_bytes == room.usable_bytes - sum(size for _, size in spans)
         users = Counter(key for state in states.by_key.values() for key in set(state.pieces))
         for state in states.by_key.values():
             own = {key for key in state.pieces if users[key] == 1}
@@ -157,7 +206,9 @@ def test_no_page_is_ever_of_two(name: str, seed: int, worth: Worth) -> None:
                 store.commit(random.choice(store.written), now_s)
             case 5 if store.written and random.random() < 0.3:
                 store.kept.give_up(store.written.pop())
-        store.check_own_bytes()
+        store.check_bytes()
+        if not now_s % 50:
+            store.check_bases()
     for pinned in (*store.read, *store.written):
         store.kept.give_up(pinned)
     assert store.kept.evictions > 0
@@ -233,6 +284,45 @@ def test_what_is_pinned_is_not_evicted() -> None:
     assert not kept.holds(pinned.prefix)
 
 
+def test_a_use_is_counted_for_the_state_that_was_used_last() -> None:
+    kept = small("attention")
+    for tokens in (12, 16):
+        keep(kept, [1] * tokens, tokens)
+    states = [kept._states.by_key[StateKey.of(prefix_of([1] * n, n))] for n in (12, 16)]
+    for tokens, now_s in ((12, 20.0), (8, 30.0), (16, 40.0), (8, 50.0)):
+        pinned = kept.pin(prefix_of([1] * 16, tokens), now_s)
+        assert pinned is not None
+        kept.give_up(pinned)
+    assert kept.pin(prefix_of([2] * 16, 16), 60.0) is None
+    assert kept.pin_quietly(prefix_of([1] * 16, 16)) is not None
+    assert [(state.uses, state.used_s) for state in states] == [(2, 30.0), (2, 50.0)]
+
+
+def test_of_many_states_one_is_evicted_that_is_not_pinned() -> None:
+    kept = small("recurrent", (SAMPLE + 11) * 8192)
+    pinned = [kept.pin(keep(kept, [number]).prefix, 1.0) for number in range(SAMPLE + 10)]
+    for number in (SAMPLE + 9, 3, 40):
+        free = pinned[number]
+        assert free is not None
+        kept.give_up(free)
+        assert kept.reserve(prefix_of([1000 + number], 1), 2.0) is not None
+        assert not kept.holds(free.prefix)
+        assert kept.reserve(prefix_of([2000 + number], 1), 2.0) is None
+    assert kept.evictions == 3
+
+
+def test_what_is_dear_for_its_size_and_used_often_and_lately_is_worth_more() -> None:
+    for state, worth in (
+        (Candidate(cost=4.0, freed_bytes=1, uses=0, age_s=0.0), 2.0),
+        (Candidate(cost=4.0, freed_bytes=0, uses=0, age_s=0.0), 2.0),
+        (Candidate(cost=4.0, freed_bytes=4, uses=0, age_s=0.0), 1.0),
+        (Candidate(cost=4.0, freed_bytes=1, uses=3, age_s=0.0), 4.0),
+        (Candidate(cost=4.0, freed_bytes=1, uses=0, age_s=1.0), 1.0),
+    ):
+        assert recomputing_cost(state) == worth
+        assert least_recently_used(state) == -state.age_s
+
+
 def test_states_that_cost_more_a_byte_stay() -> None:
     shape = SHAPES["hybrid"]
     kept = Kept(shape, Room(shape.page_bytes, 300_000), recomputing_cost, Recomputing(1.0, 1.0))
@@ -242,9 +332,12 @@ def test_states_that_cost_more_a_byte_stay() -> None:
     assert kept.holds(prefix_of([9] * 50, 50))
 
 
-def test_a_room_of_nothing_is_refused() -> None:
-    with pytest.raises(RoomTooSmallError, match="too few"):
-        Room({"tokens": 4000, "snapshots": 50_000}, 100_000)
+def test_a_room_has_a_slab_for_each_group_and_an_unused_one() -> None:
+    page_bytes = {"tokens": 4000, "snapshots": 50_000}
+    least = 3 * max(page_strides(page_bytes).values())
+    assert Room(page_bytes, least).can_take({"tokens": 1, "snapshots": 1})
+    with pytest.raises(RoomTooSmallError, match=f"tokens, snapshots .* take {least} bytes"):
+        Room(page_bytes, least - 1)
 
 
 def test_a_block_is_named_at_its_end_whatever_lies_between_hashes() -> None:

@@ -12,17 +12,14 @@ from restow.agents.store.run_files import DiskUnusableError, RunLostError
 from restow.agents.store.store import Store
 from store.engine_house import MANY, MIB, PROMPTS, House, Tokens, kept
 from store.holding_engine import state, until
-from store.real_disk import Disk, mounted
+from store.real_disk import Disk, mounted_or_skipped
 from store.test_shelf import FORM, held, opened, pages, read
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    try:
-        with mounted(tmp_path / "disk", 4 * MIB) as made:
-            yield made
-    except PermissionError as error:
-        pytest.skip(f"no disk can be mounted: {error}")
+    with mounted_or_skipped(tmp_path / "disk", 4 * MIB) as made:
+        yield made
 
 
 def settled(house: House, store: Store, prompts: Sequence[Tokens]) -> list[bool]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from forked.server import pipe, start
 from restow.agents.store import run_files, shelf
 from restow.agents.store.room import PieceKey, page_strides
 from restow.agents.store.run_files import (
@@ -40,6 +43,8 @@ STRIDES = page_strides({"tokens": 5000, "snapshots": 20_000})
 LIMIT_BYTES = 1 << 20
 BF16 = DType.BFLOAT16
 FORM = HashForm("any", 4, 8)
+STATE_BYTES = 3 * STRIDES["tokens"] + STRIDES["snapshots"]
+"""Of what `pages` returns."""
 
 
 def layout(revision: str = "v1", kv_heads: int = 4) -> Layout:
@@ -107,7 +112,7 @@ def test_a_piece_is_written_once(tmp_path: Path) -> None:
 
 def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
     with opened(tmp_path) as one:
-        limit = sum(len(view) for _, view in pages(0)) * 3
+        limit = 3 * STATE_BYTES
     with opened(tmp_path, limit) as one:
         for number in range(3):
             one.write(FORM, pages(number))
@@ -123,7 +128,7 @@ def test_the_journal_does_not_grow_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shelf, "SPARE_RECORDS", 4)
-    limit = sum(len(view) for _, view in pages(0)) * 3
+    limit = 3 * STATE_BYTES
     with opened(tmp_path, limit) as one:
         sizes = []
         for number in range(60):
@@ -142,21 +147,6 @@ def test_more_than_all_is_not_written(tmp_path: Path) -> None:
         one.write(FORM, pages(1))
 
 
-@pytest.mark.parametrize("where", [0, 5000, -1])
-def test_a_flipped_bit_loses_the_run_alone(tmp_path: Path, where: int) -> None:
-    with opened(tmp_path) as one:
-        one.write(FORM, pages(1))
-        one.write(FORM, pages(2))
-        flip(tmp_path / f"{1:012d}.run", where)
-        with pytest.raises(RunLostError, match="differs from what was written"):
-            read(one, pages(1))
-        assert not held(one, pages(1))
-        assert one.lost == 1
-        read(one, pages(2))
-        one.write(FORM, pages(1))  # it may come again
-        read(one, pages(1))
-
-
 def flip(path: Path, where: int) -> None:
     data = bytearray(path.read_bytes())
     data[where] ^= 4
@@ -167,22 +157,36 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 4096)
 
 
-@pytest.mark.parametrize("harm", [cut, Path.unlink])
-def test_a_run_that_is_not_whole_is_no_run(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    ("harm", "is_seen_at_start"),
+    [
+        (partial(flip, where=0), False),
+        (partial(flip, where=5000), False),
+        (partial(flip, where=-1), False),
+        (cut, True),
+        (Path.unlink, True),
+    ],
+)
+def test_a_run_that_is_harmed_is_lost_alone(
+    tmp_path: Path, harm: Callable[[Path], None], is_seen_at_start: bool
+) -> None:
     with opened(tmp_path) as one:
-        one.write(FORM, pages(1))
-        one.write(FORM, pages(2))
+        for number in (1, 2, 3):
+            one.write(FORM, pages(number))
         harm(tmp_path / f"{1:012d}.run")
         with pytest.raises(RunLostError):
             read(one, pages(1))
-    with opened(tmp_path) as one:
-        one.write(FORM, pages(3))
         assert not held(one, pages(1))
-        read(one, [*pages(2), *pages(3)])
+        assert one.lost == 1
+        one.write(FORM, pages(1))  # it may come again
+        read(one, [*pages(1), *pages(2)])
         harm(tmp_path / f"{2:012d}.run")
     with opened(tmp_path) as one:
+        assert held(one, pages(2)) != is_seen_at_start
+        with pytest.raises(RunLostError):
+            read(one, pages(2))
         assert not held(one, pages(2))
-        read(one, pages(3))
+        read(one, [*pages(1), *pages(3)])
 
 
 def test_a_truncated_journal_has_what_stood_before(tmp_path: Path) -> None:
@@ -281,19 +285,37 @@ def test_a_disk_that_takes_no_more_loses_that_state_alone(tmp_path: Path) -> Non
         read(one, [*pages(1), *pages(2)])
 
 
+@contextmanager
+def failing(call: str, code: int, first: int = 0) -> Iterator[None]:
+    """Have a call of the system fail, from the ``first`` one on."""
+    right, calls = getattr(os, call), itertools.count()
+
+    def fails(*given: Any) -> Any:
+        if next(calls) >= first:
+            raise OSError(code, os.strerror(code))
+        return right(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, call, fails)
+        yield
+
+
+WRITES = [("pwritev", 0), ("fdatasync", 0), ("fdatasync", 1), ("pwrite", 0)]
+"""Calls of a write: of the run, its sync, that of the journal, and the journal."""
+
+
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EIO])
-@pytest.mark.parametrize("call", ["pwritev", "fdatasync", "pwrite"])
+@pytest.mark.parametrize(("call", "first"), WRITES)
 def test_any_error_of_a_write_loses_that_state_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+    tmp_path: Path, call: str, first: int, code: int
 ) -> None:
     with opened(tmp_path) as one:
         one.write(FORM, pages(1))
         said = (tmp_path / run_files.NAME).read_bytes()
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, lambda *_: fail(code))
-            with pytest.raises(RunLostError, match=os.strerror(code)):
-                one.write(FORM, pages(2))
+        with failing(call, code, first), pytest.raises(RunLostError, match=os.strerror(code)):
+            one.write(FORM, pages(2))
         assert (tmp_path / run_files.NAME).read_bytes() == said
+        assert len(list(tmp_path.glob("*.run"))) == 1
         one.write(FORM, pages(3))
         assert one.lost == 1
     with opened(tmp_path) as one:
@@ -309,37 +331,14 @@ def test_a_disk_that_stays_full_loses_a_few_and_not_all(
     with opened(tmp_path) as one:
         for number in range(5):
             one.write(FORM, pages(number))
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, lambda *_: fail(errno.ENOSPC))
-            with pytest.raises(RunLostError, match="No space left"):
-                one.write(FORM, pages(5))
+        with failing(call, errno.ENOSPC), pytest.raises(RunLostError, match="No space left"):
+            one.write(FORM, pages(5))
         one.write(FORM, pages(6))
     with opened(tmp_path) as one:
         found = [held(one, pages(number)) for number in range(7)]
         assert found == [False, False, True, True, True, False, True]
         assert len(list(tmp_path.glob("*.run"))) == 4
         read(one, [*pages(2), *pages(6)])
-
-
-def test_a_journal_that_is_not_synced_says_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = os.fdatasync, []
-
-    def second_fails(fd: int) -> None:
-        calls.append(fd)
-        if len(calls) == 2:  # after that of the run
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        real(fd)
-
-    with opened(tmp_path) as one:
-        one.write(FORM, pages(1))
-        said = (tmp_path / run_files.NAME).read_bytes()
-        monkeypatch.setattr(os, "fdatasync", second_fails)
-        with pytest.raises(RunLostError, match="Input/output error"):
-            one.write(FORM, pages(2))
-        assert (tmp_path / run_files.NAME).read_bytes() == said
-        assert len(list(tmp_path.glob("*.run"))) == 1
 
 
 def test_a_folder_that_is_gone_loses_what_it_had(tmp_path: Path) -> None:
@@ -361,7 +360,7 @@ def test_a_folder_that_can_not_be_had_is_refused(tmp_path: Path) -> None:
 
 def test_it_says_what_is_there_and_what_is_gone(tmp_path: Path) -> None:
     """Check a shelf's keys, salts and the form of its hashes, those of an earlier life too."""
-    limit = sum(len(view) for _, view in pages(0)) * 2
+    limit = 2 * STATE_BYTES
     some = [pages(0), pages(1, salt="one's"), pages(1, salt="another's")]
     with opened(tmp_path, limit) as one:
         gone: list[PieceKey] = []
@@ -393,7 +392,7 @@ def test_the_form_stays_when_the_journal_begins_anew_without_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shelf, "SPARE_RECORDS", 1)
-    limit = sum(len(view) for _, view in pages(0))
+    limit = STATE_BYTES
     with opened(tmp_path, limit) as one:
         for number in range(9):
             one.write(FORM, pages(number))
@@ -402,17 +401,13 @@ def test_the_form_stays_when_the_journal_begins_anew_without_a_run(
         read(one, pages(8))
 
 
-def test_a_run_whose_file_could_not_be_removed_is_no_second_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit = 2 * sum(len(view) for _, view in pages(0))
+def test_a_run_whose_file_could_not_be_removed_is_no_second_one(tmp_path: Path) -> None:
+    limit = 2 * STATE_BYTES
     with opened(tmp_path, limit) as one:
         one.write(FORM, pages(1))
         flip(tmp_path / f"{1:012d}.run", 0)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "unlink", lambda *_: fail(errno.EIO))
-            with pytest.raises(RunLostError):
-                read(one, pages(1))
+        with failing("unlink", errno.EIO), pytest.raises(RunLostError):
+            read(one, pages(1))
         assert not held(one, pages(1))
         one.write(FORM, pages(1))
         one.write(FORM, pages(2))
@@ -424,15 +419,12 @@ def test_a_run_whose_file_could_not_be_removed_is_no_second_one(
         read(one, [*pages(2), *pages(3)])
 
 
-def test_a_disk_that_removes_nothing_keeps_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit = 2 * sum(len(view) for _, view in pages(0))
+def test_a_disk_that_removes_nothing_keeps_what_it_has(tmp_path: Path) -> None:
+    limit = 2 * STATE_BYTES
     with opened(tmp_path, limit) as one:
         one.write(FORM, pages(1))
         one.write(FORM, pages(2))
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "unlink", lambda *_: fail(errno.EROFS))
+        with failing("unlink", errno.EROFS):
             for number in (3, 4, 5):
                 with pytest.raises(RunLostError, match="Read-only file system"):
                     one.write(FORM, pages(number))
@@ -442,33 +434,26 @@ def test_a_disk_that_removes_nothing_keeps_what_it_has(
         assert [held(one, pages(number)) for number in (1, 2, 3)] == [False, True, True]
 
 
-def fail(code: int) -> int:
-    raise OSError(code, os.strerror(code))
-
-
-KILLED = """
-import os, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[3])
-from store.test_shelf import FORM, opened, pages
-one = opened(Path(sys.argv[1]))
-for number in range(10_000):
-    one.write(FORM, pages(number, 20))
-    print(number, flush=True)
-"""
+def write_until_killed(said: Connection, folder: Path) -> None:
+    one = opened(folder)
+    for number in range(10_000):
+        one.write(FORM, pages(number, 20))
+        said.send(number)
 
 
 @pytest.mark.parametrize("after", range(4))
 def test_a_store_that_is_killed_while_it_writes_has_all_that_it_said(
     tmp_path: Path, after: int
 ) -> None:
-    tests = str(Path(__file__).resolve().parents[1])
-    command = [sys.executable, "-c", KILLED, str(tmp_path), "", tests]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        said = [int(process.stdout.readline()) for _ in range(3 + after)]
-        process.kill()
-        said += [int(line) for line in process.stdout.read().splitlines()]
+    ours, theirs = pipe()
+    process = start(write_until_killed, theirs, tmp_path)
+    theirs.close()
+    said = [ours.recv() for _ in range(3 + after)]
+    process.kill()
+    process.join()
+    with suppress(EOFError):
+        while True:
+            said.append(ours.recv())
     with opened(tmp_path) as one:
         runs = {path.stem for path in tmp_path.glob("*.run")}
         assert len(runs) == len(one)

@@ -160,12 +160,11 @@ def test_a_torn_file_is_declined_and_the_next_holder_gives(house: House, tmp_pat
         found(house.d, second, "a store")
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_takes_nothing_costs_no_request(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> int:
-        raise OSError(code, os.strerror(code))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with house.store("a store", disk=tmp_path / "disk") as store:
         monkeypatch.setattr(os, "pwritev", fails)

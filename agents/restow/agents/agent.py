@@ -36,13 +36,8 @@ class Agent(ThreadedAgent[AsyncAgent]):
     ) -> None:
         """Prepare the agent; `start` or ``with`` connects it.
 
-        ``broker`` is HOST:PORT or any address that gRPC accepts; None means RESTOW_BROKER or the
-        default. ``engine_id`` and ``incarnation`` are those of the engine's session. ``rank`` and
-        ``regions`` are those of the rank in its layout, with regions in the layout's order.
-        ``settings`` None means the defaults of `AgentSettings`, with ``staging_bytes``.
-        ``credentials`` None means those of the environment (RESTOW_TLS_CA and so on). ``on_lost``
-        is called on the agent's own thread with the reason why the memory can no longer be read in
-        the life of this process.
+        The parameters are those of `AsyncAgent`. ``settings`` None means the defaults of
+        `AgentSettings`, with ``staging_bytes``. ``on_lost`` is called on the agent's own thread.
         """
         settings = settings or AgentSettings(staging_bytes=staging_bytes)
         given = (broker, engine_id, incarnation, rank, tuple(regions), settings, credentials)

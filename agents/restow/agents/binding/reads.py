@@ -43,6 +43,12 @@ class Descriptors:
         return int(self.length_bytes.sum())
 
     @classmethod
+    def single(cls, src_address: int, dst_address: int, length_bytes: int) -> Descriptors:
+        """Return a single piece."""
+        numbers = src_address, dst_address, length_bytes
+        return cls(*(np.array([number], np.int64) for number in numbers))
+
+    @classmethod
     def joined(cls, parts: Sequence[Descriptors]) -> Descriptors:
         """Join the pieces of all parts."""
         if len(parts) == 1:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from restow.agents.binding.operands import DST, SRC, SideColumns
 from restow.agents.binding.pages import TokenRange
 from restow.agents.copying.copier import cast_known
 from restow.agents.memory.errors import OrderTooLargeError, ProgramInvalidError
@@ -49,20 +50,6 @@ from restow.broker.planner.program import (
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 MAX_DESCRIPTORS = 4_000_000
-_SOURCE = (
-    Column.SRC_REGION,
-    Column.SRC_OFFSET_BYTES,
-    Column.SRC_STEP_BYTES,
-    Column.SRC_TOKEN_STRIDE_BYTES,
-    Column.SRC_DTYPE,
-)
-_DESTINATION = (
-    Column.DST_REGION,
-    Column.DST_OFFSET_BYTES,
-    Column.DST_STEP_BYTES,
-    Column.DST_TOKEN_STRIDE_BYTES,
-    Column.DST_DTYPE,
-)
 _NOT_NEGATIVE = (
     Column.SRC_RANK,
     Column.GROUP_PAIR,
@@ -115,7 +102,7 @@ class CheckedProgram:
         strides = np.array(page_strides_bytes, np.int64)
         for step in self._copying:
             if step.form.dst is Operand.PAGES:
-                self._check_side(step, _DESTINATION, strides, constant)
+                self._check_side(step, DST, strides, constant)
         refuse = partial(self._refuse, PROJECT_SPANS)
         check_projected_memory(self.program, strides, constant, refuse)
         self._passed.add(key)
@@ -136,34 +123,32 @@ class CheckedProgram:
         strides = np.array(page_strides_bytes, np.int64)
         for step in self._copying:
             if step.form.src is Operand.PAGES:
-                self._check_side(step.of_source(src_rank), _SOURCE, strides, constant)
+                self._check_side(step.of_source(src_rank), SRC, strides, constant)
         self._passed.add(key)
 
     def _check_side(
-        self, step: Step, columns: tuple[Column, ...], strides: Int64s, constant: tuple[bool, ...]
+        self, step: Step, side: SideColumns, strides: Int64s, constant: tuple[bool, ...]
     ) -> None:
         form, rows = step.form, step.rows
-        side, touches = ("source", "reads") if columns is _SOURCE else ("destination", "writes")
-        region = rows[:, columns[0]]
+        touches = "reads" if side is SRC else "writes"
+        region = rows[:, side.region]
         self._refuse(form, rows, region >= len(strides), "names a region that does not exist")
         fixed = np.flatnonzero(constant)
         self._refuse(form, rows, np.isin(region, fixed), f"{touches} a constant region")
-        outside = self._ends(rows, columns) > strides[region]
-        self._refuse(form, rows, outside, f"leaves its {side} page")
+        outside = self._ends(rows, side) > strides[region]
+        self._refuse(form, rows, outside, f"leaves its {side.name} page")
 
-    def _ends(self, rows: Int64s, columns: tuple[Column, ...]) -> Floats:
-        """Return one past the last byte that each row touches in a page of the columns' side.
+    def _ends(self, rows: Int64s, side: SideColumns) -> Floats:
+        """Return one past the last byte that each row touches in a page of the side.
 
         Floats cannot wrap around, and represent every sum below a page's length exactly.
         """
-        _, offset, step, token_stride, dtype = (rows[:, column] for column in columns)
-        pairs = self.program.group_pairs
-        lists = [pair.src if columns is _SOURCE else pair.dst for pair in pairs]
+        lists = [side.form(pair) for pair in self.program.group_pairs]
         page_tokens = np.array([max(form.page_tokens, 1) for form in lists], float)
-        ends: Floats = offset.astype(float)
-        ends += (page_tokens[rows[:, Column.GROUP_PAIR]] - 1) * token_stride
-        ends += (rows[:, Column.COUNT].astype(float) - 1) * step + ITEM_BYTES[dtype]
-        return ends
+        ends: Floats = rows[:, side.offset].astype(float)
+        ends += (page_tokens[rows[:, Column.GROUP_PAIR]] - 1) * rows[:, side.token_stride]
+        ends += (rows[:, Column.COUNT].astype(float) - 1) * rows[:, side.step]
+        return ends + ITEM_BYTES[rows[:, side.dtype]]
 
     def _check_spans(self) -> None:
         """Check that each row has its own span, and that rows taken from a span lie inside it."""
@@ -177,7 +162,7 @@ class CheckedProgram:
         same = mine[:, Column.SRC_RANK] == taken[:, Column.SRC_RANK]
         same &= mine[:, Column.GROUP_PAIR] == taken[:, Column.GROUP_PAIR]
         refuse(~same, "takes from a span of another rank or pair of lists")
-        refuse(self._ends(taken, _SOURCE) > mine[:, Column.COUNT], "leaves its span")
+        refuse(self._ends(taken, SRC) > mine[:, Column.COUNT], "leaves its span")
 
     def check_size(self, tokens: TokenRange, src_rank: int | None = None) -> None:
         """Refuse to make too many descriptors from the rows of one source, or of all sources.
@@ -201,12 +186,7 @@ class CheckedProgram:
         cuts = most_pages if step.form == READ_SPANS else most_stretches
         stretches = np.array([cuts(pair_of_lists, count) for pair_of_lists in pairs], np.int64)
         moved = np.array([most_tokens(pair_of_lists, count) for pair_of_lists in pairs], np.int64)
-        joined = np.ones(len(rows), bool)
-        for step_bytes, stride in (
-            (Column.SRC_STEP_BYTES, Column.SRC_TOKEN_STRIDE_BYTES),
-            (Column.DST_STEP_BYTES, Column.DST_TOKEN_STRIDE_BYTES),
-        ):
-            joined &= rows[:, stride] == rows[:, Column.COUNT] * rows[:, step_bytes]
+        joined = SRC.joined(rows) & DST.joined(rows)
         joined |= ~self._per_token[pair] | (step.form == READ_SPANS)
         return int(np.where(joined, stretches[pair], moved[pair]).sum())
 
@@ -237,15 +217,15 @@ class CheckedProgram:
         refuse(~cast_known(src, dst), "needs a cast that no kernel does")
         per_token = self._per_token[pair]
         if form.kind is StepKind.READ:
-            raw = (rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]] == DType.UINT8).all(axis=1)
-            raw &= (rows[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]] == 1).all(axis=1)
+            raw = (rows[:, [SRC.dtype, DST.dtype]] == DType.UINT8).all(axis=1)
+            raw &= (rows[:, [SRC.step, DST.step]] == 1).all(axis=1)
             refuse(~raw, "is read, but is not a run of bytes")
         if form in _ONCE:
             refuse(per_token, _ONCE[form])
         if form != READ_SPANS:
             for column in (Column.SRC_TOKEN_STRIDE_BYTES, Column.DST_TOKEN_STRIDE_BYTES):
                 refuse(per_token & (rows[:, column] < 1), f"has a {column.name} below 1")
-        for operand, side in ((form.src, _SOURCE), (form.dst, _DESTINATION)):
+        for operand, side in ((form.src, SRC), (form.dst, DST)):
             if operand is Operand.RUN:
                 long = self._ends(rows, side) > MAX_PAGE_BYTES
                 refuse(long, "leaves the longest possible run")

@@ -182,10 +182,17 @@ class Clearing:
             self._zero(rows[~per_token[rows[:, Column.GROUP_PAIR]]], program, order)
 
     def _zero(self, rows: Int64s, program: Program, order: ExecuteOrder) -> None:
-        pairs, tokens = program.group_pairs, order.tokens
-        pages = paged(self._memory, DST, order.dst_blocks)
-        copies = bind_copies(rows, pairs, in_order(rows, pairs, tokens, 0), pages, tokens)
-        zero_destinations(copies, self._zeroes)
+        zero_destinations(bind_zeroes(rows, program, order, self._memory), self._zeroes)
+
+
+def bind_zeroes(rows: Int64s, program: Program, order: ExecuteOrder, memory: RegionTable) -> Copies:
+    """Return copies whose destinations are to be zeroed.
+
+    Raises `PageCountError` and `PageRangeError`.
+    """
+    pairs, tokens = program.group_pairs, order.tokens
+    pages = paged(memory, DST, order.dst_blocks)
+    return bind_copies(rows, pairs, in_order(rows, pairs, tokens, 0), pages, tokens)
 
 
 class StagedReads:
@@ -221,8 +228,8 @@ class StagedReads:
         if run is None or not run.length_bytes:
             return
         _check_staged(source, run.length_bytes)
-        numbers = source.staged_address, self._begins[source.src_rank], run.length_bytes
-        piece = Descriptors(*(np.array([number], np.int64) for number in numbers))
+        begin = self._begins[source.src_rank]
+        piece = Descriptors.single(source.staged_address, begin, run.length_bytes)
         yield Read(peer.agent_name, piece, peer.place, place)
 
     def extents(self, src_rank: int) -> list[Extents]:

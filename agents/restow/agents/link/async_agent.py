@@ -234,26 +234,16 @@ class AsyncAgent:
         self._log.info("agent is served", agent=self.name)
 
     def fence(self, handoff_id: str, event: DeviceEvent | None = None, tokens: int = 0) -> None:
-        """Announce that the rank's part of handoff ``handoff_id`` is complete in memory.
+        """Announce that the rank's part of handoff ``handoff_id`` is complete, as `Agent.fence`.
 
-        With ``tokens``, only that many leading tokens are complete, and the engine computes on. D
-        may read them early, from published blocks (`EngineSession.publish`), which must not change
-        from then on.
-
-        ``event`` is what the engine recorded after its last write to the pages. A thread waits for
-        it, while this method returns at once. None means complete now. A broker that lost the fence
-        is told again, until the handoff has ended. Raises `MessageTooLargeError`.
+        A broker that lost the fence is told again, until the handoff has ended. Raises
+        `MessageTooLargeError`.
         """
         OWN_PROCESS.check()
         self._fences.fence(handoff_id, event, tokens)
 
     def writes_done(self, mark: int, event: DeviceEvent | None = None) -> None:
-        """Announce that the engine's own writes before ``mark`` are done, once ``event`` is.
-
-        The agent writes nothing for a demand with that ``write_mark`` (`EngineSession.request`), or
-        a smaller mark, before. ``event`` is as in `fence`; None means that the writes are done now.
-        If the work before the event failed, the mark is never reached, and its demands time out.
-        """
+        """Announce that the engine's own writes are done, as `Agent.writes_done`."""
         OWN_PROCESS.check()
         self._writes.done(mark, event)
 

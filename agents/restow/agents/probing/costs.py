@@ -143,7 +143,7 @@ async def measure_reading(
 
     def run(length_bytes: int) -> Descriptors:
         at = int(rng.integers(room - length_bytes // READ_PIECE_BYTES)) * READ_PIECE_BYTES
-        return Descriptors(*_single(src_address + at, dst_address + at, length_bytes))
+        return Descriptors.single(src_address + at, dst_address + at, length_bytes)
 
     def pieces() -> Descriptors:
         # No piece touches another, because adjacent pieces may be read as one.
@@ -179,7 +179,7 @@ def _windows(size_bytes: int, length_bytes: int) -> Iterator[int]:
 
 def _runs(src_address: int, dst_address: int, size_bytes: int, length: int) -> Iterator[Copies]:
     for at in _windows(size_bytes, length):
-        src, dst = _single(src_address + at, dst_address + at)
+        src, dst = np.array([src_address + at]), np.array([dst_address + at])
         yield _copies(src, dst, length, (1, 1), DType.UINT8)
 
 
@@ -215,7 +215,3 @@ def _copies(
         np.array(value, np.int64) for value in (count, *steps_bytes, int(dtype))
     )
     return Copies((Grid(src, dst, counts, src_step, dst_step, number, number),))
-
-
-def _single(*values: int) -> list[Int64s]:
-    return [np.array([value], np.int64) for value in values]

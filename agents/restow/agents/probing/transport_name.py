@@ -16,9 +16,7 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.errors import AgentError, ReadDeadlineError, ReadFailedError
@@ -148,11 +146,8 @@ def read_once(wanted: OneRead, metadata: bytes) -> None:
     with closing(transport):
         transport.register(room.address, wanted.size_bytes, wanted.dst)
         transport.prepare(wanted.peer, Known(metadata))
-        rows: list[Any] = [
-            np.array([value], np.int64)
-            for value in (wanted.address, room.address, wanted.size_bytes)
-        ]
-        read = Read(wanted.peer, Descriptors(*rows), wanted.src, wanted.dst)
+        piece = Descriptors.single(wanted.address, room.address, wanted.size_bytes)
+        read = Read(wanted.peer, piece, wanted.src, wanted.dst)
         flight = transport.post(read, lambda: None)
         while not transport.poll(flight):
             if time.monotonic() > until_s:

@@ -36,8 +36,10 @@ def ucx_settings(environment: Mapping[str, str] = os.environ) -> str:
 def allows_tcp(tls: str | None) -> bool:
     """Return whether UCX may use TCP.
 
-    >>> [allows_tcp(tls) for tls in (None, "all", "tcp,self", "^tcp", "^all", "sm")]
-    [True, True, True, False, False, False]
+    >>> [allows_tcp(tls) for tls in (None, "all", "tcp,self", "^cuda_ipc,cma")]
+    [True, True, True, True]
+    >>> [allows_tcp(tls) for tls in ("^tcp", "^all", "sm", "rc,cuda")]
+    [False, False, False, False]
     """
     return _allows(tls, {"all", "tcp"})
 

@@ -48,32 +48,22 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """A store's present content, and counts since its start."""
+    """A store's present content, and counts since its start: `cli` describes each field."""
 
     states: int
-    """States in memory."""
     memory_used_bytes: int
     memory_bytes: int
     evictions: int
-    """States evicted from memory."""
     disk_runs: int
     disk_used_bytes: int
     disk_lost: int
-    """States that were not written, and runs that could not be read."""
     waiting: int
-    """States to request once fewer requests are open."""
     dropped: int
-    """States that were never requested, because too many waited."""
     asked: int
-    """Requests for states that engines reported as worth keeping."""
     kept: int
-    """Requests that brought their state."""
     offered: int
-    """Requests for states of the store."""
     given: int
-    """Requests that were served."""
     declined: int
-    """Requests for states that were gone or unreadable."""
 
 
 class Store:
