@@ -27,7 +27,7 @@ def test_what_is_told_is_held_and_what_is_pinned_stays_as_it_is(vllm_python: Pat
     [
         ("removals", "self.told == truth"),
         ("resets", "self.told == truth"),
-        ("running states", "cells[block][0] == names[pin.tokens - 1]"),
+        ("running states", "cells[block][0] == names[-1]"),
         ("references", "ref_cnt == 0"),
     ],
 )
