@@ -1,7 +1,7 @@
 """KV in float4 (NVFP4): two elements in a byte, a float8 for 16 of them, pages as vLLM has them.
 
 The places are those of vLLM 0.32's own views (`nvfp4_split_data_scale` of either half of a page, as
-`_nvfp4_kv_views` calls it); `tests/vllm_engines/test_float4_pages.py` asks it again.
+`_nvfp4_kv_views` calls it); `tests/vllm_engines/test_pages_of_vllm.py` asks it again.
 """
 
 from __future__ import annotations
