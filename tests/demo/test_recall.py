@@ -155,8 +155,7 @@ def test_import_refuses_a_wrong_number_of_tokens(model: NemotronHForCausalLM) ->
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [ssm_one_token_ahead, mamba_one_token_ahead, b_and_c_swapped, ssm_of_another_prompt],
+    "fault", [ssm_one_token_ahead, mamba_one_token_ahead, b_and_c_swapped, ssm_of_another_prompt]
 )
 def test_fault_changes_the_first_logits_of_every_prompt(
     model: NemotronHForCausalLM, moved: list[Decoded], fault: Fault

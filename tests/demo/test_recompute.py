@@ -24,11 +24,7 @@ from restow.demo.recall.task import make_prompts
 from restow.demo.transformers import model_state as mixers
 from restow.demo.transformers.engine import Engine, EngineOptions
 from restow.demo.transformers.generation import Decoded
-from restow.demo.transformers.model_state import (
-    RebuildingInexactError,
-    conv_weights,
-    kept_inputs,
-)
+from restow.demo.transformers.model_state import RebuildingInexactError, conv_weights, kept_inputs
 from restow.demo.transformers.state_io import lay_out_weights
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]

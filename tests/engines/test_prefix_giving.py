@@ -198,12 +198,7 @@ def test_states_after_replies_are_worth_keeping(
 
 @pytest.mark.parametrize(
     ("groups", "begins_with", "kept"),
-    [
-        (HYBRID, 32, [32]),
-        (HYBRID, 36, []),
-        (HYBRID, 0, []),
-        (ATTENTION, 32, []),
-    ],
+    [(HYBRID, 32, [32]), (HYBRID, 36, []), (HYBRID, 0, []), (ATTENTION, 32, [])],
 )
 def test_a_state_that_two_requests_begin_with_is_worth_keeping(
     groups: Sequence[Group], begins_with: int, kept: list[int]

@@ -153,9 +153,7 @@ def test_a_handoff_whose_keys_are_all_here_is_loaded_for_its_state() -> None:
     assert d.loadable_tokens(request, 0) == 96
 
 
-def test_a_broker_that_is_silent_or_fails_holds_nobody_up(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_broker_that_is_silent_or_fails_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
     session, requests = Session(), [plain(request_id=f"r{number}") for number in range(2)]
     d = finding(session)
     for request in requests:

@@ -9,15 +9,7 @@ from typing import Any
 
 import pytest
 
-from engines.written_session import (
-    BLOCKS,
-    GROUPS,
-    Session,
-    chunk,
-    computed,
-    decode,
-    prefill,
-)
+from engines.written_session import BLOCKS, GROUPS, Session, chunk, computed, decode, prefill
 from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
 from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide

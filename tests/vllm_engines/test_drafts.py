@@ -122,10 +122,7 @@ async def test_guessed_tokens(
     prefill: Options,
     decode: Options,
 ) -> None:
-    wanted = {
-        "P": replace(prefill, role="kv_producer"),
-        "D": replace(decode, role="kv_consumer"),
-    }
+    wanted = {"P": replace(prefill, role="kv_producer"), "D": replace(decode, role="kv_consumer")}
     async with vllm_house(vllm_python, tmp_path, wanted) as house:
         for number, prompt in enumerate(prompts):
             steps = len(prompt.answer_ids)

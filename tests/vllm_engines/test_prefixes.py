@@ -16,17 +16,7 @@ from restow.broker.core.common.keys import State
 from vllm_harness.checkpoints import write_checkpoint
 from vllm_harness.closeness import assert_alike
 from vllm_harness.engine import Options
-from vllm_harness.house import (
-    END,
-    MODEL,
-    STEPS,
-    TELL,
-    House,
-    both_sides,
-    drawn,
-    store,
-    vllm_house,
-)
+from vllm_harness.house import END, MODEL, STEPS, TELL, House, both_sides, drawn, store, vllm_house
 from vllm_harness.hybrid_checkpoints import HYBRIDS
 from vllm_harness.tiny_models import tiny_model
 

@@ -60,11 +60,7 @@ CASES = {
     # prompts fit into a block (docs/vllm.md, fault 1).
     "recall": Case((40, 75)),
     # The longer one fills a block, and a part of the next one.
-    "qwen3_next": Case(
-        (60, 420),
-        {"max_model_len": 1024, "dtype": "bfloat16"},
-        exact=False,
-    ),
+    "qwen3_next": Case((60, 420), {"max_model_len": 1024, "dtype": "bfloat16"}, exact=False),
 }
 
 
@@ -86,10 +82,7 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
         model = write_checkpoint(HYBRIDS[kind].make, tmp_path / "model")
     more = TELL | {"staging_mb": 16}
     one = Options(model, prefix_caching=True, extra=more, engine={**SMALL, **case.engine})
-    async with (
-        _started(vllm_python, tmp_path, one) as house,
-        store(house.broker.address, "tp1-SD"),
-    ):
+    async with _started(vllm_python, tmp_path, one) as house, store(house.broker.address, "tp1-SD"):
         turns: list[Turn] = []
         for name in house.engines:
             turns += await _stored(house, name, case, len(turns))

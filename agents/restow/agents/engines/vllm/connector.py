@@ -196,11 +196,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         laid = [entry.cache for entry in caches]
         regions = rank_layout(model, settings, rank, laid)
         self._worker = WorkerSide(
-            config.kv_transfer_config.engine_id,
-            config.instance_id,
-            regions,
-            laid,
-            self._settings,
+            config.kv_transfer_config.engine_id, config.instance_id, regions, laid, self._settings
         )
         self._handshake = RankHandshake(regions.layout, model)
         if config.lora_config is not None:
