@@ -27,6 +27,7 @@ from bench.model_sizes import tiny_hybrid
 from bench.report import Put, Row, compared
 from restow.agents.engines.common.blocks import Group
 from restow.agents.engines.common.registration import ConnectorSettings
+from restow.agents.engines.common.sides import Scheduled
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.broker.client import BlockingSession
 from restow.broker.server.base.settings import BrokerSettings
@@ -313,7 +314,7 @@ def _step() -> Row:
     session = BlockingSession("idle", "life", tiny_hybrid(1))
     groups = (Group("group.0", 128), Group("group.1", 128, 0))
     side = SchedulerSide("idle", "life", "kv_both", groups, 0, session, ConnectorSettings())
-    running = [(f"request {number}", 100) for number in range(256)]
+    running = [Scheduled(f"request {number}", 100, {}) for number in range(256)]
     samples = [_timed(side, running) for _ in range(STEPS)]
     return compared(
         SUITE,
@@ -325,9 +326,9 @@ def _step() -> Row:
     )
 
 
-def _timed(side: SchedulerSide, running: Sequence[tuple[str, int]]) -> float:
+def _timed(side: SchedulerSide, running: Sequence[Scheduled]) -> float:
     began_s = time.perf_counter()
-    for request_id, _ in running:
-        side.decides(request_id)
-    side.step(iter(running))
+    for part in running:
+        side.decides(part.request_id)
+    side.step(running)
     return time.perf_counter() - began_s

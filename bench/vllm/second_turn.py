@@ -31,10 +31,8 @@ from forked.ports import free_port
 from restow.demo.recall.task import VOCABULARY_SIZE
 from vllm_harness.checkpoints import write_checkpoint
 from vllm_harness.engine import RESTING, Options, VllmEngine, vllm_engine
-from vllm_harness.finders import END, TELL, Finders, finders
+from vllm_harness.house import END, MODEL, TELL, House, both_sides, store, vllm_house
 from vllm_harness.hybrid_checkpoints import COMMON, HYBRIDS
-from vllm_harness.pair import MODEL
-from vllm_harness.stores import store
 
 SUITE = "vllm-second-turn"
 LMCACHE = "LMCache's server"
@@ -125,7 +123,8 @@ async def _measure(put: Put, python: Path, case: Case, repeats: int) -> None:
             environment=IDLE_SLEEPS | {"OMP_NUM_THREADS": str(os.cpu_count() or 1)},
             resting=False,
         )
-        engines = await stack.enter_async_context(finders(python, folder, options, options, False))
+        wanted = both_sides(one=options, other=options)
+        engines = await stack.enter_async_context(vllm_house(python, folder, wanted))
         lmcache = None
         if (named := os.environ.get("RESTOW_LMCACHE_PYTHON")) and not case.recurrent:
             pair = lmcache_pair(Path(named), folder, options)
@@ -147,7 +146,7 @@ class Talks:
     """Conversations with the engines of a case."""
 
     def __init__(
-        self, case: Case, engines: Finders, lmcache: LmcachePair | None, random: Random
+        self, case: Case, engines: House, lmcache: LmcachePair | None, random: Random
     ) -> None:
         self._case, self._engines, self._lmcache, self._random = case, engines, lmcache, random
         self.tokens = case.first_tokens + REPLY_TOKENS + case.more_tokens
@@ -184,7 +183,7 @@ class Talks:
         ids = self._drawn(case.first_tokens)
         if way == LMCACHE:
             return await self._at_lmcache(ids)
-        answer = await engines.one.ask(ids, REPLY_TOKENS)
+        answer = await engines["one"].ask(ids, REPLY_TOKENS)
         turn = [*ids, *answer.tokens[:-1], END, *self._drawn(case.more_tokens)]
         stored = STORE in {
             member.engine_id for member in engines.broker.hub.directory.members.engines
@@ -193,7 +192,7 @@ class Talks:
         await self._told(STORE if stored else "one", turn, len(ids) + REPLY_TOKENS - 1)
         if way == ANEW:
             turn = self._drawn(self.tokens)
-        seconds, held = await _first_token(engines.one if way == OWN else engines.other, turn)
+        seconds, held = await _first_token(engines["one" if way == OWN else "other"], turn)
         if way in (ELSEWHERE, STORED):
             self._check_source(STORE if way == STORED else "one")
         if stored:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import NemotronHForCausalLM
 
+from demo.house import House, demo_house
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.planner import Strategy
 from restow.demo.experiment import (
@@ -23,77 +21,42 @@ from restow.demo.experiment import (
     PromptAnswer,
     Sabotage,
     answer_prompts,
-    running_broker_process,
     running_daemon,
     swap_b_and_c,
 )
-from restow.demo.recall.model import load_model
-from restow.demo.recall.task import Prompt, make_prompts
-from restow.demo.transformers.engine import Engine, EngineOptions
+from restow.demo.recall.task import make_prompts
+from restow.demo.transformers.engine import Engine
 from restow.demo.transformers.generation import Decoded
-from restow.demo.transformers.rank_processes import ForkServer
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 
 TP_SIZES = (1, 2, 4)
 CONV_LAYOUTS = ((ConvLayout.SD, ConvLayout.DS), (ConvLayout.DS, ConvLayout.SD))
-P_PAGE_TOKENS = 16
-D_PAGE_TOKENS = 12
-PROMPTS = 4
+PAGE_TOKENS = {"P": 16, "D": 12}
+PROMPTS = make_prompts(4, SEED)
 STEPS = 6
 
 
 @dataclass(frozen=True)
-class Reference:
+class Matrix:
+    """A P and a D of every size and layout, at one broker."""
+
+    house: House
+    broker: str
+    homes: dict[str, Path]
+    alone: tuple[Decoded, ...]
     """What an engine answers that keeps its state to itself."""
 
-    model: NemotronHForCausalLM
-    prompts: tuple[Prompt, ...]
-    alone: tuple[Decoded, ...]
-
-
-@pytest.fixture(scope="module")
-def reference() -> Reference:
-    torch.set_num_threads(1)
-    model = load_model()
-    prompts = make_prompts(PROMPTS, SEED)
-    engine = Engine(
-        model, EngineOptions("alone", "", EngineSettings(page_tokens=P_PAGE_TOKENS), ())
-    )
-    alone = tuple(engine.decode_alone(prompt.token_ids, STEPS) for prompt in prompts)
-    return Reference(model, prompts, alone)
-
-
-@dataclass(frozen=True)
-class House:
-    """One broker with a P and a D of every size and layout, started when first asked for."""
-
-    reference: Reference
-    broker: str
-    homes: dict[str, ForkServer | Path]
-    stack: ExitStack
-    engines: dict[object, Engine]
-
-    def engine(self, name: str, tp: int, conv: ConvLayout, lies: bool = False) -> Engine:
-        key = (name, tp, conv, lies)
-        if key not in self.engines:
-            page_tokens = P_PAGE_TOKENS if name == "P" else D_PAGE_TOKENS
-            options = EngineOptions(
-                f"{name}{tp}{conv}{'-lies' if lies else ''}",
-                self.broker,
-                EngineSettings(tp=tp, conv_layout=conv, page_tokens=page_tokens),
-                (self.homes[name],) * tp,
-            )
-            announce = {"announce": swap_b_and_c} if lies else {}
-            engine = Engine(self.reference.model, options, **announce)
-            self.engines[key] = self.stack.enter_context(engine)
-        return self.engines[key]
+    def engine(self, side: str, tp: int, conv: ConvLayout, lies: bool = False) -> Engine:
+        settings = EngineSettings(tp=tp, conv_layout=conv, page_tokens=PAGE_TOKENS[side])
+        more = {"announce": swap_b_and_c} if lies else {}
+        name = f"{side}{tp}{conv}{'-lies' if lies else ''}"
+        return self.house.engine(name, self.broker, settings, home=self.homes.get(side), **more)
 
     def answer(
         self, p: Engine, d: Engine, run: str, sabotage: Sabotage | None = None
     ) -> tuple[PromptAnswer, ...]:
-        reference = self.reference
-        return answer_prompts(run, p, d, reference.prompts, reference.alone, STEPS, sabotage)
+        return answer_prompts(run, p, d, PROMPTS, self.alone, STEPS, sabotage)
 
 
 @pytest.fixture(
@@ -104,31 +67,31 @@ class House:
     ],
     ids=lambda param: f"{param[0]}-{param[1]}",
 )
-def house(
-    request: pytest.FixtureRequest, reference: Reference, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[House]:
+def matrix(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Matrix]:
     strategy, where = request.param
-    with ExitStack() as stack:
-        broker = stack.enter_context(running_broker_process(strategy))
-        homes: dict[str, ForkServer | Path] = dict.fromkeys("PD", stack.enter_context(ForkServer()))
-        if where == "daemon":
-            folder = tmp_path_factory.mktemp("sockets")
-            homes = {
-                name: stack.enter_context(running_daemon(broker, folder / f"{name}.sock"))
-                for name in "PD"
-            }
-        yield House(reference, broker, homes, stack, {})
+    with demo_house() as house:
+        broker, folder = house.broker(strategy), tmp_path_factory.mktemp("sockets")
+        homes = {
+            side: house.stack.enter_context(running_daemon(broker, folder / f"{side}.sock"))
+            for side in PAGE_TOKENS
+            if where == "daemon"
+        }
+        single = house.unstarted("alone", "", EngineSettings())
+        alone = tuple(single.decode_alone(prompt.token_ids, STEPS) for prompt in PROMPTS)
+        yield Matrix(house, broker, homes, alone)
 
 
 @pytest.mark.parametrize(("p_conv", "d_conv"), CONV_LAYOUTS)
 @pytest.mark.parametrize("d_tp", TP_SIZES)
 @pytest.mark.parametrize("p_tp", TP_SIZES)
 def test_state_arrives_to_the_last_bit(
-    house: House, p_tp: int, d_tp: int, p_conv: ConvLayout, d_conv: ConvLayout
+    matrix: Matrix, p_tp: int, d_tp: int, p_conv: ConvLayout, d_conv: ConvLayout
 ) -> None:
-    p, d = house.engine("P", p_tp, p_conv), house.engine("D", d_tp, d_conv)
+    p, d = matrix.engine("P", p_tp, p_conv), matrix.engine("D", d_tp, d_conv)
 
-    answers = house.answer(p, d, f"{p_tp}{p_conv}-{d_tp}{d_conv}")
+    answers = matrix.answer(p, d, f"{p_tp}{p_conv}-{d_tp}{d_conv}")
 
     assert [a.through.token_ids for a in answers] == [a.alone.token_ids for a in answers]
     assert all(a.exact for a in answers)
@@ -137,13 +100,13 @@ def test_state_arrives_to_the_last_bit(
 @pytest.mark.parametrize("sabotage", Sabotage)
 @pytest.mark.parametrize(("p_tp", "d_tp"), [(1, 1), (2, 4), (4, 2)])
 def test_sabotage_is_seen_on_every_prompt(
-    house: House, p_tp: int, d_tp: int, sabotage: Sabotage
+    matrix: Matrix, p_tp: int, d_tp: int, sabotage: Sabotage
 ) -> None:
     lies = sabotage is Sabotage.SWAPPED_B_C
-    p = house.engine("P", p_tp, ConvLayout.SD, lies=lies)
-    d = house.engine("D", d_tp, ConvLayout.DS)
+    p = matrix.engine("P", p_tp, ConvLayout.SD, lies=lies)
+    d = matrix.engine("D", d_tp, ConvLayout.DS)
 
-    answers = house.answer(p, d, f"{sabotage}-{p_tp}-{d_tp}", sabotage)
+    answers = matrix.answer(p, d, f"{sabotage}-{p_tp}-{d_tp}", sabotage)
 
     assert not any(a.logits_equal for a in answers)
     assert any(not a.tokens_equal for a in answers)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import NemotronHForCausalLM
 
+from demo.house import demo_house
 from restow.agents.engines.common.checkpoint import checkpoint_revision
 from restow.broker.families import EngineSettings
-from restow.broker.planner import Strategy
-from restow.demo.experiment import SEED, running_broker_process
+from restow.demo.experiment import SEED
 from restow.demo.recall.model import checkpoint_folder, load_model
 from restow.demo.recall.task import make_prompts
-from restow.demo.transformers.engine import Engine, EngineOptions, HandoffFailedError
-from restow.demo.transformers.rank_processes import ForkServer
+from restow.demo.transformers.engine import HandoffFailedError
 
 
 def trained_on(folder: Path) -> NemotronHForCausalLM:
@@ -31,16 +29,10 @@ def trained_on(folder: Path) -> NemotronHForCausalLM:
 
 def test_other_weights_of_the_same_shapes_are_refused(tmp_path: Path) -> None:
     (prompt,) = make_prompts(1, SEED)
-    with ExitStack() as stack:
-        forks = stack.enter_context(ForkServer())
-        broker = stack.enter_context(running_broker_process(Strategy.AUTO))
-
-        def engine(model: NemotronHForCausalLM, name: str, revision: str = "") -> Engine:
-            options = EngineOptions(name, broker, EngineSettings(), (forks,), revision=revision)
-            return stack.enter_context(Engine(model, options))
-
+    with demo_house() as house:
+        place = house.broker(), EngineSettings()
         other = trained_on(tmp_path / "other")
-        p, d = engine(other, "P"), engine(load_model(), "D")
+        p, d = house.engine("P", *place, model=other), house.engine("D", *place)
         ours, theirs = p.layout.model, d.layout.model
         assert ours.fields == theirs.fields
         assert ours.name == theirs.name
@@ -53,7 +45,7 @@ def test_other_weights_of_the_same_shapes_are_refused(tmp_path: Path) -> None:
         assert ours.revision in caught.value.message
         assert theirs.revision in caught.value.message
         # Whoever knows better can say so: then it is on them.
-        named = engine(other, "P-named", theirs.revision)
+        named = house.engine("P-named", *place, model=other, revision=theirs.revision)
         asked = d.ask("named", prompt.token_ids)
         named.prefill("named", prompt.token_ids)
         assert len(d.decode(asked, 2).token_ids) == 2

@@ -7,26 +7,23 @@ values occurs in a case, with agents in processes, a broker and NIXL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
-import torch
-from transformers import NemotronHForCausalLM
 
 from demo.covering import Row, covering_rows, every_pair
+from demo.house import House, demo_house
 from demo.poisoned import poison, with_state, wrong_regions
 from restow.broker.families import ConvLayout, EngineSettings, KvOrder
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy
-from restow.demo.experiment import PromptAnswer, running_broker_process
-from restow.demo.recall.model import load_model
-from restow.demo.recall.task import Prompt, make_prompts
-from restow.demo.transformers.engine import Engine, EngineOptions
+from restow.demo.experiment import PromptAnswer
+from restow.demo.recall.task import make_prompts
 from restow.demo.transformers.generation import StoredTypes
-from restow.demo.transformers.rank_processes import ForkServer
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 
@@ -37,8 +34,8 @@ LEFT_OUT = {
 RAW = {"slices"}
 """Strategies that cast nothing: both sides have the same types."""
 STEPS = 6
-SHORTEST_PROMPT = 36
-"""Tokens: more than a page of any size holds."""
+PROMPTS = [one for one in make_prompts(16, seed=3) if len(one.token_ids) >= 36][:2]
+"""They have more tokens than a page of any size holds."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +81,8 @@ CASES = covering_rows(FACTORS, allowed)
 
 
 def settings_of(row: Row, side: str) -> EngineSettings:
-    tp, rows, pages, layout = (row[f"{side}.{name}"] for name in ("tp", "rows", "pages", "layout"))
-    assert isinstance(tp, int)
-    assert isinstance(rows, int)
-    assert isinstance(pages, Pages)
-    assert isinstance(layout, ConvLayout)
+    pages: Any = row[f"{side}.pages"]
+    tp, rows, layout = (cast("Any", row[f"{side}.{name}"]) for name in ("tp", "rows", "layout"))
     return EngineSettings(
         tp=tp,
         page_tokens=pages.tokens,
@@ -102,11 +96,7 @@ def settings_of(row: Row, side: str) -> EngineSettings:
 
 
 def types_of(row: Row, side: str) -> StoredTypes:
-    kv, conv, ssm = (row[f"{side}.{name}"] for name in ("kv", "conv", "ssm"))
-    assert isinstance(kv, DType)
-    assert isinstance(conv, DType)
-    assert isinstance(ssm, DType)
-    return StoredTypes(kv, conv, ssm)
+    return StoredTypes(*(cast("DType", row[f"{side}.{name}"]) for name in ("kv", "conv", "ssm")))
 
 
 def words(row: Row) -> str:
@@ -121,46 +111,10 @@ def words(row: Row) -> str:
     return f"{row['strategy']}-{'-'.join(sides)}"
 
 
-@dataclass(frozen=True)
-class House:
-    """The model, its prompts, and a broker for each strategy, started when first asked for."""
-
-    model: NemotronHForCausalLM
-    prompts: tuple[Prompt, ...]
-    forks: ForkServer
-    broker: Callable[[Strategy], str]
-
-    def engine(self, name: str, row: Row, side: str, strategy: Strategy) -> Engine:
-        settings = settings_of(row, side)
-        options = EngineOptions(
-            name,
-            self.broker(strategy),
-            settings,
-            (self.forks,) * settings.tp,
-            capacity_tokens=512,
-            capacity_requests=4,
-            stored=types_of(row, side),
-        )
-        return Engine(self.model, options)
-
-
 @pytest.fixture(scope="module")
 def house() -> Iterator[House]:
-    torch.set_num_threads(1)
-    prompts = tuple(p for p in make_prompts(16, seed=3) if len(p.token_ids) >= SHORTEST_PROMPT)[:2]
-    assert len(prompts) == 2
-    with ExitStack() as stack:
-        forks = stack.enter_context(ForkServer())
-        brokers: dict[Strategy, str] = {}
-
-        def broker(strategy: Strategy) -> str:
-            if strategy not in brokers:
-                # Any type on either side: every second pair of types rounds.
-                started = running_broker_process(strategy, allow_narrowing=True)
-                brokers[strategy] = stack.enter_context(started)
-            return brokers[strategy]
-
-        yield House(load_model(), prompts, forks, broker)
+    with demo_house() as made:
+        yield made
 
 
 def test_every_pair_of_values_occurs() -> None:
@@ -178,10 +132,20 @@ def test_every_pair_of_values_occurs() -> None:
 def test_any_two_differences_together(house: House, row: Row) -> None:
     strategy = Strategy(str(row["strategy"]))
     name = words(row)
-    sides = [house.engine(f"{side.upper()} {name}", row, side, strategy) for side in "pd"]
+    # Any type on either side: every second pair of types rounds.
+    broker = house.broker(strategy, allow_narrowing=True)
+    sides = [
+        house.unstarted(
+            *(f"{side.upper()} {name}", broker, settings_of(row, side)),
+            capacity_tokens=512,
+            capacity_requests=4,
+            stored=types_of(row, side),
+        )
+        for side in "pd"
+    ]
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         p, d = pool.map(stack.enter_context, sides)
-        for index, prompt in enumerate(house.prompts):
+        for index, prompt in enumerate(PROMPTS):
             handoff_id = f"{name} {index}"
             held = len(prompt.token_ids) - 1
             poison(d)

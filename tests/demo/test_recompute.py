@@ -7,30 +7,24 @@ are those of the inputs, not those of the windows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import NemotronHForCausalLM
 
+from demo.house import House, demo_house
 from restow.broker.client.admin import AdminClient
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.layout.span import volume
 from restow.broker.planner import Strategy
-from restow.demo.experiment import SEED, running_broker_process, running_daemon
+from restow.demo.experiment import SEED, running_daemon
 from restow.demo.recall.model import load_model
 from restow.demo.recall.task import make_prompts
 from restow.demo.transformers import model_state as mixers
 from restow.demo.transformers.engine import Engine, EngineOptions
 from restow.demo.transformers.generation import Decoded
-from restow.demo.transformers.model_state import (
-    RebuildingInexactError,
-    conv_weights,
-    kept_inputs,
-)
-from restow.demo.transformers.rank_processes import ForkServer
+from restow.demo.transformers.model_state import RebuildingInexactError, conv_weights, kept_inputs
 from restow.demo.transformers.state_io import lay_out_weights
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
@@ -46,36 +40,31 @@ MAMBA_LAYERS = 2
 
 
 @dataclass(frozen=True)
-class House:
+class Rebuilding:
     """A broker that forces recompute, and where agents live."""
 
-    model: NemotronHForCausalLM
+    house: House
     broker: str
-    home: ForkServer | Path
-    stack: ExitStack
+    home: Path | None
 
-    def engine(self, name: str, tp: int, conv: ConvLayout) -> Engine:
-        tokens = P_PAGE_TOKENS if name == "P" else 12
+    def engine(self, side: str, tp: int, conv: ConvLayout) -> Engine:
+        tokens = P_PAGE_TOKENS if side == "P" else 12
         plain = EngineSettings(tp=tp, conv_layout=conv, page_tokens=tokens)
-        settings = replace(plain, mixer_inputs=name == "P", projections=name == "D")
-        options = EngineOptions(f"{name}{tp}{conv}", self.broker, settings, (self.home,) * tp)
-        return self.stack.enter_context(Engine(self.model, options))
+        settings = replace(plain, mixer_inputs=side == "P", projections=side == "D")
+        return self.house.engine(f"{side}{tp}{conv}", self.broker, settings, home=self.home)
 
 
 @pytest.fixture(scope="module", params=["embedded", "daemon"])
-def house(
+def rebuilding(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[House]:
-    torch.set_num_threads(1)
-    with ExitStack() as stack:
-        broker = stack.enter_context(running_broker_process(Strategy.RECOMPUTE))
-        home: ForkServer | Path
-        if request.param == "embedded":
-            home = stack.enter_context(ForkServer())
-        else:
+) -> Iterator[Rebuilding]:
+    with demo_house() as house:
+        broker = house.broker(Strategy.RECOMPUTE)
+        home: Path | None = None
+        if request.param == "daemon":
             socket = tmp_path_factory.mktemp("sockets") / "agents.sock"
-            home = stack.enter_context(running_daemon(broker, socket))
-        yield House(load_model(), broker, home, stack)
+            home = house.stack.enter_context(running_daemon(broker, socket))
+        yield Rebuilding(house, broker, home)
 
 
 def through(p: Engine, d: Engine, name: str, prompt: tuple[int, ...]) -> Decoded:
@@ -88,16 +77,16 @@ def through(p: Engine, d: Engine, name: str, prompt: tuple[int, ...]) -> Decoded
 
 @pytest.mark.parametrize(("p_tp", "d_tp", "p_conv", "d_conv"), PAIRS)
 def test_decoding_goes_on_to_the_last_bit(
-    house: House, p_tp: int, d_tp: int, p_conv: ConvLayout, d_conv: ConvLayout
+    rebuilding: Rebuilding, p_tp: int, d_tp: int, p_conv: ConvLayout, d_conv: ConvLayout
 ) -> None:
-    p = house.engine("P", p_tp, p_conv)
-    d = house.engine("D", d_tp, d_conv)
+    p = rebuilding.engine("P", p_tp, p_conv)
+    d = rebuilding.engine("D", d_tp, d_conv)
     for number, prompt in enumerate(PROMPTS):
         name = f"{p_tp}{p_conv}-{d_tp}{d_conv}-{number}"
         answer, alone = through(p, d, name, tuple(prompt)), d.decode_alone(prompt, STEPS)
         assert answer.token_ids == alone.token_ids
         assert torch.equal(answer.first_logits, alone.first_logits)
-        _check_bytes(house, name, d, len(prompt) - 1)
+        _check_bytes(rebuilding, name, d, len(prompt) - 1)
     # P gives its in-projection the rows of a longer prompt, and so goes on alike.
     for number, prompt in enumerate(SHORT):
         name = f"short-{p_tp}{p_conv}-{d_tp}{d_conv}-{number}"
@@ -105,19 +94,19 @@ def test_decoding_goes_on_to_the_last_bit(
         assert torch.equal(answer.first_logits, alone.first_logits)
 
 
-def _check_bytes(house: House, name: str, d: Engine, tokens: int) -> None:
+def _check_bytes(rebuilding: Rebuilding, name: str, d: Engine, tokens: int) -> None:
     """Check that inputs were read instead of windows, whole for each rank of D.
 
     Pages may be read to their end.
     """
     pages = -(-tokens // P_PAGE_TOKENS) * P_PAGE_TOKENS
-    with AdminClient(house.broker) as admin:
+    with AdminClient(rebuilding.broker) as admin:
         read_bytes = admin.handoff(name).handoff.bytes
-    assert read_bytes in {_needed_bytes(house, d, count) for count in (tokens, pages)}
+    assert read_bytes in {_needed_bytes(rebuilding, d, count) for count in (tokens, pages)}
 
 
-def _needed_bytes(house: House, d: Engine, tokens: int) -> int:
-    hidden: int = house.model.config.hidden_size
+def _needed_bytes(rebuilding: Rebuilding, d: Engine, tokens: int) -> int:
+    hidden: int = rebuilding.house.model.config.hidden_size
     total = len(d.layout.ranks) * MAMBA_LAYERS * TAPS * hidden * 4
     for rank in d.layout.ranks:
         for shard in rank.shards:
@@ -126,13 +115,15 @@ def _needed_bytes(house: House, d: Engine, tokens: int) -> int:
     return total
 
 
-def test_weights_of_other_channels_are_seen(house: House) -> None:
-    p, d = house.engine("P", 1, DS), house.engine("D", 2, DS)
-    wrong = {name: rows.flip(0) for name, rows in conv_weights(house.model).items()}
+def test_weights_of_other_channels_are_seen(rebuilding: Rebuilding) -> None:
+    p, d = rebuilding.engine("P", 1, DS), rebuilding.engine("D", 2, DS)
+    weights = conv_weights(rebuilding.house.model)
+    wrong = {name: rows.flip(0) for name, rows in weights.items()}
     lay_out_weights(wrong, d.pages)
     for number, prompt in enumerate(PROMPTS):
         answer = through(p, d, f"turned-{number}", tuple(prompt))
         assert not torch.equal(answer.first_logits, d.decode_alone(prompt, STEPS).first_logits)
+    lay_out_weights(weights, d.pages)
 
 
 def test_an_engine_whose_products_differ_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 
 import pytest
-import torch
-from transformers import NemotronHForCausalLM
 
+from demo.house import House, demo_house
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.layout import DType
-from restow.broker.planner import Strategy
-from restow.demo.experiment import PromptAnswer, answer_prompts, running_broker_process
-from restow.demo.recall.model import load_model
+from restow.demo.experiment import PromptAnswer, answer_prompts
 from restow.demo.recall.task import make_prompts
-from restow.demo.transformers.engine import Engine, EngineOptions, HandoffFailedError
+from restow.demo.transformers.engine import HandoffFailedError
 from restow.demo.transformers.generation import StoredTypes
-from restow.demo.transformers.rank_processes import ForkServer
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 
@@ -30,45 +24,30 @@ STEPS = 6
 TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True)
-class House:
-    """A model, and a broker that lets states be rounded, or does not."""
-
-    model: NemotronHForCausalLM
-    forks: ForkServer
-    stack: ExitStack
-    strict: str
-    lenient: str
-
-    def engine(
-        self, name: str, broker: str, tp: int, conv: ConvLayout, stored: StoredTypes
-    ) -> Engine:
-        settings = EngineSettings(tp=tp, conv_layout=conv)
-        options = EngineOptions(name, broker, settings, (self.forks,) * tp, stored=stored)
-        return self.stack.enter_context(Engine(self.model, options))
-
-    def answers(
-        self, broker: str, p_types: StoredTypes, d_types: StoredTypes, prefilled_as: StoredTypes
-    ) -> tuple[PromptAnswer, ...]:
-        """Return answers through Restow, each beside that of a standalone D.
-
-        The standalone D's state was stored as ``prefilled_as``.
-        """
-        run = f"{p_types}-{d_types}"
-        p = self.engine(f"P {run}", broker, 1, ConvLayout.SD, p_types)
-        d = self.engine(f"D {run}", broker, 2, ConvLayout.DS, d_types)
-        alone = [d.decode_alone(one.token_ids, STEPS, prefilled_as) for one in PROMPTS]
-        return answer_prompts(run, p, d, PROMPTS, alone, STEPS)
-
-
 @pytest.fixture(scope="module")
 def house() -> Iterator[House]:
-    torch.set_num_threads(1)
-    with ExitStack() as stack:
-        forks = stack.enter_context(ForkServer())
-        strict = stack.enter_context(running_broker_process(Strategy.AUTO))
-        lenient = stack.enter_context(running_broker_process(Strategy.AUTO, allow_narrowing=True))
-        yield House(load_model(), forks, stack, strict, lenient)
+    with demo_house() as made:
+        yield made
+
+
+def answers_of(
+    house: House,
+    narrowing: bool,
+    p_types: StoredTypes,
+    d_types: StoredTypes,
+    prefilled_as: StoredTypes,
+) -> tuple[PromptAnswer, ...]:
+    """Return answers through Restow, each beside that of a standalone D.
+
+    The standalone D's state was stored as ``prefilled_as``.
+    """
+    broker, run = house.broker(allow_narrowing=narrowing), f"{p_types}-{d_types}"
+    p_settings = EngineSettings(tp=1, conv_layout=ConvLayout.SD)
+    d_settings = EngineSettings(tp=2, conv_layout=ConvLayout.DS)
+    p = house.engine(f"P {run}", broker, p_settings, stored=p_types)
+    d = house.engine(f"D {run}", broker, d_settings, stored=d_types)
+    alone = [d.decode_alone(one.token_ids, STEPS, prefilled_as) for one in PROMPTS]
+    return answer_prompts(run, p, d, PROMPTS, alone, STEPS)
 
 
 def accuracy(right: list[bool]) -> float:
@@ -81,7 +60,7 @@ def accuracy(right: list[bool]) -> float:
 def test_float32_that_d_rounds_decodes_as_an_engine_that_runs_in_bfloat16(
     house: House, d_types: StoredTypes
 ) -> None:
-    answers = house.answers(house.lenient, SINGLE, d_types, prefilled_as=d_types)
+    answers = answers_of(house, True, SINGLE, d_types, prefilled_as=d_types)
 
     assert all(answer.exact for answer in answers)
     assert accuracy([a.right_through for a in answers]) >= 0.95
@@ -99,7 +78,7 @@ def test_float32_that_d_rounds_decodes_as_an_engine_that_runs_in_bfloat16(
 def test_types_that_hold_those_of_p_need_no_permission(
     house: House, p_types: StoredTypes, d_types: StoredTypes
 ) -> None:
-    answers = house.answers(house.strict, p_types, d_types, prefilled_as=p_types)
+    answers = answers_of(house, False, p_types, d_types, prefilled_as=p_types)
 
     assert all(answer.exact for answer in answers)
 
@@ -107,7 +86,7 @@ def test_types_that_hold_those_of_p_need_no_permission(
 def test_twice_rounded_is_as_accurate_as_an_engine_that_runs_in_d_s_types(house: House) -> None:
     p_types, d_types = StoredTypes(BF16, BF16, BF16), StoredTypes(F16, F16, F16)
 
-    answers = house.answers(house.lenient, p_types, d_types, prefilled_as=d_types)
+    answers = answers_of(house, True, p_types, d_types, prefilled_as=d_types)
 
     assert not all(answer.exact for answer in answers)
     through, alone = ([a.right_through for a in answers], [a.right_alone for a in answers])
@@ -115,8 +94,8 @@ def test_twice_rounded_is_as_accurate_as_an_engine_that_runs_in_d_s_types(house:
 
 
 def test_rounding_is_refused_unless_the_operator_allows_it(house: House) -> None:
-    p = house.engine("P refused", house.strict, 1, ConvLayout.SD, SINGLE)
-    d = house.engine("D refused", house.strict, 1, ConvLayout.SD, BF16_SSM)
+    p = house.engine("P refused", house.broker(), EngineSettings(), stored=SINGLE)
+    d = house.engine("D refused", house.broker(), EngineSettings(), stored=BF16_SSM)
 
     freed = p.prefill("refused", PROMPTS[0].token_ids)
     with pytest.raises(HandoffFailedError, match=r"NARROWING_NOT_ALLOWED.*layers\.0\.ssm.*float32"):

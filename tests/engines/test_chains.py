@@ -1,4 +1,4 @@
-"""Prefixes are named by content alone, and the largest one that all groups hold is found."""
+"""Prefixes are named by content alone, and the blocks of a state that all groups hold are found."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engines.chained import TOKENS as PROMPT
 from engines.chained import prompt
 from restow.agents.engines.common.blocks import Group
-from restow.agents.engines.common.chains import (
-    PrefixMatch,
-    PromptChain,
-    RequestChains,
-    longest_prefix,
-)
+from restow.agents.engines.common.chains import PromptChain, RequestChains, state_blocks
 from restow.broker.client import content_of
 
 QUANTUM, HASHES = 4, 12
 CHAIN = PromptChain(QUANTUM, tuple(bytes([index]) for index in range(1, HASHES + 1)))
-TOKENS = {CHAIN.at(token): token for token in range(QUANTUM, CHAIN.tokens + 1, QUANTUM)}
 FULL = Group("full", 8)
 COARSE = Group("coarse", 12)
 WINDOW = Group("window", 4, window_tokens=9, whole_blocks=True)
@@ -41,66 +36,26 @@ def held_by(held: Held) -> dict[str, Callable[[bytes], bool]]:
     return {name: hashes.__contains__ for name, hashes in groups.items()}
 
 
-def holder_of(group: Group, block: int, upto: int, held: Held) -> bool:
-    """Return whether a block is held as far as a token, by any name."""
-    start = block * group.block_tokens
-    return any(
-        (group.name, CHAIN.at(token)) in held
-        for token in range(max(upto, start + 1), start + group.block_tokens + 1)
-        if CHAIN.at(token) is not None
-    )
-
-
-def stands_at(tokens: int, group: Group, held: Held) -> bool:
-    if group.is_state:
-        return (group.name, CHAIN.at(tokens)) in held
-    first = group.first_token(tokens) // group.block_tokens
-    count = -(-tokens // group.block_tokens)
-    return all(
-        holder_of(group, block, min(tokens, (block + 1) * group.block_tokens), held)
-        for block in range(first, count)
-    )
-
-
-@given(GROUPS, HELD, st.integers(0, CHAIN.tokens + 9))
-@example([FULL, WINDOW], frozenset(("full", one) for one in CHAIN.hashes), 99)
-def test_it_is_the_largest_below_the_limit_and_names_every_block(
-    groups: list[Group], held: Held, below: int
+@given(GROUPS, HELD, st.integers(0, HASHES))
+@example([FULL, WINDOW], ALL, HASHES)
+@example([FULL, STATES], frozenset(one for one in ALL if one[0] == "full"), HASHES)
+@example([FULL, STATES], frozenset(one for one in ALL if one[0] == "states"), HASHES)
+def test_a_state_has_every_block_that_is_needed_and_is_held(
+    groups: list[Group], held: Held, quanta: int
 ) -> None:
-    found = longest_prefix(CHAIN, groups, held_by(held), below)
-    right = [
-        tokens
-        for tokens in range(QUANTUM, min(below, CHAIN.tokens + 1), QUANTUM)
-        if all(stands_at(tokens, group, held) for group in groups)
-    ]
-    if not right:
-        assert found is None
-        return
-    assert found is not None
-    assert found.tokens == right[-1]
+    chain = PromptChain(QUANTUM, CHAIN.hashes[:quanta])
+    found = state_blocks(chain, groups, held_by(held))
+    wanted: dict[str, list[bytes | None]] = {}
     for group in groups:
-        names = found.blocks[group.name]
-        if group.is_state:
-            assert names == (CHAIN.at(found.tokens),)
-            continue
-        assert len(names) == -(-found.tokens // group.block_tokens)
-        for block, name in enumerate(names):
-            needed = (block + 1) * group.block_tokens > group.first_token(found.tokens)
-            assert (name is not None) == needed
-            if name is not None:
-                start = block * group.block_tokens
-                assert (group.name, name) in held
-                assert min(found.tokens, start + group.block_tokens) <= TOKENS[name]
-                assert start < TOKENS[name] <= start + group.block_tokens
-
-
-def test_a_snapshot_without_its_blocks_and_blocks_without_a_snapshot_are_nothing() -> None:
-    def only(name: str) -> PrefixMatch | None:
-        held = frozenset((name, one) for one in CHAIN.hashes)
-        return longest_prefix(CHAIN, [FULL, STATES], held_by(held), 99)
-
-    assert only("full") is None
-    assert only("states") is None
+        # Each block is named by its last token, or by the state's own where the block goes on.
+        ends = [chain.tokens] if group.is_state else range(1, chain.tokens + 1)
+        wanted[group.name] = [
+            chain.at(end) if group.is_state or end > group.first_token(chain.tokens) else None
+            for end in ends
+            if group.is_state or end % group.block_tokens == 0 or end == chain.tokens
+        ]
+    names = {(group, name) for group, some in wanted.items() for name in some if name}
+    assert found == (wanted if quanta and names <= held else None)
 
 
 def test_engines_of_other_block_sizes_ask_by_the_same_chain() -> None:
@@ -164,3 +119,34 @@ def test_names_stay_as_long_as_any_request_has_them_and_no_longer() -> None:
     assert chains.named(one.block_hashes[4]) is None
     chains.end("other")
     assert chains.named(one.block_hashes[1]) is None
+
+
+@pytest.mark.parametrize("size", [8, 16, 32, 48])
+def test_each_block_that_the_engine_has_hashed_has_the_name_of_its_content(size: int) -> None:
+    tokens = list(range(4 * size))
+    chains, request = RequestChains(size), prompt(tokens, size)
+    cut = replace(prompt([7, *tokens], size), token_ids=[7, *tokens[: size - 2]])
+    for name, one in (("r", request), ("cut", cut)):
+        chains.begin(name, one)
+    for index, own in enumerate(request.block_hashes, 1):
+        named = chains.named(own)
+        assert named is not None
+        assert (named.token, named.hash) == (index * size, content_of(tokens, index * size))
+        for blocks in range(1, 5):
+            start = (index - blocks) * size
+            before = content_of(tokens, start) if start > 0 else b""
+            assert chains.before(named, blocks * size) == before
+    # Of a prompt whose end was cut off the engine has hashed more than there is.
+    assert chains.named(cut.block_hashes[0]) is None
+
+
+def test_replies_end_before_and_behind_their_last_tokens_but_not_at_whole_quanta() -> None:
+    chains, stop = RequestChains(8), 1000
+    tokens = list(range(200))
+    for place in (3, *range(23, 120, 8), 120, 150):
+        tokens[place] = stop
+    chains.begin("r", replace(prompt(tokens), stop_token_ids={stop}))
+    early, late = [3, 4], [*range(23, 120, 8), 121, 150, 151]
+    for last, ends in ((199, late), (150, [4, *late[:-1]]), (4, early), (3, [3]), (2, [])):
+        assert list(chains.ends("r", last)) == [(end, content_of(tokens, end)) for end in ends]
+    assert chains.ends("unknown", 199) == ()

@@ -1,58 +1,18 @@
-"""What an engine counts in an interval: P's states, what it holds, and its agents' reads."""
+"""What an engine's agents count in an interval, and how counts are added up."""
 
 from __future__ import annotations
 
 import copy
 
-from engines.written_session import BLOCKS, Session, nothing, prefill, side
-from restow.agents.engines.common.handoff_ends import OTHER, AgentTally, joined_counts, no_counts
+from restow.agents.engines.common.handoff_ends import (
+    AgentTally,
+    HandoffTally,
+    joined_counts,
+    no_counts,
+)
 from restow.agents.link.settings import AgentFigures
 from restow.agents.memory.staging import PoolFigures
 from restow.agents.reading.lane import ReadCounts
-
-REGISTERED = {"held_blocks": 0, "registered": 1, "weights_known": 1}
-
-
-def test_p_tells_what_it_holds_and_has_handed_over() -> None:
-    session = Session()
-    p, request = side(session), prefill()
-    first = p.counted()
-    assert first is not None
-    assert first["present"] == REGISTERED
-    assert p.counted() is None, "nothing has changed"
-    p.new_request(request)
-    request.num_computed_tokens = 9
-    p.finished(request, BLOCKS, computed=True)
-    held = p.counted()
-    assert held is not None
-    assert (held["present"]["held_blocks"], held["states_sent"]) == (4, 0)
-    session.end("h")
-    p.step(nothing())
-    sent = p.counted()
-    assert sent is not None
-    assert (sent["present"], sent["states_sent"]) == (REGISTERED, 1)
-    assert p.counted() is None
-
-
-def test_an_engine_that_has_lost_its_broker_tells_so() -> None:
-    session = Session()
-    p = side(session)
-    p.counted()
-    session.is_open = False
-    told = p.counted()
-    assert told is not None
-    assert told["present"]["registered"] == 0
-
-
-def test_a_reason_that_an_agent_invents_is_no_label() -> None:
-    session = Session()
-    p, request = side(session), prefill()
-    p.new_request(request)
-    request.num_computed_tokens = 9
-    p.finished(request, BLOCKS, computed=True)
-    session.end("h", "FAILED", "MY_OWN")
-    p.step(nothing())
-    assert p.tally.take()["failures"] == {f"prefill:{OTHER}": 1}
 
 
 def figures(used: tuple[int, int] = (0, 0), given_up: int = 0, **nixl: int) -> AgentFigures:
@@ -89,8 +49,7 @@ def test_two_sides_are_added_and_neither_is_changed() -> None:
     assert ranks["reads"] == {"nixl": [3, 15, 1]}
     assert ranks["staging_used_bytes"] == {"gather": 64, "scatter": 128}
     assert ranks["lanes_given_up"] == 1
-    scheduler = side(Session()).counted()
-    assert scheduler is not None
+    scheduler = HandoffTally(present={"held_blocks": 3}).take()
     whole = joined_counts(ranks, scheduler)
-    assert (whole["present"], whole["reads"]) == (REGISTERED, ranks["reads"])
+    assert (whole["present"], whole["reads"]) == ({"held_blocks": 3}, ranks["reads"])
     assert whole.keys() == no_counts().keys()

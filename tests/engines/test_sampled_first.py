@@ -7,9 +7,21 @@ from typing import Any
 
 import pytest
 
-from engines.test_vllm_parameters import Request
-from engines.written_session import BLOCKS, PROMPT, Session, decode, prefill, side
+from engines.written_session import (
+    BLOCKS,
+    GROUPS,
+    PROMPT,
+    Request,
+    Session,
+    chunk,
+    computed,
+    decode,
+    prefill,
+    side,
+)
+from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.scheduler.requests import why_not_handed_on
+from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 
 PLAIN = {"seed": None, "temperature": 0.0}
 TOKEN = 7
@@ -21,10 +33,8 @@ def params(**more: Any) -> SimpleNamespace:
 
 
 def begun(lookahead_tokens: int = 0, **more: Any) -> tuple[Session, Any, Request]:
-    session = Session()
-    p, request = side(session, lookahead_tokens=lookahead_tokens), prefill()
-    assert request.kv_transfer_params is not None
-    request.kv_transfer_params["sampled_token"] = True
+    session, request = Session(), prefill(sampled_token=True)
+    p = side(session, lookahead_tokens=lookahead_tokens)
     request.sampling_params = params(**more)
     p.new_request(request)
     session.take()
@@ -34,14 +44,13 @@ def begun(lookahead_tokens: int = 0, **more: Any) -> tuple[Session, Any, Request
 def test_p_publishes_the_whole_prompt_and_its_token() -> None:
     session, p, request = begun()
     assert (request.num_prompt_tokens, request.max_tokens) == (10, 1)
-    assert p.step(iter([("r", 9)])).fences == []
-    assert p.step(iter([("r", 10)])).fences == ["h"]
-    request.num_computed_tokens, request.output_token_ids = 10, [TOKEN]
-    given = p.finished(request, BLOCKS, computed=True)
+    assert [p.step(chunk(tokens)).fences for tokens in (9, 10)] == [[], ["h"]]
+    request.output_token_ids = [TOKEN]
+    given = computed(p, request, 10)
     assert session.take() == [("publish", "h", {"group.0": [1, 2, 3], "group.1": [5]}, 10, True)]
-    assert session.sampled == [None, TOKEN]
-    assert given["sampled_token"] is True
-    assert given["remote_num_tokens"] == 10
+    assert session.given("sampled_token") == [None, TOKEN]
+    assert given is not None
+    assert (given["sampled_token"], given["remote_num_tokens"]) == (True, 10)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +68,10 @@ def test_p_publishes_the_whole_prompt_and_its_token() -> None:
 def test_p_stops_before_the_end_where_d_must_sample(more: dict[str, Any], why: str) -> None:
     session, p, request = begun(**more)
     assert (request.num_prompt_tokens, request.max_tokens) == (9, 1)
-    request.num_computed_tokens, request.output_token_ids = 9, [TOKEN]
-    given = p.finished(request, BLOCKS, computed=True)
-    assert session.sampled == [None, None]
+    request.output_token_ids = [TOKEN]
+    given = computed(p, request)
+    assert session.given("sampled_token") == [None, None]
+    assert given is not None
     assert "sampled_token" not in given
     assert why_not_handed_on(Request(list(PROMPT), None, sampling_params=params(**more))) == why
 
@@ -69,18 +79,22 @@ def test_p_stops_before_the_end_where_d_must_sample(more: dict[str, Any], why: s
 def named(role: str, **more: Any) -> bytes:
     """Return the content by which P or D names the state of a request with these parameters."""
     session = Session()
-    one, request = side(session), prefill() if role == "P" else decode()
-    assert request.kv_transfer_params is not None
-    request.kv_transfer_params["sampled_token"] = True
+    request = prefill(sampled_token=True) if role == "P" else decode(sampled_token=True)
     request.sampling_params = params(**more)
-    one._sampled = SimpleNamespace(wait=lambda *_: None, finish=lambda *_: None)  # type: ignore[assignment]
+    waits: list[tuple[object, object]] = []
+    waiting: Any = SimpleNamespace(wait=lambda *told: waits.append(told), finish=lambda *_: None)
+    settings = ConnectorSettings()
+    one = SchedulerSide("E", "life", "kv_both", GROUPS, 0, session, settings, sampled=waiting)
     one.new_request(request)
-    request.num_computed_tokens, request.output_token_ids = 10, [TOKEN]
+    request.output_token_ids = [TOKEN]
     if role == "P":
-        one.finished(request, BLOCKS, computed=True)
+        computed(one, request, 10)
     else:
         one.allocated(request, BLOCKS, 10)
-    return session.contents[-1]
+        assert waits == [(request, session.ends["h"])]
+        assert session.given("takes_sampled_token") == [True]
+    content: bytes = session.given("content")[-1]
+    return content
 
 
 def test_p_and_d_name_the_state_alike_where_they_were_told_the_same_of_the_token() -> None:
@@ -126,14 +140,13 @@ def test_who_drafts_ahead_samples_for_nobody() -> None:
 @pytest.mark.parametrize("said", [[], [1, 2]])
 def test_a_p_that_has_not_sampled_once_gives_up(said: list[int]) -> None:
     session, p, request = begun()
-    request.num_computed_tokens, request.output_token_ids = 10, said
-    assert p.finished(request, BLOCKS, computed=True) is None
+    request.output_token_ids = said
+    assert computed(p, request, 10) is None
     assert session.take() == [("cancel", "h")]
 
 
 def test_without_the_routers_word_p_stops_before_the_end() -> None:
-    session = Session()
-    p, request = side(session), prefill()
+    request = prefill()
     request.sampling_params = params()
-    p.new_request(request)
+    side(Session()).new_request(request)
     assert request.num_prompt_tokens == 9

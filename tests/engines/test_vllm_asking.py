@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from engines.test_vllm_content import Lora
-from engines.test_vllm_parameters import Request
-from engines.written_session import Session, nothing
+from engines.written_session import Request, Session
 from restow.agents.engines.common.adapter_errors import SettingsError
 from restow.agents.engines.common.blocks import Group
 from restow.agents.engines.common.chains import RequestChains
@@ -37,6 +36,17 @@ def finding(
     return SchedulerSide("E", "life", role, GROUPS, 0, session, settings, prefix, told)
 
 
+def asking(
+    computed_tokens: int, cached_tokens: int | None = None
+) -> tuple[Session, SchedulerSide, Request]:
+    """Return a side that has asked who holds the prompt of a new request."""
+    session, request = Session(), plain()
+    d = finding(session, cached_tokens=cached_tokens)
+    d.new_request(request)
+    assert d.loadable_tokens(request, computed_tokens) is None
+    return session, d, request
+
+
 def plain(tokens: int = 100, **more: Any) -> Request:
     return Request(list(PROMPT[:tokens]), None, **more)
 
@@ -61,10 +71,14 @@ def test_what_another_engine_holds_is_asked_for_by_its_content() -> None:
     d.allocated(request, BLOCKS, 64)
     ((_, name, blocks, held, position),) = session.take()
     assert (blocks, held, position) == ({"group.0": [1, 2, 3, 4], "group.1": [9]}, 32, 96)
-    assert session.prefixes == [chain_of(PROMPT).prefix(96)]
-    assert (session.contents, session.patience_ms) == ([b""], [PATIENCE_MS])
+    assert session.given("prefix") == [chain_of(PROMPT).prefix(96)]
+    assert session.given("content") == [b""]
+    assert session.given("timeout_ms") == [PATIENCE_MS]
+    # What a router says of a handoff that it names, nobody says of this one.
+    assert session.given("position_tokens") == session.given("readers") == [0]
+    assert session.given("takes_sampled_token") == [False]
     session.end(name)
-    assert d.step(nothing()).received == {"r": True}
+    assert d.step().received == {"r": True}
     assert d.loadable_tokens(request, 0) == 0, "once, also after a preemption"
     assert d.finished(request, BLOCKS, computed=True) is None
     assert len(session.questions) == 1
@@ -72,15 +86,12 @@ def test_what_another_engine_holds_is_asked_for_by_its_content() -> None:
 
 
 def test_what_is_gone_meanwhile_is_computed() -> None:
-    session, request = Session(), plain()
-    d = finding(session)
-    d.new_request(request)
-    d.loadable_tokens(request, 0)
+    session, d, request = asking(0)
     session.questions[0][1].set_result(hold(96))
     assert d.loadable_tokens(request, 0) == 96
     d.allocated(request, BLOCKS, 96)
     session.end(session.take()[0][1], "CANCELLED", "NOT_HELD")
-    assert d.step(nothing()).received == {"r": False}
+    assert d.step().received == {"r": False}
     assert d.loadable_tokens(request, 0) == 0
     assert d.tally.take()["failures"] == {"decode:NOT_HELD": 1}
 
@@ -91,10 +102,7 @@ def test_what_is_gone_meanwhile_is_computed() -> None:
     ids=["nobody", "itself", "no more than here", "less than a quantum more"],
 )
 def test_what_is_not_worth_it_is_not_loaded(holders: list[list[PrefixHolder]]) -> None:
-    session, request = Session(), plain()
-    d = finding(session)
-    d.new_request(request)
-    assert d.loadable_tokens(request, 32) is None
+    session, d, request = asking(32)
     session.questions[0][1].set_result(holders)
     assert d.loadable_tokens(request, 32) == 0
     assert not d.decides("r")
@@ -105,10 +113,7 @@ def test_what_is_not_worth_it_is_not_loaded(holders: list[list[PrefixHolder]]) -
 @pytest.mark.parametrize(("found", "keys"), [(96, 96), (64, 96), (64, 64)])
 def test_a_state_among_the_keys_that_are_here_is_loaded_too(found: int, keys: int) -> None:
     # Restow asks vLLM to begin where the states are as well, and only for as long as that takes.
-    session, request = Session(), plain()
-    d = finding(session, cached_tokens=32)
-    d.new_request(request)
-    assert d.loadable_tokens(request, keys) is None
+    session, d, request = asking(keys, cached_tokens=32)
     session.questions[0][1].set_result(hold(found))
     assert not d.wants_whole_hits
     assert d.loadable_tokens(request, keys) is None
@@ -121,20 +126,14 @@ def test_a_state_among_the_keys_that_are_here_is_loaded_too(found: int, keys: in
 
 
 def test_a_state_a_little_behind_the_keys_that_are_here_needs_no_other_beginning() -> None:
-    session, request = Session(), plain()
-    d = finding(session, cached_tokens=32)
-    d.new_request(request)
-    assert d.loadable_tokens(request, 72) is None
+    session, d, request = asking(72, cached_tokens=32)
     session.questions[0][1].set_result(hold(80))
     assert d.loadable_tokens(request, 72) == 8
 
 
 @pytest.mark.parametrize("found", [32, 47])
 def test_keys_that_nobody_has_a_state_for_are_not_waited_for(found: int) -> None:
-    session, request = Session(), plain()
-    d = finding(session, cached_tokens=32)
-    d.new_request(request)
-    assert d.loadable_tokens(request, 96) is None
+    session, d, request = asking(96, cached_tokens=32)
     session.questions[0][1].set_result(hold(found))
     assert d.loadable_tokens(request, 96) == 0
     assert not d.wants_whole_hits
@@ -154,9 +153,7 @@ def test_a_handoff_whose_keys_are_all_here_is_loaded_for_its_state() -> None:
     assert d.loadable_tokens(request, 0) == 96
 
 
-def test_a_broker_that_is_silent_or_fails_holds_nobody_up(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_broker_that_is_silent_or_fails_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
     session, requests = Session(), [plain(request_id=f"r{number}") for number in range(2)]
     d = finding(session)
     for request in requests:
@@ -257,7 +254,7 @@ def test_without_the_setting_nobody_is_asked() -> None:
     d = SchedulerSide("E", "life", "kv_both", GROUPS, 0, session, ConnectorSettings())
     d.new_request(request)
     assert d.loadable_tokens(request, 0) == 0
-    assert d.step(nothing()).fences == []
+    assert d.step().fences == []
     assert not d.pending
     assert not session.questions
 
@@ -277,7 +274,7 @@ def test_where_replies_ended_in_a_recurrent_models_prompt_is_asked_for_too() -> 
     answer.set_result(hold(82))
     assert d.loadable_tokens(request, 32) == 50
     d.allocated(request, BLOCKS, 50)
-    assert session.prefixes == [chain_of(tokens, ends_tokens=[82]).prefix(82)]
+    assert session.given("prefix") == [chain_of(tokens, ends_tokens=[82]).prefix(82)]
 
 
 def test_a_model_without_states_is_found_by_its_blocks_alone() -> None:

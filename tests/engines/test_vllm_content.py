@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engines.test_vllm_parameters import Request
+from engines.written_session import Request
 from restow.agents.engines.common.chains import RequestChains
 from restow.agents.engines.common.checkpoint import (
     MAX_ADAPTERS,

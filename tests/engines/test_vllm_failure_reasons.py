@@ -233,71 +233,58 @@ def test_of_many_handoffs_the_one_that_failed_is_told() -> None:
 
 
 async def test_a_real_broker_is_asked() -> None:
+    """Check state and reason of handoffs that a broker tells of; None: the handoff went well."""
+    others = {"attention": [21, 22, 23], "state": [24]}
+    wanted = {
+        "left": ("CANCELLED", "CANCELLED"),
+        "well": None,
+        "nowhere": ("UNKNOWN", "HANDOFF_UNKNOWN"),
+        "twice": ("DONE", "HANDOFF_CONFLICT"),
+        "early": ("CANCELLED", "HANDOFF_CONFLICT"),
+        "shared": ("DONE", "HANDOFF_CONFLICT"),
+        "elsewhere": ("READY", "POSITION_MISMATCH"),
+        "misplaced": ("FAILED", "POSITION_MISMATCH"),
+        "other": ("WAITING", "CONTENT_MISMATCH"),
+    }
     async with broker() as running, pair(running.address) as both:
-        ended = both.d.request("early", D_BLOCKS)
-        both.d.cancel("early", "the client left")
-        await ended
-        ended = both.d.request("left", D_BLOCKS)
-        both.d.cancel("left", "the client left")
-        await ended
-        await both.hand_over("well")
-        await both.hand_over("twice")
-        for name in ("twice", "early"):
-            with pytest.raises(BrokerCallError):
-                await both.d.request(name, {"attention": [21, 22, 23], "state": [24]})
-        both.p.publish("shared", P_BLOCKS, POSITION, readers=2)
-        for agent in both.p_agents:
-            await agent.fence("shared")
-        await both.d.request("shared", D_BLOCKS, readers=2)
-        with pytest.raises(BrokerCallError):
-            await both.d.request(
-                "shared", {"attention": [21, 22, 23], "state": [24]}, position_tokens=POSITION
-            )
-        both.p.publish("misplaced", P_BLOCKS, POSITION, readers=2)
-        for agent in both.p_agents:
-            await agent.fence("misplaced")
-        await both.d.request("misplaced", D_BLOCKS, position_tokens=POSITION - 1, readers=2)
-        both.p.publish("elsewhere", P_BLOCKS, POSITION)
-        for agent in both.p_agents:
-            await agent.fence("elsewhere")
-        await both.d.request("elsewhere", D_BLOCKS, position_tokens=POSITION - 1)
-        both.p.publish("other", P_BLOCKS, POSITION, content=b"p" * 32)
-        await heard(running, "other")
-        with pytest.raises(BrokerCallError):
-            await both.d.request("other", D_BLOCKS, position_tokens=POSITION, content=b"d" * 32)
+
+        async def publish(handoff_id: str, readers: int = 0) -> None:
+            both.p.publish(handoff_id, P_BLOCKS, POSITION, readers=readers)
+            for agent in both.p_agents:
+                await agent.fence(handoff_id)
 
         async def ask(handoff_id: str) -> HandoffFailure | None:
             settings = ConnectorSettings(broker=running.address)
             return await asyncio.to_thread(ask_broker, settings, handoff_id)
 
-        fate, well, unknown = await ask("left"), await ask("well"), await ask("nowhere")
-        twice = [await ask("twice"), await ask("early")]
-        elsewhere = await ask("elsewhere")
-        other = await ask("other")
+        for name in ("early", "left"):
+            ended = both.d.request(name, D_BLOCKS)
+            both.d.cancel(name, "the client left")
+            await ended
+        await both.hand_over("well")
+        await both.hand_over("twice")
+        await publish("shared", readers=2)
+        await both.d.request("shared", D_BLOCKS, readers=2)
+        for name in ("twice", "early", "shared"):
+            with pytest.raises(BrokerCallError):
+                await both.d.request(name, others)
+        await publish("misplaced", readers=2)
+        await both.d.request("misplaced", D_BLOCKS, position_tokens=POSITION - 1, readers=2)
+        await publish("elsewhere")
+        await both.d.request("elsewhere", D_BLOCKS, position_tokens=POSITION - 1)
+        both.p.publish("other", P_BLOCKS, POSITION, content=b"p" * 32)
+        await heard(running, "other")
+        with pytest.raises(BrokerCallError):
+            await both.d.request("other", D_BLOCKS, position_tokens=POSITION, content=b"d" * 32)
+        fates = {name: await ask(name) for name in wanted}
         await both.d.decline("other")
         declined = await ask("other")
-        shared, misplaced = await ask("shared"), await ask("misplaced")
-    assert shared is not None
-    assert shared.reason == "HANDOFF_CONFLICT"
-    assert misplaced is not None
-    assert misplaced.reason == "POSITION_MISMATCH"
-    assert fate is not None
-    assert unknown is not None
-    for one, state in zip(twice, ("DONE", "CANCELLED"), strict=True):
-        assert one is not None
-        assert (one.state, one.reason) == (state, "HANDOFF_CONFLICT")
-    assert elsewhere is not None
-    assert (elsewhere.state, elsewhere.reason) == ("READY", "POSITION_MISMATCH")
-    assert elsewhere.detail.startswith("P's state is at position ")
-    for one in (other, declined):
-        assert one is not None
-        assert one.reason == "CONTENT_MISMATCH"
-    assert other is not None
-    assert other.state == "WAITING"
-    assert (fate.state, fate.reason) == ("CANCELLED", "CANCELLED")
-    assert "the client left" in fate.detail
-    assert well is None
-    assert unknown.reason == "HANDOFF_UNKNOWN"
+    assert {n: one and (one.state, one.reason) for n, one in fates.items()} == wanted
+    details = {name: one.detail for name, one in fates.items() if one is not None}
+    assert details["elsewhere"].startswith("P's state is at position ")
+    assert "the client left" in details["left"]
+    assert declined is not None
+    assert declined.reason == "CONTENT_MISMATCH"
     gone = await ask("early")
     assert gone is not None
     assert (gone.state, gone.reason) == ("UNKNOWN", "BROKER_UNREACHABLE")

@@ -66,10 +66,7 @@ def shards(spec: RecurrentSpec, tp: int) -> object:
 @pytest.mark.parametrize("conv_layout", ConvLayout)
 @pytest.mark.parametrize(("family", "kind", "shapes"), FAMILIES)
 def test_states_lie_as_the_family_says(
-    family: RecurrentSpec,
-    kind: str,
-    shapes: tuple[tuple[int, ...], ...],
-    conv_layout: ConvLayout,
+    family: RecurrentSpec, kind: str, shapes: tuple[tuple[int, ...], ...], conv_layout: ConvLayout
 ) -> None:
     # States lie alike whatever is known of the model, so one side may know the family, the other
     # not.

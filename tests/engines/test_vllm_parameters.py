@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from engines.written_session import Request
 from restow.agents.engines.common.adapter_errors import ParametersError, SettingsError
 from restow.agents.engines.common.blocks import backoff_tokens, position_tokens
 from restow.agents.engines.common.registration import ConnectorSettings
@@ -22,52 +20,6 @@ from restow.agents.engines.vllm.scheduler.requests import (
     truncate,
 )
 from restow.broker.client import Credentials
-
-
-@dataclass
-class Request:
-    """What of a vLLM request is looked at."""
-
-    prompt_token_ids: list[int] | None
-    kv_transfer_params: dict[str, Any] | None
-    request_id: str = "r"
-    num_computed_tokens: int = 0
-    max_tokens: int = 16
-    prompt_embeds: Any = None
-    mm_features: list[Any] = field(default_factory=list)
-    lora_request: Any = None
-    cache_salt: str | None = None
-    trace_headers: dict[str, str] | None = None
-    block_hashes: Sequence[bytes] = field(default_factory=list)
-    resumable: bool = False
-    sampling_params: Any = None
-    skip: bool = False
-    _all_token_ids: list[int] = field(default_factory=list)
-    num_prompt_tokens: int = 0
-    client_index: int = 0
-    output_token_ids: Sequence[int] = field(default_factory=list)
-
-    def record_event(self, event_type: Any) -> None:
-        """Ignore the event: nobody counts."""
-
-    def take_events(self) -> None:
-        """Return nothing: no event was noted."""
-
-    def take_prefill_stats(self) -> None:
-        """Return nothing: no statistics were noted."""
-
-    def update_block_hashes(self) -> None:
-        """Do nothing: there are no hashes."""
-
-    def __post_init__(self) -> None:
-        known = self.prompt_token_ids if self.prompt_embeds is None else self.prompt_embeds
-        assert known is not None
-        self.num_prompt_tokens = len(known)
-        self._all_token_ids = list(self.prompt_token_ids or [0] * len(known))
-
-    def get_skip_reading_prefix_cache(self) -> bool:
-        return self.skip
-
 
 ALONE = AnswerIndex()
 

@@ -192,15 +192,6 @@ def test_attention_of_zamba2_is_counted_block_by_block(uses: int, blocks: int) -
     ]
 
 
-def test_two_blocks_of_zamba2_take_turns() -> None:
-    kinds = ["mamba", "hybrid", "mamba", "hybrid", "mamba", "hybrid", "mamba"]
-    numbers = LayerNumbers.of(
-        {"model_type": "zamba2", "layers_block_type": kinds, "num_mem_blocks": 2}
-    )
-    assert [numbers.layer(number, False) for number in range(3)] == [1, 5, 3]
-    assert [numbers.layer(3 + layer, True) for layer in range(7)] == [*range(7)]
-
-
 LAYERS = 4
 
 

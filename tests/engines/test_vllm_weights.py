@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engines.written_session import BLOCKS, GROUPS, Session, decode, nothing, prefill
+from engines.written_session import BLOCKS, GROUPS, Session, chunk, computed, decode, prefill
 from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
 from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
@@ -138,14 +138,13 @@ def test_requests_are_refused_and_counted_while_the_weights_are_unknown() -> Non
     engine.session.take()
     engine.side.new_request(p)
     assert engine.session.take() == [("publish", "h", {}, 0, False), ("cancel", "h")]
-    assert engine.side.step(iter([("r", 9)])).fences == []
-    p.num_computed_tokens = 9
-    assert engine.side.finished(p, BLOCKS, computed=True) is None
+    assert engine.side.step(chunk(9)).fences == []
+    assert computed(engine.side, p) is None
     engine.side.new_request(d)
     assert engine.session.take() == [("decline", "h")]
     assert engine.side.loadable_tokens(d, 0) == 10
     engine.side.allocated(d, BLOCKS, 10)
-    assert engine.side.step(nothing()).received == {"r": False}
+    assert engine.side.step().received == {"r": False}
     counted = engine.side.counted()
     assert counted is not None
     assert counted["present"]["weights_known"] == 0
@@ -164,12 +163,11 @@ def test_a_request_that_comes_when_the_cache_is_empty_is_of_the_new_weights() ->
 def test_what_the_weights_before_have_begun_is_given_up() -> None:
     engine, p = Engine(), prefill()
     engine.side.new_request(p)
-    assert engine.side.step(iter([("r", 9)])).fences == ["h"]
+    assert engine.side.step(chunk(9)).fences == ["h"]
     engine.session.take()
     engine.call("reload_weights", weights_path="/other")
     assert engine.session.take()[0] == ("cancel", "h")
-    p.num_computed_tokens = 9
-    assert engine.side.finished(p, BLOCKS, computed=True) is None
+    assert computed(engine.side, p) is None
     assert engine.session.take() == []
 
 
@@ -179,7 +177,7 @@ def test_a_state_that_was_asked_for_before_is_not_taken() -> None:
     engine.side.allocated(d, BLOCKS, engine.side.loadable_tokens(d, 0) or 0)
     engine.session.end("h")
     engine.call("reload_weights", weights_path="/other")
-    assert engine.side.step(nothing()).received == {"r": False}
+    assert engine.side.step().received == {"r": False}
 
 
 def test_an_engine_core_that_shows_no_calls_is_refused() -> None:

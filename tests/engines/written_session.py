@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from engines.test_vllm_parameters import Request
 from restow.agents.engines.common.blocks import Group
 from restow.agents.engines.common.registration import ConnectorSettings
+from restow.agents.engines.common.sides import Scheduled
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.broker.client import (
     BlockingDelivery,
     BlockingSession,
     HandoffEnded,
+    HashForm,
     Prefix,
     PrefixChain,
 )
@@ -23,6 +24,53 @@ from restow.broker.client.engine.chains import Holders
 GROUPS = (Group("group.0", 4), Group("group.1", 4, 0))
 PROMPT = list(range(10))
 BLOCKS = ([1, 2, 3], [0, 0, 5])
+PUBLISHED = ("publish", "h", {"group.0": [1, 2, 3], "group.1": [5]}, 9, True)
+"""What P says of a computed prompt."""
+
+
+@dataclass
+class Request:
+    """What of a vLLM request is looked at."""
+
+    prompt_token_ids: list[int] | None
+    kv_transfer_params: dict[str, Any] | None
+    request_id: str = "r"
+    num_computed_tokens: int = 0
+    max_tokens: int = 16
+    prompt_embeds: Any = None
+    mm_features: list[Any] = field(default_factory=list)
+    lora_request: Any = None
+    cache_salt: str | None = None
+    trace_headers: dict[str, str] | None = None
+    block_hashes: Sequence[bytes] = field(default_factory=list)
+    resumable: bool = False
+    sampling_params: Any = None
+    skip: bool = False
+    _all_token_ids: list[int] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    client_index: int = 0
+    output_token_ids: Sequence[int] = field(default_factory=list)
+
+    def record_event(self, event_type: Any) -> None:
+        """Ignore the event: nobody counts."""
+
+    def take_events(self) -> None:
+        """Return nothing: no event was noted."""
+
+    def take_prefill_stats(self) -> None:
+        """Return nothing: no statistics were noted."""
+
+    def update_block_hashes(self) -> None:
+        """Do nothing: there are no hashes."""
+
+    def __post_init__(self) -> None:
+        known = self.prompt_token_ids if self.prompt_embeds is None else self.prompt_embeds
+        assert known is not None
+        self.num_prompt_tokens = len(known)
+        self._all_token_ids = list(self.prompt_token_ids or [0] * len(known))
+
+    def get_skip_reading_prefix_cache(self) -> bool:
+        return self.skip
 
 
 @dataclass
@@ -32,75 +80,30 @@ class Session(BlockingSession):
     is_open = True
     said: list[tuple[Any, ...]] = field(default_factory=list)
     ends: dict[str, Future[HandoffEnded]] = field(default_factory=dict)
-    patience_ms: list[int] = field(default_factory=list)
-    traces: list[str] = field(default_factory=list)
-    readers: list[int] = field(default_factory=list)
-    contents: list[bytes] = field(default_factory=list)
-    first_blocks: list[dict[str, int]] = field(default_factory=list)
-    sampled: list[int | None] = field(default_factory=list)
-    """Tokens, of publications."""
-    takes: list[bool] = field(default_factory=list)
-    """Of demands, whether they take one."""
-    write_marks: list[int] = field(default_factory=list)
-    asked: list[BlockingDelivery] = field(default_factory=list)
+    more: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """The named arguments of each publication, request and decline."""
+    asked: int = 0
     given_up: list[int] = field(default_factory=list)
-    """Which of those that were asked for."""
+    """The numbers of demands that were cancelled."""
     questions: list[tuple[PrefixChain, Future[Holders]]] = field(default_factory=list)
-    prefixes: list[Prefix | None] = field(default_factory=list)
-    """Of those that were asked for."""
 
     def publish(
-        self,
-        handoff_id: str,
-        blocks: Any,
-        position_tokens: int,
-        *,
-        final: bool = True,
-        first_blocks: Any = None,
-        lease_ms: int = 0,
-        hold_ms: int = 0,
-        trace_parent: str = "",
-        content: bytes = b"",
-        readers: int = 0,
-        sampled_token: int | None = None,
-        revision: str = "",
+        self, handoff_id: str, blocks: Any, position_tokens: int, **more: Any
     ) -> Future[HandoffEnded]:
-        self.sampled.append(sampled_token)
-        self.traces.append(trace_parent)
-        self.readers.append(readers)
-        if final:
-            self.contents.append(content)
-        self.first_blocks.append(dict(first_blocks or {}))
-        self.said.append(("publish", handoff_id, dict(blocks), position_tokens, final))
-        return self._end(handoff_id)
+        self.more.append(("publish", more))
+        words = handoff_id, dict(blocks), position_tokens, more.get("final", True)
+        self.said.append(("publish", *words))
+        self.ends[handoff_id] = Future()
+        return self.ends[handoff_id]
 
     def take_back(self, handoff_id: str, detail: str = "") -> None:
         self.said.append(("take back", handoff_id))
 
-    def request(
-        self,
-        handoff_id: str,
-        blocks: Any,
-        *,
-        held_tokens: int = 0,
-        position_tokens: int = 0,
-        timeout_ms: int = 0,
-        trace_parent: str = "",
-        content: bytes = b"",
-        readers: int = 0,
-        prefix: Prefix | None = None,
-        takes_sampled_token: bool = False,
-        write_mark: int = 0,
-    ) -> BlockingDelivery:
-        self.takes.append(takes_sampled_token)
-        self.write_marks.append(write_mark)
-        self.readers.append(readers)
-        self.contents.append(content)
-        self.prefixes.append(prefix)
-        position_tokens = prefix.position_tokens if prefix else position_tokens
+    def request(self, handoff_id: str, blocks: Any, **more: Any) -> BlockingDelivery:
+        self.more.append(("request", more))
+        prefix, held_tokens = more["prefix"], more["held_tokens"]
+        position_tokens = prefix.position_tokens if prefix else more["position_tokens"]
         self.said.append(("request", handoff_id, dict(blocks), held_tokens, position_tokens))
-        self.patience_ms.append(timeout_ms)
-        self.traces.append(trace_parent)
         return self._delivery(handoff_id)
 
     def find(
@@ -109,6 +112,20 @@ class Session(BlockingSession):
         answer: Future[Holders] = Future()
         self.questions.append((chains[0], answer))
         return answer
+
+    def hold(
+        self, form: HashForm, group: str, hashes: Iterable[bytes], *, parent: bytes = b""
+    ) -> None:
+        self.said.append(("hold", group, tuple(hashes), parent))
+
+    def evict(self, form: HashForm, group: str, hashes: Iterable[bytes]) -> None:
+        self.said.append(("evict", group, tuple(hashes)))
+
+    def keep(self, prefix: Prefix) -> None:
+        self.said.append(("keep", prefix))
+
+    def decline_offer(self, handoff_id: str, detail: str = "") -> None:
+        self.said.append(("decline offer", handoff_id))
 
     def set_revision(self, revision: str) -> None:
         self.said.append(("revise", revision))
@@ -119,8 +136,8 @@ class Session(BlockingSession):
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         self.said.append(("cancel", handoff_id))
 
-    def decline(self, handoff_id: str, detail: str = "", *, readers: int = 0) -> BlockingDelivery:
-        self.readers.append(readers)
+    def decline(self, handoff_id: str, detail: str = "", **more: Any) -> BlockingDelivery:
+        self.more.append(("decline", more))
         self.said.append(("decline", handoff_id))
         return self._delivery(handoff_id)
 
@@ -134,19 +151,18 @@ class Session(BlockingSession):
         said, self.said = self.said, []
         return said
 
-    def cancelled(self, number: int, handoff_id: str) -> None:
-        self.given_up.append(number)
-        self.said.append(("cancel", handoff_id))
-
-    def _end(self, handoff_id: str) -> Future[HandoffEnded]:
-        self.ends[handoff_id] = Future()
-        return self.ends[handoff_id]
+    def given(self, name: str, *words: str) -> list[Any]:
+        """Return an argument of all publications, requests and declines, or of these ``words``."""
+        return [more.get(name) for word, more in self.more if not words or word in words]
 
     def _delivery(self, handoff_id: str) -> BlockingDelivery:
-        number = len(self.asked)
-        delivery = BlockingDelivery(lambda: self.cancelled(number, handoff_id))
-        self.asked.append(delivery)
-        self.ends[handoff_id] = delivery
+        number, self.asked = self.asked, self.asked + 1
+
+        def cancelled() -> None:
+            self.given_up.append(number)
+            self.said.append(("cancel", handoff_id))
+
+        self.ends[handoff_id] = delivery = BlockingDelivery(cancelled)
         return delivery
 
 
@@ -155,14 +171,32 @@ def side(session: Session, role: str = "kv_both", lookahead_tokens: int = 0) -> 
     return SchedulerSide("E", "life", role, GROUPS, lookahead_tokens, session, settings)
 
 
-def nothing() -> Iterator[tuple[str, int]]:
-    return iter(())
+def chunk(tokens: int, *kv: int, request_id: str = "r") -> list[Scheduled]:
+    """Return a step in which a request's first ``tokens`` are computed, in further blocks."""
+    return [Scheduled(request_id, tokens, {"group.0": kv, "group.1": (5,)})]
 
 
-def prefill() -> Request:
-    return Request(list(PROMPT), {"do_remote_decode": True, "handoff_id": "h"})
+def prefill(**params: Any) -> Request:
+    return Request(list(PROMPT), {"do_remote_decode": True, "handoff_id": "h", **params})
 
 
-def decode(request_id: str = "r") -> Request:
-    named = {"do_remote_prefill": True, "handoff_id": "h"}
+def decode(request_id: str = "r", **params: Any) -> Request:
+    named = {"do_remote_prefill": True, "handoff_id": "h", **params}
     return Request(list(PROMPT), named, request_id=request_id)
+
+
+def begun(request: Request, role: str = "kv_both") -> tuple[Session, SchedulerSide]:
+    """Return a side to which a request has come, and its session, which has said nothing since."""
+    session = Session()
+    made = side(session, role)
+    made.new_request(request)
+    session.take()
+    return session, made
+
+
+def computed(
+    p: SchedulerSide, request: Request, tokens: int = 9, blocks: Any = BLOCKS
+) -> dict[str, Any] | None:
+    """End a request whose first ``tokens`` are computed; return P's answer."""
+    request.num_computed_tokens = tokens
+    return p.finished(request, blocks, computed=True)

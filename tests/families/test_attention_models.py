@@ -1,7 +1,7 @@
 """Models with attention alone: what their configs say, against what vLLM 0.32 makes of them.
 
 ``attention_of_vllm.json`` holds configs, and the layers that vLLM's own model code makes of them
-(`vllm_harness/attention_layers.py`; `vllm_engines/test_attention_layers.py` asks again).
+(`vllm_harness/attention_layers.py`; `vllm_engines/test_layers_of_vllm.py` asks again).
 """
 
 from __future__ import annotations

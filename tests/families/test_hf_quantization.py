@@ -112,7 +112,7 @@ def test_a_quantisation_that_is_no_object(config: object) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_types_are_those_of_vllm(case: Case) -> None:
-    # tests/vllm_engines/test_config_types.py asks vLLM about the same cases.
+    # tests/vllm_engines/test_layers_of_vllm.py asks vLLM about the same cases.
     if case.refused:
         with pytest.raises(LayoutFormError, match=case.refused):
             case.model()

@@ -10,97 +10,70 @@ import pytest
 
 from broker.collector import attributes, collector
 from restow.broker.core.common.keys import State
-from restow.demo.recall.model import checkpoint_folder
 from restow.demo.recall.task import Prompt
-from vllm_harness.engine import Answer, Options
-from vllm_harness.pair import MODEL, vllm_pair
+from vllm_harness.engine import Options
+from vllm_harness.house import MODEL, ONE_GROUP, STEPS, long_prompts, vllm_house
 
-ONE_GROUP = checkpoint_folder(1)
-"""A group that every rank holds whole: what vLLM's own connector cuts wrongly."""
 SPAN = "b7ad6b7169203331"
 """What each request came from."""
 pytestmark = pytest.mark.timeout(600)
+ENGINES = {
+    "recall": {
+        "1 SD": Options(MODEL, 1, conv_layout="SD"),
+        "another 1 SD": Options(MODEL, 1, conv_layout="SD"),
+        "2 DS": Options(MODEL, 2, conv_layout="DS"),
+    },
+    "one group": {
+        "1 DS": Options(ONE_GROUP, 1, conv_layout="DS"),
+        "2 DS": Options(ONE_GROUP, 2, conv_layout="DS"),
+        "2 SD": Options(ONE_GROUP, 2, conv_layout="SD"),
+    },
+}
+WAYS = {
+    "recall": [("1 SD", "another 1 SD"), ("1 SD", "2 DS"), ("2 DS", "1 SD")],
+    "one group": [("1 DS", "2 DS"), ("2 SD", "1 DS")],
+}
 
 
-@pytest.mark.parametrize(
-    ("prefill", "decode"),
-    [
-        (Options(MODEL, 1, conv_layout="SD"), Options(MODEL, 1, conv_layout="SD")),
-        (Options(MODEL, 1, conv_layout="SD"), Options(MODEL, 2, conv_layout="DS")),
-        (Options(MODEL, 2, conv_layout="DS"), Options(MODEL, 1, conv_layout="SD")),
-        (Options(ONE_GROUP, 1, conv_layout="DS"), Options(ONE_GROUP, 2, conv_layout="DS")),
-        (Options(ONE_GROUP, 2, conv_layout="SD"), Options(ONE_GROUP, 1, conv_layout="DS")),
-    ],
-    ids=[
-        "P1 SD to D1 SD",
-        "P1 SD to D2 DS",
-        "P2 DS to D1 SD",
-        "one group, P1 DS to D2 DS",
-        "one group, P2 SD to D1 DS",
-    ],
-)
+@pytest.mark.parametrize("model", WAYS)
 async def test_tokens_are_those_of_an_engine_that_serves_alone(
-    vllm_python: Path,
-    tmp_path: Path,
-    prompts: tuple[Prompt, ...],
-    prefill: Options,
-    decode: Options,
+    vllm_python: Path, tmp_path: Path, prompts: tuple[Prompt, ...], model: str
 ) -> None:
-    """Send all prompts at once to both sides, with nothing but a handoff id.
+    """Send all prompts at once to both sides: those of the task, and some of several blocks.
 
-    Each request has a trace, and its handoff is a part of that trace.
+    Each request has a trace, and its handoff is a part of that trace. vLLM lets a request keep its
+    trace only where it traces itself.
     """
-    async with (
-        collector() as kept,
-        vllm_pair(
-            vllm_python,
-            tmp_path,
-            _tracing(prefill, kept.address),
-            _tracing(decode, kept.address),
-            otlp_endpoint=kept.address,
-        ) as pair,
-    ):
-        assert pair.alone is not None
-
-        async def hand_over(number: int, prompt: Prompt) -> Answer:
-            ids, params = list(prompt.token_ids), {"handoff_id": f"h{number}"}
-            more = {"trace_headers": {"traceparent": f"00-{_trace(number)}-{SPAN}-01"}}
-            first = pair.prefill.begin(ids, 1, params, **more)
-            answer = await pair.decode.ask(ids, len(prompt.answer_ids), params, **more)
-            given = await pair.prefill.answer(first)
-            assert given.params is not None
-            assert given.params["remote_num_tokens"] == len(ids) - 1
-            return answer
-
-        expected = [
-            await pair.alone.ask(list(prompt.token_ids), len(prompt.answer_ids))
-            for prompt in prompts
-        ]
-        found = await asyncio.gather(*(hand_over(i, one) for i, one in enumerate(prompts)))
-        assert [one.tokens for one in found] == [one.tokens for one in expected]
-        wanted = [prompt.answer_ids for prompt in prompts]
-        for name, answers in (("alone", expected), ("handed over", found)):
-            recalled = sum(one.tokens == ids for one, ids in zip(answers, wanted, strict=True))
-            print(f"{name}: {recalled} of {len(wanted)} recalled")
-            assert recalled == len(wanted)
-        assert pair.broker.hub.directory.ledger.statistics.by_state == {State.DONE: len(prompts)}
+    asked = [*(list(one.token_ids) for one in prompts), *long_prompts()]
+    ways = WAYS[model]
+    traces = {f"{p} to {d} {n}": "" for p, d in ways for n in range(len(asked))}
+    traces = {name: f"{number:032x}" for number, name in enumerate(traces, 1)}
+    async with collector() as kept:
+        tracing = {"otlp_traces_endpoint": kept.address}
+        engines = {
+            name: replace(one, role="kv_both", engine=tracing)
+            for name, one in ENGINES[model].items()
+        }
+        async with vllm_house(vllm_python, tmp_path, engines, otlp_endpoint=kept.address) as house:
+            for p, d in ways:
+                found = await asyncio.gather(
+                    *(
+                        house.hand_over(
+                            *(p, d, name := f"{p} to {d} {number}", ids),
+                            both={"trace_headers": {"traceparent": f"00-{traces[name]}-{SPAN}-01"}},
+                        )
+                        for number, ids in enumerate(asked)
+                    )
+                )
+                recalled = [one.d.tokens[: len(prompts[0].answer_ids)] for one in found]
+                assert recalled[: len(prompts)] == [one.answer_ids for one in prompts]
+                right = [await house.alone(d, ids) for ids in asked]
+                assert [one.d.tokens for one in found] == [one.tokens for one in right]
+                assert all(len(one.tokens) == STEPS for one in right)
+            assert house.ended == {State.DONE: len(traces)}
     wholes = kept.named("handoff")
-    assert {attributes(one)["restow.handoff.id"]: one.trace_id.hex() for one in wholes} == {
-        f"h{number}": _trace(number) for number in range(len(prompts))
-    }
+    ids = {attributes(one)["restow.handoff.id"]: one.trace_id.hex() for one in wholes}
+    assert ids == traces
     assert {one.parent_span_id.hex() for one in wholes} == {SPAN}
     # Of each, how long the reads of all ranks took is told too.
-    assert len(kept.named("read")) == len(prompts) * decode.tp
-
-
-def _tracing(options: Options, endpoint: str) -> Options:
-    """Return the same options with tracing.
-
-    vLLM lets a request keep its trace only where it traces itself.
-    """
-    return replace(options, engine={**options.engine, "otlp_traces_endpoint": endpoint})
-
-
-def _trace(number: int) -> str:
-    """Return the trace id of a request."""
-    return f"{number + 1:032x}"
+    assert len(kept.named("read")) == sum(len(asked) * engines[d].tp for _, d in ways)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
 
-from vllm_harness.engine import ENVIRONMENT
+from vllm_harness.engine import environment_of_vllm
 
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
 HEADING = "## Every hook of vLLM's connector"
@@ -40,11 +39,7 @@ CLASSES = {
 def test_the_page_names_every_hook_and_who_answers_it(vllm_python: Path) -> None:
     # A hook that a later vLLM adds is missing in the table: decide what Restow answers.
     told = subprocess.run(
-        [vllm_python, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **ENVIRONMENT},
-        check=False,
+        [vllm_python, "-c", PROGRAM], capture_output=True, text=True, env=environment_of_vllm()
     )
     assert told.returncode == 0, told.stderr[-2000:]
     version, hooks, own, classes = json.loads(told.stdout.splitlines()[-1])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +12,21 @@ from safetensors.torch import load_file, save_file
 from agent_harness.waiting import until
 from restow.agents.engines.common.checkpoint import checkpoint_revision
 from restow.broker.core.common.keys import EngineKey, State
-from restow.broker.server.base.settings import BrokerSettings
-from restow.broker.server.serve import running_broker
 from restow.demo.recall.task import Prompt
-from vllm_harness.engine import Answer, Options, vllm_engine
-from vllm_harness.finders import END, STEPS, TELL, drawn, told
-from vllm_harness.pair import GRANT_S, MODEL
-from vllm_harness.stores import store
+from vllm_harness.engine import Answer, Options
+from vllm_harness.house import (
+    END,
+    MODEL,
+    STEPS,
+    TELL,
+    both_sides,
+    drawn,
+    forgotten,
+    store,
+    vllm_house,
+)
 
 pytestmark = pytest.mark.timeout(600)
-DUMMY = {"load_format": "dummy"}
 TURNS = 25
 
 
@@ -42,35 +45,24 @@ async def test_other_weights_are_refused(
     # Three engines would take the state by its shapes: with other weights, with dummy weights, and
     # with other weights that the operator calls the same.
     other = trained_on(tmp_path / "other")
-    settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
-    prompt = prompts[0]
-    async with running_broker(settings) as broker, AsyncExitStack() as stack:
-        options = Options(MODEL, role="kv_consumer", broker=broker.address)
-        wanted = {
-            "P": replace(options, role="kv_producer"),
-            "other": replace(options, model=other),
-            "dummy": replace(options, engine=DUMMY),
-            "named": replace(
-                options, model=other, extra={"model_revision": checkpoint_revision(MODEL)}
-            ),
-        }
-        started = await asyncio.gather(
-            *(
-                stack.enter_async_context(vllm_engine(vllm_python, one, tmp_path / f"{name}.log"))
-                for name, one in wanted.items()
-            )
-        )
-        engines = dict(zip(wanted, started, strict=True))
-        members = broker.hub.directory.members.engines.values()
+    ids, revision = list(prompts[0].token_ids), checkpoint_revision(MODEL)
+    d = Options(MODEL, role="kv_consumer")
+    wanted = {
+        "P": replace(d, role="kv_producer"),
+        "other": replace(d, model=other),
+        "dummy": replace(d, engine={"load_format": "dummy"}),
+        "named": replace(d, model=other, extra={"model_revision": revision}),
+    }
+    async with vllm_house(vllm_python, tmp_path, wanted) as house:
+        members = house.broker.hub.directory.members.engines.values()
         revisions = {one.layout.model.revision for one in members}
         dummy = "dummy-1234-tp1-float32-cpu"
-        assert revisions == {checkpoint_revision(MODEL), checkpoint_revision(other), dummy}
-        ended = broker.hub.directory.ledger.ended
+        assert revisions == {revision, checkpoint_revision(other), dummy}
         for name in ("other", "dummy", "named"):
-            given = await engines["P"].ask(list(prompt.token_ids), 1, {"handoff_id": name})
+            given = await house["P"].ask(ids, 1, {"handoff_id": name})
             assert given.finish == "length"
-            answer = await engines[name].ask(list(prompt.token_ids), 6, {"handoff_id": name})
-            handoff = ended["default", name]
+            answer = await house[name].ask(ids, 6, {"handoff_id": name})
+            handoff = house.broker.hub.directory.ledger.ended["default", name]
             if name == "named":  # the operator's word goes
                 assert handoff.state is State.DONE
                 continue
@@ -78,7 +70,7 @@ async def test_other_weights_are_refused(
             assert answer.finish == "error" or answer.error
             assert handoff.failure is not None
             assert handoff.failure.reason == "MODEL_MISMATCH"
-            assert checkpoint_revision(MODEL) in handoff.failure.detail
+            assert revision in handoff.failure.detail
 
 
 async def test_replaced_weights_find_nothing_of_those_before(
@@ -87,48 +79,43 @@ async def test_replaced_weights_find_nothing_of_those_before(
     # An engine and a store hold the states of conversations when the engine's weights change.
     other = trained_on(tmp_path / "other", 0.05)
     prompts = [drawn(40, seed) for seed in range(TURNS)]
-    settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
-    async with running_broker(settings) as broker, AsyncExitStack() as stack:
-        plain = Options(MODEL, prefix_caching=True)
-        joined = {"role": "kv_both", "broker": broker.address, "policy": "recompute"}
-        one = replace(plain, engine_id="one", extra=TELL, **joined)  # type: ignore[arg-type]
-        engine, fresh = await asyncio.gather(
-            *(
-                stack.enter_async_context(vllm_engine(vllm_python, options, tmp_path / name))
-                for name, options in (("one.log", one), ("fresh.log", replace(plain, model=other)))
-            )
-        )
-        await stack.enter_async_context(store(broker.address, "one"))
+    wanted = both_sides(one=Options(MODEL, prefix_caching=True, extra=TELL))
+    async with (
+        vllm_house(vllm_python, tmp_path, wanted) as house,
+        store(house.broker.address, "one"),
+    ):
+        engine = house["one"]
 
         async def next_turns(turns: list[list[int]], said: list[Answer]) -> list[list[int]]:
             """Return turns that go on from these replies, once the store has their states."""
             each = zip(turns, said, strict=True)
             found = [[*turn, *one.tokens[:-1], END, *drawn(5, 13)] for turn, one in each]
             for turn, before in zip(found, turns, strict=True):
-                await told(broker, "one", "store", turn, len(before) + STEPS - 1)
+                await house.told("store", turn, len(before) + STEPS - 1, asking="one")
             return found
 
         before = [await engine.ask(ids, STEPS) for ids in prompts]
         turns = await next_turns(prompts, before)
-        record = broker.hub.directory.members.engines[EngineKey("default", "one")]
+        record = house.broker.hub.directory.members.engines[EngineKey("default", "one")]
         await engine.call("reload_weights", weights_path=str(other))
-        assert await engine.forget(connector=True)
+        await forgotten(engine, connector=True)
         await until(lambda: not record.revision.startswith("unknown"))
         assert record.revision == checkpoint_revision(other)
         after = [await engine.ask(ids, STEPS) for ids in turns]
-        right = [await fresh.ask(ids, STEPS) for ids in turns]
+        right = [await house.alone("one", ids) for ids in turns]
         assert [one.tokens for one in after] == [one.tokens for one in right]
         assert [one.cached for one in after] == [0] * TURNS
+        assert (await house.alone("one", prompts[0])).tokens != before[0].tokens
         # What the new weights compute is found again, by the store.
         last = await next_turns(turns, after)
-        assert await engine.forget()
+        await forgotten(engine)
         found = [await engine.ask(ids, STEPS) for ids in last]
-        right = [await fresh.ask(ids, STEPS) for ids in last]
+        right = [await house.alone("one", ids) for ids in last]
         assert [one.tokens for one in found] == [one.tokens for one in right]
         assert [one.cached for one in found] == [len(ids) + STEPS - 1 for ids in turns]
         # Weights that came from no checkpoint are known when their version is told.
         await engine.call("update_config", overrides={})
-        assert await engine.forget(connector=True)
+        await forgotten(engine, connector=True)
         given = await engine.ask(prompts[0], 1, {"handoff_id": "h", "do_remote_decode": True})
         assert given.params is None
         assert record.revision.startswith("unknown")

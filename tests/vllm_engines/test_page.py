@@ -24,7 +24,7 @@ from broker.fakes import model_layout
 from forked.ports import free_port
 from restow.broker.client import AdminClient, EngineSession
 from restow.demo.recall.task import Prompt, decode
-from vllm_harness.pair import GRANT_S
+from vllm_harness.house import GRANT_S
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).resolve().parents[2]

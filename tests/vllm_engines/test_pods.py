@@ -22,7 +22,7 @@ from forked.ports import free_port
 from restow.broker.client import AdminClient
 from restow.demo.recall.task import Prompt, decode
 from restow.v1 import broker_pb2
-from vllm_harness.pair import MODEL
+from vllm_harness.house import MODEL
 
 pytestmark = pytest.mark.timeout(600)
 PODS = Path(__file__).resolve().parents[2] / "docker" / "kubernetes"

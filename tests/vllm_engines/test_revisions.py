@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vllm_harness.programs import answers
 from vllm_harness.tiny_models import tiny_model
 
-SCRIPT = Path(__file__).parents[1] / "vllm_harness" / "revisions_main.py"
 HUB_NAME = "somebody/something"
 pytestmark = pytest.mark.timeout(600)
 
@@ -36,17 +34,9 @@ def in_hub_cache(model: Path, cache: Path) -> None:
 
 def words(python: Path, tmp_path: Path, settings: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Return the revision of an engine with each of the settings."""
-    env = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-    env |= {"HF_HOME": str(tmp_path / "cache"), "VLLM_CPU_KVCACHE_SPACE": "1"}
-    done = subprocess.run(
-        [str(python), str(SCRIPT)],
-        env=env,
-        input="".join(json.dumps(one) + "\n" for one in settings.values()),
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    asked = "".join(json.dumps(one) + "\n" for one in settings.values())
+    hub = {"HF_HOME": str(tmp_path / "cache")}
+    lines = answers(python, "revisions_main.py", told=asked, **hub)
     for name, (before, after) in zip(settings, lines, strict=True):
         assert before == after or before == "ENGINE_UNSUPPORTED", f"{name}: {after}"
     return {name: before for name, (before, _) in zip(settings, lines, strict=True)}

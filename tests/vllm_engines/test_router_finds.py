@@ -13,9 +13,8 @@ from restow.broker.client import AsyncAdminClient, chain_of
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
 from restow.v1 import admin_pb2 as pb
-from vllm_harness.finders import STEPS, drawn
-from vllm_harness.pair import GRANT_S
-from vllm_harness.served import complete, router, vllm_server
+from vllm_harness.house import GRANT_S, STEPS, drawn
+from vllm_harness.served import complete, router, vllm_servers
 from vllm_harness.tiny_models import tiny_model
 
 pytestmark = pytest.mark.timeout(600)
@@ -49,15 +48,11 @@ async def test_a_second_turn_is_sent_where_the_first_is_or_found_from_there(
         broker = (await stack.enter_async_context(running_broker(settings))).address
         names = ("p0", "p1", "d0")
         size = ("--block-size", str(BLOCK_TOKENS))
-        urls = await asyncio.gather(
-            *(
-                stack.enter_async_context(
-                    vllm_server(vllm_python, model, one, broker, tmp_path / one, *size)
-                )
-                for one in names
-            )
+        servers = await stack.enter_async_context(
+            vllm_servers(vllm_python, model, names, broker, tmp_path, *size)
         )
-        p0, p1, d0 = (f"{name}={url}" for name, url in zip(names, urls, strict=True))
+        d0_url = servers[2].url
+        p0, p1, d0 = (f"{name}={one.url}" for name, one in zip(names, servers, strict=True))
         base = await stack.enter_async_context(
             router(broker, [p0, p1], [d0], tmp_path / "router.log")
         )
@@ -72,7 +67,7 @@ async def test_a_second_turn_is_sent_where_the_first_is_or_found_from_there(
             again = await complete(http, base, turn, max_tokens=STEPS)
             assert (await handed_to(admin, "d0")).source_engine == first
             # Of another salt nothing is held: all of it is computed.
-            alone = await complete(http, urls[2], turn, max_tokens=STEPS, cache_salt="alone")
+            alone = await complete(http, d0_url, turn, max_tokens=STEPS, cache_salt="alone")
             assert again == alone
         # The one that is asked then has it from where it is.
         await admin.drain_engine(first)
@@ -82,5 +77,5 @@ async def test_a_second_turn_is_sent_where_the_first_is_or_found_from_there(
             other := "p1" if first == "p0" else "p0"
         )
         assert (await handed_to(admin, other)).position_tokens >= HELD_TOKENS
-        alone = await complete(http, urls[2], third, max_tokens=STEPS, cache_salt="alone")
+        alone = await complete(http, d0_url, third, max_tokens=STEPS, cache_salt="alone")
         assert last == alone

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_harness.engine import ENVIRONMENT, HERE
+from vllm_harness.programs import answers
 
 pytestmark = pytest.mark.timeout(600)
+EAGER = {"TORCH_COMPILE_DISABLE": "1"}
 TPS = ("1", "2", "4", "8", "16")
 MODELS: list[tuple[str, str, dict[str, Any]]] = [
     # model_type, vLLM's class of it, changes to its defaults
@@ -79,21 +78,21 @@ REFUSED = {
 """How what is said of them begins: every one names the layer or setting, and what is missing."""
 
 
-async def test_families_and_specs_say_the_same(vllm_python: Path) -> None:
-    found = await _answers(vllm_python, "said_main.py", json.dumps(MODELS))
+def test_families_and_specs_say_the_same(vllm_python: Path) -> None:
+    found = answers(vllm_python, "said_main.py", json.dumps(MODELS), **EAGER)[-1]
     wrong = {
         (name, tp): words
-        for (name, _, _), answers in zip(MODELS, found, strict=True)
-        for tp, words in answers.items()
+        for (name, _, _), by_tp in zip(MODELS, found, strict=True)
+        for tp, words in by_tp.items()
         # What no TP of the family's can have, vLLM has none of either.
         if words not in ("same", "refused: TP_SIZE_NOT_ALLOWED")
     }
     assert not wrong
-    assert all(answers["2"] == "same" and tuple(answers) == TPS for answers in found)
+    assert all(by_tp["2"] == "same" and tuple(by_tp) == TPS for by_tp in found)
 
 
-async def test_what_specs_leave_open_is_refused_by_name(vllm_python: Path) -> None:
-    found = await _answers(vllm_python, "refused_main.py")
+def test_what_specs_leave_open_is_refused_by_name(vllm_python: Path) -> None:
+    found = answers(vllm_python, "refused_main.py", **EAGER)[-1]
     for name, words in REFUSED.items():
         assert found.pop(name).startswith(words)
     assert found.pop("sharing") == "['layers.0.x']"
@@ -106,15 +105,3 @@ async def test_what_specs_leave_open_is_refused_by_name(vllm_python: Path) -> No
     }
     assert windows == {"full": False, "window": True, "a full cache's window": False}
     assert found["latent"].startswith("(MlaSpec(layer=0, latent_dim=32")
-
-
-async def _answers(python: Path, script: str, *arguments: str) -> Any:
-    process = await asyncio.create_subprocess_exec(
-        python,
-        HERE / script,
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **ENVIRONMENT, "TORCH_COMPILE_DISABLE": "1"},
-    )
-    said, _ = await process.communicate()
-    return json.loads(said.decode().splitlines()[-1])

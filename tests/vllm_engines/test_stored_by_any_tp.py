@@ -6,7 +6,6 @@ that serves alone, of the TP of the one that was asked (vLLM rounds otherwise at
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 from collections import Counter
@@ -19,15 +18,23 @@ import pytest
 
 from restow.broker.core.common.keys import State
 from restow.broker.server.base.settings import BrokerSettings
-from restow.broker.server.serve import RunningBroker, running_broker
-from restow.demo.recall.model import checkpoint_folder
+from restow.broker.server.serve import running_broker
 from vllm_harness.checkpoints import write_checkpoint
 from vllm_harness.closeness import assert_alike
 from vllm_harness.engine import Options, VllmEngine, vllm_engine
-from vllm_harness.finders import END, SOON_S, STEPS, TELL, drawn, told
+from vllm_harness.house import (
+    END,
+    GRANT_S,
+    ONE_GROUP,
+    STEPS,
+    TELL,
+    House,
+    both_sides,
+    drawn,
+    forgotten,
+    store,
+)
 from vllm_harness.hybrid_checkpoints import HYBRIDS
-from vllm_harness.pair import GRANT_S
-from vllm_harness.stores import store
 
 TPS, LAYOUTS = (1, 2, 4), ("SD", "DS")
 QUESTION = drawn(20, 13)
@@ -53,11 +60,7 @@ CASES = {
     # prompts fit into a block (docs/vllm.md, fault 1).
     "recall": Case((40, 75)),
     # The longer one fills a block, and a part of the next one.
-    "qwen3_next": Case(
-        (60, 420),
-        {"max_model_len": 1024, "dtype": "bfloat16"},
-        exact=False,
-    ),
+    "qwen3_next": Case((60, 420), {"max_model_len": 1024, "dtype": "bfloat16"}, exact=False),
 }
 
 
@@ -74,95 +77,75 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
     vllm_python: Path, tmp_path: Path, kind: str
 ) -> None:
     case = CASES[kind]
-    if kind == "recall":
-        model = checkpoint_folder(1)
-    else:
+    model = ONE_GROUP
+    if kind != "recall":
         model = write_checkpoint(HYBRIDS[kind].make, tmp_path / "model")
-    one = Options(model, prefix_caching=True, engine={**SMALL, **case.engine})
-    settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
-    async with (
-        running_broker(settings) as broker,
-        _engines(vllm_python, tmp_path, one, broker.address) as engines,
-        store(broker.address, "tp1-SD"),
-    ):
+    more = TELL | {"staging_mb": 16}
+    one = Options(model, prefix_caching=True, extra=more, engine={**SMALL, **case.engine})
+    async with _started(vllm_python, tmp_path, one) as house, store(house.broker.address, "tp1-SD"):
         turns: list[Turn] = []
-        for name, engine in engines.items():
-            turns += await _stored(broker, name, engine, case, len(turns))
-        for engine in engines.values():
-            await _forget(engine)
-        stored = Counter(broker.hub.directory.ledger.ended)
+        for name in house.engines:
+            turns += await _stored(house, name, case, len(turns))
+        for engine in house.engines.values():
+            # It tells that all is evicted at the step of another request.
+            await forgotten(engine)
+            await engine.ask([END], 1)
+        ended = house.broker.hub.directory.ledger.ended
+        stored = Counter(ended)
         answers = {
             name: [await engine.ask(turn.ids, STEPS, logprobs=2) for turn in turns]
-            for name, engine in engines.items()
+            for name, engine in house.engines.items()
         }
         used = Counter(
             (one.source.key.engine_id, one.destination.key.engine_id, one.state)
-            for key, one in broker.hub.directory.ledger.ended.items()
+            for key, one in ended.items()
             if key not in stored and one.source is not None and one.destination is not None
         )
-    for name, found in answers.items():
-        assert [one.cached for one in found] == [turn.held_tokens for turn in turns], name
-        # And not from an engine that has forgotten it.
-        assert used["store", name, State.DONE] == len(turns), used
-    for tp in TPS:
-        alone = replace(one, tp=tp, prefix_caching=False)
-        async with vllm_engine(vllm_python, alone, tmp_path / f"alone-tp{tp}.log") as engine:
-            right = [await engine.ask(turn.ids, STEPS, logprobs=2) for turn in turns]
-        assert len({one.tokens for one in right}) == len(turns)
-        for layout in LAYOUTS:
-            found = answers[f"tp{tp}-{layout}"]
-            print(f"used by TP {tp} {layout}:", end=" ")
-            if case.exact:
-                assert [one.tokens for one in found] == [one.tokens for one in right]
-                print(f"{len(found)} replies of {STEPS} tokens")
-            else:
-                assert assert_alike(found, right) > len(turns) * STEPS / 2
+        for name, found in answers.items():
+            assert [one.cached for one in found] == [turn.held_tokens for turn in turns], name
+            # And not from an engine that has forgotten it.
+            assert used["store", name, State.DONE] == len(turns), used
+        for tp in TPS:
+            right = [await house.alone(f"tp{tp}-SD", turn.ids, logprobs=2) for turn in turns]
+            assert len({one.tokens for one in right}) == len(turns)
+            for layout in LAYOUTS:
+                found = answers[f"tp{tp}-{layout}"]
+                print(f"used by TP {tp} {layout}:", end=" ")
+                if case.exact:
+                    assert [one.tokens for one in found] == [one.tokens for one in right]
+                    print(f"{len(found)} replies of {STEPS} tokens")
+                else:
+                    assert assert_alike(found, right) > len(turns) * STEPS / 2
 
 
 @contextlib.asynccontextmanager
-async def _engines(
-    python: Path, logs: Path, one: Options, broker: str
-) -> AsyncIterator[dict[str, VllmEngine]]:
+async def _started(python: Path, logs: Path, one: Options) -> AsyncIterator[House]:
     """Start all six engines, one after the other: each engine's ranks keep a machine busy."""
-    async with contextlib.AsyncExitStack() as stack:
+    settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
+    async with running_broker(settings) as broker, contextlib.AsyncExitStack() as stack:
+        one = replace(one, broker=broker.address)
+        wanted = both_sides(
+            **{
+                f"tp{tp}-{layout}": replace(one, tp=tp, conv_layout=layout)
+                for tp, layout in itertools.product(TPS, LAYOUTS)
+            }
+        )
         engines: dict[str, VllmEngine] = {}
-        for tp, layout in itertools.product(TPS, LAYOUTS):
-            name = f"tp{tp}-{layout}"
-            options = replace(
-                one,
-                tp=tp,
-                conv_layout=layout,
-                role="kv_both",
-                broker=broker,
-                policy="recompute",
-                engine_id=name,
-                extra=TELL | {"staging_mb": 16},
-            )
-            engines[name] = await stack.enter_async_context(
-                vllm_engine(python, options, logs / f"{name}.log")
-            )
-        yield engines
+        for name, options in wanted.items():
+            starting = vllm_engine(python, options, logs / f"{name}.log")
+            engines[name] = await stack.enter_async_context(starting)
+        yield House(broker, engines)
 
 
-async def _stored(
-    broker: RunningBroker, name: str, engine: VllmEngine, case: Case, seed: int
-) -> list[Turn]:
+async def _stored(house: House, name: str, case: Case, seed: int) -> list[Turn]:
     """Have an engine reply to prompts of its own, and the store keep the states at the ends."""
     turns = []
     for number, length in enumerate(case.lengths, 100 + seed):
         ids = drawn(length, number)
-        said = await engine.ask(ids, STEPS, logprobs=2)
+        said = await house[name].ask(ids, STEPS, logprobs=2)
         assert said.cached == 0
         next_ids = [*ids, *said.tokens[:-1], END, *QUESTION]
         turns.append(Turn(next_ids, length + STEPS - 1))
     for turn in turns:
-        await told(broker, name, "store", turn.ids, turn.held_tokens)
+        await house.told("store", turn.ids, turn.held_tokens, asking=name)
     return turns
-
-
-async def _forget(engine: VllmEngine) -> None:
-    """Have an engine evict everything, and tell so at the step of another request."""
-    async with asyncio.timeout(SOON_S):
-        while not await engine.forget():  # noqa: ASYNC110 - the store may still be reading
-            await asyncio.sleep(0.05)
-    await engine.ask([END], 1)

@@ -1,63 +1,27 @@
 """Random histories of vLLM's own scheduler: what is told of its cache is there, and pins stay.
 
-``cache_histories.py GROUPS,... SEED HISTORIES FAULT``, run by vLLM's Python, says as JSON how much
-it saw.
+Run by vLLM's Python (`play`).
 """
 
 from __future__ import annotations
 
-import json
-import random
-import sys
-from collections import Counter, deque
+from collections import Counter
+from functools import partial
 
-from restow.agents.engines.common.blocks import NULL_BLOCK, Group
-from restow.agents.engines.common.chains import PromptChain
+from restow.agents.engines.common.blocks import NULL_BLOCK
 from restow.agents.engines.vllm.scheduler.prefix_cache import (
     CachedPrefixes,
     CacheWatch,
     Pin,
-    Pins,
     WatchedMap,
 )
 from restow.agents.engines.vllm.scheduler.requests import followed_prompt
-from restow.broker.client import ContentChain
-from vllm_harness.cached_scheduler import WINDOW_TOKENS, CachedScheduler, Step
+from restow.broker.client import ContentChain, HashForm, Prefix
+from restow.broker.client.engine.chains import CONTENT_FORM
+from vllm_harness.cached_scheduler import SchedulerHistory, Step, play
 from vllm_harness.cached_truth import CachedTruth
 
-GROUPS: dict[str, tuple[list[tuple[str, int]], int | None]] = {
-    "attention": ([("full", 16)], None),
-    "windows": ([("full", 16), ("window", 16)], None),
-    "small windows": ([("full", 32), ("window", 16)], None),
-    "states": ([("full", 32), ("states", 32)], None),
-    "states inside of blocks": ([("full", 32), ("states", 32)], 8),
-    "large states": ([("full", 16), ("states", 48)], None),
-    "all": ([("full", 16), ("window", 16), ("states", 16)], None),
-}
-"""Kinds and block sizes, and after how many tokens vLLM hashes, if it is told."""
 BLOCKS, PINNED_BLOCKS, STEPS, REQUESTS = 64, 24, 120, 5
-
-
-def main(names: str, seed: int, histories: int, fault: str) -> None:
-    """Play histories; fail at the first step after which what is told or pinned is not true."""
-    _break(fault)
-    seen: Counter[str] = Counter()
-    for name in names.split(","):
-        for one in range(histories):
-            seen += History(name, seed + one).run()
-    print(json.dumps(seen))
-
-
-def _break(fault: str) -> None:
-    """Remove a part of Restow that must be there, for the fault of that name."""
-    if fault == "removals":
-        del WatchedMap.pop
-    elif fault == "resets":
-        CacheWatch.look = _look_without_resets  # type: ignore[method-assign]
-    elif fault == "running states":
-        Pins._runs_on = lambda self, group, block: False  # type: ignore[method-assign]
-    elif fault == "references":
-        CachedPrefixes.pin = _pin_without_references  # type: ignore[method-assign]
 
 
 def _look_without_resets(self: CacheWatch) -> None:
@@ -65,44 +29,33 @@ def _look_without_resets(self: CacheWatch) -> None:
     self._holdings.changed(touched, self._is_cached)
 
 
-def _pin_without_references(
-    self: CachedPrefixes, chain: PromptChain, below_tokens: int, least_tokens: int = 1
-) -> Pin | None:
+def kept_without_references(self: CachedPrefixes, pin: Pin) -> Pin | None:
+    """Keep a pin as `CachedPrefixes._kept` does, but blocks of the cache without a reference."""
+    if pin.give_back == self._ends.give_back:
+        return _kept(self, pin)
     pool = self._watch.pool
     touch, pool.touch = pool.touch, lambda blocks: None
-    found = self._pins.pin(chain, below_tokens)
-    pool.touch = touch
-    return found
+    try:
+        return _kept(self, pin)
+    finally:
+        pool.touch = touch
 
 
-class History:
+_kept = CachedPrefixes._kept
+
+
+class History(SchedulerHistory):
     """One scheduler, requests that come and go, and what is known of it."""
 
     def __init__(self, name: str, seed: int) -> None:
-        self.label = f"{name}, seed {seed}"
-        self.draw = random.Random(seed)  # noqa: S311
-        kinds, unit = GROUPS[name]
-        self.engine = CachedScheduler(kinds, BLOCKS, unit, bool(seed % 2), seed)
-        self.groups = {
-            index: Group(
-                f"group{index}",
-                size,
-                0 if kind == "states" else None,
-                WINDOW_TOKENS - 1 if kind == "window" else 0,
-                whole_blocks=True,
-            )
-            for index, (kind, size) in enumerate(kinds)
-        }
-        self.prefixes = CachedPrefixes(self.engine.manager, self.groups, PINNED_BLOCKS)
-        self.told: dict[str, set[bytes]] = {group.name: set() for group in self.groups.values()}
-        self.truth = CachedTruth(self.engine, self.groups, self.prefixes.chains.quantum_tokens)
+        super().__init__(name, seed, BLOCKS)
+        groups = dict(enumerate(self.groups))
+        self.prefixes = CachedPrefixes(self.engine.manager, groups, PINNED_BLOCKS)
+        self.told: dict[str, set[bytes]] = {group.name: set() for group in self.groups}
+        self.truth = CachedTruth(self.engine, groups, self.prefixes.chains.quantum_tokens)
         self.open: set[str] = set()
-        self.ahead = seed % 2
-        """How many steps vLLM schedules before one was computed."""
-        self.steps: deque[Step] = deque()
         self.pins: list[tuple[list[bytes], Pin, Step]] = []
         """With the step at the end of which it is complete."""
-        self.seen: Counter[str] = Counter()
 
     def run(self) -> Counter[str]:
         for _ in range(STEPS):
@@ -131,7 +84,7 @@ class History:
     def _something_happens(self) -> None:
         dice = self.draw.random()
         if dice < 0.35 and len(self.open) < REQUESTS:
-            request = self.engine.add(self._prompt(), self.draw.randrange(1, 60))
+            request = self.engine.add(self.prompt(), self.draw.randrange(1, 60))
             prompt = followed_prompt(request, "")
             assert prompt is not None
             self.prefixes.chains.begin(request.request_id, prompt)
@@ -154,24 +107,13 @@ class History:
         if self.engine.manager.reset_prefix_cache():
             self.seen["resets"] += 1
 
-    def _prompt(self) -> list[int]:
-        """Draw a new prompt, or a prompt that continues an earlier request."""
-        count = self.draw.randrange(2, 150)
-        old = list(self.engine.requests.values())
-        said: list[int] = []
-        if old and self.draw.random() < 0.7:
-            said = list(self.draw.choice(old)._all_token_ids)
-            if self.draw.random() < 0.7:
-                said = said[: self.draw.randrange(len(said) + 1)]
-        return (said + [self.draw.randrange(4) for _ in range(count)])[: max(count, len(said) + 1)]
-
     def _hear(self) -> None:
         changes = self.prefixes.changes()
         for gone in changes.evicted:
             assert self.told[gone.group].issuperset(gone.hashes), self.label
             self.told[gone.group].difference_update(gone.hashes)
         for one in changes.held:
-            size = next(g.block_tokens for g in self.groups.values() if g.name == one.group)
+            size = next(g.block_tokens for g in self.groups if g.name == one.group)
             ends = [self.truth.places[name] for name in one.hashes]
             if len(ends) > 1:
                 assert bool(one.parent) == (ends[0] > size), self.label
@@ -186,25 +128,29 @@ class History:
         self._hear()
         truth = {group: set(names) for group, names in self.truth.blocks().items()}
         assert self.told == truth, self.label
-        assert self.prefixes.count() == {group: len(names) for group, names in truth.items()}
         self.seen["comparisons"] += 1
         self.seen["hashes"] += sum(map(len, truth.values()))
 
     def _pin(self) -> None:
-        tokens = self._prompt()
+        tokens = self.prompt()
         names = ContentChain().extend(tokens, 1)
-        quantum = self.prefixes.chains.quantum_tokens
-        chain = PromptChain(quantum, tuple(names[quantum - 1 :: quantum]))
         mine = Counter(block.block_id for _, pin, _ in self.pins for block in pin.kept)
-        expected = self.truth.largest(names, mine)
-        pin = self.prefixes.pin(chain, len(tokens))
-        if pin is None:
-            self.seen["declined"] += bool(expected)
+        quantum = self.prefixes.chains.quantum_tokens
+        held = self.truth.held(names, mine)
+        if held and self.draw.random() < 0.9:
+            names = names[: self.draw.choice(held)]
+        else:
+            names = names[: quantum * self.draw.randrange(len(names) // quantum + 1)]
+        hashes = tuple(names[quantum - 1 :: quantum])
+        form = HashForm(CONTENT_FORM, quantum)
+        pin = hashes and self.prefixes.pin_state(Prefix(form, len(names), hashes))
+        if not pin:
+            self.seen["declined"] += len(names) in held
             return
         # Whether it is not too much either, the memory says.
-        assert pin.tokens >= expected, (self.label, pin.tokens, expected)
+        assert len(names) in held, (self.label, len(names), held)
         self.seen["pins"] += 1
-        self.seen["pinned tokens"] += pin.tokens
+        self.seen["pinned tokens"] += len(names)
         self.pins.append((names, pin, self.steps[-1]))
 
     def _check_pins(self) -> None:
@@ -212,18 +158,18 @@ class History:
         for names, pin, step in self.pins:
             if step in self.steps:
                 continue
-            for index, group in self.groups.items():
+            for index, group in enumerate(self.groups):
                 cells, size, ids = self.engine.cells[index], group.block_tokens, pin.blocks
                 if group.is_state:
                     (block,) = ids[group.name]
-                    assert cells[block][0] == names[pin.tokens - 1], (self.label, pin.tokens)
+                    assert cells[block][0] == names[-1], (self.label, len(names))
                     continue
-                first = group.first_token(pin.tokens)
+                first = group.first_token(len(names))
                 for place, block in enumerate(ids[group.name]):
                     assert (block == NULL_BLOCK) == (place < first // size), self.label
-                    for token in range(place * size, min(place * size + size, pin.tokens)):
+                    for token in range(place * size, min(place * size + size, len(names))):
                         right = block == NULL_BLOCK or cells[block][token % size] == names[token]
-                        assert right, (self.label, pin.tokens, token)
+                        assert right, (self.label, len(names), token)
 
     def _end(self) -> None:
         """End all requests, and check that nothing stays behind."""
@@ -245,4 +191,12 @@ class History:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    play(
+        History,
+        {
+            "removals": partial(delattr, WatchedMap, "pop"),
+            "resets": partial(setattr, CacheWatch, "look", _look_without_resets),
+            "running states": partial(setattr, CachedPrefixes, "_runs_on", lambda *_: False),
+            "references": partial(setattr, CachedPrefixes, "_kept", kept_without_references),
+        },
+    )

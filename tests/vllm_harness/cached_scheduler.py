@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from restow.agents.engines.common.blocks import UnwrittenTokens
+from restow.agents.engines.common.blocks import Group, UnwrittenTokens
 from restow.broker.client import ContentChain
 
 WINDOW_TOKENS = 40
@@ -244,3 +246,76 @@ class CachedScheduler:
                 continue
             for token in range(start, stop):
                 cells.setdefault(table[token // size], {})[token % size] = names[token]
+
+
+GROUPS: dict[str, tuple[list[tuple[str, int]], int | None]] = {
+    "attention": ([("full", 16)], None),
+    "windows": ([("full", 16), ("window", 16)], None),
+    "small windows": ([("full", 32), ("window", 16)], None),
+    "states": ([("full", 32), ("states", 32)], None),
+    "states inside of blocks": ([("full", 32), ("states", 32)], 8),
+    "large states": ([("full", 16), ("states", 48)], None),
+    "all": ([("full", 16), ("window", 16), ("states", 16)], None),
+}
+"""Kinds and block sizes, and after how many tokens vLLM hashes, if it is told."""
+
+
+class SchedulerHistory:
+    """One scheduler of groups of these names, and requests that a seed draws."""
+
+    continued, cut = 0.7, 0.7
+    """How often a prompt continues an earlier request, and how often without the end of that."""
+
+    def __init__(
+        self, name: str, seed: int, blocks: int, transfer: dict[str, Any] | None = None
+    ) -> None:
+        self.label = f"{name}, seed {seed}"
+        self.draw = random.Random(seed)  # noqa: S311
+        kinds, unit = GROUPS[name]
+        self.ahead = seed % 2
+        """How many steps vLLM schedules before one was computed."""
+        self.engine = CachedScheduler(kinds, blocks, unit, bool(self.ahead), seed, transfer)
+        self.groups = [
+            Group(
+                f"group.{index}",
+                size,
+                0 if kind == "states" else None,
+                WINDOW_TOKENS - 1 if kind == "window" else 0,
+                whole_blocks=True,
+            )
+            for index, (kind, size) in enumerate(kinds)
+        ]
+        self.steps: deque[Step] = deque()
+        self.seen: Counter[str] = Counter()
+
+    def run(self) -> Counter[str]:
+        """Live, and return what was seen how often."""
+        raise NotImplementedError
+
+    def prompt(self) -> list[int]:
+        """Draw a new prompt, or a prompt that continues an earlier request."""
+        count = self.draw.randrange(2, 150)
+        old = list(self.engine.requests.values())
+        said: list[int] = []
+        if old and self.draw.random() < self.continued:
+            said = list(self.draw.choice(old)._all_token_ids)
+            if self.cut == 1 or self.draw.random() < self.cut:
+                said = said[: self.draw.randrange(len(said) + 1)]
+        return (said + [self.draw.randrange(4) for _ in range(count)])[: max(count, len(said) + 1)]
+
+
+def play(
+    history: Callable[[str, int], SchedulerHistory], faults: Mapping[str, Callable[[], None]]
+) -> None:
+    """Play histories: ``PROGRAM GROUPS,... SEED HISTORIES FAULT``; print how much was seen.
+
+    For the fault of that name a part of Restow that must be there is removed first.
+    """
+    names, seed, histories, fault = sys.argv[1:]
+    if fault:
+        faults[fault]()
+    seen: Counter[str] = Counter()
+    for name in names.split(","):
+        for one in range(int(histories)):
+            seen += history(name, int(seed) + one).run()
+    print(json.dumps(seen))

@@ -43,16 +43,17 @@ class CachedTruth:
                 found[group].setdefault(self.names[key[:-4]], []).append(block)
         return found
 
-    def largest(self, names: list[bytes], mine: Counter[int]) -> int:
-        """Return the largest prefix that is held, found in the plainest way.
+    def held(self, names: list[bytes], mine: Counter[int]) -> list[int]:
+        """Return after how many tokens a state is held, found in the plainest way.
 
         ``mine`` are blocks that are pinned, and how often.
         """
         truth, quantum = self.blocks(), self.quantum_tokens
-        for tokens in range((len(names) - 1) // quantum * quantum, 0, -quantum):
-            if all(self._has(group, names, tokens, truth, mine) for group in self.groups.values()):
-                return tokens
-        return 0
+        return [
+            tokens
+            for tokens in range(quantum, len(names) + 1, quantum)
+            if all(self._has(group, names, tokens, truth, mine) for group in self.groups.values())
+        ]
 
     def _has(
         self,
@@ -62,17 +63,11 @@ class CachedTruth:
         truth: dict[str, dict[bytes, list[Any]]],
         mine: Counter[int],
     ) -> bool:
-        held, size, quantum = truth[group.name], group.block_tokens, self.quantum_tokens
+        held, size = truth[group.name], group.block_tokens
         if group.is_state:
             blocks = held.get(names[tokens - 1], [])
             at_end = tokens % size == 0
             return any(at_end or block.ref_cnt == mine[block.block_id] for block in blocks)
         first = max(tokens - WINDOW_TOKENS + 1, 0) // size if group.window_tokens else 0
-        return all(
-            any(
-                names[end - 1] in held
-                for end in range(min(start + size, tokens), start + size + 1)
-                if end % quantum == 0 and end <= len(names)
-            )
-            for start in range(first * size, tokens, size)
-        )
+        ends = (min(start + size, tokens) for start in range(first * size, tokens, size))
+        return all(names[end - 1] in held for end in ends)

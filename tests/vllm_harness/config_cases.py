@@ -101,13 +101,7 @@ CASES = (
     Case("a file, NVFP4", TEXT, _file(kv_cache_quant_algo="NVFP4"), refused="'NVFP4' is not"),
     Case("a file and the config", _said(**EMBEDDED), MODELOPT, BF16, "modelopt"),
     Case("a file for parts", _whole(), MODELOPT, FP8, "modelopt_fp4"),
-    Case(
-        "a file and a part",
-        _whole(_said(**EMBEDDED)),
-        MODELOPT,
-        FP8,
-        "modelopt_fp4",
-    ),
+    Case("a file and a part", _whole(_said(**EMBEDDED)), MODELOPT, FP8, "modelopt_fp4"),
     Case("a scheme", _said(**EMBEDDED, kv_cache_scheme=SCHEME), None, FP8, "modelopt"),
     Case("a word", _said(**EMBEDDED, kv_cache_quant_algo="FP8"), None, FP8, "modelopt"),
     Case(

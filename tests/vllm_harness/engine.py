@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+import socket
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 START_S = 240.0
 ANSWER_S = 240.0
+END_S = 20.0
 BLOCKS = 512
 """Enough for every test, and soon zeroed."""
 PATIENT = {"lease_ms": 240_000, "request_timeout_ms": 240_000}
 """A small machine that runs six engines' processes may keep one from running for half a minute."""
 HERE = Path(__file__).parent
+MAIN = HERE / "engine_main.py"
 OURS = [str(HERE.parent)] + [
     str(HERE.parents[1] / name) for name in ("broker", "agents", "kernels", "proto")
 ]
@@ -38,6 +44,12 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+
+def environment_of_vllm(**more: str) -> dict[str, str]:
+    """Return the environment of a process that runs vLLM with the code of this tree."""
+    left_out = ("PYTHONPATH", "PYTHONSAFEPATH")
+    return {k: v for k, v in os.environ.items() if k not in left_out} | ENVIRONMENT | more
 
 
 @dataclass(frozen=True)
@@ -114,12 +126,57 @@ class Answer:
     """When the first, the second and the last token came, on the host's monotonic clock."""
 
 
+class VllmForks:
+    """A process that has imported vLLM, and forks engines and servers that so start sooner.
+
+    More than half of what an engine's start costs on a CPU is importing vLLM. The process ends with
+    this one, and its engines with their standard input.
+    """
+
+    def __init__(self, python: Path) -> None:
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [python, MAIN, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                env=environment_of_vllm(**RESTING),
+            )
+
+    async def fork(self, told: Mapping[str, Any], *fds: int) -> int:
+        """Have a process forked that does what it is told, and return its id.
+
+        ``fds`` are its standard input, its output, and where an engine answers.
+        """
+        async with asyncio.timeout(START_S):
+            return await asyncio.to_thread(self._fork, json.dumps(told).encode(), fds)
+
+    def _fork(self, told: bytes, fds: tuple[int, ...]) -> int:
+        with self._lock:
+            socket.send_fds(self._control, [told], fds)
+            return int(self._control.recv(64))
+
+
+@functools.cache
+def vllm_forks(python: Path) -> VllmForks:
+    """Return the process that forks engines of an environment; the first call starts it."""
+    return VllmForks(python)
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process that leads a session, and all processes in it, at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
 class VllmEngine:
     """A running engine."""
 
-    def __init__(self, process: asyncio.subprocess.Process, answers: asyncio.StreamReader) -> None:
-        self.process = process
-        self._reader = answers
+    def __init__(
+        self, pid: int, orders: asyncio.WriteTransport, answers: asyncio.StreamReader
+    ) -> None:
+        self.pid = pid
+        self._orders, self._answers = orders, answers
         self._next = 0
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._listening = asyncio.create_task(self._listen())
@@ -134,8 +191,8 @@ class VllmEngine:
         self, prompt: list[int], max_tokens: int, params: dict[str, Any] | None = None, **more: Any
     ) -> int:
         """Begin to generate; `answer` waits for the result."""
-        told = {"op": "generate", "prompt": prompt, "max_tokens": max_tokens, "params": params}
-        return self._begin({**told, **more})
+        told = {"prompt": prompt, "max_tokens": max_tokens, "params": params}
+        return self._begin("generate", **told, **more)
 
     async def answer(self, number: int) -> Answer:
         told = await asyncio.wait_for(self._waiting[number], ANSWER_S)
@@ -156,22 +213,18 @@ class VllmEngine:
 
     async def call(self, method: str, **arguments: Any) -> None:
         """Call a method of all workers."""
-        number = self._begin({"op": "call", "method": method, "arguments": arguments})
-        await asyncio.wait_for(self._waiting[number], ANSWER_S)
+        await self._done("call", method=method, arguments=arguments)
 
     async def version(self, version: str) -> None:
         """Tell the engine which version its weights are."""
-        number = self._begin({"op": "version", "version": version})
-        await asyncio.wait_for(self._waiting[number], ANSWER_S)
+        await self._done("version", version=version)
 
     async def forget(self, connector: bool = False) -> bool:
         """Reset the prefix cache; return whether that was done: not while blocks are in use.
 
         With ``connector`` the connector's cache is reset, too.
         """
-        number = self._begin({"op": "forget", "connector": connector})
-        told = await asyncio.wait_for(self._waiting[number], ANSWER_S)
-        return bool(told["forgotten"])
+        return bool((await self._done("forget", connector=connector))["forgotten"])
 
     def abort(self, number: int) -> None:
         self._tell({"id": number, "op": "abort"})
@@ -185,30 +238,29 @@ class VllmEngine:
 
     def kill(self) -> None:
         """Kill the engine and its workers at once."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        kill_group(self.pid)
 
     async def close(self) -> None:
-        self._listening.cancel()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        self._orders.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.process.wait(), 20)
+            await asyncio.wait_for(self._listening, END_S)
         self.kill()
 
-    def _begin(self, message: dict[str, Any]) -> int:
+    def _begin(self, op: str, **more: Any) -> int:
         """Send a message that the engine answers; return the number of the answer."""
         self._next += 1
         self._waiting[self._next] = asyncio.get_running_loop().create_future()
-        self._tell({"id": self._next, **message})
+        self._tell({"id": self._next, "op": op, **more})
         return self._next
 
+    async def _done(self, op: str, **more: Any) -> dict[str, Any]:
+        return await asyncio.wait_for(self._waiting[self._begin(op, **more)], ANSWER_S)
+
     def _tell(self, message: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self._orders.write(json.dumps(message).encode() + b"\n")
 
     async def _listen(self) -> None:
-        while line := await self._reader.readline():
+        while line := await self._answers.readline():
             told = json.loads(line)
             waiting = self._waiting.get(told["id"])
             if waiting is not None and not waiting.done():
@@ -221,40 +273,38 @@ class VllmEngine:
 @contextlib.asynccontextmanager
 async def vllm_engine(python: Path, options: Options, log: Path) -> AsyncIterator[VllmEngine]:
     """Start an engine whose output goes to ``log``."""
-    read_fd, write_fd = os.pipe()
-    environment = {
-        **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")},
-        **ENVIRONMENT,
-        **(RESTING if options.resting else {}),
-        "VLLM_SSM_CONV_STATE_LAYOUT": options.conv_layout,
-        **options.environment,
-    }
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            python,
-            HERE / "engine_main.py",
-            str(write_fd),
-            json.dumps(options.arguments()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=out,
-            stderr=out,
-            pass_fds=(write_fd,),
-            env=environment,
-            start_new_session=True,
-        )
-    os.close(write_fd)
-    reader = asyncio.StreamReader(limit=1 << 26)
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_fd, "rb")
+    loop = asyncio.get_running_loop()
+    (their_orders, our_orders), (our_answers, their_answers) = os.pipe(), os.pipe()
+    orders, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(our_orders, "wb"))
+    answers = asyncio.StreamReader(limit=1 << 26)
+    await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(answers), os.fdopen(our_answers, "rb")
     )
+    own = {"VLLM_SSM_CONV_STATE_LAYOUT": options.conv_layout, **options.environment}
+    arguments = options.arguments()
+    with log.open("wb") as out:
+        if options.resting:
+            told = {"arguments": arguments, "environment": own}
+            fds = their_orders, out.fileno(), their_answers
+            pid = await vllm_forks(python).fork(told, *fds)
+        else:
+            pid = subprocess.Popen(  # noqa: ASYNC220 - it is asked later
+                [python, MAIN, str(their_answers), json.dumps(arguments)],
+                stdin=their_orders,
+                stdout=out,
+                stderr=out,
+                pass_fds=(their_answers,),
+                env=environment_of_vllm(**own),
+                start_new_session=True,
+            ).pid
+    os.close(their_orders)
+    os.close(their_answers)
     try:
-        first = await asyncio.wait_for(reader.readline(), START_S)
-        if not first:
+        if not await asyncio.wait_for(answers.readline(), START_S):
             raise RuntimeError(f"the engine did not start: its words are in {log}")
-        engine = VllmEngine(process, reader)
+        engine = VllmEngine(pid, orders, answers)
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(pid)
         raise
     try:
         yield engine

@@ -1,10 +1,13 @@
 """A real vLLM engine in a process of its own, told in lines of JSON. Runs in vLLM's environment.
 
-Reads ``{"id": 1, "op": "generate", "prompt": [...], "max_tokens": 8, "params": {...}}``,
+``engine_main.py SOCKET`` imports vLLM, and forks a process for each message of the socket: an
+engine, or a command of vLLM's own. ``engine_main.py FD ARGUMENTS`` is one engine, which answers on
+the descriptor.
+
+An engine reads ``{"id": 1, "op": "generate", "prompt": [...], "max_tokens": 8, "params": {...}}``,
 ``{"id": 1, "op": "abort"}``, ``{"id": 1, "op": "forget"}``, ``{"op": "hold"}``,
 ``{"op": "resume"}``, ``{"id": 1, "op": "call", "method": ..., "arguments": {...}}`` and
-``{"id": 1, "op": "version", "version": ...}`` on stdin, answers on the descriptor named first on
-the command line.
+``{"id": 1, "op": "version", "version": ...}`` on stdin.
 """
 
 from __future__ import annotations
@@ -12,15 +15,26 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import socket
 import sys
 import time
 from typing import Any
 
 import torch
+import vllm.entrypoints.cli.main
+import vllm.entrypoints.cli.serve
+import vllm.v1.worker.cpu_worker
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
+
+import restow.agents.engines.vllm.connector
+from restow.broker.families.hf.config import MODELS
+
+__all__ = ["restow", "vllm"]
+"""Imported for the processes that are forked."""
 
 
 class Engine:
@@ -36,7 +50,8 @@ class Engine:
         self._answer({"ready": os.getpid()})
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=1 << 26)
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        orders = os.fdopen(0, "rb", closefd=False)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), orders)
         while line := await reader.readline():
             told = json.loads(line)
             if told["op"] == "generate":
@@ -48,9 +63,7 @@ class Engine:
             elif told["op"] == "resume":
                 await self._engine.resume_generation()
             elif told["op"] == "forget":
-                forgotten = await self._engine.reset_prefix_cache(
-                    reset_connector=told.get("connector", False)
-                )
+                forgotten = await self._engine.reset_prefix_cache(reset_connector=told["connector"])
                 self._answer({"id": told["id"], "forgotten": forgotten})
             elif told["op"] == "call":
                 await self._engine.collective_rpc(told["method"], kwargs=told["arguments"])
@@ -73,6 +86,8 @@ class Engine:
         prompt: dict[str, Any] = {"prompt_token_ids": told["prompt"]}
         if told.get("embeds"):
             prompt = {"prompt_embeds": torch.load(told["embeds"], weights_only=True)}
+        if told.get("salt"):
+            prompt["cache_salt"] = told["salt"]
         lora = LoRARequest(*told["lora"]) if told.get("lora") else None
         answer: dict[str, Any] = {"id": told["id"], "tokens": [], "finish": None, "params": None}
         try:
@@ -104,10 +119,49 @@ class Engine:
         self._answers.write(json.dumps(message) + "\n")
 
 
-async def main() -> None:
-    fd, arguments = int(sys.argv[1]), json.loads(sys.argv[2])
-    await Engine(fd, arguments).serve()
+async def serve(answers_fd: int, arguments: dict[str, Any]) -> None:
+    """Run an engine until its stdin ends."""
+    await Engine(answers_fd, arguments).serve()
+
+
+def fork_all(control: socket.socket) -> None:
+    """Fork a process for each message and its descriptors, and answer with its id.
+
+    ``{"environment": {...}, "arguments": {...}}`` is an engine, ``{"command": [...]}`` a command of
+    vLLM's. With NO_FAMILIES_IN_TESTS the connector knows no type of model by its config.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 1 << 16, 3)
+        if not message:
+            return
+        if pid := os.fork():
+            for fd in fds:
+                os.close(fd)
+            control.send(str(pid).encode())
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        control.close()
+        os.setsid()
+        orders, output, *answers = fds
+        for fd, place in ((orders, 0), (output, 1), (output, 2)):
+            os.dup2(fd, place)
+        os.close(orders)
+        os.close(output)
+        told = json.loads(message)
+        os.environ.update(told.get("environment", {}))
+        if "NO_FAMILIES_IN_TESTS" in os.environ:
+            MODELS.clear()
+        if "command" in told:
+            sys.argv = ["vllm", *told["command"]]
+            vllm.entrypoints.cli.main.main()
+        else:
+            asyncio.run(serve(*answers, told["arguments"]))
+        return
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    if len(sys.argv) == 2:
+        fork_all(socket.socket(fileno=int(sys.argv[1])))
+    else:
+        asyncio.run(serve(int(sys.argv[1]), json.loads(sys.argv[2])))

@@ -1,12 +1,10 @@
 """Has vLLM's kernel write an indexer's keys, and reads them back by a layout's shards.
 
-``indexer_writer.py SOURCE COPY TOKENS``: the kernel's functions are taken out of vLLM's file, since
-importing it needs a GPU's Triton; pages have so many tokens.
+``indexer_writer.py SOURCE COPY TOKENS``: SOURCE is vLLM's file, and pages have so many tokens.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -14,13 +12,10 @@ import torch
 
 from restow.broker.families import EngineSettings, IndexerSpec
 from restow.broker.families.build import layer_pages
+from vllm_harness.kernel_source import kernels
 
 DIM, PAGES, TOKENS = 128, 8, 100
 UNTOUCHED = 0xA5
-_HEAD = """
-import triton
-import triton.language as tl
-"""
 _DRIVER = """
 @triton.jit
 def write(keys, slots, cache, scales, page_tokens, page_bytes, DIM: tl.constexpr):
@@ -35,18 +30,8 @@ def write(keys, slots, cache, scales, page_tokens, page_bytes, DIM: tl.constexpr
 
 def main(source: Path, copy: Path, page_tokens: int) -> None:
     """Fail unless every key is where the layout says, and nothing else was written."""
-    text = source.read_text()
-    functions = []
-    for name in ("_fp8_ue8m0_quantize", "_fp8_quant_and_cache_write"):
-        at = text.index(f"@triton.jit\ndef {name}(")
-        functions.append(text[at : text.index("\n\n\n", at)])
-    copy.write_text("\n\n".join([_HEAD, *functions, _DRIVER]))
-    spec = importlib.util.spec_from_file_location("kernel", copy)
-    if spec is None or spec.loader is None:
-        raise ImportError(copy)
-    kernel = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(kernel)
-
+    names = ("_fp8_ue8m0_quantize", "_fp8_quant_and_cache_write")
+    kernel = kernels(copy, [(source, name) for name in names], _DRIVER)
     pages = layer_pages(IndexerSpec(0, DIM), EngineSettings(page_tokens=page_tokens), 0)
     page_bytes = pages.regions[0].page_stride_bytes
     cache = torch.full((PAGES, page_bytes), UNTOUCHED, dtype=torch.uint8)

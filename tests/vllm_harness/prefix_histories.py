@@ -1,31 +1,29 @@
 """Random histories of vLLM's own scheduler with the connector, between others' states and offers.
 
-``prefix_histories.py GROUPS,... SEED HISTORIES FAULT``, run by vLLM's Python, says as JSON how much
-it saw. What requests are computed from is looked at, to the token, at every step. Engines of all
-roles, half of which schedule a step before the one before it was computed.
+Run by vLLM's Python (`play`). What requests are computed from is looked at, to the token, at every
+step. Engines of all roles, half of which schedule a step before the one before it was computed.
 """
 
 from __future__ import annotations
 
-import json
-import random
 import sys
-from collections import Counter, deque
+from collections import Counter
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
-from restow.agents.engines.common.blocks import NULL_BLOCK, Group
-from restow.agents.engines.common.chains import PromptChain
+from restow.agents.engines.common.blocks import NULL_BLOCK
 from restow.agents.engines.common.holdings import StatesToKeep
 from restow.agents.engines.common.prefix_sharing import PrefixOffers, PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.vllm.scheduler.prefix_cache import CachedPrefixes, Pin, Pins, ReplyEnds
+from restow.agents.engines.vllm.scheduler.prefix_cache import CachedPrefixes, Pin, ReplyEnds
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.scheduler.start import cached_tokens_of
 from restow.agents.engines.vllm.worker.worker_side import WorkerStep
 from restow.broker.client import ContentChain, HashForm, Offer, Prefix
 from restow.broker.client.engine.chains import CONTENT_FORM
-from vllm_harness.cache_histories import GROUPS
-from vllm_harness.cached_scheduler import WINDOW_TOKENS, CachedScheduler, Step
+from vllm_harness.cache_histories import kept_without_references
+from vllm_harness.cached_scheduler import SchedulerHistory, Step, play
 from vllm_harness.said_session import Load, SaidSession
 
 BLOCKS, PINNED_BLOCKS, STEPS, REQUESTS = 96, 32, 200, 5
@@ -39,35 +37,7 @@ TRANSFER: dict[str, Any] = {
 }
 
 
-def main(names: str, seed: int, histories: int, fault: str) -> None:
-    """Play histories; fail at the first step that breaks a law."""
-    _break(fault)
-    seen: Counter[str] = Counter()
-    for name in names.split(","):
-        for one in range(histories):
-            seen += History(name, seed + one).run()
-    print(json.dumps(seen))
-
-
-def _break(fault: str) -> None:
-    """Remove a part of Restow that must be there, for the fault of that name."""
-    if fault == "failures":
-        SchedulerSide.step = _step_without_failures  # type: ignore[assignment, method-assign]
-    elif fault == "letting go":
-        CachedPrefixes.let_go = lambda self, pin: None  # type: ignore[method-assign]
-    elif fault == "positions":
-        Pins.pin = _pin_any_length  # type: ignore[method-assign]
-    elif fault == "reuse":
-        ReplyEnds._reused = lambda self, block: None  # type: ignore[method-assign]
-    elif fault == "forgetting":
-        StatesToKeep.forget = lambda self, names: None  # type: ignore[method-assign]
-    elif fault == "marks":
-        SaidSession.due = _due_at_once  # type: ignore[method-assign]
-    elif fault == "references":
-        Pins.pin = _pin_without_references  # type: ignore[method-assign]
-
-
-_pin, _side_step, _due = Pins.pin, SchedulerSide.step, SaidSession.due
+_pin, _side_step, _due = CachedPrefixes.pin_state, SchedulerSide.step, SaidSession.due
 
 
 def _due_at_once(self: SaidSession, reached: int) -> list[Load]:
@@ -80,43 +50,20 @@ def _step_without_failures(self: SchedulerSide, *said: Any) -> WorkerStep:
     return step
 
 
-def _pin_any_length(
-    self: Pins, chain: PromptChain, below_tokens: int, least_tokens: int = 1
-) -> Pin | None:
-    return _pin(self, chain, below_tokens)
+def _pin_before(self: CachedPrefixes, prefix: Prefix) -> Pin | None:
+    tokens = prefix.position_tokens - prefix.form.quantum_tokens
+    shorter = replace(prefix, position_tokens=tokens, hashes=prefix.hashes[:-1])
+    return _pin(self, prefix) or _pin(self, shorter)
 
 
-def _pin_without_references(
-    self: Pins, chain: PromptChain, below_tokens: int, least_tokens: int = 1
-) -> Pin | None:
-    pool = self._watch.pool
-    touch, pool.touch = pool.touch, lambda blocks: None
-    try:
-        return _pin(self, chain, below_tokens, least_tokens)
-    finally:
-        pool.touch = touch
-
-
-class History:
+class History(SchedulerHistory):
     """One scheduler with the connector; its session says what the history draws."""
 
+    continued, cut = 0.6, 1
+
     def __init__(self, name: str, seed: int) -> None:
-        self.label = f"{name}, seed {seed}"
-        self.draw = random.Random(seed)  # noqa: S311
-        kinds, unit = GROUPS[name]
-        self.ahead, role = seed % 2, ROLES[seed // 2 % 3]
-        transfer = {**TRANSFER, "kv_role": role}
-        self.engine = CachedScheduler(kinds, BLOCKS, unit, bool(self.ahead), seed, transfer)
-        self.groups = [
-            Group(
-                f"group.{index}",
-                size,
-                0 if kind == "states" else None,
-                WINDOW_TOKENS - 1 if kind == "window" else 0,
-                whole_blocks=True,
-            )
-            for index, (kind, size) in enumerate(kinds)
-        ]
+        role = ROLES[seed // 2 % 3]
+        super().__init__(name, seed, BLOCKS, {**TRANSFER, "kv_role": role})
         self.session = SaidSession(self.draw)
         session = cast("Any", self.session)
         settings = ConnectorSettings.of(TRANSFER["kv_connector_extra_config"])
@@ -132,14 +79,12 @@ class History:
         self.side = SchedulerSide("e0", "life", role, self.groups, 0, session, settings, *sides)
         self.engine.scheduler.connector._scheduler = self.side
         self.form = HashForm(CONTENT_FORM, chains.quantum_tokens)
-        self.steps: deque[Step] = deque()
         self.reached = 0
         """The write mark up to which states are loaded."""
         self.texts: dict[bytes, list[bytes]] = {}
         """By name of tokens, the names of all beginnings of them."""
         self.fenced: set[str] = set()
         """Handoffs that may be read."""
-        self.seen: Counter[str] = Counter()
 
     def run(self) -> Counter[str]:
         try:
@@ -182,7 +127,7 @@ class History:
         under_way = self.engine.under_way()
         if dice < 0.35 and len(under_way) < REQUESTS:
             stops = self.draw.choice(([], [3]))
-            request = self.engine.add(self._prompt(), self.draw.randrange(1, 40), stops)
+            request = self.engine.add(self.prompt(), self.draw.randrange(1, 40), stops)
             self._know(self.engine.names(request))
         elif dice < 0.40 and under_way:
             self.engine.abort(self.draw.choice(sorted(under_way)))
@@ -196,16 +141,6 @@ class History:
     def _know(self, names: list[bytes]) -> None:
         for end in range(1, len(names) + 1):
             self.texts[names[end - 1]] = names[:end]
-
-    def _prompt(self) -> list[int]:
-        """Draw a new prompt, or a prompt that continues an earlier request."""
-        count = self.draw.randrange(2, 150)
-        old = list(self.engine.requests.values())
-        said: list[int] = []
-        if old and self.draw.random() < 0.6:
-            said = list(self.draw.choice(old)._all_token_ids)
-            said = said[: self.draw.randrange(len(said) + 1)]
-        return (said + [self.draw.randrange(4) for _ in range(count)])[: max(count, len(said) + 1)]
 
     def _offer(self) -> None:
         """Ask for a beginning of an earlier text, or of a text that was never said."""
@@ -319,4 +254,15 @@ class History:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    play(
+        History,
+        {
+            "failures": partial(setattr, SchedulerSide, "step", _step_without_failures),
+            "letting go": partial(setattr, CachedPrefixes, "let_go", lambda *_: None),
+            "positions": partial(setattr, CachedPrefixes, "pin_state", _pin_before),
+            "reuse": partial(setattr, ReplyEnds, "_reused", lambda *_: None),
+            "forgetting": partial(setattr, StatesToKeep, "forget", lambda *_: None),
+            "marks": partial(setattr, SaidSession, "due", _due_at_once),
+            "references": partial(setattr, CachedPrefixes, "_kept", kept_without_references),
+        },
+    )

@@ -1,4 +1,4 @@
-"""vLLM's own server, and `restow router` before some of them, each in a process of its own."""
+"""vLLM's own servers, and routers before some of them, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,33 +8,58 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiohttp import ClientError, ClientSession
 
 from forked.ports import free_port
-from vllm_harness.engine import BLOCKS, ENVIRONMENT, HERE, PATIENT, RESTING, START_S
+from vllm_harness.engine import BLOCKS, HERE, PATIENT, START_S, kill_group, vllm_forks
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server of vLLM's, whose process leads a session."""
+
+    url: str
+    pid: int
+
+    def terminate(self) -> None:
+        """Tell the server to end."""
+        os.kill(self.pid, signal.SIGTERM)
 
 
 @contextlib.asynccontextmanager
-async def vllm_server(
+async def vllm_servers(
     python: Path,
     model: Path,
-    engine_id: str,
+    engine_ids: Iterable[str],
     broker: str,
-    log: Path,
+    logs: Path,
     *more: str,
     prefix: str = "find+tell",
-    processes: dict[str, asyncio.subprocess.Process] | None = None,
-) -> AsyncIterator[str]:
-    """Serve a model, named "model", by an engine of both sides, and yield the address.
+) -> AsyncIterator[list[Server]]:
+    """Serve a model, named "model", by engines of both sides, started at once.
 
-    With ``prefix`` "off" nothing is cached of prompts. The server's process is put into
-    ``processes`` by its engine's id.
+    With ``prefix`` "off" nothing is cached of prompts.
     """
-    port = free_port()
+    async with contextlib.AsyncExitStack() as stack:
+        begun = (
+            stack.enter_async_context(
+                _vllm_server(python, model, one, broker, logs / one, *more, prefix=prefix)
+            )
+            for one in engine_ids
+        )
+        yield await asyncio.gather(*begun)
+
+
+@contextlib.asynccontextmanager
+async def _vllm_server(
+    python: Path, model: Path, engine_id: str, broker: str, log: Path, *more: str, prefix: str
+) -> AsyncIterator[Server]:
+    url = f"http://127.0.0.1:{(port := free_port())}"
     caching = "--no-enable-prefix-caching" if prefix == "off" else "--enable-prefix-caching"
     transfer = {
         "kv_connector": "RestowConnector",
@@ -50,17 +75,13 @@ async def vllm_server(
         *("--num-gpu-blocks-override", str(BLOCKS), caching),
         *("--kv-transfer-config", json.dumps(transfer), *more),
     ]
-    command = [str(python), "-m", "vllm.entrypoints.cli.main", *words]
-    async with _process(
-        command,
-        log,
-        {**ENVIRONMENT, **RESTING},
-        f"http://127.0.0.1:{port}",
-        started=lambda process: (processes if processes is not None else {}).update(
-            {engine_id: process}
-        ),
-    ) as at:
-        yield at
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    with log.open("wb") as out:
+        pid = await vllm_forks(python).fork({"command": words}, nothing, out.fileno())
+    os.close(nothing)
+    async with _ended_after(pid):
+        await _well(url, pid, log)
+        yield Server(url, pid)
 
 
 @contextlib.asynccontextmanager
@@ -78,8 +99,8 @@ async def router(
     for side, engines in (("--prefill", prefill), ("--decode", decode)):
         words += [word for one in engines for word in (side, one)]
     command = [sys.executable, "-m", "restow.broker.cli.main", *words]
-    async with _process(command, log, {}, f"http://{listen}") as at:
-        yield at
+    async with _process(command, log, url := f"http://{listen}"):
+        yield url
 
 
 @contextlib.asynccontextmanager
@@ -95,11 +116,11 @@ async def other_router(name: str, prefill: str, decode: str, log: Path) -> Async
     at = ["--host", "127.0.0.1", "--port", str(port)]
     if name == "vllm-router":
         pair = ["--vllm-pd-disaggregation", "--prefill", prefill, "--decode", decode]
-        async with _process([str(program), *pair, *at], log, {}, base):
+        async with _process([str(program), *pair, *at], log, base):
             yield base
         return
     command = [str(program), "launch", "--pd-disaggregation", "--backend", "vllm", *at]
-    async with _process(command, log, {}, base, "/liveness"), ClientSession() as http:
+    async with _process(command, log, base, "/liveness"), ClientSession() as http:
         for url, side in ((prefill, "prefill"), (decode, "decode")):
             said = {"url": url, "worker_type": side, "runtime_type": "vllm"}
             # It marks P's requests for those connectors alone that it knows by name.
@@ -107,9 +128,7 @@ async def other_router(name: str, prefill: str, decode: str, log: Path) -> Async
             async with http.post(f"{base}/workers", json=asked) as response:
                 response.raise_for_status()
         async with asyncio.timeout(START_S):
-            while True:
-                if await _is_well(http, base, "/readiness"):
-                    break
+            while not await _is_well(http, base, "/readiness"):  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.2)
         yield base
 
@@ -128,34 +147,38 @@ async def complete(http: ClientSession, base: str, prompt: list[int], **more: An
 
 @contextlib.asynccontextmanager
 async def _process(
-    command: Sequence[str],
-    log: Path,
-    environment: Mapping[str, str],
-    base: str,
-    well: str = "/health",
-    started: Callable[[asyncio.subprocess.Process], None] | None = None,
-) -> AsyncIterator[str]:
+    command: Sequence[str], log: Path, url: str, well: str = "/health"
+) -> AsyncIterator[None]:
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdout=out,
             stderr=out,
-            env={k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"} | dict(environment),
+            env={k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"},
             start_new_session=True,
         )
-    if started:
-        started(process)
+    async with _ended_after(process.pid):
+        await _well(url, process.pid, log, well)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _ended_after(pid: int) -> AsyncIterator[None]:
     try:
-        async with ClientSession() as http, asyncio.timeout(START_S):
-            while not await _is_well(http, base, well):
-                if process.returncode is not None:
-                    raise RuntimeError(f"it ended: its words are in {log}")
-                await asyncio.sleep(0.2)
-        yield base
+        yield
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        kill_group(pid)
+
+
+async def _well(url: str, pid: int, log: Path, path: str = "/health") -> None:
+    """Wait until a process says that it is well. Fail if it has ended."""
+    async with ClientSession() as http, asyncio.timeout(START_S):
+        while not await _is_well(http, url, path):
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                raise RuntimeError(f"it ended: its words are in {log}") from None
+            await asyncio.sleep(0.2)
 
 
 async def _is_well(http: ClientSession, base: str, path: str) -> bool:

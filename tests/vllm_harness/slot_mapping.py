@@ -1,15 +1,14 @@
 """Has vLLM's kernel say where it writes tokens, and compares that with a layout's token classes.
 
-``slot_mapping.py FOLDER COPY``: the kernel is taken out of vLLM's files (``v1/worker/gpu``), since
-importing it needs a GPU's Triton.
+``slot_mapping.py FOLDER COPY``: FOLDER is vLLM's ``v1/worker/gpu``.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,30 +16,18 @@ import torch
 from restow.broker.families import EngineSettings, MlaSpec
 from restow.broker.families.build import layer_pages
 from restow.broker.layout import DType
+from vllm_harness.kernel_source import kernels
 
 BLOCK_TOKENS, TOKENS = 16, 300
-_HEAD = """
-import triton
-import triton.language as tl
-"""
 
 
 def main(folder: Path, copy: Path) -> None:
     """Fail unless each token is on the rank, in the block and at the place that a layout says."""
-    functions = []
-    for file, name in (
-        ("buffer_utils.py", "_load_ptr"),
-        ("block_table.py", "_compute_slot_mappings_kernel"),
-    ):
-        text = (folder / file).read_text()
-        at = text.index(f"@triton.jit\ndef {name}(")
-        functions.append(text[at : (text + "\n\n\n").index("\n\n\n", at)])
-    copy.write_text("\n\n".join([_HEAD, *functions]))
-    spec = importlib.util.spec_from_file_location("kernel", copy)
-    if spec is None or spec.loader is None:
-        raise ImportError(copy)
-    kernel = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(kernel)
+    sources = [
+        (folder / "buffer_utils.py", "_load_ptr"),
+        (folder / "block_table.py", "_compute_slot_mappings_kernel"),
+    ]
+    kernel = kernels(copy, sources)
     count = 0
     for parts, run in itertools.product((2, 4, 8), (1, 2, 8, 16)):
         for rank in range(parts):
@@ -62,10 +49,10 @@ def _blocks() -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.random.default_rng(0).permutation(np.arange(1, 41, dtype=np.int32))
 
 
-def _slots(kernel: object, parts: int, rank: int, run: int) -> list[int]:
+def _slots(kernel: Any, parts: int, rank: int, run: int) -> list[int]:
     blocks = torch.from_numpy(_blocks())
     slots = torch.full((1, TOKENS), -7, dtype=torch.int64)
-    kernel._compute_slot_mappings_kernel[(1, 2)](  # type: ignore[attr-defined]
+    kernel._compute_slot_mappings_kernel[(1, 2)](
         TOKENS,
         torch.tensor([0], dtype=torch.int32),
         torch.tensor([0, TOKENS], dtype=torch.int32),

@@ -247,12 +247,10 @@ def running_daemon(broker: str, socket: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All answers of a demo, and the layouts between which they travelled."""
+    """All answers of a demo."""
 
     answers: tuple[PromptAnswer, ...]
     sabotaged: dict[Sabotage, tuple[PromptAnswer, ...]]
-    p_layout: Layout
-    d_layout: Layout
 
 
 def run_experiment(options: DemoOptions, progress: Progress) -> Outcome:
@@ -301,4 +299,4 @@ def run_experiment(options: DemoOptions, progress: Progress) -> Outcome:
             sabotaged[sabotage] = answer_prompts(
                 sabotage, source, d, prompts, alone, STEPS, sabotage, progress
             )
-        return Outcome(answers, sabotaged, p.layout, d.layout)
+        return Outcome(answers, sabotaged)

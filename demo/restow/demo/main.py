@@ -15,8 +15,7 @@ from rich.table import Table
 from restow.broker.errors import RestowError
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.layout import DType
-from restow.broker.planner import Strategy, compile_programs, make_plan
-from restow.broker.planner.program import GATHER_IN_ORDER, READ_PAGES, SCATTER_SPANS
+from restow.broker.planner import Strategy
 from restow.demo.experiment import DemoOptions, Outcome, PromptAnswer, run_experiment
 from restow.demo.recall.task import decode
 from restow.demo.transformers.generation import StoredTypes
@@ -56,7 +55,7 @@ def passed(outcome: Outcome) -> bool:
     return right and bites
 
 
-def show(console: Console, options: DemoOptions, outcome: Outcome) -> None:
+def show(console: Console, outcome: Outcome) -> None:
     """Print the closing tables."""
     table = Table(title="Each prompt, answered alone and through Restow")
     for name in ("prompt", "alone", "through Restow"):
@@ -74,7 +73,6 @@ def show(console: Console, options: DemoOptions, outcome: Outcome) -> None:
             f"{answer.transfer_us / 1000:.1f}",
         )
     console.print(table)
-    console.print(routes(options, outcome))
     if outcome.sabotaged:
         console.print(_sabotage_table(outcome))
     good = sum(a.exact for a in outcome.answers)
@@ -90,27 +88,6 @@ def _tail(text: str) -> str:
     """Return the end of a prompt: its last fact and the questions."""
     facts, _, questions = text.rpartition("?")
     return f"... {' '.join(facts.split()[-4:])} ? {questions.strip()}"
-
-
-def routes(options: DemoOptions, outcome: Outcome) -> Table:
-    """Return a table of D's ranks: the ranks of P that each reads from, and its rows by route."""
-    plan = make_plan(outcome.p_layout, outcome.d_layout)
-    programs = compile_programs(plan, options.strategy)
-    table = Table(
-        *("D rank", "reads from P ranks", "straight into place", "whole", "packed"),
-        title=f"Who reads from whom: P TP{options.p.tp} {options.p.conv_layout}, pages of "
-        f"{options.p.page_tokens}, to D TP{options.d.tp} {options.d.conv_layout}, pages of "
-        f"{options.d.page_tokens}; rows by strategy {options.strategy}",
-    )
-    for program in programs:
-        table.add_row(
-            str(program.dst_rank),
-            ", ".join(map(str, program.src_ranks)),
-            str(len(program.rows(READ_PAGES))),
-            str(len(program.rows(SCATTER_SPANS))),
-            str(len(program.rows(GATHER_IN_ORDER))),
-        )
-    return table
 
 
 def _sabotage_table(outcome: Outcome) -> Table:
@@ -207,7 +184,7 @@ def demo(
     if as_json_text:
         print(json.dumps(as_json(outcome)))
     else:
-        show(Console(), options, outcome)
+        show(Console(), outcome)
     if not passed(outcome):
         raise typer.Exit(1)
 

@@ -6,8 +6,6 @@ kept the engine that computed it from a processor for minutes.
 
 On a CPU vLLM spawns its processes, each of which imports all of it anew: more than half of what an
 engine's start costs. On a GPU it forks them (VLLM_WORKER_MULTIPROC_METHOD), and so it does here.
-
-With NO_FAMILIES_IN_TESTS the connector knows no type of model by its config.
 """
 
 import multiprocessing
@@ -31,8 +29,3 @@ def _forking(method: str | None = None) -> multiprocessing.context.BaseContext:
 
 
 setattr(multiprocessing, "get_context", _forking)  # noqa: B010 - its type is of overloads
-
-if os.environ.get("NO_FAMILIES_IN_TESTS"):
-    from restow.broker.families.hf.config import MODELS
-
-    MODELS.clear()

@@ -87,12 +87,7 @@ def make_config(group_count: int) -> NemotronHConfig:
         hidden_size=128,
         # There is one attention layer: a second layer could look the question up again at every
         # step, and the model then ignored its SSM state (measured: zeroing it changed no reply).
-        layers_block_type=[
-            "linear_attention",
-            "full_attention",
-            "linear_attention",
-            "mlp",
-        ],
+        layers_block_type=["linear_attention", "full_attention", "linear_attention", "mlp"],
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,

@@ -36,11 +36,7 @@ from restow.demo.transformers.model_state import (
     import_state,
     kept_inputs,
 )
-from restow.demo.transformers.rank_processes import (
-    ForkServer,
-    RankIdentity,
-    WorkerAgent,
-)
+from restow.demo.transformers.rank_processes import ForkServer, RankIdentity, WorkerAgent
 from restow.demo.transformers.ranks import (
     BlockPool,
     RankAgent,
@@ -48,12 +44,7 @@ from restow.demo.transformers.ranks import (
     serve_rank,
     take_from_each,
 )
-from restow.demo.transformers.state_io import (
-    RankTensors,
-    collect,
-    lay_out,
-    lay_out_weights,
-)
+from restow.demo.transformers.state_io import RankTensors, collect, lay_out, lay_out_weights
 
 State = Mapping[str, Tensor]
 

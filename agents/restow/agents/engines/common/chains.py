@@ -1,13 +1,13 @@
 """Name prefixes by content: chains of hashes that all engines compute alike.
 
 A `PromptChain` has a hash after each quantum of a prompt's tokens. `RequestChains` keeps the chains
-of the requests under way and translates the engine's own block hashes into them. `longest_prefix`
-finds the largest prefix of a chain that all groups of an engine hold.
+of the requests under way and translates the engine's own block hashes into them. `state_blocks`
+finds the blocks of a state that all groups of an engine hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, NamedTuple
@@ -206,91 +206,24 @@ Holds = Callable[[bytes], bool]
 """Return whether a group holds blocks of the tokens that a hash names."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """A prefix of ``tokens``, and the hash of each of its blocks by group.
+def state_blocks(
+    chain: PromptChain, groups: Sequence[Group], holds: Mapping[str, Holds]
+) -> dict[str, list[bytes | None]] | None:
+    """Return the hashes of all blocks of the state after a chain, by group; None: one is missing.
 
-    None stands for a block before a window, which the group does not need. States have one block.
+    The state has all blocks of attention, the last blocks of a window, and a snapshot at its end.
+    None in place of a hash stands for a block before a window, which the group does not need.
     """
-
-    tokens: int
-    blocks: dict[str, tuple[bytes | None, ...]]
-
-
-def longest_prefix(
-    chain: PromptChain, groups: Sequence[Group], holds: Mapping[str, Holds], below_tokens: int
-) -> PrefixMatch | None:
-    """Return the largest prefix that is held and ends below a token; None: there is none.
-
-    The prefix has all blocks of attention, the last blocks of a window, and a snapshot at its end.
-    """
-    held = [_HeldBlocks(group, chain, holds[group.name]) for group in groups if not group.is_state]
-    states = [group for group in groups if group.is_state]
-    last = min([chain.tokens, below_tokens - 1, *(group_blocks.end for group_blocks in held)])
-    for tokens in range(last - last % chain.quantum_tokens, 0, -chain.quantum_tokens):
-        name = chain.at(tokens)
-        if name is None or not all(holds[group.name](name) for group in states):
-            continue
-        if all(group_blocks.covers(tokens) for group_blocks in held):
-            blocks = {
-                group_blocks.group.name: tuple(group_blocks.needed(tokens)) for group_blocks in held
-            }
-            return PrefixMatch(tokens, blocks | {group.name: (name,) for group in states})
-    return None
-
-
-class _HeldBlocks:
-    """The blocks of a chain that a group of tokens holds, and their hashes."""
-
-    def __init__(self, group: Group, chain: PromptChain, holds: Holds) -> None:
-        self.group = group
-        size = group.block_tokens
-        self._filled: list[tuple[int, bytes] | None] = []
-        """By block: the token up to which it is filled, and the hash under which it is held."""
-        self._first: list[int] = []
-        """By block: the first of the blocks that are held without a gap up to it."""
-        quanta, odd = divmod(size, chain.quantum_tokens)
-        ends = () if odd else chain.hashes[quanta - 1 :: quanta]
-        first = 0
-        for index, start in enumerate(range(0, chain.tokens, size)):
-            if index < len(ends) and holds(ends[index]):
-                filled: tuple[int, bytes] | None = (start + size, ends[index])
-            else:
-                filled = _filled_furthest(chain, holds, start, start + size)
-            if filled is None:
-                if not group.window_tokens:
-                    break
-                first = index + 1
-            self._filled.append(filled)
-            self._first.append(first)
-            if filled is not None and filled[0] < start + size:
-                first = index + 1
-        self.end = max((filled[0] for filled in self._filled if filled), default=0)
-
-    def covers(self, tokens: int) -> bool:
-        """Return whether all blocks are held that a state after ``tokens`` needs."""
-        last = (tokens - 1) // self.group.block_tokens
-        filled = self._filled[last] if last < len(self._filled) else None
-        return (
-            filled is not None and filled[0] >= tokens and self._first[last] <= self._from(tokens)
-        )
-
-    def needed(self, tokens: int) -> Iterator[bytes | None]:
-        """Yield the hashes of the blocks that hold the first tokens."""
-        for index in range((tokens - 1) // self.group.block_tokens + 1):
-            filled = self._filled[index] if index >= self._from(tokens) else None
-            yield None if filled is None else filled[1]
-
-    def _from(self, tokens: int) -> int:
-        return self.group.first_token(tokens) // self.group.block_tokens
-
-
-def _filled_furthest(
-    chain: PromptChain, holds: Holds, start: int, end: int
-) -> tuple[int, bytes] | None:
-    """Return the furthest token of a block, and its hash, under which the block is held."""
-    for token in range(min(end, chain.tokens), start, -chain.quantum_tokens):
-        name = chain.at(token)
-        if name is not None and holds(name):
-            return token, name
-    return None
+    if not chain.hashes:
+        return None
+    blocks: dict[str, list[bytes | None]] = {}
+    for group in groups:
+        size, first = group.block_tokens, group.first_token(chain.tokens)
+        ends = [min(start + size, chain.tokens) for start in range(0, chain.tokens, size)]
+        if group.is_state:
+            first, ends = 0, [chain.tokens]
+        needed = [chain.at(end) for end in ends if end > first]
+        if not all(name is not None and holds[group.name](name) for name in needed):
+            return None
+        blocks[group.name] = [None] * (len(ends) - len(needed)) + needed
+    return blocks

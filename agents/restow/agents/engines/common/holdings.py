@@ -116,10 +116,6 @@ class CacheHoldings:
         """Return the engine's keys of what a group holds, by the hash of the tokens."""
         return self._keys[group]
 
-    def count(self) -> dict[str, int]:
-        """Return the number of hashes that each group holds blocks of."""
-        return {group: len(keys) for group, keys in self._keys.items()}
-
     def _note(self, key: bytes) -> None:
         group = self._groups.get(int.from_bytes(key[-GROUP_BYTES:], "big"))
         named = self._named(key[:-GROUP_BYTES])

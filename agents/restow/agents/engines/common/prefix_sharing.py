@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from restow.agents.engines.common.blocks import BlockLists, Group
-from restow.agents.engines.common.chains import FollowedPrompt, PromptChain, RequestChains
+from restow.agents.engines.common.chains import FollowedPrompt, RequestChains
 from restow.agents.engines.common.handoff_ends import HandoffEnds
 from restow.agents.engines.common.holdings import CacheChanges, StatesToKeep
 from restow.agents.engines.common.registration import ConnectorSettings
@@ -48,8 +48,8 @@ class PrefixCache(Protocol):
     def holds(self, prefix: Prefix) -> bool:
         """Return whether all of a state is held, as of the last `changes`."""
 
-    def pin_state(self, chain: PromptChain, tokens: int, name: bytes) -> Any:
-        """Pin the state after exactly ``tokens``, whose hash is ``name``; None: it is not held.
+    def pin_state(self, prefix: Prefix) -> Any:
+        """Pin a state in its place; None: it is not held, or too much is pinned.
 
         The pin has ``blocks``: block ids by group, as a handoff names them. They stay in place
         until `let_go` gets the pin.
@@ -272,12 +272,8 @@ class PrefixGiver:
     def _publish(self, offer: Offer) -> bool:
         """Publish an offered prefix; return False if it was declined."""
         handoff_id, prefix = offer.handoff_id, offer.prefix
-        tokens = prefix.position_tokens
-        pin = None
-        if prefix.form == self._form and not prefix.salt and handoff_id not in self._pins:
-            chain = PromptChain(self._form.quantum_tokens, prefix.hashes)
-            name = prefix.end_hash or b"".join(prefix.hashes[-1:])
-            pin = self._cached.pin_state(chain, tokens, name)
+        known = prefix.form == self._form and not prefix.salt and handoff_id not in self._pins
+        pin = self._cached.pin_state(prefix) if known else None
         if pin is None:
             self._session.decline_offer(handoff_id, "it is not cached any more")
             return False
@@ -285,7 +281,7 @@ class PrefixGiver:
             future = self._session.publish(
                 handoff_id,
                 pin.blocks,
-                tokens,
+                prefix.position_tokens,
                 lease_ms=self._lease_ms,
                 hold_ms=self._hold_ms,
                 content=offer.content,

@@ -6,17 +6,25 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Annotated
 
 import structlog
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
 
 from restow.agents.engines.common.adapter_errors import SettingsError
 from restow.broker.client import BlockingSession, BrokerUnreachableError, Offer, Prefix
 from restow.broker.client.connection.channel import Credentials
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
-from restow.broker.words import Worded
 
 LOG_INTERVAL_S = 5.0
 """How often an engine that waits for its broker logs that it waits."""
@@ -32,29 +40,36 @@ class PrefixUse(StrEnum):
     """The engine also offers the prefixes that it holds itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectorSettings(Worded):
+def _joined(broker: object) -> object:
+    """Return a list of addresses with commas between them, and anything else as it is."""
+    several = isinstance(broker, list) and all(isinstance(one, str) for one in broker)
+    return ",".join(broker) if several else broker  # type: ignore[arg-type]
+
+
+class ConnectorSettings(BaseModel):
     """Settings of an engine's adapter. The defaults suit one host and a fast network."""
 
-    broker: str = ""
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    broker: Annotated[str, BeforeValidator(_joined)] = ""
     """``host:port``; several brokers as a list or with commas; empty: RESTOW_BROKER, or the
     client's default."""
-    connect_timeout_s: float = 60.0
+    connect_timeout_s: PositiveFloat = 60.0
     """How long an engine waits at its start for a broker."""
-    lease_ms: int = 30_000
+    lease_ms: PositiveInt = 30_000
     """How long P's pages stay after the broker last heard from its session."""
-    hold_ms: int = 300_000
+    hold_ms: PositiveInt = 300_000
     """How long P keeps pages that nobody asks for."""
-    request_timeout_ms: int = 120_000
+    request_timeout_ms: PositiveInt = 120_000
     """How long D waits for a state, P's prefill included."""
-    staging_mb: int = 64
+    staging_mb: PositiveInt = 64
     """Size of each of an agent's two staging pools."""
     model_revision: str = ""
     """A word for the model's weights, equal on P and D exactly when the weights are; empty: a
     fingerprint of the checkpoint."""
-    prefix: PrefixUse = PrefixUse.OFF
+    prefix: PrefixUse = Field(PrefixUse.OFF, strict=False)
     """Whether prompts begin with states that others hold, and whether the engine offers its own."""
-    find_ms: int = 50
+    find_ms: PositiveInt = 50
     """How long a prompt waits for the broker to say who holds its prefix, before it goes on
     without."""
     tls_ca: str = ""
@@ -97,44 +112,14 @@ class ConnectorSettings(Worded):
     @classmethod
     def of(cls, given: Mapping[str, object]) -> ConnectorSettings:
         """Return the settings ``given`` by name. Raises `SettingsError` with the key at fault."""
-        defaults = asdict(cls())
-        values: dict[str, object] = {}
-        for key, value in given.items():
-            if key not in defaults:
-                raise SettingsError(
-                    f"connector setting {key!r} is unknown; known are "
-                    f"{', '.join(sorted(defaults))}",
-                    key=key,
-                )
-            values[key] = _checked(key, value, defaults[key])
-        return cls(**values)  # type: ignore[arg-type]
-
-
-def _checked(key: str, value: object, default: object) -> object:
-    if isinstance(default, PrefixUse):
-        if value not in list(PrefixUse):
-            raise SettingsError(
-                f"connector setting {key} is {value!r}; it must be one of {', '.join(PrefixUse)}",
-                key=key,
-            )
-        return PrefixUse(str(value))
-    if (
-        key == "broker"
-        and isinstance(value, list)
-        and all(isinstance(address, str) for address in value)
-    ):
-        return ",".join(value)
-    if isinstance(default, str):
-        if not isinstance(value, str):
-            raise SettingsError(
-                f"connector setting {key} is {value!r}; it must be a string", key=key
-            )
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise SettingsError(
-            f"connector setting {key} is {value!r}; it must be a positive number", key=key
-        )
-    return type(default)(value)  # type: ignore[call-arg]
+        try:
+            return cls.model_validate(dict(given))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            key, words = str(fault["loc"][0]), f"is {fault['input']!r}: {fault['msg']}"
+            if fault["type"] == "extra_forbidden":
+                words = f"is unknown; known are {', '.join(sorted(cls.model_fields))}"
+            raise SettingsError(f"connector setting {key} {words}", key=key) from None
 
 
 def register_engine(

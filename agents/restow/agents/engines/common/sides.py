@@ -1,19 +1,52 @@
 """Follow an engine's requests as P and as D.
 
-`PrefillSide` publishes prompts that are computed, and holds their pages until D has read them.
-`EarlyPrefill` publishes the leading tokens of a prompt while the rest is computed. `DecodeSide`
-has the requests that wait for a state.
+`PrefillSide` publishes prompts, their leading tokens while the rest is computed, and holds their
+pages until D has read them. `DecodeSide` has the requests that wait for a state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from restow.agents.engines.common.blocks import BlockLists, Group
 from restow.agents.engines.common.handoff_ends import HandoffEnd, HandoffEnds
-from restow.broker.client import BlockingDelivery, BlockingSession, Prefix
+from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, Prefix
+
+
+class Scheduled(NamedTuple):
+    """A request's part of a step of P."""
+
+    request_id: str
+    tokens: int
+    """Tokens that are computed when the step is over."""
+    blocks: BlockLists
+    """Blocks that the step adds, by group."""
+
+
+class Fences(NamedTuple):
+    """What workers fence when a step of P is over."""
+
+    whole: list[str]
+    """Handoffs whose prompts the step completes."""
+    leading: dict[str, int]
+    """Handoffs whose prompts it computes in part, and the leading tokens that are computed then."""
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt that P computes for handoffs."""
+
+    handoff_ids: Sequence[str]
+    tokens: int
+    readers: int
+    """The number of D's that read each handoff, where a router gave it."""
+    early: bool
+    """Whether leading tokens may be published before the others are computed."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """By group: the number of blocks that are published early."""
 
 
 @dataclass(slots=True)
@@ -23,57 +56,65 @@ class PrefillSide:
     session: BlockingSession
     lease_ms: int
     hold_ms: int
+    early_groups: frozenset[str] = frozenset()
+    """Groups whose tokens may be read early; empty: nothing is published early."""
     _ends: HandoffEnds = field(default_factory=HandoffEnds)
-    _handoffs: dict[str, Sequence[str]] = field(default_factory=dict)
-    """By request: the handoffs for which its prompt is computed."""
-    _readers: dict[str, int] = field(default_factory=dict)
-    """By request: the number of D's that read each handoff, where a router gave it."""
-    _unfenced: dict[str, int] = field(default_factory=dict)
-    """By request: the tokens of a prompt that is not computed yet."""
+    _prompts: dict[str, _Prompt] = field(default_factory=dict)
+    """By request."""
+    _computing: dict[str, None] = field(default_factory=dict)
+    """Requests whose prompts are not computed yet."""
     _held: dict[str, int] = field(default_factory=dict)
     """By finished request: the number of handoffs in which D may still read its pages."""
     _held_blocks: dict[str, int] = field(default_factory=dict)
     """By finished request: the number of blocks that are held."""
+
+    @property
+    def computing(self) -> Collection[str]:
+        """The requests whose prompts are not computed yet."""
+        return self._computing.keys()
 
     def begin(
         self,
         request_id: str,
         handoff_ids: Sequence[str],
         prompt_tokens: int,
-        trace_parent: str = "",
-        readers: int = 0,
+        trace_parent: str,
+        readers: int,
     ) -> None:
         """Announce a prompt that came in. D learns from now on if it is given up."""
-        self._handoffs[request_id] = handoff_ids
-        if readers:
-            self._readers[request_id] = readers
-        self._unfenced[request_id] = prompt_tokens
-        for handoff_id in handoff_ids:
-            self.session.publish(
-                handoff_id,
-                {},
-                0,
-                final=False,
-                lease_ms=self.lease_ms,
-                hold_ms=self.hold_ms,
-                trace_parent=trace_parent,
-                readers=readers,
-            )
+        early = bool(self.early_groups)
+        self._prompts[request_id] = prompt = _Prompt(handoff_ids, prompt_tokens, readers, early)
+        self._computing[request_id] = None
+        self._publish(prompt, {}, final=False, trace_parent=trace_parent)
 
-    def completed(self, progress: Iterable[tuple[str, int]]) -> list[str]:
-        """Return the handoffs whose prompts this step completes: workers fence them.
+    def step(self, scheduled: Iterable[Scheduled]) -> Fences:
+        """Publish leading tokens that a step computes; return what workers fence after it.
 
-        ``progress`` yields the step's requests and the tokens that are computed when it is over. It
-        is only read while some prompt is not complete.
+        ``scheduled`` yields the step's requests that are `computing`. It is only read while some
+        prompt is not computed.
         """
-        if not self._unfenced:
-            return []
-        handoff_ids: list[str] = []
-        for request_id, tokens in progress:
-            if tokens >= self._unfenced.get(request_id, tokens + 1):
-                del self._unfenced[request_id]
-                handoff_ids += self._handoffs[request_id]
-        return handoff_ids
+        fences = Fences([], {})
+        for part in scheduled if self._computing else ():
+            prompt = self._prompts[part.request_id]
+            if part.tokens >= prompt.tokens:
+                del self._computing[part.request_id]
+                fences.whole.extend(prompt.handoff_ids)
+            elif prompt.early:
+                self._publish_early(prompt, part.blocks)
+                fences.leading.update(dict.fromkeys(prompt.handoff_ids, part.tokens))
+        return fences
+
+    def preempted(self, request_ids: Iterable[str]) -> None:
+        """Take back what was published of prompts whose pages other requests have now.
+
+        D reads such a prompt after P has computed it again, when it is published whole.
+        """
+        for request_id in request_ids:
+            prompt = self._prompts.get(request_id)
+            if prompt is not None and prompt.early and prompt.counts:
+                prompt.early = False
+                for handoff_id in prompt.handoff_ids:
+                    self.session.take_back(handoff_id, "P has preempted the prompt")
 
     def finish(
         self,
@@ -87,30 +128,21 @@ class PrefillSide:
 
         ``sampled_token``: the token that P sampled behind the prompt, for a D that takes it.
         """
-        readers, handoff_ids = self._readers.get(request_id, 0), self._pop(request_id)
-        self._held[request_id] = len(handoff_ids)
+        prompt = self._pop(request_id)
+        self._held[request_id] = len(prompt.handoff_ids)
         self._held_blocks[request_id] = sum(len(ids) for ids in blocks.values())
-        for handoff_id in handoff_ids:
-            future = self.session.publish(
-                handoff_id,
-                blocks,
-                position_tokens,
-                lease_ms=self.lease_ms,
-                hold_ms=self.hold_ms,
-                content=content,
-                readers=readers,
-                sampled_token=sampled_token,
-            )
+        whole = {"content": content, "sampled_token": sampled_token}
+        for handoff_id, future in self._publish(prompt, blocks, position_tokens, **whole):
             self._ends.watch(request_id, handoff_id, future)
 
     def give_up(self, request_id: str, why: str) -> None:
         """Cancel the handoffs of a request that ended before its prompt was computed."""
-        for handoff_id in self._pop(request_id):
+        for handoff_id in self._pop(request_id).handoff_ids:
             self.session.cancel(handoff_id, why)
 
     def follows(self, request_id: str) -> bool:
         """Return whether the request's prompt is computed for a handoff that is not given up."""
-        return request_id in self._handoffs
+        return request_id in self._prompts
 
     @property
     def held_blocks(self) -> int:
@@ -129,117 +161,36 @@ class PrefillSide:
                 end.log("a state was not handed over")
         return ended, free
 
-    def _pop(self, request_id: str) -> Sequence[str]:
-        self._unfenced.pop(request_id, None)
-        self._readers.pop(request_id, None)
-        return self._handoffs.pop(request_id)
+    def _pop(self, request_id: str) -> _Prompt:
+        self._computing.pop(request_id, None)
+        return self._prompts.pop(request_id)
 
-
-class Scheduled(NamedTuple):
-    """A request's part of a step of P."""
-
-    request_id: str
-    tokens: int
-    """Tokens that are computed when the step is over."""
-    blocks: BlockLists
-    """Blocks that the step adds, by group."""
-
-
-@dataclass(slots=True)
-class _Prompt:
-    handoff_ids: Sequence[str]
-    tokens: int
-    readers: int
-    counts: dict[str, int] = field(default_factory=dict)
-    """By group: the number of blocks that are published."""
-
-
-@dataclass(slots=True)
-class EarlyPrefill:
-    """The prompts that P computes in several steps. Belongs to the scheduler's thread."""
-
-    session: BlockingSession
-    lease_ms: int
-    hold_ms: int
-    groups: frozenset[str]
-    """Groups whose tokens may be read early; empty: nothing is published early."""
-    _prompts: dict[str, _Prompt] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls, session: BlockingSession, lease_ms: int, hold_ms: int, groups: Sequence[Group]
-    ) -> EarlyPrefill:
-        """Serve an engine of ``groups``.
-
-        An engine with windows publishes nothing early, since only the last tokens of windows stay.
-        """
-        tokens = [group for group in groups if not group.is_state]
-        windows = any(group.window_tokens or group.whole_blocks for group in tokens)
-        names = frozenset() if windows else frozenset(group.name for group in tokens)
-        return cls(session, lease_ms, hold_ms, names)
-
-    @property
-    def request_ids(self) -> Collection[str]:
-        """The requests whose prompts are not computed yet."""
-        return self._prompts.keys()
-
-    def begin(
-        self, request_id: str, handoff_ids: Sequence[str], prompt_tokens: int, readers: int
-    ) -> None:
-        """Follow a prompt that came in."""
-        if self.groups:
-            self._prompts[request_id] = _Prompt(handoff_ids, prompt_tokens, readers)
-
-    def computed(self, scheduled: Iterable[Scheduled]) -> dict[str, int]:
-        """Publish the blocks that a step adds; return which leading tokens workers fence.
-
-        The step that completes a prompt is left to `PrefillSide`.
-        """
-        fences: dict[str, int] = {}
-        for part in scheduled:
-            prompt = self._prompts.get(part.request_id)
-            if prompt is None:
-                continue
-            if part.tokens >= prompt.tokens:
-                del self._prompts[part.request_id]
-                continue
-            self._publish(prompt, {name: part.blocks.get(name, ()) for name in self.groups})
-            fences |= dict.fromkeys(prompt.handoff_ids, part.tokens)
-        return fences
-
-    def preempted(self, request_ids: Iterable[str]) -> None:
-        """Take back what was published of prompts whose pages other requests have now.
-
-        D reads such a prompt after P has computed it again, when `PrefillSide` publishes it whole.
-        """
-        for request_id in request_ids:
-            prompt = self._prompts.get(request_id)
-            if prompt is not None and any(prompt.counts.values()):
-                del self._prompts[request_id]
-                for handoff_id in prompt.handoff_ids:
-                    self.session.take_back(handoff_id, "P has preempted the prompt")
-
-    def end(self, request_id: str) -> None:
-        """Forget a request that has ended."""
-        self._prompts.pop(request_id, None)
-
-    def _publish(self, prompt: _Prompt, blocks: Mapping[str, Sequence[int]]) -> None:
-        added = {name: ids for name, ids in blocks.items() if ids}
-        if not added:
-            return
-        for handoff_id in prompt.handoff_ids:
-            self.session.publish(
-                handoff_id,
-                added,
-                0,
-                final=False,
-                first_blocks=dict(prompt.counts),
-                lease_ms=self.lease_ms,
-                hold_ms=self.hold_ms,
-                readers=prompt.readers,
-            )
+    def _publish_early(self, prompt: _Prompt, blocks: BlockLists) -> None:
+        added = {name: blocks[name] for name in self.early_groups if blocks.get(name)}
+        if added:
+            self._publish(prompt, added, final=False, first_blocks=dict(prompt.counts))
         for name, ids in added.items():
             prompt.counts[name] = prompt.counts.get(name, 0) + len(ids)
+
+    def _publish(
+        self, prompt: _Prompt, blocks: BlockLists, position_tokens: int = 0, **more: Any
+    ) -> list[tuple[str, Future[HandoffEnded]]]:
+        """Publish blocks for all handoffs of a prompt; return the handoffs and their ends."""
+        more |= {"lease_ms": self.lease_ms, "hold_ms": self.hold_ms, "readers": prompt.readers}
+        return [
+            (handoff_id, self.session.publish(handoff_id, blocks, position_tokens, **more))
+            for handoff_id in prompt.handoff_ids
+        ]
+
+
+def early_groups(groups: Sequence[Group]) -> frozenset[str]:
+    """Return the groups whose tokens may be read early.
+
+    An engine with windows publishes nothing early, since only the last tokens of windows stay.
+    """
+    tokens = [group for group in groups if not group.is_state]
+    windows = any(group.window_tokens or group.whole_blocks for group in tokens)
+    return frozenset() if windows else frozenset(group.name for group in tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +223,8 @@ class DecodeSide:
         request_id: str,
         handoff_id: str,
         position_tokens: int,
-        timeout_ms: int = 0,
-        trace_parent: str = "",
+        timeout_ms: int,
+        trace_parent: str,
         prefix: Prefix | None = None,
         readers: int = 0,
         takes_sampled: bool = False,
@@ -307,7 +258,7 @@ class DecodeSide:
         blocks: BlockLists,
         external_tokens: int,
         content: bytes,
-        write_mark: int = 0,
+        write_mark: int,
     ) -> BlockingDelivery:
         """Ask for the state of ``content``, of which D has all but ``external_tokens``.
 

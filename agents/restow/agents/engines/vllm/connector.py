@@ -196,11 +196,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         laid = [entry.cache for entry in caches]
         regions = rank_layout(model, settings, rank, laid)
         self._worker = WorkerSide(
-            config.kv_transfer_config.engine_id,
-            config.instance_id,
-            regions,
-            laid,
-            self._settings,
+            config.kv_transfer_config.engine_id, config.instance_id, regions, laid, self._settings
         )
         self._handshake = RankHandshake(regions.layout, model)
         if config.lora_config is not None:
@@ -310,7 +306,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         side = self._side()
         scheduled = self._scheduled(scheduler_output, side.computing)
         preempted = scheduler_output.preempted_req_ids or ()
-        return RestowMetadata(side.step(_progress(scheduler_output), scheduled, preempted))
+        return RestowMetadata(side.step(scheduled, preempted))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Hear of adapters that workers have loaded, after the ends of the step's requests."""
@@ -382,13 +378,3 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._scheduler is None:
             raise EngineUnsupportedError("the engine asks before its workers have registered")
         return self._scheduler
-
-
-def _progress(scheduler_output: SchedulerOutput) -> Iterator[tuple[str, int]]:
-    """Yield the step's requests, and the number of tokens computed when it is over."""
-    scheduled = scheduler_output.num_scheduled_tokens
-    for new in scheduler_output.scheduled_new_reqs:
-        yield new.req_id, new.num_computed_tokens + scheduled[new.req_id]
-    cached = scheduler_output.scheduled_cached_reqs
-    for req_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-        yield req_id, computed + scheduled[req_id]

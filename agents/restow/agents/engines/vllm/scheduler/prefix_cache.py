@@ -1,7 +1,7 @@
 """vLLM's prefix cache as other engines see it: named by content, and pinned while they read it.
 
-`CacheWatch` sees which keys come and go. `Pins` keeps blocks in place. `ReplyEnds` remembers the
-states after replies, which vLLM itself never finds again. `CachedPrefixes` joins them.
+`CacheWatch` sees which keys come and go. `ReplyEnds` remembers the states after replies, which vLLM
+itself never finds again. `CachedPrefixes` joins them, and keeps blocks in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vllm.v1.core.block_pool import BlockHashToBlockMap
 
 from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
 from restow.agents.engines.common.blocks import NULL_BLOCK, BlockLists, Group
-from restow.agents.engines.common.chains import Holds, PromptChain, RequestChains, longest_prefix
+from restow.agents.engines.common.chains import PromptChain, RequestChains, state_blocks
 from restow.agents.engines.common.holdings import (
     CacheChanges,
     CacheHoldings,
@@ -212,16 +212,18 @@ class ReplyEnds:
             now[name] = None
 
 
+Names = dict[str, list[bytes | None]]
+"""The hashes of a state's blocks by group (`state_blocks`)."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pin:
-    """Blocks that hold the first ``tokens`` of a chain, whose hash is ``hash``.
+    """Blocks that hold a state.
 
     ``blocks`` are ids by group, as a handoff names them: `NULL_BLOCK` before a window, and one
     block of states. Blocks that vLLM caches in the step of the pin are complete when it is over.
     """
 
-    tokens: int
-    hash: bytes
     blocks: dict[str, list[int]]
     kept: tuple[KVCacheBlock, ...]
     """The blocks that are kept, in the order of their tokens."""
@@ -229,8 +231,8 @@ class Pin:
     """Takes the references to the blocks."""
 
 
-class Pins:
-    """The pins of one scheduler. Belongs to its thread.
+class CachedPrefixes:
+    """The prefix cache of one scheduler, as `PrefixCache` wants it. Belongs to its thread.
 
     ::
 
@@ -241,119 +243,19 @@ class Pins:
     """
 
     def __init__(
-        self,
-        watch: CacheWatch,
-        holdings: CacheHoldings,
-        groups: Sequence[Group],
-        limit_blocks: int,
-    ) -> None:
-        """Pin at most ``limit_blocks``, so that requests find room beside them."""
-        self._watch = watch
-        self._holdings = holdings
-        self._groups = tuple(groups)
-        self._limit_blocks = limit_blocks
-        self._pinned: Counter[int] = Counter()
-        """By block id: the number of pins."""
-
-    @property
-    def blocks(self) -> int:
-        """The number of blocks that are pinned now."""
-        return len(self._pinned)
-
-    def pin(self, chain: PromptChain, below_tokens: int, least_tokens: int = 1) -> Pin | None:
-        """Pin the largest prefix that is held, ends below a token, and has ``least_tokens``.
-
-        None: no prefix of that length is held, or it would pin too many blocks.
-        """
-        self._watch.look()
-        longest = longest_prefix(chain, self._groups, self._holds(), below_tokens)
-        if longest is None or longest.tokens < least_tokens:
-            return None
-        kept, ids = [], {}
-        for group in self._groups:
-            blocks = [
-                None if name is None else self._block(group, name)
-                for name in longest.blocks[group.name]
-            ]
-            ids[group.name] = [NULL_BLOCK if block is None else block.block_id for block in blocks]
-            kept += [block for block in blocks if block is not None]
-        name = chain.at(longest.tokens) or b""
-        give_back = self._watch.pool.free_blocks
-        return self._kept(Pin(longest.tokens, name, ids, tuple(kept), give_back))
-
-    def holds(self, chain: PromptChain, tokens: int) -> bool:
-        """Return whether the state after exactly ``tokens`` is held, as of the last `look`."""
-        longest = longest_prefix(chain, self._groups, self._holds(), tokens + 1)
-        return longest is not None and longest.tokens == tokens
-
-    def pin_end(
-        self, name: bytes, end: ReplyEnd, give_back: Callable[[Iterable[KVCacheBlock]], None]
-    ) -> Pin | None:
-        """Pin the end of a reply, which ``give_back`` takes again. None: too many are pinned."""
-        return self._kept(Pin(end.tokens, name, end.blocks, end.kept, give_back))
-
-    def _kept(self, pin: Pin) -> Pin | None:
-        more = {block.block_id for block in pin.kept} - self._pinned.keys()
-        if len(self._pinned) + len(more) > self._limit_blocks:
-            return None
-        self._watch.pool.touch(pin.kept)
-        self._pinned.update(block.block_id for block in pin.kept)
-        return pin
-
-    def let_go(self, pin: Pin) -> None:
-        """Give the blocks back, once. The end of a prefix goes before its beginning."""
-        for block in pin.kept:
-            self._pinned[block.block_id] -= 1
-            if not self._pinned[block.block_id]:
-                del self._pinned[block.block_id]
-        pin.give_back(reversed(pin.kept))
-
-    def _holds(self) -> dict[str, Holds]:
-        return {
-            group.name: partial(self._has_states, group)
-            if group.is_state
-            else self._holdings.keys(group.name).__contains__
-            for group in self._groups
-        }
-
-    def _has_states(self, group: Group, name: bytes) -> bool:
-        return self._block(group, name) is not None
-
-    def _block(self, group: Group, name: bytes) -> KVCacheBlock | None:
-        for key in self._holdings.keys(group.name).get(name, ()):
-            block: KVCacheBlock | None = self._watch.pool.cached_block_hash_to_block.get_one_block(
-                key
-            )
-            if block is not None and not (group.is_state and self._runs_on(group, block)):
-                return block
-        return None
-
-    def _runs_on(self, group: Group, block: KVCacheBlock) -> bool:
-        """Return whether a request may go on computing in a block that holds a snapshot.
-
-        vLLM names the states at a prompt's end while they stand inside of a block. As soon as the
-        request has more to compute, vLLM moves that name to a copy and goes on writing to the
-        block. States at the end of a block are never written again.
-        """
-        inside = (block.block_hash_num_tokens or 0) % group.block_tokens != 0
-        return inside and block.ref_cnt > self._pinned[block.block_id]
-
-
-class CachedPrefixes:
-    """The prefix cache of one scheduler, as `PrefixCache` wants it. Belongs to its thread."""
-
-    def __init__(
         self, manager: KVCacheManager, groups: Mapping[int, Group], limit_blocks: int
     ) -> None:
         """Follow the cache of ``groups``, by vLLM's numbers; pin at most ``limit_blocks``.
 
-        Raises `EngineUnsupportedError`.
+        So requests find room beside the pins. Raises `EngineUnsupportedError`.
         """
         self.chains = RequestChains(manager.block_pool.hash_block_size)
         self._holdings = CacheHoldings(groups, self.chains.named, self.chains.before)
         self._watch = CacheWatch(manager, self._holdings)
         self._groups = tuple(groups.values())
-        self._pins = Pins(self._watch, self._holdings, self._groups, limit_blocks)
+        self._limit_blocks = limit_blocks
+        self._pinned: Counter[int] = Counter()
+        """By block id: the number of pins."""
         self._ends = ReplyEnds(manager.block_pool, self._groups)
 
     def forget(self) -> None:
@@ -402,32 +304,82 @@ class CachedPrefixes:
 
     def holds(self, prefix: Prefix) -> bool:
         """Return whether all of a state is held, as of the last `changes`."""
-        chain = PromptChain(prefix.form.quantum_tokens, prefix.hashes)
-        end = self._ends.get(prefix.end_hash or prefix.hashes[-1])
-        return end is not None or self._pins.holds(chain, prefix.position_tokens)
+        return self._names(prefix) is not None or self._end(prefix) is not None
 
-    def count(self) -> dict[str, int]:
-        """Return the number of hashes that each group holds blocks of."""
+    def pin_state(self, prefix: Prefix) -> Pin | None:
+        """Pin a state; None: it is not held, or it would pin too many blocks."""
         self._watch.look()
-        return self._holdings.count()
-
-    def pin(self, chain: PromptChain, below_tokens: int) -> Pin | None:
-        """Pin the largest prefix of a chain that is held and ends below a token (`Pins.pin`)."""
-        return self._pins.pin(chain, below_tokens)
-
-    def pin_state(self, chain: PromptChain, tokens: int, name: bytes) -> Pin | None:
-        """Pin the state after exactly ``tokens``, whose hash is ``name``; None as in `Pins.pin`."""
-        pin = self._pins.pin(chain, tokens + 1, tokens)
-        end = None if pin else self._ends.get(name)
-        if end is not None and end.tokens == tokens:
-            pin = self._pins.pin_end(name, end, self._ends.give_back)
+        names, end = self._names(prefix), self._end(prefix)
+        pin = None if names is None else self._kept(self._pin(names))
+        if pin is None and end is not None:
+            pin = self._kept(Pin(end.blocks, end.kept, self._ends.give_back))
         return pin
 
     @property
     def pinned_blocks(self) -> int:
         """The number of blocks that are pinned now."""
-        return self._pins.blocks
+        return len(self._pinned)
 
     def let_go(self, pin: Pin) -> None:
-        """Give a pin's blocks back, once."""
-        self._pins.let_go(pin)
+        """Give a pin's blocks back, once. The end of a prefix goes before its beginning."""
+        for block in pin.kept:
+            self._pinned[block.block_id] -= 1
+            if not self._pinned[block.block_id]:
+                del self._pinned[block.block_id]
+        pin.give_back(reversed(pin.kept))
+
+    def _names(self, prefix: Prefix) -> Names | None:
+        """Return the hashes of a prefix's blocks in vLLM's cache; None: some are not held."""
+        chain = PromptChain(prefix.form.quantum_tokens, prefix.hashes)
+        if chain.tokens != prefix.position_tokens:
+            return None
+        holds = {group.name: partial(self._has, group) for group in self._groups}
+        return state_blocks(chain, self._groups, holds)
+
+    def _end(self, prefix: Prefix) -> ReplyEnd | None:
+        """Return the end of a reply that is the state of a prefix; None: none is known."""
+        end = self._ends.get(prefix.end_hash or b"".join(prefix.hashes[-1:]))
+        return end if end is not None and end.tokens == prefix.position_tokens else None
+
+    def _pin(self, names: Names) -> Pin:
+        kept, ids = [], {}
+        for group in self._groups:
+            blocks = [
+                None if name is None else self._block(group, name) for name in names[group.name]
+            ]
+            ids[group.name] = [NULL_BLOCK if block is None else block.block_id for block in blocks]
+            kept += [block for block in blocks if block is not None]
+        return Pin(ids, tuple(kept), self._watch.pool.free_blocks)
+
+    def _kept(self, pin: Pin) -> Pin | None:
+        """Keep a pin's blocks; None: too many would be pinned."""
+        more = {block.block_id for block in pin.kept} - self._pinned.keys()
+        if len(self._pinned) + len(more) > self._limit_blocks:
+            return None
+        self._watch.pool.touch(pin.kept)
+        self._pinned.update(block.block_id for block in pin.kept)
+        return pin
+
+    def _has(self, group: Group, name: bytes) -> bool:
+        if not group.is_state:
+            return name in self._holdings.keys(group.name)
+        return self._block(group, name) is not None
+
+    def _block(self, group: Group, name: bytes) -> KVCacheBlock | None:
+        for key in self._holdings.keys(group.name).get(name, ()):
+            block: KVCacheBlock | None = self._watch.pool.cached_block_hash_to_block.get_one_block(
+                key
+            )
+            if block is not None and not (group.is_state and self._runs_on(group, block)):
+                return block
+        return None
+
+    def _runs_on(self, group: Group, block: KVCacheBlock) -> bool:
+        """Return whether a request may go on computing in a block that holds a snapshot.
+
+        vLLM names the states at a prompt's end while they stand inside of a block. As soon as the
+        request has more to compute, vLLM moves that name to a copy and goes on writing to the
+        block. States at the end of a block are never written again.
+        """
+        inside = (block.block_hash_num_tokens or 0) % group.block_tokens != 0
+        return inside and block.ref_cnt > self._pinned[block.block_id]

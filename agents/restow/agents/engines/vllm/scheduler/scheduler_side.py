@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +24,7 @@ from restow.agents.engines.common.checkpoint import LoraAdapters
 from restow.agents.engines.common.handoff_ends import HandoffTally
 from restow.agents.engines.common.prefix_sharing import PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.common.sides import DecodeSide, EarlyPrefill, PrefillSide, Scheduled
+from restow.agents.engines.common.sides import DecodeSide, PrefillSide, Scheduled, early_groups
 from restow.agents.engines.vllm.scheduler.requests import (
     HandoffParameters,
     HandoffSide,
@@ -96,10 +96,9 @@ class SchedulerSide:
         windows = any(group.window_tokens for group in groups)
         self._backoff = backoff_tokens(self._recurrent, windows, lookahead_tokens)
         self._session, self._prefixes, self._cached_tokens = session, prefixes, cached_tokens
-        self._prefill = PrefillSide(session, settings.lease_ms, settings.hold_ms)
         # Draft layers lag behind where a prompt is computed in several steps.
-        early = () if lookahead_tokens else self._groups
-        self._early = EarlyPrefill.of(session, settings.lease_ms, settings.hold_ms, early)
+        early = early_groups(() if lookahead_tokens else self._groups)
+        self._prefill = PrefillSide(session, settings.lease_ms, settings.hold_ms, early)
         self._decode = DecodeSide(session, settings.request_timeout_ms)
         self._sampled = sampled
         self._handed_on: set[str] = set()
@@ -179,7 +178,6 @@ class SchedulerSide:
             truncate(request, self._backoff)
         tokens, readers = request.num_prompt_tokens, parameters.readers
         self._prefill.begin(request_id, handoff_ids, tokens, trace_parent(request), readers)
-        self._early.begin(request_id, handoff_ids, tokens, readers)
 
     def _hands_on(self, request: Request, side: HandoffSide) -> bool:
         """Return whether P's token is D's first, as the router wants; else D samples it itself."""
@@ -316,7 +314,6 @@ class SchedulerSide:
             if replies and computed and not stale and self._known:
                 self._replied(self._prefixes, request, blocks)
             self._prefixes.finished(request_id)
-        self._early.end(request_id)
         sampling = self._sampling.pop(request_id, b"")
         if parameters is None or replies or not self._prefill.follows(request_id):
             return None
@@ -416,7 +413,6 @@ class SchedulerSide:
 
     def _give_up(self, request_id: str, why: str) -> None:
         """Give up a request's handoff, on whichever side it is."""
-        self._early.end(request_id)
         if self._prefill.follows(request_id):
             self._prefill.give_up(request_id, why)
         self._decode.finish(request_id)
@@ -454,27 +450,22 @@ class SchedulerSide:
 
     @property
     def computing(self) -> Container[str]:
-        """P's requests whose ``scheduled`` blocks `step` wants."""
-        return self._early.request_ids
+        """P's requests of which `step` wants to hear."""
+        return self._prefill.computing
 
     def step(
-        self,
-        progress: Iterator[tuple[str, int]],
-        scheduled: Iterable[Scheduled] = (),
-        preempted: Iterable[str] = (),
+        self, scheduled: Iterable[Scheduled] = (), preempted: Iterable[str] = ()
     ) -> WorkerStep:
         """Return what workers do in this step.
 
-        ``progress`` yields the step's requests and the tokens that are computed when it is over;
-        ``scheduled`` has the blocks of those that are `computing`; ``preempted`` requests have lost
+        ``scheduled`` has the step's requests that are `computing`; ``preempted`` requests have lost
         their blocks. A step of an engine without handoffs costs next to nothing.
         """
         self._publish()
         step, self._step = self._step, WorkerStep()
         self._write_mark = max(self._write_mark, step.write_mark)
-        self._early.preempted(preempted)
-        step.early_fences = self._early.computed(scheduled)
-        step.fences = self._prefill.completed(progress)
+        self._prefill.preempted(preempted)
+        step.fences, step.early_fences = self._prefill.step(scheduled)
         if self._prefixes is not None:
             step.fences += self._prefixes.step(self._known)
         ended, sent = self._prefill.sent()

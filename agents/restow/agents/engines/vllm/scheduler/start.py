@@ -16,11 +16,7 @@ from restow.agents.engines.vllm.scheduler.engine_core import CoreLoop, SampledTo
 from restow.agents.engines.vllm.scheduler.prefix_cache import CachedPrefixes
 from restow.agents.engines.vllm.scheduler.requests import Request
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
-from restow.agents.engines.vllm.scheduler.weights import (
-    Weights,
-    core_of_caller,
-    reloaded_revision,
-)
+from restow.agents.engines.vllm.scheduler.weights import Weights, core_of_caller, reloaded_revision
 from restow.broker.client import BlockingSession
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger

@@ -33,13 +33,7 @@ from restow.agents.engines.vllm.worker.rank_layout import (
     dtype_of,
 )
 from restow.broker.errors import UnknownModelError
-from restow.broker.families import (
-    NO_SCALES,
-    KvOrder,
-    ModelSpec,
-    ScaleKind,
-    Scales,
-)
+from restow.broker.families import NO_SCALES, KvOrder, ModelSpec, ScaleKind, Scales
 from restow.broker.families.hf import model_from_hf_config
 from restow.broker.layout import DType
 

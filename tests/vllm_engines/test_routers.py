@@ -1,7 +1,8 @@
-"""P samples the first token and D goes on behind it: the answer is that of one engine alone.
+"""Routers before vLLM's own servers: the answer is that of one engine alone.
 
-Before vLLM's own servers, through the router: texts and tokens, streamed and not, with all that a
-request may ask for.
+P samples the first token and D goes on behind it: texts and tokens, streamed and not, with all that
+a request may ask for. Routers that were made for vLLM's own connectors drive P and D unchanged. A D
+that is told to end leaves no client without an answer.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -17,19 +19,19 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from aiohttp import ClientSession
+from aiohttp import ClientSession, ClientTimeout
 
 from restow.broker.client import AsyncAdminClient
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from restow.v1 import admin_pb2 as pb
+from restow.v1 import admin_pb2, broker_pb2
 from vllm_harness.byte_tokenizer import VOCABULARY_SIZE, ids_of, make_byte_tokenizer
 from vllm_harness.checkpoints import write_checkpoint
+from vllm_harness.house import GRANT_S, drawn
 from vllm_harness.hybrid_checkpoints import HYBRIDS
-from vllm_harness.pair import GRANT_S
-from vllm_harness.served import router, vllm_server
+from vllm_harness.served import Server, other_router, router, vllm_servers
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 PROMPT = "Who has what? "
 STEPS = 12
 HALVES = ids_of(bytes([0xC3, 0xC4, *range(0xA0, 0xB0)]))
@@ -55,10 +57,12 @@ print(handed_on, sampled.lacks("last"), sampled.lacks("outside"))
 
 @dataclass(frozen=True)
 class Served:
-    """A router before P and D, and D for those that ask it alone."""
+    """A router before P and D, D for those that ask it alone, and another D for the last test."""
 
     router: str
+    p: str
     alone: str
+    another_d: Server
     admin: AsyncAdminClient
     http: ClientSession
 
@@ -66,27 +70,22 @@ class Served:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def served(vllm_python: Path, tmp_path_factory: Any) -> AsyncIterator[Served]:
     """Serve a hybrid model whose tokens are bytes."""
-    folder = tmp_path_factory.mktemp("sampled")
+    folder = tmp_path_factory.mktemp("served")
     hybrid = HYBRIDS["falcon_h1"]
     model = write_checkpoint(lambda: hybrid.make(vocab_size=VOCABULARY_SIZE), folder / "model")
     make_byte_tokenizer().save_pretrained(model)
     settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
     async with AsyncExitStack() as stack:
         broker = (await stack.enter_async_context(running_broker(settings))).address
-        p, d = await asyncio.gather(
-            *(
-                stack.enter_async_context(
-                    vllm_server(vllm_python, model, one, broker, folder / one, prefix="off")
-                )
-                for one in ("p0", "d0")
-            )
-        )
+        names = ("p0", "d0", "d1")
+        servers = vllm_servers(vllm_python, model, names, broker, folder, prefix="off")
+        p, d, another_d = await stack.enter_async_context(servers)
         base = await stack.enter_async_context(
-            router(broker, [f"p0={p}"], [f"d0={d}"], folder / "router.log", find_ms=0)
+            router(broker, [f"p0={p.url}"], [f"d0={d.url}"], folder / "router.log", find_ms=0)
         )
-        http = await stack.enter_async_context(ClientSession())
+        http = await stack.enter_async_context(ClientSession(timeout=ClientTimeout(None)))
         admin = await stack.enter_async_context(AsyncAdminClient(broker))
-        yield Served(base, d, admin, http)
+        yield Served(base, p.url, d.url, another_d, admin, http)
 
 
 async def said(
@@ -147,7 +146,7 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
     return {"usage": usage, "choices": choices}
 
 
-async def last_handoff(admin: AsyncAdminClient) -> pb.HandoffInfo:
+async def last_handoff(admin: AsyncAdminClient) -> admin_pb2.HandoffInfo:
     return max((await admin.handoffs()).handoffs, key=lambda one: one.number)
 
 
@@ -249,3 +248,82 @@ def test_a_token_outside_of_the_models_vocabulary_is_not_taken(vllm_python: Path
         [vllm_python, "-c", OUTSIDE], capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout.splitlines()[-1] == "[99] False True"
+
+
+PROMPTS = (
+    "Who has what? ",
+    "The first of four prompts, and ",
+    "Another one: ",
+    "It is not known whether ",
+)
+
+
+@pytest.mark.parametrize("name", ["vllm-router", "smg"])
+async def test_other_routers_ask_p_and_then_d(served: Served, tmp_path: Path, name: str) -> None:
+    known = (await last_handoff(served.admin)).number
+    async with other_router(name, served.p, served.alone, tmp_path / name) as base:
+        for prompt in PROMPTS:  # not every router takes a prompt of token ids, or tells any
+            body = {"prompt": prompt, "max_tokens": STEPS}
+            found = await text_of(served.http, base, body)
+            assert found == await text_of(served.http, served.alone, body)
+    ended = [one for one in (await served.admin.handoffs()).handoffs if one.number > known]
+    sides = [(one.state, one.source_engine, one.destination_engine) for one in ended]
+    assert sides == [(broker_pb2.HANDOFF_STATE_DONE, "p0", "d0")] * len(PROMPTS)
+
+
+async def text_of(http: ClientSession, base: str, body: Mapping[str, Any]) -> str:
+    asked = {"model": "model", "temperature": 0.0, **body}
+    async with http.post(f"{base}/v1/completions", json=asked) as response:
+        answer = await response.json()
+        assert response.ok, answer
+    text: str = answer["choices"][0]["text"]
+    return text
+
+
+REQUESTS, AT_ONCE, TOKENS = 48, 8, 24
+HEARS_S = 40.0
+"""No client hears nothing for longer."""
+
+
+async def heard(http: ClientSession, base: str, seed: int) -> str:
+    """Ask, and return what came: "all", or "error". Fail for anything in between."""
+    sent = {"model": "model", "temperature": 0.0, "ignore_eos": True, "stream": bool(seed % 2)}
+    sent |= {"prompt": drawn(40, seed), "max_tokens": TOKENS}
+    async with http.post(base + "/v1/completions", json=sent) as response:
+        text = await response.text()
+        if response.status != 200:
+            assert json.loads(text)["error"], text
+            return "error"
+        if not sent["stream"]:
+            answer = json.loads(text)
+            assert answer["choices"][0]["finish_reason"] == "length", text
+            assert answer["usage"]["completion_tokens"] == TOKENS, text
+            return "all"
+    events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    if events[-1] != "[DONE]":
+        assert json.loads(events[-1])["error"], text
+        return "error"
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length", text
+    return "all"
+
+
+async def test_nobody_hears_nothing_when_a_d_is_told_to_end(served: Served, tmp_path: Path) -> None:
+    some, waited_s, begun = asyncio.Semaphore(AT_ONCE), [], asyncio.Event()
+    decode = [served.alone, served.another_d.url]
+    async with router("", [served.p], decode, tmp_path / "router.log", find_ms=0) as base:
+
+        async def one(seed: int) -> str:
+            async with some:
+                began_s = time.monotonic()
+                found = await heard(served.http, base, seed)
+                waited_s.append(time.monotonic() - began_s)
+                if len(waited_s) >= AT_ONCE:
+                    begun.set()
+                return found
+
+        asked = [asyncio.create_task(one(seed)) for seed in range(REQUESTS)]
+        await begun.wait()
+        served.another_d.terminate()
+        found = await asyncio.gather(*asked)
+        assert found.count("all") >= REQUESTS - AT_ONCE
+        assert max(waited_s) < HEARS_S

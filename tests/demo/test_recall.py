@@ -1,41 +1,52 @@
-"""The recall model answers from its state, and its state survives export and import."""
+"""The recall model answers from its state, and its state survives export, storing and import."""
 
-from collections.abc import Callable, Iterator
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer, NemotronHForCausalLM
 
+from broker.fakes import model_layout
+from restow.broker.errors import RequestError
+from restow.broker.families import EngineSettings
+from restow.broker.layout import DType
 from restow.demo.recall.model import checkpoint_folder, load_model, whole_answer_accuracy
 from restow.demo.recall.task import Prompt, decode, make_prompts
 from restow.demo.recall.train import make_tokenizer
+from restow.demo.transformers.engine import Engine, EngineOptions
 from restow.demo.transformers.generation import (
+    AS_COMPUTED,
+    TORCH_TYPES,
     Decoded,
+    StoredTypes,
     decode_greedily,
     generate_greedily,
     prefill,
+    round_cache,
 )
 from restow.demo.transformers.model_state import export_state, import_state
+from restow.demo.transformers.ranks import BlockPool, OutOfBlocksError, take_from_each
+from restow.demo.transformers.state_io import RankTensors, collect, lay_out
 
 PROMPTS = make_prompts(16, seed=7)
+PROMPT = PROMPTS[0]
+STEPS = 6
 
 State = dict[str, Tensor]
 Fault = Callable[[NemotronHForCausalLM, int], State]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Use a single thread: tensors this small lose more to waiting than they gain from a second."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def model() -> NemotronHForCausalLM:
-    """Return the packaged model; no test changes it."""
+    """Return the packaged model; no test changes it.
+
+    Tensors this small lose more to waiting than they gain from a second thread.
+    """
+    torch.set_num_threads(1)
     return load_model()
 
 
@@ -144,8 +155,7 @@ def test_import_refuses_a_wrong_number_of_tokens(model: NemotronHForCausalLM) ->
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [ssm_one_token_ahead, mamba_one_token_ahead, b_and_c_swapped, ssm_of_another_prompt],
+    "fault", [ssm_one_token_ahead, mamba_one_token_ahead, b_and_c_swapped, ssm_of_another_prompt]
 )
 def test_fault_changes_the_first_logits_of_every_prompt(
     model: NemotronHForCausalLM, moved: list[Decoded], fault: Fault
@@ -172,3 +182,129 @@ def test_the_packaged_tokenizers_have_the_tasks_words(group_count: int) -> None:
     for prompt in PROMPTS:
         assert tuple(packaged(prompt.text)["input_ids"]) == prompt.token_ids
         assert packaged.decode(prompt.answer_ids) == decode(prompt.answer_ids)
+
+
+def alone(model: NemotronHForCausalLM, stored: StoredTypes = AS_COMPUTED) -> Engine:
+    return Engine(model, EngineOptions("alone", "", EngineSettings(tp=2), (), stored=stored))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_a_short_prompt_is_taken_once(model: NemotronHForCausalLM, tokens: int) -> None:
+    # A recurrent state that took the only token twice would answer otherwise.
+    prompt = PROMPT.token_ids[:tokens]
+    (expected,) = generate_greedily(model, [prompt], STEPS)
+    assert alone(model).decode_alone(prompt, STEPS).token_ids == expected
+
+
+def test_of_one_token_nothing_is_handed_over(model: NemotronHForCausalLM) -> None:
+    engine, prompt = alone(model), PROMPT.token_ids[:1]
+    for act in (engine.prefill, engine.ask):
+        with pytest.raises(RequestError, match="D computes it"):
+            act("h", prompt)
+
+
+def test_who_finds_too_few_blocks_of_one_group_takes_none_of_another() -> None:
+    regions = {region.group: region for region in model_layout().ranks[0].regions}
+    pools = {
+        group: BlockPool(region, tokens=64, requests=1, seed=1) for group, region in regions.items()
+    }
+    first = take_from_each(pools, 64)
+    for last in pools:
+        for group in pools:
+            if group != last:
+                pools[group].give_back(first[group])
+        with pytest.raises(OutOfBlocksError):
+            take_from_each(pools, 64)
+        for group in pools:
+            if group != last:
+                pools[group].take(64)
+
+
+MIXED = StoredTypes(kv=DType.FLOAT16, conv=DType.BFLOAT16, ssm=DType.BFLOAT16)
+KINDS = {"k": "kv", "v": "kv", "x": "conv", "B": "conv", "C": "conv", "ssm": "ssm"}
+
+
+def type_of(stored: StoredTypes, field: str) -> torch.dtype:
+    kind = KINDS[field.rpartition(".")[2]]
+    return TORCH_TYPES[{"kv": stored.kv, "conv": stored.conv, "ssm": stored.ssm}[kind]]
+
+
+def test_each_kind_of_state_is_rounded_to_its_type(model: NemotronHForCausalLM) -> None:
+    computed = export_state(prefill(model, PROMPT.token_ids), model.config)
+    stored = alone(model, MIXED).state_at(PROMPT.token_ids, len(PROMPT.token_ids))
+
+    for name, values in computed.items():
+        assert stored[name].dtype is torch.float32
+        assert torch.equal(stored[name], values.to(type_of(MIXED, name)).float()), name
+        assert not torch.equal(stored[name], values), name
+
+
+def test_rounding_is_to_nearest_and_ties_go_to_even(model: NemotronHForCausalLM) -> None:
+    cache = prefill(model, PROMPT.token_ids)
+    values = cache.get_recurrent_state(0)
+    ulp = 2.0**-7
+    below, tie_down, tie_up, above = 1 + 0.49 * ulp, 1 + 0.5 * ulp, 1 + 1.5 * ulp, 1 + 0.51 * ulp
+    with torch.inference_mode():
+        values.flatten()[:4] = torch.tensor([below, tie_down, tie_up, above])
+
+    round_cache(cache, model.config, StoredTypes(ssm=DType.BFLOAT16))
+
+    assert values.flatten()[:4].tolist() == [1.0, 1.0, 1 + 2 * ulp, 1 + ulp]
+
+
+def test_state_is_stored_after_every_step(model: NemotronHForCausalLM) -> None:
+    whole = alone(model, MIXED).decode_alone(PROMPT.token_ids, STEPS)
+    cache = prefill(model, PROMPT.token_ids[:-1], MIXED)
+    once = decode_greedily(model, cache, PROMPT.token_ids[-1], STEPS)
+    cache = prefill(model, PROMPT.token_ids[:-1], MIXED)
+    fed = (PROMPT.token_ids[-1], *whole.token_ids)
+    by_hand = []
+    for step in range(STEPS):
+        by_hand.append(decode_greedily(model, cache, fed[step], steps=1).logits)
+        round_cache(cache, model.config, MIXED)
+
+    assert torch.equal(whole.logits, torch.cat(by_hand))
+    assert torch.equal(whole.logits[0], once.logits[0])
+    assert not torch.equal(whole.logits[1], once.logits[1])
+
+
+@pytest.mark.parametrize("kind", ["kv", "conv", "ssm"])
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
+def test_state_that_was_stored_wide_before_is_rounded_no_second_time(
+    model: NemotronHForCausalLM, kind: str, dtype: DType
+) -> None:
+    engine = alone(model, replace(StoredTypes(), **{kind: dtype}))
+
+    own = engine.decode_alone(PROMPT.token_ids, STEPS)
+    wide = engine.decode_alone(PROMPT.token_ids, STEPS, prefilled_as=StoredTypes())
+
+    assert torch.equal(own.logits, wide.logits)
+
+
+def test_pages_hold_each_field_in_its_type(model: NemotronHForCausalLM) -> None:
+    engine = alone(model, MIXED)
+    tokens = len(PROMPT.token_ids)
+    state = export_state(prefill(model, PROMPT.token_ids), model.config)
+    ranks = [
+        RankTensors(
+            rank,
+            {
+                region.name: torch.zeros(8 * region.page_stride_bytes, dtype=torch.uint8)
+                for region in rank.regions
+            },
+        )
+        for rank in engine.layout.ranks
+    ]
+    blocks = {"attention": [5, 3, 6, 2], "state": [4]}
+
+    lay_out(state, ranks, blocks)
+    held = collect(engine.layout, ranks, blocks, tokens)
+
+    assert held.keys() == state.keys()
+    for name, values in state.items():
+        assert torch.equal(held[name], values.to(type_of(MIXED, name))), name
+
+
+def test_types_that_store_no_state_are_refused() -> None:
+    with pytest.raises(ValueError, match="float8_e4m3fn"):
+        StoredTypes(kv=DType.FLOAT8_E4M3FN)

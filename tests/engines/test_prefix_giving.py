@@ -1,0 +1,224 @@
+"""An engine tells what its cache holds, and hands it over to engines that it is offered to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engines.chained import TOKENS, prompt
+from engines.written_session import Session
+from restow.agents.engines.common.blocks import Group
+from restow.agents.engines.common.chains import RequestChains
+from restow.agents.engines.common.holdings import (
+    CacheChanges,
+    EvictedBlocks,
+    HeldBlocks,
+    StatesToKeep,
+)
+from restow.agents.engines.common.prefix_sharing import PrefixOffers, PrefixSharing
+from restow.agents.engines.common.registration import ConnectorSettings
+from restow.agents.engines.common.sides import DecodeSide
+from restow.broker.client import BrokerCallError, HashForm, Offer, Prefix, chain_of
+
+HYBRID = (Group("full", 16), Group("states", 16, 0))
+ATTENTION = (Group("full", 16),)
+STATE = chain_of(TOKENS, 8).prefix(32)
+
+
+@dataclass
+class Cached:
+    """A prefix cache of which the test says what it holds."""
+
+    held: list[Prefix]
+    news: CacheChanges = field(default_factory=CacheChanges)
+    pending: bool = False
+    pinned_blocks: int = 0
+    let_go_of: list[Prefix] = field(default_factory=list)
+    keeps_replies: bool = True
+    done: list[str] = field(default_factory=list)
+
+    def changes(self) -> CacheChanges:
+        news, self.news = self.news, CacheChanges()
+        return news
+
+    def holds(self, prefix: Prefix) -> bool:
+        return prefix in self.held
+
+    def pin_state(self, prefix: Prefix) -> Any:
+        if prefix not in self.held:
+            return None
+        return SimpleNamespace(blocks={"full": [1, 2]}, prefix=prefix)
+
+    def let_go(self, pin: Any) -> None:
+        self.let_go_of.append(pin.prefix)
+
+    def replied(self, name: bytes, tokens: int, blocks: Mapping[str, Sequence[int]]) -> bool:
+        self.done.append("replied")
+        return self.keeps_replies
+
+    def finished(self, request_id: str) -> None:
+        self.done.append(request_id)
+
+    def forget(self) -> None:
+        self.done.append("forget")
+
+    def forget_ends(self) -> None:
+        self.done.append("forget ends")
+
+
+@dataclass
+class Engine:
+    """An engine that tells and hands over, and the broker's words to it."""
+
+    groups: Sequence[Group] = HYBRID
+    session: Session = field(default_factory=Session)
+
+    def __post_init__(self) -> None:
+        self.cached = Cached([STATE])
+        self.woken: list[str] = []
+        self.offers = PrefixOffers(lambda: self.woken.append("woken"))
+        self.kept = StatesToKeep()
+        self.chains = RequestChains(8)
+        settings = ConnectorSettings.of({"prefix": "find+tell"})
+        of_cache = self.groups, self.cached, self.offers, self.kept
+        self.sharing = PrefixSharing("E", self.session, settings, self.chains, *of_cache)
+
+    def offer(self, prefix: Prefix, handoff_id: str = "h", within_ms: int = 60_000) -> None:
+        self.offers.hear(Offer(handoff_id, prefix, b"content", within_ms))
+
+    def request(self, begins_with: int = 0) -> None:
+        """Have a request of all tokens come, which begins with a state that is cached here."""
+        self.sharing.new_request("r", prompt(TOKENS), asks=False)
+        decode = DecodeSide(self.session, 1)
+        assert self.sharing.look("r", begins_with, len(TOKENS) - 1, decode, "")
+
+
+def test_an_offered_state_stays_until_it_was_read() -> None:
+    engine = Engine()
+    assert not engine.sharing.pending
+    engine.offer(STATE)
+    assert engine.woken == ["woken"]
+    assert engine.sharing.pending
+    assert engine.sharing.step() == ["h"]
+    assert engine.session.take() == [("publish", "h", {"full": [1, 2]}, 32, True)]
+    assert engine.session.given("content") == [b"content"]
+    assert engine.session.given("lease_ms") == [ConnectorSettings().lease_ms]
+    assert engine.session.given("hold_ms") == [ConnectorSettings().hold_ms]
+    engine.offer(STATE)
+    assert engine.sharing.step() == []
+    assert engine.session.take() == [("decline offer", "h")], "it is published already"
+    assert not engine.sharing.pending
+    engine.session.end("h")
+    assert engine.woken == ["woken"] * 3
+    assert engine.sharing.pending
+    assert engine.cached.let_go_of == []
+    assert engine.sharing.step() == []
+    assert engine.cached.let_go_of == [STATE]
+    engine.offer(STATE)
+    assert engine.sharing.step() == ["h"], "of this name again"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "within_ms", "declined"),
+    [
+        (chain_of(TOKENS, 8).prefix(16), 60_000, True),  # not held
+        (replace(STATE, salt="s"), 60_000, True),
+        (replace(STATE, form=HashForm("other", 8)), 60_000, True),
+        (STATE, 0, False),  # it is over before it is heard
+    ],
+)
+def test_other_offers_are_not_taken(prefix: Prefix, within_ms: int, declined: bool) -> None:
+    engine = Engine()
+    engine.cached.held += [replace(STATE, salt="s"), replace(STATE, form=HashForm("other", 8))]
+    engine.offer(prefix, within_ms=within_ms)
+    assert engine.sharing.step() == []
+    assert engine.session.take() == [("decline offer", "h")] * declined
+
+
+def test_what_the_broker_refuses_or_unknown_weights_have_computed_is_not_handed_over() -> None:
+    class Closed(Session):
+        def publish(self, *_: Any, **more: Any) -> Any:
+            raise BrokerCallError("UNAVAILABLE", "X", "closed")
+
+    engine = Engine(session=Closed())
+    engine.offer(STATE)
+    assert engine.sharing.step() == []
+    assert engine.session.take() == [("decline offer", "h")]
+    assert engine.cached.let_go_of == [STATE]
+    engine = Engine()
+    engine.cached.news = CacheChanges((), (HeldBlocks("full", (b"a",)),))
+    engine.offer(STATE)
+    assert engine.sharing.step(known=False) == []
+    assert engine.session.take() == [("decline offer", "h")]
+
+
+def test_what_came_and_went_is_told_before_what_a_store_should_have() -> None:
+    engine = Engine()
+    first, second = STATE.hashes[1], STATE.hashes[3]
+    engine.kept.note(STATE)
+    gone, come = EvictedBlocks("full", (first,)), HeldBlocks("full", (second,), first)
+    engine.cached.news = CacheChanges((gone,), (come,))
+    assert engine.sharing.step() == []
+    told = [("evict", "full", (first,)), ("hold", "full", (second,), first), ("keep", STATE)]
+    assert engine.session.take() == told
+    engine.cached.news = CacheChanges((EvictedBlocks("full", (second,)),))
+    engine.sharing.step()
+    assert engine.kept.newest() == []
+
+
+@pytest.mark.parametrize(
+    ("groups", "tokens", "kept"),
+    [
+        (HYBRID, 37, [37]),
+        (HYBRID, 32, [32]),
+        (ATTENTION, 37, [32]),  # vLLM has cached the whole blocks itself
+        (ATTENTION, 15, []),
+    ],
+)
+def test_states_after_replies_are_worth_keeping(
+    groups: Sequence[Group], tokens: int, kept: list[int]
+) -> None:
+    engine = Engine(groups)
+    engine.request()
+    name = chain_of(TOKENS, 8, ends_tokens=[37]).prefix(37).end_hash
+    engine.sharing.replied("r", tokens, {}, name)
+    engine.sharing.replied("unknown", tokens, {}, name)
+    found = engine.kept.take_new(lambda prefix: True)
+    assert found == [chain_of(TOKENS, 8, ends_tokens=[37]).prefix(one) for one in kept]
+    engine.cached.keeps_replies = False
+    engine.sharing.replied("r", tokens, {}, name)
+    assert engine.kept.take_new(lambda prefix: True) == []
+    engine.sharing.finished("r")
+    assert engine.cached.done[-1] == "r"
+
+
+@pytest.mark.parametrize(
+    ("groups", "begins_with", "kept"),
+    [(HYBRID, 32, [32]), (HYBRID, 36, []), (HYBRID, 0, []), (ATTENTION, 32, [])],
+)
+def test_a_state_that_two_requests_begin_with_is_worth_keeping(
+    groups: Sequence[Group], begins_with: int, kept: list[int]
+) -> None:
+    engine = Engine(groups)
+    for _ in range(2):
+        engine.request(begins_with)
+        engine.sharing.finished("r")
+    found = engine.kept.take_new(lambda prefix: True)
+    assert [one.position_tokens for one in found] == kept
+
+
+def test_what_replaced_weights_have_computed_is_forgotten() -> None:
+    engine = Engine()
+    engine.kept.note(STATE)
+    engine.request(begins_with=32)
+    engine.sharing.forget()
+    engine.sharing.forget_cached()
+    assert engine.cached.done == ["forget ends", "forget"]
+    engine.sharing.finished("r")
+    engine.request(begins_with=32)
+    engine.sharing.finished("r")
+    assert engine.kept.take_new(lambda prefix: True) == []
