@@ -27,8 +27,8 @@ pytestmark = pytest.mark.sampled
 async def engines(strategy: Strategy, digests: DigestMode, every: int = 64) -> AsyncIterator[Live]:
     """Run both engines in this process."""
     costs = {"seconds_per_stage": 1e-4}
-    given = {"strategy": strategy, "digests": digests, "digest_every": every, "costs": costs}
-    async with broker(**given) as running, Live("wide", running.address) as both:
+    checked = broker(strategy=strategy, digests=digests, digest_every=every, costs=costs)
+    async with checked as running, Live("wide", running.address) as both:
         await both.start_engines()
         await both.start_source_here()
         await both.start_agents()

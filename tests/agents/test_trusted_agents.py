@@ -39,7 +39,7 @@ def authority(tmp_path: Path) -> Authority:
 async def guarded(authority: Authority) -> AsyncIterator[RunningBroker]:
     own = authority.issue(server=True)
     files = {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": authority.path}
-    async with broker(strategy=Strategy.PACK, **files) as running:
+    async with broker("127.0.0.1:0", strategy=Strategy.PACK, **files) as running:
         yield running
 
 
