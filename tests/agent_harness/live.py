@@ -57,7 +57,12 @@ class Live:
         """Run P's ranks in this process."""
         self.source = self.case.source_memory()
         sources = [await self._started("P", *one, SETTINGS) for one in self.source.items()]
-        self.fence = lambda handoff_id: [agent.fence(handoff_id) for agent in sources]
+
+        def fence(handoff_id: str) -> None:
+            for agent in sources:
+                agent.fence(handoff_id)
+
+        self.fence = fence
 
     async def start_agents(self, settings: AgentSettings = SETTINGS) -> None:
         """Run D's ranks, in place of those that run."""

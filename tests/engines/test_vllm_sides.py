@@ -261,11 +261,12 @@ def test_the_token_that_d_computes_anew_has_its_window() -> None:
 
 def test_what_a_router_says_reaches_the_broker() -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    for params, headers, wanted in (
+    said: list[tuple[dict[str, Any], dict[str, str] | None, tuple[int, int, str]]] = [
         ({}, None, (120_000, 0, "")),
         ({"timeout_ms": 500}, {}, (500, 0, "")),
         ({"readers": 2}, {"traceparent": parent}, (120_000, 2, parent)),
-    ):
+    ]
+    for params, headers, wanted in said:
         timeout_ms, readers, trace = wanted
         p_request, d_request = prefill(**params), decode(**params)
         p_request.trace_headers = d_request.trace_headers = headers

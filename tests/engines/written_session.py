@@ -114,11 +114,26 @@ class Session(BlockingSession):
         return answer
 
     def hold(
-        self, form: HashForm, group: str, hashes: Iterable[bytes], *, parent: bytes = b""
+        self,
+        form: HashForm,
+        group: str,
+        hashes: Iterable[bytes],
+        *,
+        parent: bytes = b"",
+        salt: str = "",
+        revision: str = "",
     ) -> None:
         self.said.append(("hold", group, tuple(hashes), parent))
 
-    def evict(self, form: HashForm, group: str, hashes: Iterable[bytes]) -> None:
+    def evict(
+        self,
+        form: HashForm,
+        group: str,
+        hashes: Iterable[bytes],
+        *,
+        salt: str = "",
+        revision: str = "",
+    ) -> None:
         self.said.append(("evict", group, tuple(hashes)))
 
     def keep(self, prefix: Prefix) -> None:

@@ -156,7 +156,8 @@ def fork_all(control: socket.socket) -> None:
             sys.argv = ["vllm", *told["command"]]
             vllm.entrypoints.cli.main.main()
         else:
-            asyncio.run(serve(*answers, told["arguments"]))
+            (answers_fd,) = answers
+            asyncio.run(serve(answers_fd, told["arguments"]))
         return
 
 

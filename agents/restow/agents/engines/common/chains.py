@@ -225,5 +225,5 @@ def state_blocks(
         needed = [chain.at(end) for end in ends if end > first]
         if not all(name is not None and holds[group.name](name) for name in needed):
             return None
-        blocks[group.name] = [None] * (len(ends) - len(needed)) + needed
+        blocks[group.name] = [*[None] * (len(ends) - len(needed)), *needed]
     return blocks

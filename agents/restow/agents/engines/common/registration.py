@@ -67,7 +67,7 @@ class ConnectorSettings(BaseModel):
     model_revision: str = ""
     """A word for the model's weights, equal on P and D exactly when the weights are; empty: a
     fingerprint of the checkpoint."""
-    prefix: PrefixUse = Field(PrefixUse.OFF, strict=False)
+    prefix: PrefixUse = Field(default=PrefixUse.OFF, strict=False)
     """Whether prompts begin with states that others hold, and whether the engine offers its own."""
     find_ms: PositiveInt = 50
     """How long a prompt waits for the broker to say who holds its prefix, before it goes on
