@@ -21,6 +21,7 @@ from restow.broker.client.connection.errors import BrokerUnreachableError
 from restow.broker.display.documents import handoffs_json
 from restow.broker.display.rows import charts
 from restow.v1 import admin_pb2 as pb
+from restow.v1 import broker_pb2
 
 SIZES = [(80, 24), (200, 50)]
 
@@ -29,7 +30,7 @@ def handoff(number: int, **more: Any) -> dict[str, Any]:
     """Return a handoff under way as its document, but for some fields."""
     info = pb.HandoffInfo(
         handoff_id=f"request-{number:04}",
-        state="HANDOFF_STATE_WAITING",
+        state=broker_pb2.HANDOFF_STATE_WAITING,
         source_engine="prefill-1",
         position_tokens=8192,
         age_s=number % 60,
