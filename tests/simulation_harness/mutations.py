@@ -10,7 +10,8 @@ from unittest.mock import patch
 from restow.agents.execute import orders
 from restow.agents.reading.reader import Reader
 from restow.broker.client import EngineSession
-from restow.broker.client.engine.open_handoffs import Delivery, OpenHandoffs
+from restow.broker.client.engine.handoff_futures import Delivery
+from restow.broker.client.engine.open_handoffs import OpenHandoffs
 from restow.broker.core.common.actions import Action
 from restow.broker.core.common.events import Settlement
 from restow.broker.core.connections import Connections
