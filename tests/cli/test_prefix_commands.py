@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from broker.content.test_prefixes import FORM, PROMPT, heard, hold
+from broker.content.holders import FORM, PROMPT, heard, hold
 from broker.fakes import broker, engine
 from restow.broker.cli.commands.find import chain_from
 from restow.broker.cli.main import app

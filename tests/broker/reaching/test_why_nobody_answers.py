@@ -22,11 +22,6 @@ from restow.broker.client import (
 OPERATOR = f"{DOMAIN}/operator"
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
 async def said(address: str, credentials: Credentials) -> set[str]:
     """Return the last sentence of each kind of client's error, after all that gRPC says."""
     with pytest.raises(BrokerUnreachableError) as session:
@@ -70,8 +65,7 @@ async def test_a_certificate_that_the_broker_does_not_know(
 
 
 async def test_a_certificate_of_another_name(authority: Authority) -> None:
-    own = authority.issue(dns=("broker.example",))
-    files = {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": authority.path}
+    files = authority.server(authority.issue(dns=("broker.example",)))
     async with broker("127.0.0.1:0", **files) as running:
         [words] = await said(running.address, authority.client(OPERATOR))
     assert "IP address mismatch" in words
