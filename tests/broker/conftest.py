@@ -33,8 +33,9 @@ async def both(running: RunningBroker) -> AsyncIterator[Pair]:
 @pytest_asyncio.fixture
 async def shown() -> AsyncIterator[RunningBroker]:
     """Run a broker that shows metrics, probes and the status page."""
-    page = {"http_listen": "127.0.0.1:0", "status_page": True, "http_hosts": "Status.example, b"}
-    async with broker(**page) as started:
+    async with broker(
+        http_listen="127.0.0.1:0", status_page=True, http_hosts="Status.example, b"
+    ) as started:
         yield started
 
 

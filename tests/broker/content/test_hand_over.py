@@ -162,7 +162,10 @@ async def test_one_that_can_not_say_what_it_holds_is_not_waited_for_either(
             await session.drain(20)
 
 
-async def test_a_session_for_threads_says_what_to_keep_too(running: RunningBroker) -> None:
+async def test_a_session_for_threads_says_what_to_keep_too(
+    running: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_over, "PATIENCE_S", 0.3)
     offered: list[str] = []
 
     def leave(address: str) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import grpc
 
@@ -258,7 +258,9 @@ class EtcdClient:
         """End all calls. May be repeated."""
         await self._asking.endpoints.close()
 
-    async def _any(self, method: Callable[[grpc.aio.Channel], Any], request: object) -> Any:
+    async def _any(
+        self, method: Callable[[grpc.aio.Channel], Callable[..., Awaitable[T]]], request: object
+    ) -> T:
         """Call a method of one message and one answer, of any member."""
         return await self._asking.any(
             lambda channel, metadata, timeout_s: method(channel)(

@@ -347,8 +347,9 @@ class OpenHandoffs:
                 continue
             why = f"the broker has not told its end, and its time limit passed {late_s:.1f} s ago"
             ended = HandoffEnded(handoff_id, "EXPIRED", SILENT, why, 0, 0)
-            if by_d and (connected and not said.untold if silent else said.sent):
-                said.end.tell(ended)  # a rank may still write
+            may_be_written_to = by_d and (connected and not said.untold if silent else said.sent)
+            if may_be_written_to:
+                said.end.tell(ended)
             else:
                 self._drop(handoff_id, said)
                 said.finish(ended)
