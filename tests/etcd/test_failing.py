@@ -47,7 +47,8 @@ async def test_any_one_member_may_be_lost_and_come_back(tmp_path: Path) -> None:
             etcd.start(member)
             await etcd.ready(EtcdAccess((member.endpoint,)))
         (found,) = (await client.range(b"k")).kvs
-        assert (found.value, found.version) == (b"2", 3)
+        assert found.value == b"2"
+        assert found.version >= 3  # a call whose answer is late is made again
 
 
 async def test_what_is_lost_is_told_apart(tmp_path: Path) -> None:
