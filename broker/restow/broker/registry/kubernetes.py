@@ -382,7 +382,7 @@ class KubernetesRegistry:
         return ApiClient(configuration)
 
     async def _call(
-        self, asked: str, call: Callable[[CoordinationV1Api, dict[str, float]], Awaitable[Any]]
+        self, asked: str, call: Callable[[Any, dict[str, float]], Awaitable[Any]]
     ) -> Any:
         """Make a call with the API and a time limit; raise a typed error that says what to do.
 
