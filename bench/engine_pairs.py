@@ -20,7 +20,7 @@ import numpy as np
 
 from bench.processes import module, open_log
 from restow.broker.client import AdminClient, EngineSession, Offer
-from restow.broker.client.engine.open_handoffs import Delivery, HandoffEnded
+from restow.broker.client.engine.handoff_futures import Delivery, HandoffEnded
 from restow.broker.errors import RestowError
 from restow.broker.layout import (
     DType,

@@ -37,7 +37,7 @@ from bench.model_sizes import real_models
 from bench.processes import module, open_log, running_broker
 from bench.report import Put, compared
 from restow.broker.client import Offer, PrefixChain, chain_of
-from restow.broker.client.engine.open_handoffs import HandoffEnded
+from restow.broker.client.engine.handoff_futures import HandoffEnded
 from restow.broker.families import EngineSettings, build_layout
 from restow.broker.layout import Layout
 from restow.broker.planner import make_plan

@@ -6,6 +6,7 @@ import datetime
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -75,6 +76,11 @@ class Authority:
         )
         path.chmod(0o600)
         return Pair(certificate, path)
+
+    def server(self, own: Pair | None = None) -> dict[str, Any]:
+        """Return the settings of a broker with this certificate, or a new one of this authority."""
+        own = own or self.issue(server=True)
+        return {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": self.path}
 
     def client(self, *uris: str, authority: Path | None = None) -> Credentials:
         """Return credentials of a client with these URIs, who trusts ``authority`` or this one."""

@@ -1,13 +1,63 @@
-"""A test in whose background something went wrong has failed, whatever it asserted."""
+"""A broker, P and D for a test; and a test in whose background something went wrong has failed."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+import pytest_asyncio
+
+from broker.certificates import Authority
+from broker.fakes import Pair, broker, pair
+from restow.broker.logs import TOLD
+from restow.broker.server.serve import RunningBroker
+
+
+@pytest_asyncio.fixture
+async def running() -> AsyncIterator[RunningBroker]:
+    """Run a broker with the usual settings."""
+    async with broker() as started:
+        yield started
+
+
+@pytest_asyncio.fixture
+async def both(running: RunningBroker) -> AsyncIterator[Pair]:
+    """Run a P of two ranks and a D at the broker of ``running``."""
+    async with pair(running.address) as connected:
+        yield connected
+
+
+@pytest_asyncio.fixture
+async def shown() -> AsyncIterator[RunningBroker]:
+    """Run a broker that shows metrics, probes and the status page."""
+    async with broker(
+        http_listen="127.0.0.1:0", status_page=True, http_hosts="Status.example, b"
+    ) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Return an authority that issues certificates to a broker and its callers."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+Logged = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Logged:
+    """Return a function that returns the values of all log lines of an event."""
+    caplog.set_level(logging.INFO, logger="restow")
+
+    def of(event: str) -> list[dict[str, Any]]:
+        told = [vars(one)[TOLD] for one in caplog.records if TOLD in vars(one)]
+        return [values for name, values in told if name == event]
+
+    return of
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
-import pytest
 
 from agent_harness.waiting import until
-from restow.broker.client import Credentials, EngineSession
+from restow.broker.client import Credentials, EngineSession, HandoffEnded
 from restow.broker.client.connection.brokers import Brokers
 from restow.broker.client.connection.channel import RenewedChannel, open_channel
 from restow.broker.client.connection.errors import from_rpc_error
@@ -272,45 +271,30 @@ class Pair:
         self.p, self.p_agents, self.d, self.d_agents = p, p_agents, d, d_agents
         self.channel = channel
 
-    async def hand_over(self, name: str) -> None:
-        """Hand over a state, which proves that nothing before it did harm."""
-        released = self.p.publish(name, P_BLOCKS, POSITION)
+    async def published(self, name: str, **more: Any) -> asyncio.Future[HandoffEnded]:
+        """Publish a whole state and have all ranks fence it; return the future of P's pages."""
+        released = self.p.publish(name, P_BLOCKS, POSITION, **more)
         for agent in self.p_agents:
             await agent.fence(name)
+        return released
+
+    async def hand_over(self, name: str) -> None:
+        """Hand over a state, which proves that nothing before it did harm."""
+        released = await self.published(name)
         ended = await self.d.request(name, D_BLOCKS)
         assert ended.done, ended
         assert await released == ended
 
 
-async def heard(running: RunningBroker, handoff_id: str) -> None:
-    """Wait until the broker has P's publication: messages of others may overtake it."""
+async def heard(running: RunningBroker, handoff_id: str, asked: bool = False) -> None:
+    """Wait until the broker has P's publication, or with ``asked`` D's demand.
+
+    Messages of others may overtake it.
+    """
     live = running.hub.directory.ledger.by_number
     await until(
         lambda: any(
-            one.handoff_id == handoff_id and one.source is not None for one in live.values()
+            one.handoff_id == handoff_id and (one.destination if asked else one.source) is not None
+            for one in live.values()
         )
     )
-
-
-def called(
-    owner: object, name: str, monkeypatch: pytest.MonkeyPatch, *, failed: bool = False
-) -> asyncio.Queue[None]:
-    """Return a queue that gets an entry after each run of a method.
-
-    With ``failed`` it also gets one after a run that raised.
-    """
-    queue: asyncio.Queue[None] = asyncio.Queue()
-    method = getattr(owner, name)
-
-    def run(*given: Any, **more: Any) -> Any:
-        try:
-            result = method(*given, **more)
-        except RestowError:
-            if failed:
-                queue.put_nowait(None)
-            raise
-        queue.put_nowait(None)
-        return result
-
-    monkeypatch.setattr(owner, name, run)
-    return queue

@@ -13,11 +13,11 @@ from restow.broker.doctor.fleet_view import judge_fleet, judge_membership, look_
 from restow.broker.doctor.local import Finding, Verdict
 from restow.broker.registry.leadership import Leadership
 from restow.broker.registry.registry import Fleet, Leader, Timing
-from restow.broker.server.base.standing import Alone, FleetReport
+from restow.broker.server.base.standing import FleetReport, Standing
 from restow.v1 import admin_pb2 as pb
 
 
-class Among(Alone):
+class Among(Standing):
     """One of two brokers, as it tells of them."""
 
     def __init__(self, address: str, other: str) -> None:
@@ -26,7 +26,7 @@ class Among(Alone):
         known.saw(Fleet(Leader(other, 3), frozenset({address, other}), 3))
         self._report = FleetReport(known, "f", 0.1, 0, 0.0, None)
 
-    def report(self) -> FleetReport:  # type: ignore[override]
+    def report(self) -> FleetReport:
         return self._report
 
 

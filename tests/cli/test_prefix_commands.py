@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.content.test_prefixes import FORM, PROMPT, heard, hold
+from broker.content.holders import FORM, PROMPT, heard, hold
 from broker.fakes import broker, engine
 from cli.typed import failed, printed_aside
 from restow.broker.cli.commands.find import chain_from

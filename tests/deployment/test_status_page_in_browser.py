@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import pytest
 import pytest_asyncio
 
-from broker.content.test_prefixes import heard, hold
+from broker.content.holders import heard, hold
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, called, engine, pair, silent
 from deployment.browser import Browser, found
 from restow.broker.server.observe.status import StatusPage

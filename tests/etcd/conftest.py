@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -22,9 +21,3 @@ async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EtcdCl
 async def client(etcd: EtcdCluster) -> AsyncIterator[EtcdClient]:
     async with client_of(etcd) as one:
         yield one
-
-
-@pytest.fixture
-def prefix(tmp_path: Path) -> bytes:
-    """Return the prefix of the keys that only this test uses."""
-    return f"{tmp_path}/".encode()

@@ -47,7 +47,8 @@ async def test_any_one_member_may_be_lost_and_come_back(tmp_path: Path) -> None:
             etcd.start(member)
             await etcd.ready(EtcdAccess((member.endpoint,)))
         (found,) = (await client.range(b"k")).kvs
-        assert (found.value, found.version) == (b"2", 3)
+        assert found.value == b"2"
+        assert found.version >= 3  # a call whose answer is late is made again
 
 
 async def test_what_is_lost_is_told_apart(tmp_path: Path) -> None:
@@ -62,13 +63,14 @@ async def test_what_is_lost_is_told_apart(tmp_path: Path) -> None:
                     await asyncio.sleep(0.05)
 
             await asyncio.wait_for(leaderless(), 30.0)
-        for call in (client.put(b"k", b""), client.range(b"k"), client.keep_alive(1)):
-            with pytest.raises(EtcdNoLeaderError, match="has no leader"):
-                await call
+
+        async def errors() -> set[type]:
+            calls = client.put(b"k", b""), client.range(b"k"), client.keep_alive(1)
+            return {type(one) for one in await asyncio.gather(*calls, return_exceptions=True)}
+
+        assert await errors() == {EtcdNoLeaderError}
         first.kill()
-        for call in (client.put(b"k", b""), client.range(b"k"), client.keep_alive(1)):
-            with pytest.raises(EtcdUnreachableError):
-                await call
+        assert await errors() == {EtcdUnreachableError}
         etcd.start()
         await etcd.ready(EtcdAccess(etcd.endpoints))
         await client.put(b"k", b"")

@@ -12,7 +12,7 @@ from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION
 from fleet_harness.brokers import BrokerProcess, Fleet
 from fleet_harness.linked_agents import LinkedAgent, linked_engine
 from restow.broker.client import EngineSession
-from restow.broker.client.engine.open_handoffs import HandoffEnded
+from restow.broker.client.engine.handoff_futures import HandoffEnded
 
 
 class Pair:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
-from etcd_harness.cluster import EtcdCluster
 from fleet.scene import pair
-from fleet_harness.brokers import running_fleet
+from fleet_harness.brokers import Fleet
 from restow.broker.cli.common.news import Event, News
 from restow.broker.client import AdminClient
 from restow.broker.errors import RestowError
@@ -20,8 +18,8 @@ def ends(events: list[Event]) -> list[str]:
     return [one["handoff_id"] for one in events if one["event"] == "handoff"]
 
 
-async def test_each_end_is_told_once_whoever_leads(etcd: EtcdCluster, tmp_path: Path) -> None:
-    async with running_fleet(tmp_path, etcd, 2) as fleet, pair(fleet.addresses) as both:
+async def test_each_end_is_told_once_whoever_leads(fleet: Fleet) -> None:
+    async with pair(fleet.addresses, "ends") as both:
         with AdminClient(fleet.addresses) as client:
             news = News(client, since_s=0.0)
             told = await asyncio.to_thread(news.look)
@@ -38,9 +36,11 @@ async def test_each_end_is_told_once_whoever_leads(etcd: EtcdCluster, tmp_path: 
 
             first = await both.hand_over()
             await until(lambda one: one["event"] == "handoff")
-            both.leader(fleet).kill()
+            leader = both.leader(fleet)
+            leader.kill()
             second = await both.hand_over()
             await until(lambda one: one.get("handoff_id") == second.handoff_id)
             for _ in range(3):
                 told.extend(await asyncio.to_thread(news.look))
+        await leader.start()
     assert ends(told) == [first.handoff_id, second.handoff_id]

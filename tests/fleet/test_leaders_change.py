@@ -1,78 +1,55 @@
-"""The leader leaves, joins, dies and stands still, and handoffs go on at another one."""
+"""The leader leaves, dies, stands still or is cut off, and handoffs go on at another one."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+
+import pytest
 
 from agent_harness.waiting import until
-from etcd_harness.cluster import EtcdCluster
-from fleet.scene import pair, traffic
-from fleet_harness.brokers import running_fleet
+from fleet.scene import Traffic, pair, traffic
+from fleet_harness.brokers import BrokerProcess, Fleet
 
 
-async def test_an_leader_that_is_sent_away_is_followed_by_another_and_nothing_fails(
-    etcd: EtcdCluster, tmp_path: Path
+async def goes_on(flow: Traffic) -> None:
+    count = len(flow.done_s)
+    await until(lambda: len(flow.done_s) > count + 20, 40.0)
+
+
+def at_once(call: Callable[[BrokerProcess], None]) -> Callable[[BrokerProcess], Awaitable[None]]:
+    async def done(broker: BrokerProcess) -> None:
+        call(broker)
+
+    return done
+
+
+@pytest.mark.parametrize(
+    ("harm", "mend", "rounds"),
+    [
+        (BrokerProcess.leave, BrokerProcess.start, 3),
+        (at_once(BrokerProcess.kill), BrokerProcess.start, 1),
+        (at_once(BrokerProcess.stop), at_once(BrokerProcess.go_on), 1),
+        (at_once(BrokerProcess.cut_off), at_once(BrokerProcess.heal), 1),
+    ],
+    ids=["leaves", "dies", "stands-still", "is-cut-off"],
+)
+async def test_another_leader_follows_and_nothing_fails(
+    fleet: Fleet,
+    request: pytest.FixtureRequest,
+    harm: Callable[[BrokerProcess], Awaitable[None]],
+    mend: Callable[[BrokerProcess], Awaitable[None]],
+    rounds: int,
 ) -> None:
-    async with running_fleet(tmp_path, etcd) as fleet, pair(fleet.addresses) as both:
+    async with pair(fleet.addresses, request.node.callspec.id) as both:
         async with traffic(both) as flow:
-            for _ in range(3):
-                await until(lambda: len(flow.done_s) > 20)
+            for _ in range(rounds):
+                await goes_on(flow)
                 leader = both.leader(fleet)
-                await leader.leave()
-                count = len(flow.done_s)
-                await until(lambda: len(flow.done_s) > count + 20)  # noqa: B023 - at once
+                await harm(leader)
+                await goes_on(flow)
                 assert both.leader(fleet) is not leader
-                await leader.start()
-                await asyncio.sleep(1.5)
-        assert not flow.failed, flow.failed
-
-
-async def test_an_leader_that_dies_is_followed_by_another_and_nothing_fails(
-    etcd: EtcdCluster, tmp_path: Path
-) -> None:
-    async with running_fleet(tmp_path, etcd) as fleet, pair(fleet.addresses) as both:
-        async with traffic(both) as flow:
-            await until(lambda: len(flow.done_s) > 20)
-            leader = both.leader(fleet)
-            leader.kill()
-            count = len(flow.done_s)
-            await until(lambda: len(flow.done_s) > count + 20)
-            assert both.leader(fleet) is not leader
-        assert not flow.failed, flow.failed
-
-
-async def test_an_leader_that_stands_still_longer_than_its_lease_harms_nothing_when_it_goes_on(
-    etcd: EtcdCluster, tmp_path: Path
-) -> None:
-    async with running_fleet(tmp_path, etcd) as fleet, pair(fleet.addresses) as both:
-        async with traffic(both) as flow:
-            await until(lambda: len(flow.done_s) > 20)
-            leader = both.leader(fleet)
-            leader.stop()
-            count = len(flow.done_s)
-            await until(lambda: len(flow.done_s) > count + 20, 40.0)
-            assert both.leader(fleet) is not leader
-            leader.go_on()
-            await asyncio.sleep(1.0)
-            count = len(flow.done_s)
-            await until(lambda: len(flow.done_s) > count + 20)
-        assert not flow.failed, flow.failed
-
-
-async def test_an_leader_that_is_cut_off_from_all_is_followed_by_another_and_nothing_fails(
-    etcd: EtcdCluster, tmp_path: Path
-) -> None:
-    async with running_fleet(tmp_path, etcd, wired=True) as fleet, pair(fleet.addresses) as both:
-        async with traffic(both) as flow:
-            await until(lambda: len(flow.done_s) > 20)
-            leader = both.leader(fleet)
-            leader.cut_off()
-            count = len(flow.done_s)
-            await until(lambda: len(flow.done_s) > count + 20, 40.0)
-            assert both.leader(fleet) is not leader
-            leader.heal()
-            await asyncio.sleep(1.0)
-            count = len(flow.done_s)
-            await until(lambda: len(flow.done_s) > count + 20)
+                await mend(leader)
+                await asyncio.sleep(1.0)  # whatever the former leader does now harms nothing
+            await goes_on(flow)
         assert not flow.failed, flow.failed

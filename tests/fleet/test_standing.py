@@ -167,8 +167,7 @@ async def test_one_that_etcd_has_not_let_in_does_not_lead_and_says_why(tmp_path:
     port = free_port()
     async with one_broker(f"127.0.0.1:{port}", "late") as x:
         with pytest.raises(BrokerCallError, match=f"no etcd answers at 127.0.0.1:{port}") as caught:
-            async with EngineSession("e", "1", model_layout(), x.address) as session:
-                await session.start(1.0)
+            await EngineSession("e", "1", model_layout(), x.address).start(LEADER_WAIT_S + 1)
         assert caught.value.reason == "NO_LEADER"
 
 

@@ -1,4 +1,4 @@
-"""Lease objects as an API server of Kubernetes keeps them: versions, preconditions, a history.
+"""Lease objects as an API server of Kubernetes keeps them: versions and preconditions.
 
 After the API's documentation (API concepts, API conventions, the reference of Lease), and, where
 that is silent, after its source: PUT makes a Lease that is not there unless it names a uid, and the
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 Object = dict[str, Any]
@@ -29,10 +28,6 @@ class Leases:
     def __init__(self) -> None:
         self._version = 1000
         self._found: dict[str, Object] = {}
-        self._history: list[tuple[int, str, Object]] = []
-        self._forgotten = 1000
-        """Changes up to this version are."""
-        self.changed: Callable[[], None] = lambda: None
 
     def get(self, name: str) -> Object:
         if name not in self._found:
@@ -57,7 +52,7 @@ class Leases:
             raise Refused(400, "BadRequest", "resourceVersion should not be set on objects")
         made = copy.deepcopy(made)
         made["metadata"] |= {"uid": str(uuid.uuid4()), "namespace": "serving"}
-        return self._write("ADDED", made)
+        return self._write(made)
 
     def replace(self, name: str, changed: Object) -> Object:
         known, metadata = self._found.get(name), changed["metadata"]
@@ -75,7 +70,7 @@ class Leases:
             raise Refused(409, "Conflict", "the object has been modified; please apply your ...")
         if changed == known:
             return copy.deepcopy(known)
-        return self._write("MODIFIED", copy.deepcopy(changed))
+        return self._write(copy.deepcopy(changed))
 
     def delete(self, name: str, preconditions: dict[str, str]) -> Object:
         known = self.get(name)
@@ -83,37 +78,14 @@ class Leases:
             if known["metadata"][one] != wanted:
                 raise Refused(409, "Conflict", f"the {one} in the precondition ({wanted}) ...")
         del self._found[name]
-        self._record("DELETED", known)
+        self._version += 1
         return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
-    def since(self, version: int, labels: dict[str, str]) -> tuple[int, list[tuple[str, Object]]]:
-        """Return the newest version, and the events after a version."""
-        if version < self._forgotten:
-            words = f"too old resource version: {version} ({self._forgotten})"
-            raise Refused(410, "Expired", words)
-        events = [
-            (kind, found)
-            for at, kind, found in self._history
-            if at > version and _has(found, labels)
-        ]
-        return self._version, events
-
-    def forget(self) -> None:
-        """Forget older versions, as after five minutes: nobody can watch from them."""
-        self._forgotten = self._version
-        self._history.clear()
-        self.changed()
-
-    def _write(self, kind: str, made: Object) -> Object:
-        self._found[made["metadata"]["name"]] = made
-        return self._record(kind, made)
-
-    def _record(self, kind: str, found: Object) -> Object:
+    def _write(self, made: Object) -> Object:
         self._version += 1
-        found["metadata"]["resourceVersion"] = str(self._version)
-        self._history.append((self._version, kind, copy.deepcopy(found)))
-        self.changed()
-        return copy.deepcopy(found)
+        made["metadata"]["resourceVersion"] = str(self._version)
+        self._found[made["metadata"]["name"]] = made
+        return copy.deepcopy(made)
 
 
 def _has(found: Object, labels: dict[str, str]) -> bool:

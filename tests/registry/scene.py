@@ -4,44 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from etcd_harness.cluster import EtcdCluster, client_of
 from kubernetes_harness.server import NAMESPACE, ApiServer
 from restow.broker.registry.etcd import EtcdRegistry
 from restow.broker.registry.etcd_client import EtcdClient
 from restow.broker.registry.kubernetes import KubernetesRegistry
-from restow.broker.registry.registry import Registry
-
-
-class Scene(Protocol):
-    """A registry that brokers join, and that somebody else writes to."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-    def opened(self) -> Registry:
-        """Return the registry as a single broker has it."""
-        ...
-
-    async def delete_leader(self) -> None:
-        """Delete the record of who leads."""
-        ...
-
-    async def delete_all(self) -> None:
-        """Delete everything, as if etcd were set up anew."""
-        ...
 
 
 class AtEtcd:
-    """Implements `Scene`."""
+    """A fleet at etcd."""
 
     def __init__(self, cluster: EtcdCluster, fleet: str) -> None:
         self._cluster, self._fleet = cluster, fleet
@@ -55,6 +28,7 @@ class AtEtcd:
         await self._stack.aclose()
 
     def opened(self) -> EtcdRegistry:
+        """Return the registry as a single broker has it."""
         return EtcdRegistry(self.client, self._fleet)
 
     async def _delete(self, name: str, end: str = "") -> None:
@@ -66,14 +40,16 @@ class AtEtcd:
         await self.client.txn([], [rpc_pb2.RequestOp(request_delete_range=request)])
 
     async def delete_leader(self) -> None:
+        """Delete the record of who leads."""
         await self._delete("leader")
 
     async def delete_all(self) -> None:
+        """Delete everything, as if etcd were set up anew."""
         await self._delete("", f"/restow/{self._fleet}0")
 
 
 class AtKubernetes:
-    """Implements `Scene`."""
+    """A fleet at Kubernetes' Leases."""
 
     def __init__(self, server: ApiServer, fleet: str) -> None:
         self._server, self._fleet = server, fleet
@@ -98,3 +74,7 @@ class AtKubernetes:
     async def delete_all(self) -> None:
         for one in self._server.leases.listed({})["items"]:
             self._server.leases.delete(one["metadata"]["name"], {})
+
+
+Scene = AtEtcd | AtKubernetes
+"""A registry that brokers join, and that somebody else writes to."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_harness.waiting import until
-from broker.content.test_prefixes import FORM, heard
+from broker.content.holders import FORM, heard
 from broker.fakes import broker, engine
 from restow.broker.client import AsyncAdminClient, EngineSession, PrefixHolder, chain_of
 from restow.broker.router.routing import BUSY_TOKENS, RoutedEngine, choose

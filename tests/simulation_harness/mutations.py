@@ -7,7 +7,8 @@ from dataclasses import replace
 from restow.agents.execute import orders
 from restow.agents.reading.reader import Reader
 from restow.broker.client import EngineSession
-from restow.broker.client.engine.open_handoffs import Delivery, OpenHandoffs
+from restow.broker.client.engine.handoff_futures import Delivery
+from restow.broker.client.engine.open_handoffs import OpenHandoffs
 from restow.broker.core.common.actions import Action
 from restow.broker.core.common.events import Failure, Settlement
 from restow.broker.core.common.limits import Limits

@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent_harness.waiting import until
-from broker.content.test_offers import Holder, holder
-from broker.content.test_prefixes import FORM, heard
+from broker.content.holders import FORM, Holder, heard, holder
 from broker.fakes import broker, engine, model_layout
 from restow.broker.client import AsyncAdminClient, BlockingSession, EngineSession, Prefix, chain_of
 from restow.broker.client.engine import prefix_side as hand_over
@@ -77,9 +76,10 @@ async def drained(client: AsyncAdminClient) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_an_operator_has_an_engine_leave_and_a_store_has_what_it_held() -> None:
+async def test_an_operator_has_an_engine_leave_and_a_store_has_what_it_held(
+    running: RunningBroker,
+) -> None:
     async with (
-        broker() as running,
         leaver(running) as (p, _),
         store(running) as kept,
         AsyncAdminClient(running.address) as client,
@@ -92,8 +92,8 @@ async def test_an_operator_has_an_engine_leave_and_a_store_has_what_it_held() ->
             assert (await d.request("after", D_STATE, prefix=STATES[7])).state == "DONE"
 
 
-async def test_an_engine_that_leaves_by_itself_hands_over_first() -> None:
-    async with broker() as running, leaver(running) as (_, session), store(running) as kept:
+async def test_an_engine_that_leaves_by_itself_hands_over_first(running: RunningBroker) -> None:
+    async with leaver(running) as (_, session), store(running) as kept:
         assert await session.drain(20)
         assert len(kept) == len(STATES)
 
@@ -114,12 +114,10 @@ async def test_without_a_store_or_without_room_in_it_an_engine_leaves_all_the_sa
         assert len(kept) == 5
 
 
-async def test_an_engine_that_says_nothing_of_leaving_is_waited_for_no_longer() -> None:
-    async with (
-        broker() as running,
-        holder(running, "p"),
-        AsyncAdminClient(running.address) as client,
-    ):
+async def test_an_engine_that_says_nothing_of_leaving_is_waited_for_no_longer(
+    running: RunningBroker,
+) -> None:
+    async with holder(running, "p"), AsyncAdminClient(running.address) as client:
         await client.drain_engine("p")
         record = next(iter(running.hub.directory.members.engines.values()))
         await until(lambda: not record.handing_over)
@@ -127,9 +125,10 @@ async def test_an_engine_that_says_nothing_of_leaving_is_waited_for_no_longer() 
         assert await client.drain_engine("p", False) == 0
 
 
-async def test_one_whose_session_breaks_while_it_hands_over_is_not_waited_for() -> None:
+async def test_one_whose_session_breaks_while_it_hands_over_is_not_waited_for(
+    running: RunningBroker,
+) -> None:
     async with (
-        broker() as running,
         leaver(running) as (p, session),
         store(running),
         AsyncAdminClient(running.address) as client,
@@ -141,7 +140,9 @@ async def test_one_whose_session_breaks_while_it_hands_over_is_not_waited_for() 
         await drained(client)
 
 
-async def test_one_that_can_not_say_what_it_holds_is_not_waited_for_either() -> None:
+async def test_one_that_can_not_say_what_it_holds_is_not_waited_for_either(
+    running: RunningBroker,
+) -> None:
     faults: list[str] = []
 
     def fail() -> list[Prefix]:
@@ -149,7 +150,6 @@ async def test_one_that_can_not_say_what_it_holds_is_not_waited_for_either() -> 
         raise KeyError("a fault of the engine's")
 
     async with (
-        broker() as running,
         engine(running.address, "p", on_drain=fail) as (session, _),
         AsyncAdminClient(running.address) as client,
     ):
@@ -162,7 +162,10 @@ async def test_one_that_can_not_say_what_it_holds_is_not_waited_for_either() -> 
             await session.drain(20)
 
 
-async def test_a_session_for_threads_says_what_to_keep_too() -> None:
+async def test_a_session_for_threads_says_what_to_keep_too(
+    running: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_over, "PATIENCE_S", 0.3)
     offered: list[str] = []
 
     def leave(address: str) -> None:
@@ -180,7 +183,7 @@ async def test_a_session_for_threads_says_what_to_keep_too() -> None:
         sessions[0].decline_offer(handoff_id)
 
     sessions: list[BlockingSession] = []
-    async with broker() as running, store(running) as kept:
+    async with store(running) as kept:
         await asyncio.to_thread(leave, running.address)
         assert len(offered) == 1
         assert not kept

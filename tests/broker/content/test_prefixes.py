@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from agent_harness.waiting import until
 from broker.certificates import Authority
+from broker.content.holders import FORM, MODEL, PROMPT, found, heard, hold
 from broker.fakes import P_BLOCKS, POSITION, broker, engine, model_layout
 from broker.guarded import guarded, of_tenant, operator, refusal
 from restow.broker.client import (
@@ -27,51 +28,26 @@ from restow.broker.client import (
 from restow.broker.client.engine.chains import form_to_proto
 from restow.broker.core.common.actions import TellHoldings
 from restow.broker.core.common.keys import EngineKey
-from restow.broker.core.prefix.prefixes import Announcements
 from restow.broker.errors import ChainFormError, ChainInvalidError
 from restow.broker.layout.values import ModelIdentity
 from restow.broker.server.serve import RunningBroker
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
-PROMPT = chain_of(range(1, 165))
-"""Ten blocks of 16 tokens, and four more."""
-FORM = PROMPT.form
 SAID_FORM = form_to_proto(FORM)
-MODEL = model_layout().model.identity
 
 
-def hold(session: Any, attention: int = 10, snapshots: Iterable[int] = (4, 10)) -> None:
-    """Tell that an engine holds the prompt's first blocks, and snapshots after some of them."""
-    session.hold(FORM, "attention", PROMPT.hashes[:attention])
-    session.hold(FORM, "state", [PROMPT.hashes[after - 1] for after in snapshots])
-
-
-def teller(running: RunningBroker, name: str, tenant: str = "default") -> Announcements | None:
-    return running.hub.directory.prefixes.teller(EngineKey(tenant, name))
-
-
-async def heard(running: RunningBroker, name: str, batches: int, tenant: str = "default") -> None:
-    """Wait until the broker has heard this number of batches."""
-
-    def is_heard() -> bool:
-        known = teller(running, name, tenant)
-        return (known.heard if known else 0) == batches
-
-    await until(is_heard)
-
-
-async def found(running: RunningBroker, chain: PrefixChain = PROMPT, **more: Any) -> dict[str, int]:
-    """Return how many tokens each engine holds."""
-    async with AsyncAdminClient(running.address) as client:
-        (holders,) = await client.find([chain], model=MODEL, **more)
-    return {one.engine_id: one.tokens for one in holders}
-
-
-async def test_the_longest_state_that_all_groups_hold_is_found() -> None:
-    async with broker() as running, engine(running.address, "e") as (session, _):
+@contextlib.asynccontextmanager
+async def holding(running: RunningBroker, **more: Any) -> AsyncIterator[EngineSession]:
+    """Run an engine that has told the broker what it holds."""
+    async with engine(running.address, "e", **more) as (session, _):
         hold(session)
         await heard(running, "e", 2)
+        yield session
+
+
+async def test_the_longest_state_that_all_groups_hold_is_found(running: RunningBroker) -> None:
+    async with holding(running) as session:
         assert await found(running) == {"e": 160}
         # A state must stand before the prompt's last token.
         shorter = PrefixChain(FORM, PROMPT.hashes, below_tokens=160)
@@ -93,10 +69,12 @@ async def test_the_longest_state_that_all_groups_hold_is_found() -> None:
         assert await found(running) == {}
 
 
-async def test_a_state_is_found_at_the_very_token_where_a_reply_ended() -> None:
+async def test_a_state_is_found_at_the_very_token_where_a_reply_ended(
+    running: RunningBroker,
+) -> None:
     turn = chain_of(range(1, 165), ends_tokens=[70, 75, 161])
     ended = dict(turn.ends)
-    async with broker() as running, engine(running.address, "e") as (session, _):
+    async with engine(running.address, "e") as (session, _):
         hold(session, 4, [2, 4])
         session.hold(FORM, "attention", [ended[70], ended[75]])
         session.hold(FORM, "state", [ended[75], ended[161]])
@@ -109,22 +87,8 @@ async def test_a_state_is_found_at_the_very_token_where_a_reply_ended() -> None:
         assert await found(running, turn) == {"e": 32}
 
 
-async def test_a_snapshot_without_attention_and_attention_without_a_snapshot_are_no_state() -> None:
+async def test_of_holders_of_as_much_the_less_busy_comes_first(running: RunningBroker) -> None:
     async with (
-        broker() as running,
-        engine(running.address, "a") as (attention, _),
-        engine(running.address, "s") as (snapshot, _),
-    ):
-        hold(attention, 10, ())
-        hold(snapshot, 0)
-        await heard(running, "a", 1)
-        await heard(running, "s", 1)
-        assert await found(running) == {}
-
-
-async def test_of_holders_of_as_much_the_less_busy_comes_first() -> None:
-    async with (
-        broker() as running,
         engine(running.address, "a") as (busy, _),
         engine(running.address, "b") as (idle, _),
         engine(running.address, "c") as (longest, _),
@@ -143,15 +107,13 @@ async def test_of_holders_of_as_much_the_less_busy_comes_first() -> None:
         assert [one.open for one in holders] == [0, 0, 1]
 
 
-async def test_what_an_engine_held_is_forgotten_with_its_session() -> None:
-    async with broker() as running:
-        async with engine(running.address, "e") as (session, _):
-            hold(session)
-            await heard(running, "e", 2)
-        prefixes = running.hub.directory.prefixes
-        assert await found(running) == {}
-        await until(lambda: not prefixes.holders)
-        assert prefixes.size_bytes == 0
+async def test_what_an_engine_held_is_forgotten_with_its_session(running: RunningBroker) -> None:
+    async with holding(running):
+        assert await found(running) == {"e": 160}
+    prefixes = running.hub.directory.prefixes
+    assert await found(running) == {}
+    await until(lambda: not prefixes.holders)
+    assert prefixes.size_bytes == 0
 
 
 async def test_a_broker_that_starts_anew_is_told_everything_again(tmp_path: Path) -> None:
@@ -175,8 +137,8 @@ async def test_a_broker_that_starts_anew_is_told_everything_again(tmp_path: Path
             await session.close()
 
 
-async def test_a_batch_that_is_lost_has_everything_told_again() -> None:
-    async with broker() as running, raw_session(running, "e") as (write, events):
+async def test_a_batch_that_is_lost_has_everything_told_again(running: RunningBroker) -> None:
+    async with raw_session(running, "e") as (write, events):
         await write(batch(1, "attention", 0, 10), batch(2, "state", 9, 10))
         await heard(running, "e", 2)
         assert await found(running) == {"e": 160}
@@ -192,20 +154,13 @@ async def test_a_batch_that_is_lost_has_everything_told_again() -> None:
         assert running.hub.directory.prefixes.told_again == 2
 
 
-async def test_a_session_that_is_asked_tells_everything_again() -> None:
-    async with broker() as running, engine(running.address, "e") as (session, _):
-        hold(session)
-        await heard(running, "e", 2)
+async def test_a_session_that_is_asked_tells_everything_again(running: RunningBroker) -> None:
+    async with holding(running):
         running.hub.directory.prefixes.forget(EngineKey("default", "e"))
         assert await found(running) == {}
         running.hub.perform([TellHoldings(EngineKey("default", "e"))])
         await heard(running, "e", 2)
         assert await found(running) == {"e": 160}
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tenants"))
 
 
 async def test_another_tenants_chain_is_a_miss_like_any_other(authority: Authority) -> None:
@@ -232,13 +187,16 @@ async def test_another_tenants_chain_is_a_miss_like_any_other(authority: Authori
         told = await operates.holdings()
         assert [one.tenant for one in told.engines] == ["b"]
         assert [one.tenant for one in told.tenants] == ["b"]
+        session.hold(FORM, "attention", chain_of(range(500, 600)).hashes)
+        await heard(running, "e", 4, "a")
+        assert (await operates.holdings()).tenants == told.tenants
         other_form = [PrefixChain(HashForm("theirs", 32), PROMPT.hashes)]
         name, _ = await refusal(client.find(other_form, engine_id="e"))
         assert name == "FAILED_PRECONDITION"  # of its own engine's form: nothing of a's is in it
 
 
-async def test_other_models_and_salts_never_meet() -> None:
-    async with broker() as running, engine(running.address, "e") as (session, _):
+async def test_other_models_and_salts_never_meet(running: RunningBroker) -> None:
+    async with engine(running.address, "e") as (session, _):
         hold(session)
         session.hold(FORM, "attention", PROMPT.hashes[:4], salt="s")
         session.hold(FORM, "state", PROMPT.hashes[3:4], salt="s")
@@ -250,51 +208,33 @@ async def test_other_models_and_salts_never_meet() -> None:
                 assert await client.find([PROMPT], model=other) == [[]]
 
 
-async def test_threads_tell_and_an_operator_sees_how_much() -> None:
-    async with broker() as running:
+async def test_threads_tell_and_an_operator_sees_how_much(running: RunningBroker) -> None:
 
-        def tell() -> BlockingSession:
-            session = BlockingSession("e", "1", model_layout(), running.address)
-            session.start()
-            hold(session)
-            with pytest.raises(ChainFormError):
-                session.hold(HashForm("other", 16), "state", [b"1" * 32])
-            for hashes, salt in (([b"1"], ""), ([b"1" * 32], "s" * 257)):
-                with pytest.raises(ChainInvalidError):
-                    session.evict(FORM, "state", hashes, salt=salt)
-            return session
+    def tell() -> BlockingSession:
+        session = BlockingSession("e", "1", model_layout(), running.address)
+        session.start()
+        hold(session)
+        with pytest.raises(ChainFormError):
+            session.hold(HashForm("other", 16), "state", [b"1" * 32])
+        for hashes, salt in (([b"1"], ""), ([b"1" * 32], "s" * 257)):
+            with pytest.raises(ChainInvalidError):
+                session.evict(FORM, "state", hashes, salt=salt)
+        return session
 
-        session = await asyncio.to_thread(tell)
-        await heard(running, "e", 2)
-        async with AsyncAdminClient(running.address) as client:
-            told = await client.holdings()
-        (one,), (tenant,) = told.engines, told.tenants
-        assert (one.engine_id, one.batches, one.form) == ("e", 2, form_to_proto(FORM))
-        groups = {group.group: (group.count, group.block_tokens) for group in one.groups}
-        assert groups == {"attention": (10, 16), "state": (2, 0)}
-        assert (tenant.tenant, tenant.hashes, tenant.forgotten) == ("default", 10, 0)
-        assert 0 < tenant.bytes < tenant.limit_bytes
-        await asyncio.to_thread(session.close)
-
-
-async def test_an_operator_of_one_tenant_does_not_see_what_others_take(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    async with (
-        guarded(authority) as running,
-        engine(running.address, "e", credentials=of_tenant(authority, "a")) as (one, _),
-        engine(running.address, "e", credentials=of_tenant(authority, "b")) as (other, _),
-        AsyncAdminClient(running.address, credentials=operator(authority, "a")) as client,
-    ):
-        hold(one)
-        await heard(running, "e", 2, "a")
-        (before,) = (await client.holdings()).tenants
-        hold(other)
-        await heard(running, "e", 2, "b")
-        (after,) = (await client.holdings()).tenants
-        assert (before.tenant, before) == ("a", after)
+    session = await asyncio.to_thread(tell)
+    await heard(running, "e", 2)
+    async with AsyncAdminClient(running.address) as client:
+        told = await client.holdings()
+    (one,), (tenant,) = told.engines, told.tenants
+    assert (one.engine_id, one.batches, one.form) == ("e", 2, form_to_proto(FORM))
+    groups = {group.group: (group.count, group.block_tokens) for group in one.groups}
+    assert groups == {"attention": (10, 16), "state": (2, 0)}
+    assert (tenant.tenant, tenant.hashes, tenant.forgotten) == ("default", 10, 0)
+    assert 0 < tenant.bytes < tenant.limit_bytes
+    await asyncio.to_thread(session.close)
 
 
-BAD_BATCHES = {
+BAD_BATCHES: dict[str, list[dict[str, Any]]] = {
     "HOLDINGS_INVALID": [
         {"number": 0},
         {"number": -1},
@@ -320,27 +260,26 @@ BAD_BATCHES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("reason", "wrong"), [(reason, one) for reason, all_ in BAD_BATCHES.items() for one in all_]
-)
-async def test_a_bad_batch_is_refused_and_the_session_goes_on(reason: str, wrong: Any) -> None:
-    async with broker() as running, raw_session(running, "e") as (write, events):
-        good = batch(2, "state", 0, 1).holdings
+async def test_a_bad_batch_is_refused_and_the_session_goes_on(running: RunningBroker) -> None:
+    cases = [(reason, one) for reason, all_ in BAD_BATCHES.items() for one in all_]
+    for case, (reason, wrong) in enumerate(cases):
+        name, good = f"e{case}", batch(2, "state", 0, 1).holdings
         bad = pb.Holdings(number=2, form=good.form, held=good.held)
-        for name, value in wrong.items():
-            bad.ClearField(name)
-            bad.MergeFrom(pb.Holdings(**{name: value}))
-        await write(batch(1, "attention", 0, 10), pb.EngineMessage(message_id=7, holdings=bad))
-        refused = (await anext(events)).refused
-        assert (refused.message_id, refused.reason) == (7, reason), refused.detail
-        assert await found(running) == {}
-        if bad.number == 2:  # it was heard: nobody is to tell it again, for ever
-            await write(batch(3, "state", 9, 10))
-            await heard(running, "e", 3)
-            assert await found(running) == {"e": 160}
-        await write(batch(1, "attention", 0, 10), batch(2, "state", 3, 4))
-        await heard(running, "e", 2)
-        assert await found(running) == {"e": 64}
+        for field, value in wrong.items():
+            bad.ClearField(field)
+            bad.MergeFrom(pb.Holdings(**{field: value}))
+        async with raw_session(running, name) as (write, events):
+            await write(batch(1, "attention", 0, 10), pb.EngineMessage(message_id=7, holdings=bad))
+            refused = (await anext(events)).refused
+            assert (refused.message_id, refused.reason) == (7, reason), refused.detail
+            assert name not in await found(running)
+            if bad.number == 2:  # it was heard: nobody is to tell it again, for ever
+                await write(batch(3, "state", 9, 10))
+                await heard(running, name, 3)
+                assert (await found(running))[name] == 160
+            await write(batch(1, "attention", 0, 10), batch(2, "state", 3, 4))
+            await heard(running, name, 2)
+            assert (await found(running))[name] == 64
 
 
 BAD_QUESTIONS: dict[str, list[dict[str, Any]]] = {
@@ -371,10 +310,8 @@ BAD_QUESTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-async def test_bad_questions_are_refused_by_a_stable_reason() -> None:
-    async with broker() as running, engine(running.address, "e") as (session, _):
-        hold(session)
-        await heard(running, "e", 2)
+async def test_bad_questions_are_refused_by_a_stable_reason(running: RunningBroker) -> None:
+    async with holding(running):
         async with grpc_stub(running) as stub:
             for reason, questions in BAD_QUESTIONS.items():
                 for wrong in questions:
@@ -386,21 +323,6 @@ async def test_bad_questions_are_refused_by_a_stable_reason() -> None:
                     _, said = await refusal(stub.Find(asked))
                     assert said == reason, wrong
         assert await found(running) == {"e": 160}
-
-
-async def test_millions_of_holdings_cost_a_tenant_its_own_oldest() -> None:
-    async with (
-        broker(tenant_max_holdings_bytes=1 << 20) as running,
-        engine(running.address, "e") as (session, _),
-    ):
-        hold(session)
-        many = [number.to_bytes(32, "little") for number in range(1, 60_001)]
-        session.hold(FORM, "attention", many)
-        await heard(running, "e", 2 + -(-len(many) // 4096))
-        prefixes = running.hub.directory.prefixes
-        assert prefixes.size_bytes <= 1 << 20
-        assert prefixes.forgotten > 40_000
-        assert await found(running) == {}
 
 
 def batch(number: int, group: str, first: int, stop: int) -> pb.EngineMessage:

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
+from agent_harness.waiting import until
 from broker.certificates import DOMAIN, Authority
 from broker.fakes import (
     D_BLOCKS,
     P_BLOCKS,
     POSITION,
     broker,
-    called,
     engine,
     heard,
     model_layout,
     pair,
 )
-from broker.guarded import ask, channel_of, error_of, guarded, of_tenant, operator, register
+from broker.guarded import (
+    ask,
+    channel_of,
+    error_of,
+    guarded,
+    of_tenant,
+    operator,
+    reason_of,
+    register,
+)
 from restow.broker.client import AdminClient, Credentials
 from restow.broker.errors import RestowError
-from restow.broker.logs import TOLD
 from restow.broker.server.base import logging as bounded_log
 from restow.broker.server.base.logging import AT_ONCE, LOOK_S, MAX_KEPT, BoundedLog
 from restow.broker.server.serve import RunningBroker
@@ -35,29 +41,7 @@ from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
 from restow.v1 import broker_pb2 as pb
 
 P_ALONE = (f"{DOMAIN}/tenant/a/engine/p", f"{DOMAIN}/tenant/a/agent/p")
-Line = tuple[str, dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("refusals"))
-
-
-@pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Lines:
-    caplog.set_level(logging.INFO, logger="restow")
-    return Lines(caplog)
-
-
-class Lines:
-    """What was logged."""
-
-    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
-        self._caplog = caplog
-
-    def of(self, event: str) -> list[dict[str, Any]]:
-        told: list[Line] = [vars(one)[TOLD] for one in self._caplog.records if TOLD in vars(one)]
-        return [values for name, values in told if name == event]
+Logged = Callable[[str], list[dict[str, Any]]]
 
 
 def refused(tenant: str, other: str) -> list[Any]:
@@ -92,7 +76,7 @@ def refused(tenant: str, other: str) -> list[Any]:
 
 @pytest.mark.parametrize(("tenant", "other"), [("", "somebody-else"), ("b", "p")])
 async def test_each_call_across_engines_and_tenants_leaves_one_line(
-    authority: Authority, lines: Lines, tenant: str, other: str
+    authority: Authority, logged: Logged, tenant: str, other: str
 ) -> None:
     async with (
         guarded(authority) as running,
@@ -102,7 +86,7 @@ async def test_each_call_across_engines_and_tenants_leaves_one_line(
         stubs = broker_pb2_grpc.BrokerStub(channel), agent_link_pb2_grpc.AgentLinkStub(channel)
         errors: list[RestowError] = [await error_of(call(*stubs)) for call in calls]
         assert {one.reason for one in errors} == {"FORBIDDEN"}
-        found = lines.of("call refused")
+        found = logged("call refused")
         assert len(found) == len(calls)
         assert {one["reason"] for one in found} == {"FORBIDDEN"}
         assert [one["detail"] for one in found] == [one.message for one in errors]
@@ -111,46 +95,42 @@ async def test_each_call_across_engines_and_tenants_leaves_one_line(
 
 
 async def test_who_is_not_known_is_told_by_where_he_calls_from(
-    authority: Authority, lines: Lines
+    authority: Authority, logged: Logged
 ) -> None:
     async with (
         guarded(authority) as running,
         channel_of(running.address, authority.client("https://somebody.example")) as channel,
     ):
-        assert (await error_of(register(channel))).reason == "UNAUTHENTICATED"
-        (found,) = lines.of("call refused")
+        assert await reason_of(register(channel)) == "UNAUTHENTICATED"
+        (found,) = logged("call refused")
         assert (found["identity"], found["reason"]) == ("unknown", "UNAUTHENTICATED")
         assert "127.0.0.1" in found["peer"]
 
 
 async def test_words_that_are_refused_within_a_session_leave_a_line_each(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch
+    running: RunningBroker, logged: Logged
 ) -> None:
     async with (
-        broker() as running,
         pair(running.address, 1, 1) as both,
         engine(running.address, "other", layout=model_layout(1)) as (other, agents),
     ):
-        fenced = called(running.hub.directory.reports, "fence", monkeypatch, failed=True)
-        both.p.publish("h", P_BLOCKS, POSITION)
+        await both.published("h")
         await heard(running, "h")
-        await both.p_agents[0].fence("h")
-        await fenced.get()
         with pytest.raises(RestowError):
             await other.publish("h", P_BLOCKS, POSITION)
         await agents[0].fence("h")
-        await fenced.get()
-        found = [(one["word"], one["engine"], one["reason"]) for one in lines.of("word refused")]
+        await until(lambda: len(logged("word refused")) == 2)
+        found = [(one["word"], one["engine"], one["reason"]) for one in logged("word refused")]
         assert found == [
             ("publish", "other", "HANDOFF_OWNED"),
             ("fence", "other", "HANDOFF_OWNED"),
         ]
-        assert {one["handoff"] for one in lines.of("word refused")} == {"h"}
+        assert {one["handoff"] for one in logged("word refused")} == {"h"}
         assert (await both.d.request("h", D_BLOCKS)).done
 
 
 async def test_a_flood_leaves_few_lines_and_says_how_many_it_left_out(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch
+    logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounded_log, "EACH_S", 0.0)
     async with (
@@ -161,30 +141,30 @@ async def test_a_flood_leaves_few_lines_and_says_how_many_it_left_out(
         ref = pb.EngineRef(engine_id="nobody", incarnation="1")
         for _ in range(count):
             await error_of(stub.UnregisterEngine(pb.UnregisterEngineRequest(engine=ref)))
-        assert len(lines.of("call refused")) == AT_ONCE
+        assert len(logged("call refused")) == AT_ONCE
         running.hub.said.tick(running.hub.now_s() + LOOK_S)
-        (left,) = lines.of("lines left out")
+        (left,) = logged("lines left out")
         assert (left["of"], left["count"]) == ("call refused", count - AT_ONCE)
 
 
-def test_one_tenants_flood_hides_nobody_elses_line(lines: Lines) -> None:
+def test_one_tenants_flood_hides_nobody_elses_line(logged: Logged) -> None:
     now_s = 0.0
     log = BoundedLog(lambda: now_s)
     for _ in range(1000):
         log.warning("refused", tenant="loud")
     log.warning("refused", tenant="quiet")
     log.warning("another event", tenant="loud")
-    assert [one["tenant"] for one in lines.of("refused")] == ["loud"] * AT_ONCE + ["quiet"]
-    assert lines.of("another event")
+    assert [one["tenant"] for one in logged("refused")] == ["loud"] * AT_ONCE + ["quiet"]
+    assert logged("another event")
     now_s = 1.0
     log.warning("refused", tenant="loud")
-    assert lines.of("refused")[-1]["left_out"] == 1000 - AT_ONCE
+    assert logged("refused")[-1]["left_out"] == 1000 - AT_ONCE
     for number in range(MAX_KEPT * 2):
         log.warning("refused", tenant=str(number))
     assert len(log._allowances) == MAX_KEPT
 
 
-async def test_what_operators_do_names_them(authority: Authority, lines: Lines) -> None:
+async def test_what_operators_do_names_them(authority: Authority, logged: Logged) -> None:
     async with guarded(authority) as running:
         tenants, whole = of_tenant(authority, "a"), operator(authority, None)
         async with pair(running.address, 1, 1, credentials=tenants) as both:
@@ -193,10 +173,10 @@ async def test_what_operators_do_names_them(authority: Authority, lines: Lines) 
             await ask(running.address, operator(authority, "a"), lambda one: one.release("h"))
             assert (await released).reason == "RELEASED"
         await ask(running.address, whole, lambda client: client.set_draining(True))
-    (found,) = lines.of("released by an operator")
+    (found,) = logged("released by an operator")
     assert found["identity"].startswith("operator of tenant a, by certificate ")
     assert (found["tenant"], found["handoff"]) == ("a", "h")
-    (found,) = lines.of("draining set by an operator")
+    (found,) = logged("draining set by an operator")
     assert found["identity"].startswith("operator of all tenants, by certificate ")
 
 
@@ -206,17 +186,6 @@ def known(client: AdminClient) -> str:
         found = client.handoffs().handoffs
         if found:
             return found[0].handoff_id
-
-
-@pytest_asyncio.fixture
-async def shown() -> AsyncIterator[RunningBroker]:
-    page: dict[str, Any] = {
-        "http_listen": "127.0.0.1:0",
-        "status_page": True,
-        "http_hosts": "Status.example, b",
-    }
-    async with broker(**page) as running:
-        yield running
 
 
 def status(address: str, path: str, host: str | None) -> int:
@@ -231,7 +200,9 @@ def status(address: str, path: str, host: str | None) -> int:
         connection.close()
 
 
-async def test_the_page_answers_to_its_own_names_alone(shown: RunningBroker, lines: Lines) -> None:
+async def test_the_page_answers_to_its_own_names_alone(
+    shown: RunningBroker, logged: Logged
+) -> None:
     address = shown.http_address or ""
 
     async def asked(path: str, *hosts: str | None) -> set[int]:
@@ -249,6 +220,6 @@ async def test_the_page_answers_to_its_own_names_alone(shown: RunningBroker, lin
     # What tells no names is for everyone who reaches the port.
     for path in ("/metrics", "/healthz", "/readyz"):
         assert await asked(path, *own, *strangers) == {200}
-    found = lines.of("page refused")
+    found = logged("page refused")
     assert {one["host"] for one in found} >= set(strangers)
     assert {one["peer"] for one in found} == {"127.0.0.1"}

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from broker.certificates import DAY, DOMAIN, Authority
 from broker.fakes import P_BLOCKS, POSITION, broker, engine, model_layout, pair
 from broker.guarded import channel_of, error_of, guarded, register
-from broker.observing.test_observe import Key, key, metrics
+from broker.pages import Key, key, metrics
 from broker.trust.test_trust_files import replace
 from restow.broker.client import BrokerCallError, EngineSession
 from restow.broker.server.base.orders import MAX_BATCH, EngineOutbox
@@ -25,12 +22,6 @@ from restow.v1 import broker_pb2_grpc
 
 WAIT_S = 20.0
 DAY_S = DAY.total_seconds()
-
-
-@pytest_asyncio.fixture
-async def shown() -> AsyncIterator[RunningBroker]:
-    async with broker(http_listen="127.0.0.1:0") as running:
-        yield running
 
 
 async def until(running: RunningBroker, expected: dict[Key, float]) -> dict[Key, float]:
@@ -56,11 +47,6 @@ async def test_sessions_are_counted(shown: RunningBroker) -> None:
     async with pair(shown.address, 1, 1):
         await until(shown, {key("sessions"): 2})
     await until(shown, {key("sessions"): 0})
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("metrics"))
 
 
 async def test_refused_calls_are_counted_by_reason(authority: Authority) -> None:
@@ -164,12 +150,7 @@ async def test_planning_and_measuring_are_timed(shown: RunningBroker) -> None:
 async def test_until_when_the_certificate_is_good(authority: Authority) -> None:
     name = key("certificate_end_seconds")
     own = authority.issue(server=True)
-    files: dict[str, Any] = {
-        "tls_cert": own.certificate,
-        "tls_key": own.key,
-        "client_ca": authority.path,
-    }
-    async with broker(http_listen="127.0.0.1:0", **files) as running:
+    async with broker(http_listen="127.0.0.1:0", **authority.server(own)) as running:
         before_s = (await metrics(running))[name]
         assert time.time() < before_s < time.time() + 2 * DAY_S
         replace(own, authority.issue(server=True, lasts=4 * DAY))

@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.fakes import (
@@ -25,6 +21,7 @@ from broker.fakes import (
     pair,
     silent,
 )
+from broker.pages import fetch, key, metrics
 from restow.broker.client import AdminClient, BrokerCallError
 from restow.broker.core.common.keys import State
 from restow.broker.core.ledger.statistics import BOUNDS_S, OTHER, Phase
@@ -35,41 +32,12 @@ from restow.v1 import agent_link_pb2 as link
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "operators.md"
 DASHBOARD = ROOT / "docker" / "grafana" / "restow.json"
-Key = tuple[str, frozenset[tuple[str, str]]]
 
 
-@pytest_asyncio.fixture
-async def shown() -> AsyncIterator[RunningBroker]:
-    async with broker(http_listen="127.0.0.1:0") as running:
-        yield running
-
-
-async def fetch(running: RunningBroker, path: str, method: str = "GET") -> tuple[int, str]:
-    """Return the status and the body of an answer."""
-
-    def ask() -> tuple[int, str]:
-        request = urllib.request.Request(f"http://{running.http_address}{path}", method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
-    return await asyncio.to_thread(ask)
-
-
-async def metrics(running: RunningBroker) -> dict[Key, float]:
-    status, body = await fetch(running, "/metrics")
-    assert status == 200
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(body)
-        for sample in family.samples
-    }
-
-
-def key(name: str, **labels: str) -> Key:
-    return f"restow_{name}", frozenset(labels.items())
+async def answer(running: RunningBroker, path: str, method: str = "GET") -> tuple[int, str]:
+    """Return the status and the body of a page."""
+    found = await fetch(running, path, method)
+    return found.status, found.body
 
 
 async def test_an_empty_broker_shows_zeros(shown: RunningBroker) -> None:
@@ -166,8 +134,7 @@ async def test_what_others_say_is_no_label(shown: RunningBroker) -> None:
 
     async with pair(shown.address, 1, 1) as both:
         both.d_agents[0].answers = invents
-        both.p.publish("invented", P_BLOCKS, POSITION)
-        await both.p_agents[0].fence("invented")
+        await both.published("invented")
         ended = await both.d.request("invented", D_BLOCKS)
         assert ended.reason == "MY_OWN"
         found = await metrics(shown)
@@ -176,7 +143,7 @@ async def test_what_others_say_is_no_label(shown: RunningBroker) -> None:
 
 
 async def test_names_are_after_the_conventions(shown: RunningBroker) -> None:
-    _, body = await fetch(shown, "/metrics")
+    _, _, body = await fetch(shown, "/metrics")
     families = {
         family.name: family
         for family in text_string_to_metric_families(body)
@@ -203,18 +170,17 @@ async def test_names_are_after_the_conventions(shown: RunningBroker) -> None:
 
 
 async def test_probes(shown: RunningBroker) -> None:
-    assert await fetch(shown, "/healthz") == (200, "ok\n")
-    assert await fetch(shown, "/readyz") == (200, "ok\n")
+    assert await answer(shown, "/healthz") == (200, "ok\n")
+    assert await answer(shown, "/readyz") == (200, "ok\n")
     async with pair(shown.address, 1, 1) as both:
         both.d_agents[0].answers = silent
-        both.p.publish("under way", P_BLOCKS, POSITION)
-        await both.p_agents[0].fence("under way")
+        await both.published("under way")
         reading = both.d.request("under way", D_BLOCKS, timeout_ms=5_000)
         await both.d_agents[0].order("execute")
         draining = asyncio.create_task(shown.hub.drain())
         await asyncio.sleep(0)
-        assert await fetch(shown, "/readyz") == (503, "draining\n")
-        assert await fetch(shown, "/healthz") == (200, "ok\n")
+        assert await answer(shown, "/readyz") == (503, "draining\n")
+        assert await answer(shown, "/healthz") == (200, "ok\n")
         assert (await metrics(shown))[key("draining")] == 1
         draining.cancel()
         reading.cancel()
@@ -224,7 +190,7 @@ async def test_what_is_not_there_is_said(shown: RunningBroker) -> None:
     assert (await fetch(shown, "/etc/passwd"))[0] == 404
     assert (await fetch(shown, "/metrics/.."))[0] == 404
     assert (await fetch(shown, "/metrics", "POST"))[0] == 405
-    assert await fetch(shown, "/healthz", "HEAD") == (200, "")
+    assert await answer(shown, "/healthz", "HEAD") == (200, "")
 
 
 async def test_an_address_in_use_is_an_error(shown: RunningBroker) -> None:
@@ -234,17 +200,16 @@ async def test_an_address_in_use_is_an_error(shown: RunningBroker) -> None:
             pass
 
 
-async def test_by_default_nothing_is_shown() -> None:
-    async with broker() as running:
-        assert running.http_address is None
-        assert running.hub.directory.ledger.statistics.by_state[State.DONE] == 0
+async def test_by_default_nothing_is_shown(running: RunningBroker) -> None:
+    assert running.http_address is None
+    assert running.hub.directory.ledger.statistics.by_state[State.DONE] == 0
 
 
 async def test_the_page_lists_what_there_is(shown: RunningBroker) -> None:
     # The page documents the name, kind and labels of each metric.
     async with pair(shown.address, 1, 1) as both:
         await both.hand_over("one")
-        _, body = await fetch(shown, "/metrics")
+        _, _, body = await fetch(shown, "/metrics")
     there = {}
     for family in text_string_to_metric_families(body):
         if family.name.startswith("restow_"):
@@ -263,7 +228,7 @@ async def test_the_page_lists_what_there_is(shown: RunningBroker) -> None:
 
 async def test_the_dashboard_asks_for_what_there_is(shown: RunningBroker) -> None:
     # The dashboard shows every metric and no unknown one, and its panels do not overlap.
-    _, body = await fetch(shown, "/metrics")
+    _, _, body = await fetch(shown, "/metrics")
     families = list(text_string_to_metric_families(body))
     found = {sample.name for family in families for sample in family.samples}
     # One that has no sample without a certificate.

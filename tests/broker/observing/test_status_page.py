@@ -10,41 +10,18 @@ import os
 import re
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Callable
-from email.message import Message
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest_asyncio
-
-from broker.content.test_prefixes import heard, hold
+from broker.content.holders import heard, hold
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, pair
+from broker.pages import fetch
 from restow.broker.server.observe.status import Bounds, StatusPage
 from restow.broker.server.serve import RunningBroker
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 ALWAYS = Bounds(kept_s=0.0)
-
-
-@pytest_asyncio.fixture
-async def shown() -> AsyncIterator[RunningBroker]:
-    async with broker(http_listen="127.0.0.1:0", status_page=True) as running:
-        yield running
-
-
-async def fetch(running: RunningBroker, path: str) -> tuple[int, Message, str]:
-    """Return the status, the headers and the body of an answer."""
-
-    def ask() -> tuple[int, Message, str]:
-        try:
-            with urllib.request.urlopen(f"http://{running.http_address}{path}", timeout=10) as one:
-                return one.status, one.headers, one.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.headers, error.read().decode()
-
-    return await asyncio.to_thread(ask)
 
 
 def look(running: RunningBroker, bounds: Bounds = ALWAYS, **query: str) -> dict[str, Any]:

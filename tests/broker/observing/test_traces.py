@@ -33,9 +33,7 @@ async def traced(kept: Collector, ranks: int = 1, ratio: float = 1.0) -> AsyncIt
 
 
 async def hand_over(both: Pair, name: str, of_p: str = "", of_d: str = "") -> None:
-    both.p.publish(name, P_BLOCKS, POSITION, trace_parent=of_p)
-    for agent in both.p_agents:
-        await agent.fence(name)
+    await both.published(name, trace_parent=of_p)
     ended = await both.d.request(name, D_BLOCKS, trace_parent=of_d)
     assert ended.done, ended
 

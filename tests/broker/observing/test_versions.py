@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from broker.fakes import PAGES, FakeAgent, broker, engine, model_layout, pair
+from broker.fakes import PAGES, FakeAgent, Pair, engine, model_layout
 from restow.broker.cli.main import app
-from restow.broker.client import AdminClient, AsyncAdminClient
+from restow.broker.client import AdminClient, AsyncAdminClient, EngineSession
 from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.doctor.broker_view import judge_versions, look_at_broker
+from restow.broker.server.serve import RunningBroker
 from restow.broker.versions import commit_of, own_version, written_commit
 from restow.v1 import admin_pb2 as pb
 
@@ -31,35 +32,36 @@ async def shown(*arguments: str) -> str:
     return (await asyncio.to_thread(CliRunner().invoke, app, list(arguments))).output
 
 
-async def test_operators_see_who_runs_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with broker() as running, pair(running.address) as both:
-        where = ("--broker", running.address)
-        async with AsyncAdminClient(running.address) as client:
-            assert (await client.status()).version == own_version()
-            assert [one.version for one in await client.engines()] == [own_version()] * 2
-        assert "Mixed versions" not in await shown("engines", *where)
-        with AdminClient(running.address) as blocking:
-            told = await asyncio.to_thread(lambda: list(look_at_broker(blocking)))
-        assert [one.verdict for one in told if one.subject == "versions"] == ["ok"]
+async def test_operators_see_who_runs_what(
+    running: RunningBroker, both: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = ("--broker", running.address)
+    async with AsyncAdminClient(running.address) as client:
+        assert (await client.status()).version == own_version()
+        assert [one.version for one in await client.engines()] == [own_version()] * 2
+    assert "Mixed versions" not in await shown("engines", *where)
+    with AdminClient(running.address) as blocking:
+        told = await asyncio.to_thread(lambda: list(look_at_broker(blocking)))
+    assert [one.verdict for one in told if one.subject == "versions"] == ["ok"]
 
-        await both.p_agents[0].drop()
-        late = FakeAgent(both.p, model_layout(2), 0, PAGES)
-        late.hello.version = OTHER
-        await late.connect()
-        with monkeypatch.context() as patch:
-            patch.setattr("restow.broker.client.engine.session.own_version", lambda: OTHER)
-            async with engine(running.address, "old", agents=False):
-                assert f"Mixed versions: old of {OTHER}; " in await shown("engines", *where)
-                agents = await shown("agents", *where)
-                assert f"p.0 of {OTHER}" in agents
-                assert "d.0, p.1 of an unknown version" in agents
-                async with AsyncAdminClient(running.address) as client:
-                    [told_one] = judge_versions(
-                        own_version(), await client.engines(), await client.agents()
-                    )
-        await late.drop()
-        assert told_one.verdict == "warn"
-        assert f"engine old {OTHER}, agent p.0 {OTHER}" in told_one.words
+    await both.p_agents[0].drop()
+    late = FakeAgent(both.p, model_layout(2), 0, PAGES)
+    late.hello.version = OTHER
+    await late.connect()
+    with monkeypatch.context() as patch:
+        patch.setattr("restow.broker.client.engine.session.own_version", lambda: OTHER)
+        async with engine(running.address, "old", agents=False):
+            assert f"Mixed versions: old of {OTHER}; " in await shown("engines", *where)
+            agents = await shown("agents", *where)
+            assert f"p.0 of {OTHER}" in agents
+            assert "d.0, p.1 of an unknown version" in agents
+            async with AsyncAdminClient(running.address) as client:
+                [told_one] = judge_versions(
+                    own_version(), await client.engines(), await client.agents()
+                )
+    await late.drop()
+    assert told_one.verdict == "warn"
+    assert f"engine old {OTHER}, agent p.0 {OTHER}" in told_one.words
 
 
 def test_nobody_has_said_what_he_runs() -> None:
@@ -68,17 +70,16 @@ def test_nobody_has_said_what_he_runs() -> None:
     assert not list(judge_versions("1", [], []))
 
 
-@pytest.mark.parametrize("version", ["\x1b[31m1", "1 2", "x" * 65, "1\n"])
-async def test_a_version_that_is_none(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with broker() as running, pair(running.address) as both:
+async def test_a_version_that_is_none(running: RunningBroker, both: Pair) -> None:
+    for version in ("\x1b[31m1", "1 2", "x" * 65, "1\n"):
         agent = FakeAgent(both.d, model_layout(1), 0, PAGES)
         agent.hello.version = version
         with pytest.raises(BrokerCallError, match="letters, digits"):
             await agent.connect()
-        monkeypatch.setattr("restow.broker.client.engine.session.own_version", lambda: version)
+        wrong = EngineSession("e", "1", model_layout(), running.address)
+        wrong._stream.message.version = version
         with pytest.raises(BrokerCallError, match="letters, digits"):
-            async with engine(running.address, "e", agents=False):
-                pass
+            await wrong.start()
 
 
 def test_a_commit_that_was_written_down(tmp_path: Path) -> None:

@@ -6,18 +6,18 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from broker.certificates import Authority
-from broker.fakes import broker, engine, model_layout, pair
-from broker.guarded import guarded, of_tenant
+from broker.fakes import Pair, engine, model_layout
+from broker.guarded import error_of, guarded, of_tenant, reason_of
 from restow.broker.client import AdminClient, AsyncAdminClient, BrokerCallError, Credentials
 from restow.broker.errors import RestowError
 from restow.broker.layout import digest
+from restow.broker.server.serve import RunningBroker
 from restow.v1 import admin_pb2 as pb
 
 
@@ -39,39 +39,38 @@ def test_there_is_a_call_for_every_method() -> None:
     assert len(calls(AdminClient)) == len(service.methods) + len({"close", "find"})
 
 
-async def test_both_say_the_same() -> None:
-    async with broker() as running, pair(running.address, 2, 1) as both:
-        await both.hand_over("one")
+async def test_both_say_the_same(running: RunningBroker, both: Pair) -> None:
+    await both.hand_over("one")
 
-        def blocking() -> list[object]:
-            with AdminClient(running.address) as client:
-                return [
-                    [one.incarnation for one in client.engines()],
-                    client.agents(),
-                    client.handoff("one").timeline,
-                    client.handoffs("DONE").handoffs[0].handoff_id,
-                    client.audit().findings,
-                    client.release("one").state,
-                    client.set_draining(False),
-                    client.status().handoffs_live,
-                ]
-
-        async with AsyncAdminClient(running.address) as client:
-            assert await asyncio.to_thread(blocking) == [
-                [one.incarnation for one in await client.engines()],
-                await client.agents(),
-                (await client.handoff("one")).timeline,
-                (await client.handoffs("DONE")).handoffs[0].handoff_id,
-                (await client.audit()).findings,
-                (await client.release("one")).state,
-                await client.set_draining(False),
-                (await client.status()).handoffs_live,
+    def blocking() -> list[object]:
+        with AdminClient(running.address) as client:
+            return [
+                [one.incarnation for one in client.engines()],
+                client.agents(),
+                client.handoff("one").timeline,
+                client.handoffs("DONE").handoffs[0].handoff_id,
+                client.audit().findings,
+                client.release("one").state,
+                client.set_draining(False),
+                client.status().handoffs_live,
             ]
-            with pytest.raises(BrokerCallError, match="handoff two is not known") as caught:
-                await client.handoff("two")
-            assert caught.value.reason == "HANDOFF_UNKNOWN"
-            with pytest.raises(ValueError, match="HANDOFF_STATE_NONE"):
-                await client.handoffs("NONE")
+
+    async with AsyncAdminClient(running.address) as client:
+        assert await asyncio.to_thread(blocking) == [
+            [one.incarnation for one in await client.engines()],
+            await client.agents(),
+            (await client.handoff("one")).timeline,
+            (await client.handoffs("DONE")).handoffs[0].handoff_id,
+            (await client.audit()).findings,
+            (await client.release("one")).state,
+            await client.set_draining(False),
+            (await client.status()).handoffs_live,
+        ]
+        with pytest.raises(BrokerCallError, match="handoff two is not known") as caught:
+            await client.handoff("two")
+        assert caught.value.reason == "HANDOFF_UNKNOWN"
+        with pytest.raises(ValueError, match="HANDOFF_STATE_NONE"):
+            await client.handoffs("NONE")
 
 
 class Away:
@@ -122,7 +121,7 @@ async def test_a_broker_that_is_away_is_asked_again(
         with AdminClient(address, credentials=Credentials()) as client:
             return client.status().version
 
-    for blocks in (True, False):
+    async def check(blocks: bool) -> None:
         away = Away(times, status)
         async with served(away) as address, AsyncAdminClient(address) as client:
             try:
@@ -136,27 +135,24 @@ async def test_a_broker_that_is_away_is_asked_again(
         assert away.heard == heard
         assert version == ("back" if times < heard else "")
 
-
-async def test_a_layout_is_told_as_it_was_registered() -> None:
-    async with broker() as running, pair(running.address, 2, 1) as both:
-        async with AsyncAdminClient(running.address) as client:
-            engines = {one.engine_id: one.layout_digest for one in await client.engines()}
-            for engine_id, known in engines.items():
-                assert digest(await client.layout(engine_id)) == known
-            with pytest.raises(BrokerCallError) as refused:
-                await client.layout("nobody")
-            assert refused.value.reason == "ENGINE_UNKNOWN"
-        assert len(engines) == len({*engines.values()}) == 2, both
+    await asyncio.gather(check(True), check(False))
 
 
-async def test_an_engine_is_told_the_layouts_of_its_tenant_alone(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+async def test_a_layout_is_told_as_it_was_registered(running: RunningBroker, both: Pair) -> None:
+    async with AsyncAdminClient(running.address) as client:
+        engines = {one.engine_id: one.layout_digest for one in await client.engines()}
+        for engine_id, known in engines.items():
+            assert digest(await client.layout(engine_id)) == known
+        assert await reason_of(client.layout("nobody")) == "ENGINE_UNKNOWN"
+    assert len(engines) == len({*engines.values()}) == 2, both
+
+
+async def test_an_engine_is_told_the_layouts_of_its_tenant_alone(authority: Authority) -> None:
     async with guarded(authority) as running:
         a, b = (of_tenant(authority, one) for one in ("a", "b"))
         async with engine(running.address, "p", credentials=a):
             async with AsyncAdminClient(running.address, credentials=a) as client:
                 assert digest(await client.layout("p")) == digest(model_layout())
             async with AsyncAdminClient(running.address, credentials=b) as client:
-                with pytest.raises(BrokerCallError) as refused:
-                    await client.layout("p")
-            assert refused.value.reason == "ENGINE_UNKNOWN"
+                refused = await error_of(client.layout("p"))
+            assert refused.reason == "ENGINE_UNKNOWN"

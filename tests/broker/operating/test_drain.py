@@ -13,9 +13,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, answer_at_once, pair, silent
+from broker.fakes import D_BLOCKS, Pair, answer_at_once, pair, silent
 from restow.broker.client import HandoffEnded
-from restow.broker.core.directory import Directory
+from restow.broker.server.serve import RunningBroker
 
 SERVE = (sys.executable, "-m", "restow.broker.cli.main", "serve", "--listen")
 
@@ -64,40 +64,28 @@ async def reading(both: Pair, name: str) -> asyncio.Future[HandoffEnded]:
     both.d_agents[0].answers = lambda order: (
         silent(order) if order.WhichOneof("body") == "execute" else answer_at_once(order)
     )
-    both.p.publish(name, P_BLOCKS, POSITION)
-    for agent in both.p_agents:
-        await agent.fence(name)
+    await both.published(name)
     ended = asyncio.ensure_future(both.d.request(name, D_BLOCKS))
     await both.d_agents[0].order("execute")
     return ended
 
 
-async def test_a_read_under_way_ends_well(tmp_path: Path) -> None:
+async def test_a_read_under_way_ends_well_and_what_is_asked_meanwhile_is_the_next_brokers(
+    tmp_path: Path,
+) -> None:
     async with served(tmp_path / "b", "--strategy", "slices") as one, pair(one.address) as both:
         ended = await reading(both, "a")
         await one.drains()
-        assert not ended.done()
-        order = await both.d_agents[0].order("execute")
-        assert order.handoff_id == "a"
-        execute = next(o for o in both.d_agents[0].orders if o.WhichOneof("body") == "execute")
-        await both.d_agents[0].say(*answer_at_once(execute))
-        assert (await asyncio.wait_for(ended, 5)).done
-        await one.ends_within(8)
-
-
-async def test_what_is_asked_meanwhile_is_the_next_brokers(tmp_path: Path) -> None:
-    async with served(tmp_path / "b", "--strategy", "slices") as one, pair(one.address) as both:
-        ended = await reading(both, "a")
-        await one.drains()
-        both.p.publish("b", P_BLOCKS, POSITION)
-        for agent in both.p_agents:
-            await agent.fence("b")
+        await both.published("b")
         later = asyncio.ensure_future(both.d.request("b", D_BLOCKS))
         # What is said after it has ended: so the broker has heard it, and thought about it.
         assert (await both.d.request("c", D_BLOCKS, timeout_ms=50)).reason == "NOT_PUBLISHED"
-        told = [o.execute.handoff_id for o in both.d_agents[0].orders if o.HasField("execute")]
-        assert told == ["a"]
+        (execute,) = [o for o in both.d_agents[0].orders if o.HasField("execute")]
+        assert execute.execute.handoff_id == "a"
         assert not ended.done()
+        await both.d_agents[0].say(*answer_at_once(execute))
+        assert (await asyncio.wait_for(ended, 5)).done
+        await one.ends_within(8)
         assert not later.done()
 
 
@@ -116,11 +104,5 @@ async def test_a_read_that_does_not_end_is_not_waited_for_for_ever(
         await one.ends_within(8)
 
 
-async def test_a_broker_with_nothing_to_do_stops_at_once(tmp_path: Path) -> None:
-    async with served(tmp_path / "b") as one:
-        one.stop()
-        await one.ends_within(5)
-
-
-def test_nothing_is_granted_by_a_new_directory() -> None:
-    assert Directory().granted == 0
+async def test_a_broker_with_nothing_to_do_has_drained_at_once(running: RunningBroker) -> None:
+    await asyncio.wait_for(running.hub.drain(), 1)

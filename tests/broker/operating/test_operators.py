@@ -7,13 +7,14 @@ from functools import partial
 
 import pytest
 
-from broker.certificates import Authority
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, called, pair, silent
-from broker.guarded import ask, guarded, of_tenant, operator, refusal
+from agent_harness.waiting import until
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, heard, pair, silent
+from broker.guarded import ask
 from restow.broker.client import Credentials
 from restow.broker.client.admin import AdminClient
 from restow.broker.core.common.keys import State
 from restow.broker.server.observe.status import StatusPage
+from restow.broker.server.serve import RunningBroker
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
 
@@ -25,44 +26,35 @@ async def info(address: str, name: str) -> pb.HandoffInfo:
     return (await ask(address, PLAIN, lambda client: client.handoff(name))).handoff
 
 
-async def fence_all(both: Pair, name: str) -> None:
-    for agent in both.p_agents:
-        await agent.fence(name)
+async def test_one_that_waits_ends_at_once_for_both_sides(
+    running: RunningBroker, both: Pair
+) -> None:
+    released = both.p.publish("h", P_BLOCKS, POSITION)
+    asked = both.d.request("h", D_BLOCKS)
+    await heard(running, "h")
+    await heard(running, "h", asked=True)
+    before = await info(running.address, "h")
+    assert before.waits_for == "ranks [0, 1] of engine p have not fenced it"
+    assert 0 < before.patience_s <= 30
+    assert 0 < before.lease_s <= 30
+    after = await ask(running.address, PLAIN, lambda client: client.release("h"))
+    assert (after.state, after.reason, after.waits_for) == (CANCELLED, "RELEASED", "")
+    assert not after.HasField("lease_s")
+    assert not after.HasField("patience_s")
+    assert ((await asked).state, (await asked).reason) == ("CANCELLED", "RELEASED")
+    assert await released == await asked
+    # Once more changes nothing.
+    again = await ask(running.address, PLAIN, lambda client: client.release("h"))
+    assert (again.state, again.reason) == (after.state, after.reason)
+    await both.hand_over("next")
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("operators"))
-
-
-async def test_one_that_waits_ends_at_once_for_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with broker() as running, pair(running.address) as both:
-        heard = [called(running.hub.directory, one, monkeypatch) for one in ("publish", "request")]
-        released = both.p.publish("h", P_BLOCKS, POSITION)
-        asked = both.d.request("h", D_BLOCKS)
-        for one in heard:
-            await one.get()
-        before = await info(running.address, "h")
-        assert before.waits_for == "ranks [0, 1] of engine p have not fenced it"
-        assert 0 < before.patience_s <= 30
-        assert 0 < before.lease_s <= 30
-        after = await ask(running.address, PLAIN, lambda client: client.release("h"))
-        assert (after.state, after.reason, after.waits_for) == (CANCELLED, "RELEASED", "")
-        assert not after.HasField("lease_s")
-        assert not after.HasField("patience_s")
-        assert ((await asked).state, (await asked).reason) == ("CANCELLED", "RELEASED")
-        assert await released == await asked
-        # Once more changes nothing.
-        again = await ask(running.address, PLAIN, lambda client: client.release("h"))
-        assert (again.state, again.reason) == (after.state, after.reason)
-        await both.hand_over("next")
-
-
-async def test_pages_under_a_read_are_nobodys_until_the_read_has_ended() -> None:
-    async with broker() as running, pair(running.address, 1, 1) as both:
+async def test_pages_under_a_read_are_nobodys_until_the_read_has_ended(
+    running: RunningBroker,
+) -> None:
+    async with pair(running.address, 1, 1) as both:
         answers, both.d_agents[0].answers = both.d_agents[0].answers, silent
-        released = both.p.publish("h", P_BLOCKS, POSITION)
-        await fence_all(both, "h")
+        released = await both.published("h")
         asked = both.d.request("h", D_BLOCKS)
         order = await both.d_agents[0].order("execute")
         after = await ask(running.address, PLAIN, lambda client: client.release("h"))
@@ -77,48 +69,38 @@ async def test_pages_under_a_read_are_nobodys_until_the_read_has_ended() -> None
         await both.hand_over("next")
 
 
-async def test_one_that_has_ended_stays_as_it_ended() -> None:
-    async with broker() as running, pair(running.address) as both:
-        await both.hand_over("h")
-        after = await ask(running.address, PLAIN, lambda client: client.release("h"))
-        assert after.state == broker_pb2.HANDOFF_STATE_DONE
+async def test_a_drained_broker_grants_when_it_may_again(
+    running: RunningBroker, both: Pair
+) -> None:
+    await both.hand_over("before")  # all is planned, so that only the drain is in the way
+    assert await ask(running.address, PLAIN, lambda client: client.set_draining(True)) == 0
+    assert (await ask(running.address, PLAIN, AdminClient.status)).draining
+    released = await both.published("h")
+    asked = both.d.request("h", D_BLOCKS)
+    live = running.hub.directory.ledger.by_number
+    await until(lambda: any(one.state is State.READY for one in live.values()))
+    one = await info(running.address, "h")
+    assert one.waits_for == "the broker is draining and grants nothing"
+    seen = StatusPage(running.hub).look({})
+    assert seen is not None
+    (shown,) = seen["under_way"]["rows"]
+    assert shown["texts"][-1] == one.waits_for
+    assert [one.HasField("execute") for one in both.d_agents[0].orders].count(True) == 1
+    assert not (await ask(running.address, PLAIN, AdminClient.audit)).findings
+    await ask(running.address, PLAIN, lambda client: client.set_draining(False))
+    assert (await asked).done
+    assert await released == await asked
+    assert not (await ask(running.address, PLAIN, AdminClient.status)).draining
 
 
-async def test_a_drained_broker_grants_when_it_may_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with broker() as running, pair(running.address) as both:
-        await both.hand_over("before")  # all is planned, so that only the drain is in the way
-        directory = running.hub.directory
-        words = (directory.reports, "fence"), (directory, "request")
-        heard = [called(owner, word, monkeypatch) for owner, word in words]
-        assert await ask(running.address, PLAIN, lambda client: client.set_draining(True)) == 0
-        assert (await ask(running.address, PLAIN, AdminClient.status)).draining
-        released = both.p.publish("h", P_BLOCKS, POSITION)
-        await fence_all(both, "h")
-        asked = both.d.request("h", D_BLOCKS)
-        for queue in (heard[0], *heard):
-            await queue.get()
-        one = await info(running.address, "h")
-        assert one.state == broker_pb2.HANDOFF_STATE_READY
-        assert one.waits_for == "the broker is draining and grants nothing"
-        seen = StatusPage(running.hub).look({})
-        assert seen is not None
-        (shown,) = seen["under_way"]["rows"]
-        assert shown["texts"][-1] == one.waits_for
-        assert [one.HasField("execute") for one in both.d_agents[0].orders].count(True) == 1
-        assert not (await ask(running.address, PLAIN, AdminClient.audit)).findings
-        await ask(running.address, PLAIN, lambda client: client.set_draining(False))
-        assert (await asked).done
-        assert await released == await asked
-        assert not (await ask(running.address, PLAIN, AdminClient.status)).draining
-
-
-async def test_one_that_was_drained_before_still_waits_for_reads_at_its_end() -> None:
-    async with broker() as running, pair(running.address, 1, 1) as both:
+async def test_one_that_was_drained_before_still_waits_for_reads_at_its_end(
+    running: RunningBroker,
+) -> None:
+    async with pair(running.address, 1, 1) as both:
         for draining in (True, False):
             await ask(running.address, PLAIN, partial(AdminClient.set_draining, draining=draining))
         both.d_agents[0].answers = silent
-        both.p.publish("h", P_BLOCKS, POSITION)
-        await fence_all(both, "h")
+        await both.published("h")
         reading = both.d.request("h", D_BLOCKS)
         await both.d_agents[0].order("execute")
         with pytest.raises(TimeoutError):
@@ -126,39 +108,13 @@ async def test_one_that_was_drained_before_still_waits_for_reads_at_its_end() ->
         reading.cancel()
 
 
-async def test_an_audit_says_what_must_not_be() -> None:
-    async with broker() as running, pair(running.address) as both:
-        await both.hand_over("h")
-        found = await ask(running.address, PLAIN, AdminClient.audit)
-        assert (list(found.findings), found.handoffs) == ([], 1)
-        ledger = running.hub.directory.ledger
-        (handoff,) = ledger.ended.values()
-        handoff.state = State.READING
-        found = await ask(running.address, PLAIN, AdminClient.audit)
-        assert any("h" in words for words in found.findings)
-        handoff.state = State.DONE
-
-
-async def test_an_operator_of_one_tenant_acts_on_no_others(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with (
-        guarded(authority) as running,
-        pair(running.address, 1, 1, credentials=of_tenant(authority, "a")) as mine,
-    ):
-        published = called(running.hub.directory, "publish", monkeypatch)
-        mine.p.publish("h", P_BLOCKS, POSITION)
-        other, own, everybody = (operator(authority, tenant) for tenant in ("b", "a", None))
-        address = running.address
-        await published.get()
-        for stranger, engine in ((other, False), (of_tenant(authority, "a"), True)):
-            said = await refusal(ask(address, stranger, lambda client: client.release("h")))
-            assert said[1] == ("FORBIDDEN" if engine else "HANDOFF_UNKNOWN")
-        for concerns_all in (AdminClient.audit, lambda client: client.set_draining(True)):
-            assert await refusal(ask(address, own, concerns_all)) == (
-                "PERMISSION_DENIED",
-                "FORBIDDEN",
-            )
-        assert not running.hub.directory.granting.draining
-        assert (await ask(address, own, lambda client: client.release("h"))).reason == "RELEASED"
-        assert not (await ask(address, everybody, AdminClient.audit)).findings
+async def test_an_audit_says_what_must_not_be(running: RunningBroker, both: Pair) -> None:
+    await both.hand_over("h")
+    found = await ask(running.address, PLAIN, AdminClient.audit)
+    assert (list(found.findings), found.handoffs) == ([], 1)
+    ledger = running.hub.directory.ledger
+    (handoff,) = ledger.ended.values()
+    handoff.state = State.READING
+    found = await ask(running.address, PLAIN, AdminClient.audit)
+    assert any("h" in words for words in found.findings)
+    handoff.state = State.DONE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import urllib.request
 from typing import Any
 
 from typer.testing import CliRunner
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 from agent_harness.waiting import until
 from broker.collector import attributes, collector
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, silent
+from broker.pages import fetch
 from restow.broker.cli.main import app
 from restow.broker.client import AsyncAdminClient
 from restow.broker.server.observe.status import StatusPage
@@ -23,14 +23,6 @@ async def shown(running: RunningBroker, *arguments: str) -> str:
     where = ("--broker", running.address)
     runner = CliRunner(env={"COLUMNS": "200"})
     return (await asyncio.to_thread(runner.invoke, app, [*arguments, *where])).output
-
-
-async def page(running: RunningBroker, path: str) -> str:
-    def ask() -> str:
-        with urllib.request.urlopen(f"http://{running.http_address}{path}", timeout=10) as one:
-            return str(one.read().decode())
-
-    return await asyncio.to_thread(ask)
 
 
 def drawn(running: RunningBroker, table: str) -> list[dict[str, str]]:
@@ -93,7 +85,7 @@ async def test_a_publication_and_its_deliveries_are_shown() -> None:
         assert "h" in await shown(running, "leases")
 
         assert [one["to"] for one in drawn(running, "under_way")] == ["1 of 2 readers", "e", "f"]
-        one = json.loads(await page(running, "/handoff.json?id=h"))
+        one = (await fetch(running, "/handoff.json?id=h")).json
         assert {"asked for", "delivered"} <= {event for _, event, _ in one["timeline"]}
         assert len(one["deliveries"]) == 3
 
@@ -103,7 +95,7 @@ async def test_a_publication_and_its_deliveries_are_shown() -> None:
             await agent.drop()
         p[0].cancel("h")
         assert (await released).delivered == 1
-        metrics = await page(running, "/metrics")
+        metrics = (await fetch(running, "/metrics")).body
         assert (
             'restow_publications_ended_total{reason="CANCELLED",state="CANCELLED"} 1.0' in metrics
         )

@@ -6,12 +6,12 @@ import asyncio
 import json
 
 from agent_harness.waiting import until
-from broker.content.test_offers import D_STATE, STATE, ask, holder
-from broker.content.test_prefixes import PROMPT
+from broker.content.holders import D_STATE, PROMPT, STATE, ask, holder
 from broker.fakes import broker, engine
-from broker.observing.test_observe import key, metrics
 from broker.operating.test_operators_deliveries import shown
+from broker.pages import key, metrics
 from restow.broker.client import AsyncAdminClient
+from restow.broker.server.serve import RunningBroker
 
 
 async def test_offers_are_shown_until_the_end_and_after_it() -> None:
@@ -87,12 +87,8 @@ async def test_a_demand_on_offer_ends_when_its_patience_does() -> None:
         assert "engine p has not answered the offer" in ended.detail
 
 
-async def test_a_demand_that_names_no_prefix_was_offered_to_nobody() -> None:
-    async with (
-        broker() as running,
-        engine(running.address, "d") as (d, _),
-        AsyncAdminClient(running.address) as client,
-    ):
+async def test_a_demand_that_names_no_prefix_was_offered_to_nobody(running: RunningBroker) -> None:
+    async with engine(running.address, "d") as (d, _), AsyncAdminClient(running.address) as client:
         d.request("plain", {"attention": [1], "state": [2]})
         await until(lambda: bool(running.hub.directory.ledger.by_number))
         info = (await client.handoff("plain")).handoff

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from broker.fakes import broker, engine, pair
+from broker.guarded import error_of
 from forked.ports import free_port
 from restow.broker.client import (
     AdminClient,
@@ -20,13 +21,13 @@ from restow.broker.client import (
 )
 from restow.broker.errors import NotLeaderError
 from restow.broker.layout.values import ModelIdentity
-from restow.broker.server.base.standing import LEADER_WAIT_S, Alone
+from restow.broker.server.base.standing import LEADER_WAIT_S, Standing
 from restow.broker.server.serve import RunningBroker
 
 T = TypeVar("T")
 
 
-class Standby(Alone):
+class Standby(Standing):
     """Another broker leads."""
 
     def __init__(self, leader: str) -> None:
@@ -41,7 +42,7 @@ class Standby(Alone):
         self.check()
 
 
-class Busy(Alone):
+class Busy(Standing):
     """It does not answer in time."""
 
     asked = 0
@@ -110,9 +111,10 @@ async def test_brokers_that_name_each_other_end_with_their_refusal() -> None:
     async with two() as (first, second, _):
         second.hub.standing = Standby(first.address)
         async with AsyncAdminClient(first.address) as client:
-            with pytest.raises(BrokerCallError) as caught:
-                await client.find([chain_of(range(64))], model=ModelIdentity("m", "v1"))
-        assert caught.value.reason == "NOT_LEADER"
+            caught = await error_of(
+                client.find([chain_of(range(64))], model=ModelIdentity("m", "v1"))
+            )
+        assert caught.reason == "NOT_LEADER"
 
 
 async def test_a_broker_that_was_waited_for_in_vain_is_not_the_first_that_is_asked_again() -> None:

@@ -16,6 +16,7 @@ from restow.broker.client import AdminClient, AsyncAdminClient, BrokerUnreachabl
 from restow.broker.client.connection.channel import broker_address
 from restow.broker.client.connection.errors import way_note
 from restow.broker.errors import AddressInvalidError
+from restow.broker.server.serve import RunningBroker
 
 NOWHERE = "http://127.0.0.1:9"
 NAME = "broker.moving.example"
@@ -80,8 +81,8 @@ def proxied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("proxied")
-async def test_proxies_of_the_web_are_not_used() -> None:
-    async with broker() as running, engine(running.address, "e"):
+async def test_proxies_of_the_web_are_not_used(running: RunningBroker) -> None:
+    async with engine(running.address, "e"):
         async with AsyncAdminClient(running.address) as client:
             assert [one.engine_id for one in await client.engines()] == ["e"]
         with AdminClient(running.address) as client:
@@ -122,9 +123,11 @@ async def connect_proxy(asked: list[str]) -> AsyncIterator[str]:
         yield "http://{}:{}".format(*server.sockets[0].getsockname())
 
 
-async def test_a_proxy_that_is_meant_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_that_is_meant_is_used(
+    running: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
-    async with broker() as running, connect_proxy(asked) as proxy:
+    async with connect_proxy(asked) as proxy:
         monkeypatch.setenv("RESTOW_PROXY", proxy)
         async with AsyncAdminClient(running.address) as client:
             assert (await client.status()).engines == 0

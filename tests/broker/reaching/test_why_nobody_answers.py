@@ -6,11 +6,9 @@ import asyncio
 import socket
 from pathlib import Path
 
-import pytest
-
 from broker.certificates import DOMAIN, Authority
 from broker.fakes import broker, model_layout
-from broker.guarded import guarded
+from broker.guarded import error_of, guarded
 from restow.broker.client import (
     AdminClient,
     AsyncAdminClient,
@@ -22,24 +20,18 @@ from restow.broker.client import (
 OPERATOR = f"{DOMAIN}/operator"
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
 async def said(address: str, credentials: Credentials) -> set[str]:
     """Return the last sentence of each kind of client's error, after all that gRPC says."""
-    with pytest.raises(BrokerUnreachableError) as session:
-        await EngineSession("e", "1", model_layout(), address, credentials).start(0.3)
-    async with AsyncAdminClient(address, 1, credentials=credentials) as client:
-        with pytest.raises(BrokerUnreachableError) as awaited:
-            await client.status()
-    with (
-        AdminClient(address, 1, credentials=credentials) as blocking,
-        pytest.raises(BrokerUnreachableError) as blocked,
-    ):
-        await asyncio.to_thread(blocking.status)
-    return {one.value.message.rpartition("). ")[2] for one in (session, awaited, blocked)}
+    session = EngineSession("e", "1", model_layout(), address, credentials)
+    with AdminClient(address, 0.5, credentials=credentials) as blocking:
+        async with AsyncAdminClient(address, 0.5, credentials=credentials) as client:
+            errors = await asyncio.gather(
+                error_of(session.start(0.3)),
+                error_of(client.status()),
+                error_of(asyncio.to_thread(blocking.status)),
+            )
+    assert {type(one) for one in errors} == {BrokerUnreachableError}
+    return {one.message.rpartition("). ")[2] for one in errors}
 
 
 async def test_plaintext_against_tls(authority: Authority) -> None:
@@ -70,8 +62,7 @@ async def test_a_certificate_that_the_broker_does_not_know(
 
 
 async def test_a_certificate_of_another_name(authority: Authority) -> None:
-    own = authority.issue(dns=("broker.example",))
-    files = {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": authority.path}
+    files = authority.server(authority.issue(dns=("broker.example",)))
     async with broker("127.0.0.1:0", **files) as running:
         [words] = await said(running.address, authority.client(OPERATOR))
     assert "IP address mismatch" in words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.fakes import PAGES, POSITION, FakeAgent, broker, engine, model_layout
-from restow.broker.client import BlockingSession, BrokerCallError, EngineSession
+from broker.fakes import PAGES, POSITION, engine, model_layout
+from broker.guarded import error_of
+from restow.broker.client import BlockingSession, EngineSession
 from restow.broker.errors import PageRangeError
+from restow.broker.server.serve import RunningBroker
 
 COUNTS = {"attention": PAGES, "state": PAGES}
 NO_IDS: list[object] = [
@@ -67,40 +68,38 @@ async def test_the_error_names_the_id(ids: list[object], named: str) -> None:
     assert f"block id {named} is none of [0, 80)" in caught.value.message
 
 
-async def test_threads_hear_it_at_the_call_too() -> None:
-    async with broker() as running:
+async def test_threads_hear_it_at_the_call_too(running: RunningBroker) -> None:
 
-        def ask() -> None:
-            life = secrets.token_hex(4)
-            with BlockingSession("e", life, model_layout(), running.address) as session:
-                for call in CALLS:
-                    with pytest.raises(PageRangeError):
-                        call(session, {"attention": [-1]})
-                assert session.drain(0)
+    def ask() -> None:
+        life = secrets.token_hex(4)
+        with BlockingSession("e", life, model_layout(), running.address) as session:
+            for call in CALLS:
+                with pytest.raises(PageRangeError):
+                    call(session, {"attention": [-1]})
+            assert session.drain(0)
 
-        await asyncio.to_thread(ask)
-
-
-async def test_without_counts_the_broker_refuses_under_the_same_reason() -> None:
-    async with broker() as running, engine(running.address, "e") as (session, _):
-        with pytest.raises(BrokerCallError) as refused:
-            await session.publish("h", {"attention": [1, 2, PAGES], "state": [4]}, POSITION)
-        assert refused.value.reason == PageRangeError.reason
-        assert f"block {PAGES} is outside of [0, {PAGES})" in refused.value.message
-        assert refused.value.subject["handoff"] == "h"
+    await asyncio.to_thread(ask)
 
 
-@pytest.mark.parametrize(
-    "ids", [[], (0, PAGES - 1), range(3), np.arange(3, dtype=np.uint8), {4: 5}, [np.int32(2)]]
-)
-async def test_ids_of_any_iterable_are_taken(ids: Any) -> None:
-    layout, life = model_layout(), secrets.token_hex(4)
-    async with contextlib.AsyncExitStack() as stack:
-        running = await stack.enter_async_context(broker())
-        session = EngineSession("e", life, layout, running.address, block_counts=COUNTS)
-        await stack.enter_async_context(session)
-        await FakeAgent(session, layout, 0, PAGES).connect()
-        blocks = {"attention": (one for one in ids), "state": [1]}
-        said = session.publish("h", blocks, POSITION, final=False)
-        session.cancel("h")
-        assert (await said).reason == "CANCELLED"
+async def test_without_counts_the_broker_refuses_under_the_same_reason(
+    running: RunningBroker,
+) -> None:
+    async with engine(running.address, "e") as (session, _):
+        refused = await error_of(
+            session.publish("h", {"attention": [1, 2, PAGES], "state": [4]}, POSITION)
+        )
+        assert refused.reason == PageRangeError.reason
+        assert f"block {PAGES} is outside of [0, {PAGES})" in refused.message
+        assert refused.subject["handoff"] == "h"
+
+
+IDS: list[Any] = [[], (0, PAGES - 1), range(3), np.arange(3, dtype=np.uint8), {4: 5}, [np.int32(2)]]
+
+
+async def test_ids_of_any_iterable_are_taken(running: RunningBroker) -> None:
+    async with engine(running.address, "e", block_counts=COUNTS) as (session, _):
+        for number, ids in enumerate(IDS):
+            blocks = {"attention": (one for one in ids), "state": [1]}
+            said = session.publish(f"h{number}", blocks, POSITION, final=False)
+            session.cancel(f"h{number}")
+            assert (await said).reason == "CANCELLED"

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from broker.fakes import model_layout
-from restow.broker.errors import LayoutError, LayoutFormError
+from restow.broker.errors import LayoutError
 from restow.broker.layout import digest
 from restow.broker.rpc import wire
 from restow.broker.server.services import checked_messages as checked_layouts
@@ -54,15 +54,6 @@ def test_messages_that_differ_and_say_the_same_make_one_value() -> None:
     assert page.pages_per_block == 1
     page.pages_per_block = 0  # which stands for 1
     assert layouts.of(message)[0] is first
-
-
-def test_a_layout_of_a_later_release_is_refused() -> None:
-    # A field that this broker does not know might tell pages of other tokens apart.
-    message = wire.layout_to_proto(model_layout())
-    region = message.ranks[0].regions[0]
-    region.MergeFromString(b"\xf2\x7f\x01x")
-    with pytest.raises(LayoutFormError, match="upgrade the broker"):
-        CheckedLayouts().of(message)
 
 
 def test_no_more_digests_of_messages_are_kept_than_may(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,19 +9,19 @@ from itertools import count
 import pytest
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout, pair, silent
-from broker.operating.test_operators import fence_all
 from restow.agents.link.settings import AgentSettings
 from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
+from restow.broker.client.engine.handoff_futures import Delivery
 from restow.broker.client.engine.open_handoffs import (
     DEFAULT_TIMEOUT_S,
     KNOWN_S,
     SILENCE_S,
-    Delivery,
     OpenHandoffs,
 )
 from restow.broker.core.common.limits import Limits
 from restow.broker.errors import HandoffConflictError, RequestError, RestowError
 from restow.broker.rpc.sizes import NOTICED_S
+from restow.broker.server.serve import RunningBroker
 from restow.v1 import broker_pb2 as pb
 
 DONE = HandoffEnded("h", "DONE", "", "", 1, 1)
@@ -371,22 +371,12 @@ async def test_chunks_may_follow_one_another_until_the_last() -> None:
 # -- with a broker --------------------------------------------------------------------------------
 
 
-async def test_a_second_demand_beside_the_first_is_refused_and_not_done() -> None:
-    async with broker() as running, pair(running.address) as both:
-        one = both.d.request("h", D_BLOCKS)
-        two = both.d.request("h", {"attention": [21, 22, 23], "state": [24]})
-        both.p.publish("h", P_BLOCKS, POSITION)
-        await fence_all(both, "h")
-        assert (await one).done
-        with pytest.raises(Exception, match="has already asked for handoff h"):
-            await two
-
-
-async def test_giving_up_reaches_the_broker_and_pages_come_back_when_the_read_has_ended() -> None:
-    async with broker() as running, pair(running.address, 1, 1) as both:
+async def test_giving_up_reaches_the_broker_and_pages_come_back_when_the_read_has_ended(
+    running: RunningBroker,
+) -> None:
+    async with pair(running.address, 1, 1) as both:
         answers, both.d_agents[0].answers = both.d_agents[0].answers, silent
-        freed = both.p.publish("h", P_BLOCKS, POSITION)
-        await fence_all(both, "h")
+        freed = await both.published("h")
         asked = both.d.request("h", D_BLOCKS)
         order = await both.d_agents[0].order("execute")
         with pytest.raises(TimeoutError):
@@ -399,11 +389,12 @@ async def test_giving_up_reaches_the_broker_and_pages_come_back_when_the_read_ha
         await asked.pages_free
 
 
-async def test_a_session_that_is_closed_tells_whose_pages_are_not_free() -> None:
-    async with broker() as running, pair(running.address, 1, 1) as both:
+async def test_a_session_that_is_closed_tells_whose_pages_are_not_free(
+    running: RunningBroker,
+) -> None:
+    async with pair(running.address, 1, 1) as both:
         both.d_agents[0].answers = silent
-        both.p.publish("h", P_BLOCKS, POSITION)
-        await fence_all(both, "h")
+        await both.published("h")
         written, waiting = both.d.request("h", D_BLOCKS), both.d.request("i", D_BLOCKS)
         await both.d_agents[0].order("execute")
         await both.d.close()
@@ -414,20 +405,19 @@ async def test_a_session_that_is_closed_tells_whose_pages_are_not_free() -> None
         await waiting.pages_free
 
 
-async def test_threads_give_up_alike() -> None:
-    async with broker() as running:
+async def test_threads_give_up_alike(running: RunningBroker) -> None:
 
-        def work() -> None:
-            with BlockingSession("other", "1", model_layout(1), running.address) as session:
-                names = (f"n{number}" for number in count())
-                asked = session.request(next(names), D_BLOCKS)
-                assert asked.cancel()
-                with pytest.raises(CancelledError):
-                    asked.result(10)
-                assert asked.pages_free.result(10) is None
-                assert not asked.cancel()
+    def work() -> None:
+        with BlockingSession("other", "1", model_layout(1), running.address) as session:
+            names = (f"n{number}" for number in count())
+            asked = session.request(next(names), D_BLOCKS)
+            assert asked.cancel()
+            with pytest.raises(CancelledError):
+                asked.result(10)
+            assert asked.pages_free.result(10) is None
+            assert not asked.cancel()
 
-        await asyncio.to_thread(work)
+    await asyncio.to_thread(work)
 
 
 def test_silence_is_longer_than_a_late_word_a_grant_and_a_quarantine() -> None:

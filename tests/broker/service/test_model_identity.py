@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_harness.waiting import WAIT_S, until
-from broker.content.test_offers import STATE
+from broker.content.holders import STATE
 from broker.fakes import (
     D_BLOCKS,
     P_BLOCKS,
@@ -31,6 +31,7 @@ from restow.broker.layout.json_form import layout_from_json, layout_to_json
 from restow.broker.layout.values import IDENTITY_PARTS
 from restow.broker.planner import make_plan
 from restow.broker.rpc import wire
+from restow.broker.server.serve import RunningBroker
 from restow.v1 import broker_pb2 as pb
 
 HERE = model_layout()
@@ -97,9 +98,10 @@ def test_people_read_what_there_is_and_what_is_not() -> None:
     )
 
 
-async def test_two_checkpoints_of_one_architecture_hand_nothing_over() -> None:
+async def test_two_checkpoints_of_one_architecture_hand_nothing_over(
+    running: RunningBroker,
+) -> None:
     async with (
-        broker() as running,
         EngineSession("p", "p-life", HERE, running.address) as p,
         EngineSession("d", "d-life", other("revision", "v2"), running.address) as d,
     ):
@@ -110,8 +112,10 @@ async def test_two_checkpoints_of_one_architecture_hand_nothing_over() -> None:
             assert "revision 'v2'" in end.detail
 
 
-async def test_engines_go_on_with_new_weights_and_hand_over_to_those_alone_that_have_them() -> None:
-    async with broker() as running, pair(running.address, 1, 1) as both:
+async def test_engines_go_on_with_new_weights_and_hand_over_to_those_alone_that_have_them(
+    running: RunningBroker,
+) -> None:
+    async with pair(running.address, 1, 1) as both:
         p, d = both.p, both.d
         waits = d.request("waits", D_BLOCKS)
         p.set_revision("v2")

@@ -10,7 +10,7 @@ from multiprocessing import active_children
 import pytest
 
 from agent_harness.waiting import until
-from broker.fakes import broker, engine, model_layout, pair
+from broker.fakes import Pair, broker, engine, model_layout, pair
 from restow.broker.core.common.pair import PairOutcome, PairPlan, PairRefused
 from restow.broker.layout import Layout
 from restow.broker.planner import Strategy
@@ -18,6 +18,7 @@ from restow.broker.rpc import wire
 from restow.broker.server.base import hub as hubs
 from restow.broker.server.base import planning
 from restow.broker.server.base.planning import Planner, PlanningProcess, plan_pair
+from restow.broker.server.serve import RunningBroker
 from restow.broker.server.services.checked_messages import CheckedLayouts
 
 NAMES = ((1, "m"), (2, "m"), (2, "other"))
@@ -111,8 +112,8 @@ def test_nothing_is_planned_ahead_once_the_planner_is_closed(
         assert "the broker is stopping" in outcome.error.message
 
 
-async def test_small_pairs_start_no_process() -> None:
-    async with broker() as running, pair(running.address) as both, engine(running.address, "e"):
+async def test_small_pairs_start_no_process(running: RunningBroker, both: Pair) -> None:
+    async with engine(running.address, "e"):
         await both.hand_over("h")
         assert running.hub.planner._starting is None
         assert running.hub.planner._process._process is None

@@ -13,18 +13,19 @@ from broker.fakes import (
     D_BLOCKS,
     P_BLOCKS,
     POSITION,
+    Pair,
     answer_at_once,
     broker,
     model_layout,
     pair,
     silent,
 )
-from restow.broker.client import AdminClient, BlockingSession, BrokerCallError
+from restow.broker.client import AdminClient, BlockingSession
 from restow.broker.client.connection.channel import open_channel
 from restow.broker.client.connection.errors import SessionClosedError
 from restow.broker.planner import Strategy
 from restow.broker.rpc import wire
-from restow.broker.server.serve import SERVICES
+from restow.broker.server.serve import SERVICES, RunningBroker
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
@@ -49,32 +50,26 @@ async def test_a_whole_handoff(strategy: Strategy) -> None:
             assert (await both.p_agents[0].order("unstage")).handoff == execute.handoff
 
 
-async def test_many_handoffs_at_once_all_end() -> None:
-    async with broker() as running, pair(running.address) as both:
-        await asyncio.gather(*(both.hand_over(f"h{index}") for index in range(200)))
-        status = await asyncio.to_thread(AdminClient(running.address).status)
-        assert status.handoffs_live == 0
-        assert [(one.state, one.count) for one in status.ended] == [(pb.HANDOFF_STATE_DONE, 200)]
+async def test_many_handoffs_at_once_all_end(running: RunningBroker, both: Pair) -> None:
+    await asyncio.gather(*(both.hand_over(f"h{index}") for index in range(200)))
+    status = await asyncio.to_thread(AdminClient(running.address).status)
+    assert status.handoffs_live == 0
+    assert [(one.state, one.count) for one in status.ended] == [(pb.HANDOFF_STATE_DONE, 200)]
 
 
-async def test_publication_in_chunks_and_demand_first() -> None:
-    async with broker() as running, pair(running.address) as both:
-        asked = both.d.request("h", D_BLOCKS)
-        one = both.p.publish("h", {"attention": [1, 2]}, 0, final=False)
-        two = both.p.publish(
-            "h", {"attention": [3], "state": [4]}, POSITION, first_blocks={"attention": 2}
-        )
-        for agent in both.p_agents:
-            await agent.fence("h")
-        assert {(await end).state for end in (asked, one, two)} == {"DONE"}
+async def test_publication_in_chunks_and_demand_first(both: Pair) -> None:
+    asked = both.d.request("h", D_BLOCKS)
+    one = both.p.publish("h", {"attention": [1, 2]}, 0, final=False)
+    two = both.p.publish(
+        "h", {"attention": [3], "state": [4]}, POSITION, first_blocks={"attention": 2}
+    )
+    for agent in both.p_agents:
+        await agent.fence("h")
+    assert {(await end).state for end in (asked, one, two)} == {"DONE"}
 
 
-async def test_calls_outside_of_a_session() -> None:
-    async with (
-        broker() as running,
-        pair(running.address) as both,
-        open_channel(running.address) as channel,
-    ):
+async def test_calls_outside_of_a_session(running: RunningBroker, both: Pair) -> None:
+    async with open_channel(running.address) as channel:
         stub = broker_pb2_grpc.BrokerStub(channel)
         publication = pb.Publication(
             handoff_id="h",
@@ -95,37 +90,23 @@ async def test_calls_outside_of_a_session() -> None:
         assert (await stub.Cancel(cancel)).state == pb.HANDOFF_STATE_DONE
 
 
-async def test_tenants_are_apart() -> None:
-    async with broker() as running, pair(running.address) as both:
-        await both.hand_over("h")
-        mine = AdminClient(running.address)
-        other = AdminClient(running.address, tenant="other")
-        assert len(await asyncio.to_thread(mine.engines)) == 2
-        assert await asyncio.to_thread(other.engines) == []
-        assert (await asyncio.to_thread(other.handoffs)).handoffs == []
-        with pytest.raises(BrokerCallError) as caught:
-            await asyncio.to_thread(other.handoff, "h")
-        assert caught.value.reason == "HANDOFF_UNKNOWN"
+async def test_a_blocking_session_from_a_thread(running: RunningBroker) -> None:
+
+    def decode() -> tuple[str, str]:
+        with BlockingSession("d", "1", model_layout(1), running.address) as session:
+            lost = session.request("never", D_BLOCKS)
+            session.cancel("never", "changed its mind")
+            state = lost.result(10).state
+            pending = session.request("pending", D_BLOCKS)
+        with pytest.raises(SessionClosedError):
+            session.request("late", D_BLOCKS)
+        return state, pending.result(0).reason
+
+    assert await asyncio.to_thread(decode) == ("CANCELLED", "CANCELLED")
 
 
-async def test_a_blocking_session_from_a_thread() -> None:
-    async with broker() as running:
-
-        def decode() -> tuple[str, str]:
-            with BlockingSession("d", "1", model_layout(1), running.address) as session:
-                lost = session.request("never", D_BLOCKS)
-                session.cancel("never", "changed its mind")
-                state = lost.result(10).state
-                pending = session.request("pending", D_BLOCKS)
-            with pytest.raises(SessionClosedError):
-                session.request("late", D_BLOCKS)
-            return state, pending.result(0).reason
-
-        assert await asyncio.to_thread(decode) == ("CANCELLED", "CANCELLED")
-
-
-async def test_health_and_reflection() -> None:
-    async with broker() as running, open_channel(running.address) as channel:
+async def test_health_and_reflection(running: RunningBroker) -> None:
+    async with open_channel(running.address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         for service in ("", *SERVICES):
             answer = await check(health_pb2.HealthCheckRequest(service=service))
@@ -145,9 +126,7 @@ async def test_an_operator_sees_what_is_in_quarantine() -> None:
         both.d_agents[0].answers = lambda order: (
             silent(order) if order.HasField("execute") else answer_at_once(order)
         )
-        both.p.publish("h", P_BLOCKS, POSITION)
-        for agent in both.p_agents:
-            await agent.fence("h")
+        await both.published("h")
         asked = asyncio.ensure_future(both.d.request("h", D_BLOCKS))
         order = await both.d_agents[0].order("execute")
         admin = AdminClient(running.address)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent_harness.waiting import until
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, FakeAgent, broker, engine, silent
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, FakeAgent, broker, engine
 from restow.broker.client import BrokerCallError, Credentials, EngineSession
 from restow.broker.client.connection.channel import open_channel
 from restow.broker.server.serve import RunningBroker
@@ -51,29 +51,6 @@ async def test_two_readers_of_one_publication() -> None:
         assert caught.value.reason == "HANDOFF_OWNED"
 
 
-async def test_a_d_that_is_killed_in_its_read_is_replaced_by_another() -> None:
-    async with several() as (running, p, d, e, f):
-        d[1][0].answers = silent
-        directory = running.hub.directory
-        released = p[0].publish("h", P_BLOCKS, POSITION, readers=2)
-        await fence(p, "h")
-        lost = d[0].request("h", D_BLOCKS)
-        await d[1][0].order("execute")
-        assert (await e[0].request("h", D_BLOCKS)).done
-        waits = f[0].request("h", D_BLOCKS)
-        await until(lambda: len(directory.ledger.find("default", "h").deliveries.by_engine) == 3)
-        assert not f[1][0].has("execute")
-        hub = running.hub
-        record = next(one for key, one in directory.members.engines.items() if key[1] == "d")
-        await d[1][0].drop()
-        # As its process' end would have it: the stream of its session breaks too.
-        hub.perform(directory.members.unregister(record, hub.now_s()))
-        assert (await waits).done
-        ended = await released
-        assert (ended.state, ended.delivered) == ("DONE", 2)
-        lost.cancel()
-
-
 async def test_readers_that_ask_before_p_and_decline() -> None:
     async with several() as (_, p, d, e, f):
         asked = [one[0].request("h", D_BLOCKS, readers=3) for one in (d, e)]
@@ -84,22 +61,6 @@ async def test_readers_that_ask_before_p_and_decline() -> None:
         assert all(one.done for one in await asyncio.gather(*asked))
         ended = await released
         assert (ended.state, ended.delivered) == ("DONE", 2)
-
-
-async def test_clients_that_know_no_readers_have_what_they_had() -> None:
-    async with several() as (running, p, d, e, _f):
-        first = d[0].request("h", D_BLOCKS)
-        await until(lambda: len(running.hub.directory.ledger.live) == 1)
-        with pytest.raises(BrokerCallError) as caught:
-            await e[0].request("h", D_BLOCKS)
-        assert caught.value.reason == "HANDOFF_OWNED"
-        released = p[0].publish("h", P_BLOCKS, POSITION)
-        await fence(p, "h")
-        assert await first == await released
-        released = p[0].publish("i", P_BLOCKS, POSITION)
-        given_up = d[0].request("i", D_BLOCKS)
-        d[0].cancel("i")
-        assert (await released).state == (await given_up).state == "CANCELLED"
 
 
 async def test_calls_beside_sessions_and_odd_numbers_of_readers() -> None:

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from broker.fakes import broker, pair
-from broker.guarded import channel_of
+from broker.guarded import channel_of, error_of, reason_of
 from broker.raw_http2 import MESSAGE_BYTES, raw_connection
 from broker.token_house import house
 from restow.broker.client.connection.channel import open_channel
@@ -40,9 +40,8 @@ async def test_first_messages_of_a_tenant_are_read_in_turns(
         monkeypatch.setattr(first_messages, "WAIT_S", 0.5)
         async with channel_of(running.address, known) as channel:
             late: Any = channel.stream_stream("/restow.v1.Broker/Session")()
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await late.read()
-        error = from_rpc_error(caught.value, "here")
+            caught = await error_of(late.read())
+        error = caught
         assert (error.status, error.reason) == ("DEADLINE_EXCEEDED", "FIRST_MESSAGE_LATE")
         async with pair(running.address, 1, 1, credentials=known) as both:
             await both.hand_over("next")
@@ -66,9 +65,7 @@ async def test_calls_of_one_tenant_are_counted(
             calls.append(reflect())
             await calls[-1].write(b"")
             await calls[-1].read()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await status(b"")
-        error = from_rpc_error(caught.value, "here")
+        error = await error_of(status(b""))
         assert (error.reason, error.subject["what"]) == ("QUOTA_EXCEEDED", "calls")
         await calls[0].done_writing()
         assert await calls[0].code() is grpc.StatusCode.OK
@@ -79,9 +76,7 @@ async def test_a_call_without_a_message(tmp_path: Path) -> None:
     settings, known = house(tmp_path)
     async with broker(**settings) as running, channel_of(running.address, known) as channel:
         status: Any = channel.stream_unary("/restow.v1.Admin/GetStatus")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await status(iter(()))
-        assert from_rpc_error(caught.value, "here").reason == "ARGUMENT_INVALID"
+        assert await reason_of(status(iter(()))) == "ARGUMENT_INVALID"
 
 
 async def test_a_server_that_is_crowded_is_asked_again() -> None:
@@ -101,11 +96,10 @@ async def test_a_server_that_is_crowded_is_asked_again() -> None:
             calls = [asyncio.ensure_future(register(b"")) for _ in range(2)]
             done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED, timeout=10)
             crowded = done.pop().exception()
-            with pytest.raises(grpc.aio.AioRpcError) as large:
-                await register(bytes(17 << 20))
+            large = await error_of(register(bytes(17 << 20)))
     finally:
         await server.stop(None)
     assert isinstance(crowded, grpc.aio.AioRpcError)
     assert crowded.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert from_rpc_error(crowded, "here").reason == "BROKER_UNREACHABLE"
-    assert from_rpc_error(large.value, "here").reason == "RESOURCE_EXHAUSTED"
+    assert large.reason == "RESOURCE_EXHAUSTED"

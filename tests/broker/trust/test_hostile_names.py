@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 from typer.testing import CliRunner
 
 from broker.fakes import (
@@ -18,7 +17,6 @@ from broker.fakes import (
     P_BLOCKS,
     POSITION,
     Pair,
-    broker,
     engine,
     heard,
     model_layout,
@@ -65,12 +63,6 @@ ESCAPED = r"gone\x1b]0;owned\x07\r\nDONE \u202edesrever"
 Rename = Callable[[Layout, str], Layout]
 
 
-@pytest_asyncio.fixture
-async def running() -> AsyncIterator[RunningBroker]:
-    async with broker() as one:
-        yield one
-
-
 def registration(layout: Layout, name: str = "e", incarnation: str = "1") -> Any:
     ref = pb.EngineRef(engine_id=name, incarnation=incarnation)
     return pb.RegisterEngineRequest(engine=ref, layout=wire.layout_to_proto(layout))
@@ -111,43 +103,40 @@ IN_A_LAYOUT: dict[str, Rename] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
-async def test_no_engine_and_no_handoff_has_such_a_name(running: RunningBroker, name: str) -> None:
-    async with pair(running.address) as both:
-        stub = broker_pb2_grpc.BrokerStub(both.channel)
+async def test_no_engine_and_no_handoff_has_such_a_name(running: RunningBroker, both: Pair) -> None:
+    stub = broker_pb2_grpc.BrokerStub(both.channel)
+    for what, name in HOSTILE.items():
         layout = model_layout(1)
         for given in (registration(layout, name), registration(layout, "e", name)):
-            assert await refused(stub.RegisterEngine(given)) == "ARGUMENT_INVALID"
+            assert await refused(stub.RegisterEngine(given)) == "ARGUMENT_INVALID", what
         for call in (both.p.publish(name, P_BLOCKS, POSITION), both.d.request(name, D_BLOCKS)):
             with pytest.raises(Exception, match="printable") as caught:
                 await call
             assert str(caught.value).isprintable()
         await both.p_agents[0].fence(name)
-        await both.hand_over("next")
-        directory = running.hub.directory
-        assert all(not len(one.early_fences) for one in directory.members.engines.values())
+    await both.hand_over("next")
+    engines = running.hub.directory.members.engines
+    assert all(not len(one.early_fences) for one in engines.values())
 
 
-@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
-async def test_nothing_of_a_layout_has_such_a_name(running: RunningBroker, name: str) -> None:
-    async with pair(running.address) as both:
-        stub = broker_pb2_grpc.BrokerStub(both.channel)
+async def test_nothing_of_a_layout_has_such_a_name(both: Pair) -> None:
+    stub = broker_pb2_grpc.BrokerStub(both.channel)
+    for what, name in HOSTILE.items():
         for rename in IN_A_LAYOUT.values():
             call = stub.RegisterEngine(registration(rename(model_layout(1), name)))
-            assert await refused(call) == "LAYOUT_MALFORMED"
+            assert await refused(call) == "LAYOUT_MALFORMED", what
 
 
-@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
-async def test_no_agent_and_no_host_has_such_a_name(running: RunningBroker, name: str) -> None:
-    async with pair(running.address) as both:
+async def test_no_agent_and_no_host_has_such_a_name(both: Pair) -> None:
+    for name in HOSTILE.values():
         for what in ("agent_name", "host"):
             hello = link.Hello()
             hello.CopyFrom(both.p_agents[0].hello)
             setattr(hello, what, name)
             first = link.ConnectRequest(messages=[link.AgentMessage(hello=hello)])
             call = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect(once(first))
-            assert await refused(call.read()) == "AGENT_REGIONS_MISMATCH"
-        await both.hand_over("next")
+            assert await refused(call.read()) == "AGENT_REGIONS_MISMATCH", (what, name)
+    await both.hand_over("next")
 
 
 async def once(request: Any) -> AsyncIterator[Any]:
@@ -180,8 +169,7 @@ async def test_what_was_said_is_kept_and_shown_with_escapes(running: RunningBrok
         fail = {"READ_FAILED": "READ_FAILED", "no\x1b[2Jword": "INTERNAL"}
         for number, (given, kept) in enumerate(fail.items()):
             both.d_agents[0].answers = settles_with(given, SAID)
-            both.p.publish(f"h{number}", P_BLOCKS, POSITION)
-            await both.p_agents[0].fence(f"h{number}")
+            await both.published(f"h{number}")
             ended = await both.d.request(f"h{number}", D_BLOCKS)
             assert ended.reason == kept
             assert ESCAPED in ended.detail

@@ -113,32 +113,22 @@ def test_for_which_engine_somebody_speaks() -> None:
     assert not identity("a", Right(OPERATOR)).speaks_for(ENGINE, "p")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: identity("a"),
-        lambda: identity(None, Right(ENGINE, "*")),
-        lambda: identity(None, Right(OPERATOR), Right(AGENT, "*")),
-        lambda: identity("", Right(OPERATOR)),
-        lambda: identity("*", Right(OPERATOR)),
-        lambda: Right(ENGINE),
-        lambda: Right(AGENT, "x" * 257),
-        lambda: Right(OPERATOR, "p"),
-    ],
-    ids=[
-        "nothing",
-        "engine of all",
-        "agent of all",
-        "no tenant",
-        "tenant *",
-        "no engine",
-        "long engine",
-        "operator of an engine",
-    ],
-)
-def test_what_is_no_identity(make: Callable[[], object]) -> None:
+NO_IDENTITIES: dict[str, Callable[[], object]] = {
+    "nothing": lambda: identity("a"),
+    "engine of all": lambda: identity(None, Right(ENGINE, "*")),
+    "agent of all": lambda: identity(None, Right(OPERATOR), Right(AGENT, "*")),
+    "no tenant": lambda: identity("", Right(OPERATOR)),
+    "tenant *": lambda: identity("*", Right(OPERATOR)),
+    "no engine": lambda: Right(ENGINE),
+    "long engine": lambda: Right(AGENT, "x" * 257),
+    "operator of an engine": lambda: Right(OPERATOR, "p"),
+}
+
+
+@pytest.mark.parametrize("name", NO_IDENTITIES)
+def test_what_is_no_identity(name: str) -> None:
     with pytest.raises(IdentityInvalidError):
-        make()
+        NO_IDENTITIES[name]()
 
 
 def test_what_nobody_may_call() -> None:

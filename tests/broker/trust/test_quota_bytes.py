@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from agent_harness.waiting import until
-from broker.fakes import FakeAgent, broker, called, engine, model_layout, pair
+from broker.fakes import FakeAgent, broker, engine, model_layout, pair
+from broker.guarded import reason_of
 from restow.broker.client import BrokerCallError, EngineSession
 from restow.broker.client.connection.channel import open_channel
 from restow.broker.client.connection.errors import from_rpc_error
@@ -76,9 +78,7 @@ async def test_agents_beyond_the_quota_are_not_let_in() -> None:
             fake.hello.nixl_metadata = bytes(MIB * 2 // 5)
         for fake in fakes[:2]:
             await fake.connect()
-        with pytest.raises(RestowError) as caught:
-            await fakes[2].connect()
-        assert caught.value.reason == "QUOTA_EXCEEDED"
+        assert await reason_of(fakes[2].connect()) == "QUOTA_EXCEEDED"
         await fakes[0].drop()
         await fakes[0]._channel.close()
         fakes[0].hello.nixl_metadata = b"small"
@@ -96,9 +96,7 @@ async def test_agents_that_wait_for_their_engine_are_counted() -> None:
             fake.hello.nixl_metadata = bytes(MIB // 5)
         first = [asyncio.create_task(fake.connect()) for fake in fakes[:2]]
         await until(lambda: running.hub.expected.waiting == 2)
-        with pytest.raises(RestowError) as caught:
-            await fakes[2].connect()
-        assert caught.value.reason == "QUOTA_EXCEEDED"
+        assert await reason_of(fakes[2].connect()) == "QUOTA_EXCEEDED"
         await session.start()
         await asyncio.gather(*first)
         for fake in fakes:
@@ -106,17 +104,12 @@ async def test_agents_that_wait_for_their_engine_are_counted() -> None:
         await session.close()
 
 
-async def test_layouts_beyond_the_quota_are_refused_before_they_are_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = called(wire, "layout_from_proto", monkeypatch)
+async def test_layouts_beyond_the_quota_are_refused_before_they_are_made() -> None:
     size_bytes = bytes_as_values(wire.layout_to_proto(model_layout(8)))
     async with broker(tenant_max_bytes=size_bytes - 1) as running:
         session = EngineSession("large", "1", model_layout(8), running.address)
-        with pytest.raises(BrokerCallError) as caught:
-            await session.start()
-        assert caught.value.reason == "QUOTA_EXCEEDED"
-        assert made.empty()
+        with patch.object(wire, "layout_from_proto", side_effect=AssertionError):
+            assert await reason_of(session.start()) == "QUOTA_EXCEEDED"
         async with engine(running.address, "small"):
             assert 0 < account(running).kept_bytes < size_bytes
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import urllib.request
-from typing import Any
-
-import pytest
-
 from broker.certificates import Authority
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, called, engine, model_layout, pair
-from broker.guarded import ask, guarded, of_tenant, operator
-from restow.broker.client import AdminClient, BrokerCallError, EngineSession
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, engine, pair
+from broker.guarded import ask, error_of, guarded, of_tenant, operator
+from broker.pages import fetch
+from restow.broker.client import AdminClient
+from restow.broker.errors import RestowError
 from restow.v1 import broker_pb2 as pb
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tenants"))
 
 
 async def test_tenants_with_equal_names_share_nothing(authority: Authority) -> None:
@@ -32,16 +22,18 @@ async def test_tenants_with_equal_names_share_nothing(authority: Authority) -> N
         assert ended.reason == "NOT_PUBLISHED"
         others.d.cancel("h")
         await others.hand_over("i")
-        with pytest.raises(BrokerCallError) as caught:
-            await ask(
-                running.address, operator(authority, "b"), lambda client: client.handoff("unknown")
-            )
-        unknown = caught.value
         await mine.hand_over("j")
-        with pytest.raises(BrokerCallError) as caught:
-            await ask(running.address, operator(authority, "b"), lambda client: client.handoff("j"))
-        assert (caught.value.status, caught.value.reason) == (unknown.status, unknown.reason)
-        assert caught.value.message == unknown.message.replace("unknown", "j")
+
+        async def error_about(handoff_id: str) -> RestowError:
+            """Return the error of an operator of b who asks for a handoff."""
+            of_b = operator(authority, "b")
+            return await error_of(
+                ask(running.address, of_b, lambda client: client.handoff(handoff_id))
+            )
+
+        unknown, theirs = await error_about("unknown"), await error_about("j")
+        assert (theirs.status, theirs.reason) == (unknown.status, unknown.reason)
+        assert theirs.message == unknown.message.replace("unknown", "j")
         # Everybody was told of peers of its own tenant alone.
         for one, its_own in ((mine, mine), (others, others)):
             names = {agent.hello.agent_name for agent in its_own.p_agents}
@@ -97,37 +89,6 @@ async def test_an_operator_sees_the_figures_of_its_own_tenant(authority: Authori
             assert {one.handoff_id for one in named.handoffs} == {"one", "four"}
 
 
-async def test_quotas_are_told_to_whom_they_bound(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, others = of_tenant(authority, "a"), of_tenant(authority, "b")
-    bounds = {"tenant_max_live": 1, "tenant_max_engines": 2}
-    async with guarded(authority, **bounds) as running:
-        address = running.address
-        async with (
-            pair(address, 1, 1, credentials=own) as mine,
-            engine(address, "e", credentials=others) as (other, _),
-        ):
-            published = called(running.hub.directory, "publish", monkeypatch)
-            cancelled = called(running.hub.directory, "cancel", monkeypatch)
-            mine.p.publish("one", P_BLOCKS, POSITION)
-            await published.get()
-            with pytest.raises(BrokerCallError) as caught:
-                await mine.d.request("two", D_BLOCKS)
-            error = caught.value
-            assert (error.status, error.reason) == ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED")
-            assert error.message.startswith("tenant a has 1 handoffs, and its quota is 1: wait")
-            with pytest.raises(BrokerCallError, match="tenant a has 2 engines") as caught:
-                await EngineSession("third", "1", model_layout(1), address, own).start()
-            assert caught.value.reason == "QUOTA_EXCEEDED"
-            assert caught.value.subject == {"tenant": "a", "what": "engines", "limit": "2"}
-            other.publish("one", P_BLOCKS, POSITION)
-            await published.get()
-            mine.p.cancel("one")
-            await cancelled.get()
-            await mine.hand_over("two")
-
-
 async def test_an_engine_that_leaves_is_not_taken_for_its_namesake(authority: Authority) -> None:
     async with (
         guarded(authority) as running,
@@ -163,14 +124,8 @@ async def test_traffic_is_that_of_the_own_tenant(authority: Authority) -> None:
             assert sorted(pair.tenant for pair in told.pairs) == tenants
         assert not (await ask(running.address, views[0], AdminClient.status)).step_s
 
-        def page(query: str) -> dict[str, Any]:
-            url = f"http://{running.http_address}/{query}"
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                found: dict[str, Any] = json.loads(answer.read())
-                return found
-
         whole, theirs = [
-            await asyncio.to_thread(page, f"status.json{query}") for query in ("", "?tenant=b")
+            (await fetch(running, f"/status.json{query}")).json for query in ("", "?tenant=b")
         ]
         assert whole["tenants"] == theirs["tenants"] == ["a", "b"]
         assert {one["name"] for one in whole["engines"]} == {"a/p", "a/d", "b/p", "b/d"}
@@ -181,8 +136,7 @@ async def test_traffic_is_that_of_the_own_tenant(authority: Authority) -> None:
             assert sum(int(one["done"]) for one in seen["pairs"]) == count
         assert [one["from"] for one in whole["pairs"]] == ["b/p", "a/p"]
         assert [one["from"] for one in theirs["pairs"]] == ["p"]
-        one = await asyncio.to_thread(page, "handoff.json?tenant=b&id=two")
+        one = (await fetch(running, "/handoff.json?tenant=b&id=two")).json
         assert (one["id"], one["state"]) == ("two", "DONE")
         for query in ("status.json?tenant=c", "handoff.json?tenant=a&id=two"):
-            with pytest.raises(OSError, match="404"):
-                await asyncio.to_thread(page, query)
+            assert (await fetch(running, f"/{query}")).status == 404

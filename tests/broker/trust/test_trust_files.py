@@ -101,68 +101,48 @@ def writable_tokens(authority: Authority, files: dict[str, Path]) -> dict[str, P
 SETTINGS, KEYS = "TRUST_SETTINGS_INVALID", "KEY_FILE_INVALID"
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason", "words"),
-    [
-        (without("client_ca"), SETTINGS, "admits everybody: add --client-ca"),
-        (with_tokens, SETTINGS, "exclude each other"),
-        (without("tls_key"), SETTINGS, "--tls-cert, --client-ca without both"),
-        (without("tls_cert"), SETTINGS, "--tls-key, --client-ca without both"),
-        (without("tls_cert", "tls_key"), SETTINGS, "--client-ca without both"),
-        (foreign_key, KEYS, "is not that of certificate"),
-        (locked_key, KEYS, "without a password"),
-        (replaced("tls_cert", None), KEYS, "can't be read (No such file"),
-        (replaced("tls_key", None), KEYS, "can't be read (No such file"),
-        (no_folder, KEYS, "can't be read (Is a directory)"),
-        (replaced("tls_cert", "nonsense"), KEYS, "both PEM"),
-        (replaced("tls_key", ""), KEYS, "both PEM"),
-        (replaced("client_ca", None), KEYS, "can't be read (No such file"),
-        (replaced("client_ca", "nonsense"), KEYS, "holds no certificate"),
-        (bad_tokens, "TOKENS_FILE_INVALID", "is no JSON list; `restow token` prints entries"),
-        (expired, KEYS, "has expired: issue a new certificate"),
-        (expired_authority, KEYS, "old.pem has expired"),
-        (writable("tls_cert"), KEYS, "chmod o-w"),
-        (writable("tls_key"), KEYS, "chmod o-w"),
-        (writable("client_ca"), KEYS, "chmod o-w"),
-        (writable_tokens, "TOKENS_FILE_INVALID", "tokens.json can be written by every user"),
-    ],
-    ids=[
-        "no clients",
-        "both ways",
-        "no key",
-        "no certificate",
-        "neither",
-        "foreign key",
-        "locked key",
-        "certificate missing",
-        "key missing",
-        "folder",
-        "certificate garbage",
-        "key empty",
-        "authority missing",
-        "authority garbage",
-        "tokens garbage",
-        "expired",
-        "authority expired",
-        "certificate writable",
-        "key writable",
-        "authority writable",
-        "tokens writable",
-    ],
-)
-async def test_what_the_broker_does_not_start_with(
-    authority: Authority, damage: Damage, reason: str, words: str
-) -> None:
-    own = authority.issue(server=True)
-    files = {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": authority.path}
-    given: dict[str, Any] = damage(authority, files)
+DAMAGES: dict[str, tuple[Damage, str, str]] = {
+    "no clients": (without("client_ca"), SETTINGS, "admits everybody: add --client-ca"),
+    "both ways": (with_tokens, SETTINGS, "exclude each other"),
+    "no key": (without("tls_key"), SETTINGS, "--tls-cert, --client-ca without both"),
+    "no certificate": (without("tls_cert"), SETTINGS, "--tls-key, --client-ca without both"),
+    "neither": (without("tls_cert", "tls_key"), SETTINGS, "--client-ca without both"),
+    "foreign key": (foreign_key, KEYS, "is not that of certificate"),
+    "locked key": (locked_key, KEYS, "without a password"),
+    "certificate missing": (replaced("tls_cert", None), KEYS, "can't be read (No such file"),
+    "key missing": (replaced("tls_key", None), KEYS, "can't be read (No such file"),
+    "folder": (no_folder, KEYS, "can't be read (Is a directory)"),
+    "certificate garbage": (replaced("tls_cert", "nonsense"), KEYS, "both PEM"),
+    "key empty": (replaced("tls_key", ""), KEYS, "both PEM"),
+    "authority missing": (replaced("client_ca", None), KEYS, "can't be read (No such file"),
+    "authority garbage": (replaced("client_ca", "nonsense"), KEYS, "holds no certificate"),
+    "tokens garbage": (
+        bad_tokens,
+        "TOKENS_FILE_INVALID",
+        "is no JSON list; `restow token` prints entries",
+    ),
+    "expired": (expired, KEYS, "has expired: issue a new certificate"),
+    "authority expired": (expired_authority, KEYS, "old.pem has expired"),
+    "certificate writable": (writable("tls_cert"), KEYS, "chmod o-w"),
+    "key writable": (writable("tls_key"), KEYS, "chmod o-w"),
+    "authority writable": (writable("client_ca"), KEYS, "chmod o-w"),
+    "tokens writable": (
+        writable_tokens,
+        "TOKENS_FILE_INVALID",
+        "tokens.json can be written by every user",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+async def test_what_the_broker_does_not_start_with(authority: Authority, name: str) -> None:
+    damage, reason, words = DAMAGES[name]
+    given: dict[str, Any] = damage(authority, authority.server())
     with pytest.raises(TrustError) as caught:
         async with broker(**given):
             pass
     assert (caught.value.status, caught.value.reason) == ("FAILED_PRECONDITION", reason)
     assert words in caught.value.message
-    async with broker(**files):  # type: ignore[arg-type]
-        pass
 
 
 def test_a_key_is_not_shown(authority: Authority) -> None:
@@ -191,12 +171,14 @@ async def test_a_key_that_every_user_may_read_is_told(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = authority.issue(server=True)
-    files = {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": authority.path}
     client = authority.client(*P_AND_D)
     assert client.tls_key is not None
     for path in (own.key, client.tls_key):
         path.chmod(0o604)
-    async with broker(**files) as running, engine(running.address, "e", credentials=client):  # type: ignore[arg-type]
+    async with (
+        broker(**authority.server(own)) as running,
+        engine(running.address, "e", credentials=client),
+    ):
         pass
     lines = [vars(one)[TOLD] for one in caplog.records if one.name == "restow.trust"]
     told = [values["file"] for event, values in lines if "may read a secret" in event]
@@ -230,13 +212,8 @@ async def test_the_brokers_certificate_is_renewed_while_it_serves(
     now_client, later_client = (
         authority.client(*P_AND_D, authority=trusted.path) for trusted in (authority, later)
     )
-    files: dict[str, Any] = {
-        "tls_cert": own.certificate,
-        "tls_key": own.key,
-        "client_ca": authority.path,
-    }
     async with (
-        broker(**files) as running,
+        broker(**authority.server(own)) as running,
         engine(running.address, "p", credentials=now_client) as (p, agents),
     ):
         async with channel_of(running.address, later_client) as channel:
@@ -261,12 +238,7 @@ async def test_a_clients_certificate_is_renewed_for_its_next_connection(
     known = tmp_path / "clients.pem"
     shutil.copy(authority.path, known)
     own = authority.issue(server=True)
-    files: dict[str, Any] = {
-        "tls_cert": own.certificate,
-        "tls_key": own.key,
-        "client_ca": known,
-    }
-    async with broker(**files) as first:
+    async with broker(**{**authority.server(own), "client_ca": known}) as first:
         address = first.address
         async with engine(address, "p", credentials=credentials) as (p, agents):
             # From now on other clients' certificates are good, and p has one of those.

@@ -21,7 +21,7 @@ from restow.broker.client.engine.chains import (
     chain_of,
     content_of,
 )
-from restow.broker.client.engine.open_handoffs import Delivery, HandoffEnded
+from restow.broker.client.engine.handoff_futures import Delivery, HandoffEnded
 from restow.broker.client.engine.session import EngineSession
 
 __all__ = [

@@ -16,7 +16,7 @@ from restow.broker.client.engine.chains import (
     find_request,
     holders_of,
 )
-from restow.broker.client.engine.open_handoffs import state_name
+from restow.broker.client.engine.handoff_futures import state_name
 from restow.broker.layout.values import Layout, ModelIdentity
 from restow.broker.rpc.wire import layout_from_proto
 from restow.v1 import admin_pb2 as pb

@@ -14,16 +14,19 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import quote
 
-from restow.broker.addresses import checked_target
-from restow.broker.errors import AddressInvalidError
 from restow.broker.registry.etcd_access import EtcdError, LeaseGoneError
 from restow.broker.registry.etcd_client import EtcdClient
-from restow.broker.registry.registry import AddressTakenError, Fleet, Leader, LeaseEndedError
+from restow.broker.registry.registry import (
+    TRIES,
+    AddressTakenError,
+    Fleet,
+    Leader,
+    LeaseEndedError,
+    written_address,
+)
 from restow.etcd import rpc_pb2
 
 PREFIX = "/restow/"
-TRIES = 5
-"""How often a change is tried when other brokers change the same keys meanwhile."""
 MAX_EPOCH = 1 << 62
 
 
@@ -75,11 +78,7 @@ class EtcdRegistry:
             )
         holders = [] if done.succeeded else done.responses[0].response_range.kvs
         if holders and holders[0].lease != self._lease:
-            raise AddressTakenError(
-                f"another broker advertises {self._address}, or did a moment ago: give each broker "
-                f"an --advertise of its own; a killed broker is gone when its lease ends",
-                address=self._address,
-            )
+            raise AddressTakenError(self._address)
 
     async def keep_alive(self) -> float:
         """Renew the lease, and return its length in seconds."""
@@ -156,12 +155,10 @@ class EtcdRegistry:
             if entry.key == self._leader_key:
                 leader, leader_lease = self._leader(entry), entry.lease
             elif entry.key == self._epoch_key:
-                epoch, epoch_revision = (
-                    _epoch(entry.value.decode(errors="replace"), entry.key),
-                    entry.mod_revision,
-                )
+                epoch = _epoch(entry.value.decode(errors="replace"), entry.key)
+                epoch_revision = entry.mod_revision
             else:
-                address = _address(entry.value)
+                address = written_address(entry.value)
                 if address and entry.lease and entry.key == self._broker_key(address):
                     brokers.add(address)
         return _FleetKeys(Fleet(leader, frozenset(brokers), epoch), leader_lease, epoch_revision)
@@ -169,10 +166,8 @@ class EtcdRegistry:
     def _leader(self, entry: rpc_pb2.KeyValue) -> Leader:
         try:
             said = json.loads(entry.value)
-            address, epoch = (
-                _address(str(said["address"]).encode()),
-                _epoch(said["epoch"], entry.key),
-            )
+            address = written_address(str(said["address"]).encode())
+            epoch = _epoch(said["epoch"], entry.key)
         except (ValueError, KeyError, TypeError):
             address, epoch = "", 0
         if not address or not epoch or not entry.lease:
@@ -189,14 +184,6 @@ class EtcdRegistry:
             raise LeaseEndedError(
                 "the broker's lease at etcd has ended", lease=self._lease
             ) from None
-
-
-def _address(value: bytes) -> str:
-    """Return an address that a broker wrote, or an empty text for an invalid address."""
-    try:
-        return checked_target(value.decode())
-    except (AddressInvalidError, UnicodeDecodeError):
-        return ""
 
 
 def _epoch(said: object, key: bytes) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -16,7 +15,8 @@ from typing import NamedTuple, TypeVar
 import grpc
 
 from restow.broker.addresses import host_and_port
-from restow.broker.client.connection.channel import OWN_PROCESS, Credentials
+from restow.broker.client.connection.channel import OWN_PROCESS, Credentials, channel_showing
+from restow.broker.client.connection.diagnosis import try_tls
 from restow.broker.client.connection.errors import begun, is_cancelled
 from restow.broker.errors import AddressInvalidError
 from restow.broker.registry.etcd_access import (
@@ -33,10 +33,6 @@ from restow.broker.registry.registry import Timing
 from restow.broker.trust.key_files import Stamp
 from restow.etcd import rpc_pb2, rpc_pb2_grpc
 
-PATIENCE_S = 1.0
-_NO_TLS = frozenset(
-    {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING"}
-)
 _ABOUT_CERTIFICATE = ": does it accept a certificate of ours (--etcd-cert, --etcd-key)?"
 _NOT_SPOKEN = ": it speaks no TLS, which --etcd-ca asks for"
 _NOT_ASKED = ": it speaks TLS, and was asked in plaintext (--etcd-ca)"
@@ -86,13 +82,10 @@ class Endpoints:
             await self.close()
             self._stamp = stamp
         if address not in self._channels:
-            self._channels[address] = self._open(address)
+            self._channels[address] = channel_showing(
+                self._credentials, grpc.aio, address, _OPTIONS
+            )
         return self._channels[address]
-
-    def _open(self, address: str) -> grpc.aio.Channel:
-        if not self._credentials.secure:
-            return grpc.aio.insecure_channel(address, options=_OPTIONS)
-        return grpc.aio.secure_channel(address, self._credentials.for_channel(), options=_OPTIONS)
 
     async def close(self) -> None:
         """Close all channels. May be repeated."""
@@ -109,27 +102,15 @@ class Endpoints:
             host, port = host_and_port(address)
         except AddressInvalidError:  # gRPC's own forms
             return ""
-        context = ssl.create_default_context(cafile=self._credentials.tls_ca)
-        if not self._credentials.secure:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.set_alpn_protocols(["h2"])
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                _, writer = await asyncio.open_connection(host, port, ssl=context)
-            writer.close()
-        except ssl.SSLCertVerificationError as error:
-            return f": its certificate is not accepted here, {error.verify_message} (--etcd-ca)"
-        except ssl.SSLError as error:
-            speaks_tls = error.reason not in _NO_TLS
-        except ConnectionResetError:
-            speaks_tls = False
-        except (OSError, TimeoutError):
+            shown = await asyncio.to_thread(try_tls, host, port, self._credentials)
+        except (OSError, ValueError):
             return ""
-        else:
-            speaks_tls = True
-        if self._credentials.secure:
-            return _ABOUT_CERTIFICATE if speaks_tls else _NOT_SPOKEN
-        return _NOT_ASKED if speaks_tls else ""
+        if not self._credentials.secure:
+            return _NOT_ASKED if shown.speaks_tls else ""
+        if shown.why_rejected:
+            return f": its certificate is not accepted here, {shown.why_rejected} (--etcd-ca)"
+        return _ABOUT_CERTIFICATE if shown.speaks_tls else _NOT_SPOKEN
 
 
 WITH_LEADER = ("hasleader", "true")
@@ -277,23 +258,25 @@ class EtcdClient:
         """End all calls. May be repeated."""
         await self._asking.endpoints.close()
 
-    async def range(self, key: bytes, range_end: bytes = b"") -> rpc_pb2.RangeResponse:
-        """Read a key, or ``[key, range_end)``, as the majority of members has it."""
-        request = rpc_pb2.RangeRequest(key=key, range_end=range_end)
+    async def _any(
+        self, method: Callable[[grpc.aio.Channel], Callable[..., Awaitable[T]]], request: object
+    ) -> T:
+        """Call a method of one message and one answer, of any member."""
         return await self._asking.any(
-            lambda channel, metadata, timeout_s: rpc_pb2_grpc.KVStub(channel).Range(
+            lambda channel, metadata, timeout_s: method(channel)(
                 request, metadata=metadata, timeout=timeout_s
             )
         )
 
+    async def range(self, key: bytes, range_end: bytes = b"") -> rpc_pb2.RangeResponse:
+        """Read a key, or ``[key, range_end)``, as the majority of members has it."""
+        request = rpc_pb2.RangeRequest(key=key, range_end=range_end)
+        return await self._any(lambda channel: rpc_pb2_grpc.KVStub(channel).Range, request)
+
     async def put(self, key: bytes, value: bytes, lease: int = 0) -> rpc_pb2.PutResponse:
         """Write a key. Raises `LeaseGoneError`, too."""
         request = rpc_pb2.PutRequest(key=key, value=value, lease=lease)
-        return await self._asking.any(
-            lambda channel, metadata, timeout_s: rpc_pb2_grpc.KVStub(channel).Put(
-                request, metadata=metadata, timeout=timeout_s
-            )
-        )
+        return await self._any(lambda channel: rpc_pb2_grpc.KVStub(channel).Put, request)
 
     async def txn(
         self,
@@ -306,11 +289,7 @@ class EtcdClient:
         Raises `LeaseGoneError`, too.
         """
         request = rpc_pb2.TxnRequest(compare=compare, success=success, failure=failure)
-        return await self._asking.any(
-            lambda channel, metadata, timeout_s: rpc_pb2_grpc.KVStub(channel).Txn(
-                request, metadata=metadata, timeout=timeout_s
-            )
-        )
+        return await self._any(lambda channel: rpc_pb2_grpc.KVStub(channel).Txn, request)
 
     async def grant(self, ttl_s: int) -> rpc_pb2.LeaseGrantResponse:
         """Make a lease of ``ttl_s``, or of etcd's minimum if that is longer.
@@ -318,11 +297,7 @@ class EtcdClient:
         If the answer is lost, its lease ends by itself because nobody keeps it alive.
         """
         request = rpc_pb2.LeaseGrantRequest(TTL=ttl_s)
-        return await self._asking.any(
-            lambda channel, metadata, timeout_s: rpc_pb2_grpc.LeaseStub(channel).LeaseGrant(
-                request, metadata=metadata, timeout=timeout_s
-            )
-        )
+        return await self._any(lambda channel: rpc_pb2_grpc.LeaseStub(channel).LeaseGrant, request)
 
     async def keep_alive(self, lease: int) -> int:
         """Renew a lease, and return its length in seconds. Raises `LeaseGoneError`, too."""
@@ -339,11 +314,7 @@ class EtcdClient:
         """End a lease and delete its keys. Ignores a lease that has ended."""
         request = rpc_pb2.LeaseRevokeRequest(ID=lease)
         with contextlib.suppress(LeaseGoneError):
-            await self._asking.any(
-                lambda channel, metadata, timeout_s: rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(
-                    request, metadata=metadata, timeout=timeout_s
-                )
-            )
+            await self._any(lambda channel: rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke, request)
 
     async def statuses(self) -> list[MemberStatus]:
         """Return the status of each member that answers.

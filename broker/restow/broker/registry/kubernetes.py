@@ -19,7 +19,7 @@ import hashlib
 import os
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,17 +35,21 @@ from kubernetes_asyncio.config.incluster_config import (
     InClusterConfigLoader,
 )
 
-from restow.broker.addresses import checked_target
-from restow.broker.errors import AddressInvalidError, RestowError
-from restow.broker.registry.registry import AddressTakenError, Fleet, Leader, LeaseEndedError
+from restow.broker.errors import RestowError
+from restow.broker.registry.registry import (
+    TRIES,
+    AddressTakenError,
+    Fleet,
+    Leader,
+    LeaseEndedError,
+    written_address,
+)
 
 T = TypeVar("T")
 FLEET, KIND = "restow/fleet", "restow/kind"
 """Labels."""
 ADDRESS, EPOCH = "restow/address", "restow/epoch"
 """Annotations."""
-TRIES = 5
-"""How often a change is tried when other brokers change the same Lease meanwhile."""
 UNHEARD_S = 1.0
 """Silence counts at most this long between two looks: the API may have been away."""
 
@@ -98,7 +102,7 @@ class _Lease:
             lease.metadata.resource_version,
             (spec.holder_identity if spec else "") or "",
             float((spec.lease_duration_seconds if spec else 0) or 0),
-            _address(notes.get(ADDRESS, "")),
+            written_address(notes.get(ADDRESS, "").encode(errors="replace")),
             int(epoch) if epoch.isascii() and epoch.isdigit() else 0,
         )
 
@@ -185,11 +189,7 @@ class KubernetesRegistry:
         earlier = next((lease for lease in leases.brokers.values() if lease.name == name), None)
         if earlier is not None:
             if not self._silence.is_over(earlier):
-                raise AddressTakenError(
-                    f"another broker advertises {address}, or did a moment ago: give each broker "
-                    f"an --advertise of its own; a killed broker is gone when its lease ends",
-                    address=address,
-                )
+                raise AddressTakenError(address)
             await self._delete(earlier)
         self._address, self._length_s = address, float(max(1, round(lease_s + 0.49)))
         self._life = uuid.uuid4().hex
@@ -281,14 +281,10 @@ class KubernetesRegistry:
     # -- reading ----------------------------------------------------------------------------------
 
     async def _list(self) -> _FleetLeases:
-        api = await self._api()
         listed = await self._call(
             "list Leases",
-            api.api_client,
-            api.list_namespaced_lease(
-                self._namespace,
-                label_selector=f"{FLEET}={self._fleet}",
-                _request_timeout=self._call_s,
+            lambda api, how: api.list_namespaced_lease(
+                self._namespace, label_selector=f"{FLEET}={self._fleet}", **how
             ),
         )
         top, brokers = None, {}
@@ -339,65 +335,67 @@ class KubernetesRegistry:
         }
 
     async def _create(self, name: str, kind: str, holder: str, epoch: int) -> _Lease:
-        api = await self._api()
-        made = api.create_namespaced_lease(
-            self._namespace,
-            self._body(name, kind, holder, epoch),
-            _request_timeout=self._call_s,
+        body = self._body(name, kind, holder, epoch)
+        made = await self._call(
+            "create a Lease",
+            lambda api, how: api.create_namespaced_lease(self._namespace, body, **how),
         )
-        return _Lease.of(await self._call("create a Lease", api.api_client, made))
+        return _Lease.of(made)
 
     async def _replace(self, lease: _Lease, kind: str, holder: str, epoch: int) -> _Lease:
         """Write a Lease if it has not changed since it was read, else raise `_ChangedError`."""
         body = self._body(lease.name, kind, holder, epoch)
         body["metadata"] |= {"resourceVersion": lease.version, "uid": lease.uid}
-        api = await self._api()
-        written = api.replace_namespaced_lease(
-            lease.name, self._namespace, body, _request_timeout=self._call_s
+        written = await self._call(
+            "update a Lease",
+            lambda api, how: api.replace_namespaced_lease(lease.name, self._namespace, body, **how),
         )
-        return _Lease.of(await self._call("update a Lease", api.api_client, written))
+        return _Lease.of(written)
 
     async def _delete(self, lease: _Lease) -> None:
         """Delete a Lease if it has not changed since it was read, else raise `_ChangedError`."""
         only = {"uid": lease.uid, "resourceVersion": lease.version}
-        api = await self._api()
-        deleted = api.delete_namespaced_lease(
-            lease.name,
-            self._namespace,
-            body={"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": only},
-            _request_timeout=self._call_s,
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": only}
+        await self._call(
+            "delete a Lease",
+            lambda api, how: api.delete_namespaced_lease(
+                lease.name, self._namespace, body=body, **how
+            ),
         )
-        await self._call("delete a Lease", api.api_client, deleted)
 
-    async def _api(self) -> Any:
-        if self._client is None:
-            loader = InClusterConfigLoader(
-                str(self._account / "token") if self._account else SERVICE_TOKEN_FILENAME,
-                str(self._account / "ca.crt") if self._account else SERVICE_CERT_FILENAME,
-                environ=dict(os.environ),
-            )
-            configuration = Configuration()
-            try:
-                loader.load_and_set(configuration)
-            except (ConfigException, OSError, UnicodeDecodeError) as error:
-                raise KubernetesSettingsError(
-                    f"the service account of this pod cannot be used: {error} (Kubernetes tells a "
-                    f"pod where its API is, and gives it a token and ca.crt: "
-                    f"automountServiceAccountToken, --kubernetes-account)"
-                ) from None
-            self._client = ApiClient(configuration)
-        return CoordinationV1Api(self._client)
+    def _connect(self) -> ApiClient:
+        """Return a client of the API. Raises `KubernetesSettingsError`."""
+        loader = InClusterConfigLoader(
+            str(self._account / "token") if self._account else SERVICE_TOKEN_FILENAME,
+            str(self._account / "ca.crt") if self._account else SERVICE_CERT_FILENAME,
+            environ=dict(os.environ),
+        )
+        configuration = Configuration()
+        try:
+            loader.load_and_set(configuration)
+        except (ConfigException, OSError, UnicodeDecodeError) as error:
+            raise KubernetesSettingsError(
+                f"the service account of this pod cannot be used: {error} (Kubernetes tells a "
+                f"pod where its API is, and gives it a token and ca.crt: "
+                f"automountServiceAccountToken, --kubernetes-account)"
+            ) from None
+        return ApiClient(configuration)
 
-    async def _call(self, asked: str, client: ApiClient, call: Any) -> Any:
-        """Await a call of a client; raise a typed error that says what to do.
+    async def _call(
+        self, asked: str, call: Callable[[Any, dict[str, float]], Awaitable[Any]]
+    ) -> Any:
+        """Make a call with the API and a time limit; raise a typed error that says what to do.
 
         After a failure the next call makes a new client. The old client is closed when no other
         call uses it: a client that is closed during a call raises errors of any type.
         """
+        if self._client is None:
+            self._client = self._connect()
+        client = self._client
         self._calls[client] += 1
         try:
             async with asyncio.timeout(self._call_s):
-                return await call
+                return await call(CoordinationV1Api(client), {"_request_timeout": self._call_s})
         except TimeoutError:
             self._drop(client)
             raise KubernetesUnreachableError(
@@ -419,14 +417,6 @@ class KubernetesRegistry:
         """Have the next call make a new client."""
         if self._client is client:
             self._client = None
-
-
-def _address(said: str) -> str:
-    """Return an address that a broker wrote, or an empty text for an invalid address."""
-    try:
-        return checked_target(said)
-    except AddressInvalidError:
-        return ""
 
 
 def _ended() -> LeaseEndedError:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from restow.broker.errors import RequestError, RestowError
+from restow.broker.addresses import checked_target
+from restow.broker.errors import AddressInvalidError, RequestError, RestowError
 
 
 class LeaseEndedError(RestowError, status="ABORTED", reason="BROKER_LEASE_ENDED"):
@@ -20,6 +21,26 @@ class LeaseEndedError(RestowError, status="ABORTED", reason="BROKER_LEASE_ENDED"
 
 class AddressTakenError(RestowError, status="ALREADY_EXISTS", reason="ADDRESS_TAKEN"):
     """Another broker has the address, or an earlier life of this broker whose lease lives."""
+
+    def __init__(self, address: str) -> None:
+        """Name the address."""
+        super().__init__(
+            f"another broker advertises {address}, or did a moment ago: give each broker an "
+            f"--advertise of its own; a killed broker is gone when its lease ends",
+            address=address,
+        )
+
+
+TRIES = 5
+"""How often a change is tried when other brokers change the same entries meanwhile."""
+
+
+def written_address(said: bytes) -> str:
+    """Return an address that a broker wrote, or an empty text for an invalid address."""
+    try:
+        return checked_target(said.decode())
+    except (AddressInvalidError, UnicodeDecodeError):
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

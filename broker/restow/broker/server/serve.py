@@ -23,12 +23,7 @@ from restow.broker.server.base.hub import Hub
 from restow.broker.server.base.logging import BoundedLog, settings_in_words
 from restow.broker.server.base.one_of_several import OneOfSeveral, in_fleet
 from restow.broker.server.base.settings import BrokerSettings
-from restow.broker.server.gate.guard import (
-    GuardInterceptor,
-    OpenInterceptor,
-    RawContext,
-    RefusedCallsInterceptor,
-)
+from restow.broker.server.gate.guard import GuardInterceptor, RawContext, WatchingInterceptor
 from restow.broker.server.gate.strangers import Strangers
 from restow.broker.server.gate.trust import Trust, trust_of
 from restow.broker.server.services.admin_service import AdminService
@@ -141,13 +136,9 @@ def interceptors_of(
     refused or fails. ``tenant_max_calls`` holds only where callers are identified.
     """
     identify = None if trust is None else trust.identify
-    gate: grpc.aio.ServerInterceptor = (
-        OpenInterceptor(admitted)
-        if identify is None
-        else GuardInterceptor(identify, admitted, tenant_max_calls)
-    )
-    refusals = RefusedCallsInterceptor(identify, log, refused)
-    return [ErrorInterceptor(), refusals, gate, ParsingInterceptor()]
+    watching = WatchingInterceptor(identify, log, refused, admitted)
+    guards = [] if identify is None else [GuardInterceptor(identify, admitted, tenant_max_calls)]
+    return [ErrorInterceptor(), watching, *guards, ParsingInterceptor()]
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ import asyncio
 import os
 import socket
 import ssl
-from pathlib import Path
+from typing import NamedTuple
 
 from restow.broker.addresses import host_and_port
 from restow.broker.client.connection.channel import Credentials
@@ -45,66 +45,73 @@ async def explained_soon(error: RestowError, address: str, credentials: Credenti
 
 def _advise(host: str, port: int, credentials: Credentials) -> str:
     try:
-        if credentials.tls_ca is None:
-            return _advise_plaintext_client(host, port)
-        context = ssl.create_default_context(cafile=credentials.tls_ca)
-        if credentials.tls_cert is not None and credentials.tls_key is not None:
-            context.load_cert_chain(credentials.tls_cert, credentials.tls_key, password="")
-        return _advise_tls_client(host, port, context, credentials.tls_cert)
+        shown = try_tls(host, port, credentials)
     except socket.gaierror:
         return f"The name {host} has no address"
     except ConnectionRefusedError:
         return "Nothing listens there"
     except (OSError, ValueError):  # too slow, or gone in the meantime
         return ""
-
-
-def _advise_plaintext_client(host: str, port: int) -> str:
-    """Return advice for a client without TLS, if the server speaks TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    try:
-        _greet(host, port, context)
-    except ssl.SSLError as error:
-        if error.reason in _NO_TLS:
-            return ""
-    except ConnectionResetError:
+    if not credentials.secure:
+        return (
+            "It speaks TLS, but was called in plaintext: name the authority of its certificate "
+            "(--tls-ca, RESTOW_TLS_CA)"
+            if shown.speaks_tls
+            else ""
+        )
+    if not shown.speaks_tls:
+        return (
+            "It speaks plaintext, but was called with TLS: start it with --tls-cert and --tls-key, "
+            "or omit the authority (--tls-ca, RESTOW_TLS_CA)"
+        )
+    if shown.why_rejected:
+        return f"This client rejects its certificate: {shown.why_rejected}"
+    if shown.goes_on:
         return ""
+    if credentials.tls_cert is None:
+        return "It requires a client certificate: name it (--tls-cert and --tls-key)"
     return (
-        "It speaks TLS, but was called in plaintext: name the authority of its certificate "
-        "(--tls-ca, RESTOW_TLS_CA)"
+        f"It rejects certificate {credentials.tls_cert}: check that an authority of its "
+        f"--client-ca signed it"
     )
 
 
-def _advise_tls_client(host: str, port: int, context: ssl.SSLContext, shows: Path | None) -> str:
-    plaintext = (
-        "It speaks plaintext, but was called with TLS: start it with --tls-cert and --tls-key, or "
-        "omit the authority (--tls-ca, RESTOW_TLS_CA)"
-    )
-    refusal = (
-        "It requires a client certificate: name it (--tls-cert and --tls-key)"
-        if shows is None
-        else f"It rejects certificate {shows}: check that an authority of its --client-ca signed it"
-    )
-    try:
-        return "" if _greet(host, port, context) else refusal
-    except ssl.SSLCertVerificationError as error:
-        return f"This client rejects its certificate: {error.verify_message}"
-    except ssl.SSLError as error:
-        return plaintext if error.reason in _NO_TLS else refusal
-    except ConnectionResetError:
-        return plaintext
+class TlsShown(NamedTuple):
+    """What an attempt to speak TLS shows of a server."""
+
+    speaks_tls: bool
+    goes_on: bool = False
+    """Whether the server continues after the handshake, since it checks certificates afterwards."""
+    why_rejected: str = ""
+    """Why the server's certificate is not accepted here."""
 
 
-def _greet(host: str, port: int, context: ssl.SSLContext) -> bool:
-    """Shake hands; return whether the server continues, since it checks certificates afterwards."""
+def try_tls(host: str, port: int, credentials: Credentials) -> TlsShown:
+    """Shake hands with a server, whether or not ``credentials`` are for TLS; it blocks.
+
+    Raises `OSError` for a server that does not answer, and for files that cannot be used.
+    """
+    if credentials.tls_ca is None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        context = ssl.create_default_context(cafile=credentials.tls_ca)
+        if credentials.tls_cert is not None and credentials.tls_key is not None:
+            context.load_cert_chain(credentials.tls_cert, credentials.tls_key, password="")
     context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection((host, port), PATIENCE_S) as connection,
-        context.wrap_socket(connection, server_hostname=host) as secured,
-    ):
-        try:
-            secured.sendall(_PREFACE)
-            return bool(secured.recv(1))
-        except (TimeoutError, BrokenPipeError) as error:
-            return isinstance(error, TimeoutError)
+    try:
+        with (
+            socket.create_connection((host, port), PATIENCE_S) as connection,
+            context.wrap_socket(connection, server_hostname=host) as secured,
+        ):
+            try:
+                secured.sendall(_PREFACE)
+                return TlsShown(True, bool(secured.recv(1)))
+            except (TimeoutError, BrokenPipeError) as error:
+                return TlsShown(True, isinstance(error, TimeoutError))
+    except ssl.SSLCertVerificationError as error:
+        return TlsShown(True, why_rejected=error.verify_message)
+    except ssl.SSLError as error:
+        return TlsShown(error.reason not in _NO_TLS)
+    except ConnectionResetError:
+        return TlsShown(False)

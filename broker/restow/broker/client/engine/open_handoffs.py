@@ -1,8 +1,4 @@
-"""Open handoffs of a session: what the engine said of each handoff, until the handoff ends.
-
-A caller waits on a `HandoffFuture`. The future of a demand is a `Delivery`, which also tells when
-D's pages are free again.
-"""
+"""Open handoffs of a session: what the engine said of each handoff, until the handoff ends."""
 
 from __future__ import annotations
 
@@ -12,142 +8,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from restow.broker.block_ids import ID_BYTES
 from restow.broker.client.connection.errors import BrokerCallError, PagesNotFreeError
+from restow.broker.client.engine.handoff_futures import Delivery, HandoffEnded, HandoffFuture
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.status import cut
 from restow.v1 import broker_pb2 as pb
-
-_STATES = {number: name.removeprefix("HANDOFF_STATE_") for name, number in pb.HandoffState.items()}
-"""Names by number; a newer broker may know more states."""
-
-
-def state_name(state: pb.HandoffState.ValueType) -> str:
-    """Return the name of a state."""
-    return _STATES.get(state, _STATES[pb.HANDOFF_STATE_UNSPECIFIED])
-
-
-@dataclass(frozen=True, slots=True)
-class HandoffEnded:
-    """The end of a handoff. D may use its pages only if ``done``; P's pages are free anyway."""
-
-    handoff_id: str
-    """The id that the router gave both sides."""
-    state: str
-    """DONE, FAILED, EXPIRED or CANCELLED."""
-    reason: str
-    """The reason, a stable upper-case word (docs/runbook.md lists all). Empty if DONE."""
-    detail: str
-    """The reason in words. Empty if DONE."""
-    bytes: int
-    """Bytes that D's ranks read."""
-    transfer_us: int
-    """Microseconds from grant to last report. 0: not granted, or for P with several readers."""
-    delivered: int = 0
-    """Number of D's that have the state; for D, 1 if DONE."""
-    position_tokens: int = 0
-    """Tokens that P's state includes; D continues after them. 0: P had not published completely."""
-    content_compared: bool = False
-    """Whether P and D both named the content (`content_of`), and the broker compared it.
-
-    If False, nobody knows whether the state belongs to D's prompt.
-    """
-
-    @classmethod
-    def of(cls, ended: pb.Ended) -> HandoffEnded:
-        """Convert the broker's message ``ended``."""
-        told = (ended.handoff_id, state_name(ended.state), ended.reason, ended.detail)
-        counts = (ended.bytes, ended.transfer_us, ended.delivered)
-        return cls(*told, *counts, ended.position_tokens, ended.content_compared)
-
-    @property
-    def done(self) -> bool:
-        """Whether D holds the complete state."""
-        return self.state == "DONE"
-
-
-class HandoffFuture(asyncio.Future[HandoffEnded]):
-    """The end of a handoff for one side, to be awaited; an error may stay unretrieved."""
-
-    def __init__(self) -> None:
-        """Belong to the running loop."""
-        super().__init__(loop=asyncio.get_running_loop())
-        self.add_done_callback(_retrieve_error)
-
-    def tell(self, ended: HandoffEnded) -> None:
-        """Set the end to ``ended``, unless it is set or nobody waits. The session calls it."""
-        if not self.done():
-            self.set_result(ended)
-
-    def fail(self, error: Exception) -> None:
-        """Set an ``error`` instead of an end. The session calls it."""
-        if not self.done():
-            self.set_exception(error)
-
-
-class Delivery(HandoffFuture):
-    """The end of a demand, to be awaited. Cancelling it gives the demand up.
-
-    So ``asyncio.wait_for(session.request(...), 0.1)`` cancels the demand after a timeout. The pages
-    are D's again only when `pages_free` is done without an error: until then a rank may write to
-    them.
-    """
-
-    def __init__(self, give_up: Callable[[Delivery], None]) -> None:
-        """Call ``give_up`` with this delivery once, if it is cancelled. Sessions create it."""
-        super().__init__()
-        self._give_up = give_up
-        self.pages_free: asyncio.Future[None] = self.get_loop().create_future()
-        """Done when no rank writes to D's pages any more.
-
-        Raises `PagesNotFreeError` if a closed session cannot tell.
-        """
-        self.pages_free.add_done_callback(_retrieve_error)
-        self.sampled: asyncio.Future[int] = self.get_loop().create_future()
-        """The token that P sampled, for a demand that takes it, told before the end.
-
-        Cancelled if the end comes without it.
-        """
-        self.add_done_callback(lambda _: self.sampled.cancel())
-
-    def sample(self, token: int) -> None:
-        """Set the ``token`` that P sampled, unless it is set or nobody waits.
-
-        The session calls it.
-        """
-        if not self.sampled.done():
-            self.sampled.set_result(token)
-
-    def cancel(self, msg: object = None) -> bool:
-        """Give the demand up, and return True; return False if it has ended.
-
-        Its pages are not free yet. ``msg`` is passed to the `CancelledError`, as in asyncio.
-        """
-        cancelled = super().cancel(msg)
-        if cancelled:
-            self._give_up(self)
-        return cancelled
-
-    def free(self, error: Exception | None = None) -> None:
-        """Set that no rank writes to the pages any more, or an ``error`` if nobody can tell.
-
-        The session calls it.
-        """
-        if self.pages_free.done():
-            return
-        if error is None:
-            self.pages_free.set_result(None)
-        else:
-            self.pages_free.set_exception(error)
-
-
-def _retrieve_error(done: asyncio.Future[Any]) -> None:
-    """Mark an error as retrieved, so that it is not logged."""
-    if not done.cancelled():
-        done.exception()
 
 
 @dataclass(slots=True, eq=False)
@@ -226,14 +94,10 @@ def _differ(left: pb.BlockList, right: pb.BlockList) -> bool:
 
 def is_same(first: pb.Publication, second: pb.Publication) -> bool:
     """Return whether two messages publish the same state."""
+    names = ("final", "position_tokens", "content", "readers", "revision", "sampled_token")
     return (
-        first.final == second.final
-        and first.position_tokens == second.position_tokens
-        and first.content == second.content
-        and first.readers == second.readers
-        and first.revision == second.revision
+        all(getattr(first, name) == getattr(second, name) for name in names)
         and first.HasField("sampled_token") == second.HasField("sampled_token")
-        and first.sampled_token == second.sampled_token
         and list(first.blocks) == list(second.blocks)
     )
 
@@ -442,13 +306,18 @@ class OpenHandoffs:
         if self._open:
             await self._emptied.wait()
 
+    def _all_said(self) -> Iterator[tuple[str, Said]]:
+        """Yield all messages, each with the id of its handoff."""
+        for handoff_id, known in self._open.items():
+            for said in known.said:
+                yield handoff_id, said
+
     @property
     def demands(self) -> list[tuple[str, Delivery]]:
         """The demands whose pages may still be written to."""
         return [
             (handoff_id, said.end)
-            for handoff_id, known in self._open.items()
-            for said in known.said
+            for handoff_id, said in self._all_said()
             if isinstance(said.end, Delivery)
         ]
 
@@ -470,28 +339,22 @@ class OpenHandoffs:
         demand, they are free after `SILENCE_S`.
         """
         now_s = self._clock()
-        for handoff_id, known in list(self._open.items()):
-            for said in list(known.said):
-                late_s = now_s - said.patient_until_s
-                if late_s < 0:
-                    continue
-                by_d = isinstance(said.end, Delivery)
-                why = (
-                    f"the broker has not told its end, and its time limit passed {late_s:.1f} s ago"
-                )
-                ended = HandoffEnded(handoff_id, "EXPIRED", SILENT, why, 0, 0)
-                if late_s >= SILENCE_S:
-                    if by_d and connected and not said.untold:
-                        said.end.tell(ended)
-                    else:
-                        self._drop(handoff_id, said)
-                        said.finish(ended)
-                    self._cancel_late(handoff_id, said, by_d)
-                elif by_d and not connected and said.sent:
-                    said.end.tell(ended)
-                elif by_d and not connected:
-                    self._drop(handoff_id, said)
-                    said.finish(ended)
+        for handoff_id, said in list(self._all_said()):
+            late_s = now_s - said.patient_until_s
+            by_d = isinstance(said.end, Delivery)
+            silent = late_s >= SILENCE_S
+            if late_s < 0 or not (silent or (by_d and not connected)):
+                continue
+            why = f"the broker has not told its end, and its time limit passed {late_s:.1f} s ago"
+            ended = HandoffEnded(handoff_id, "EXPIRED", SILENT, why, 0, 0)
+            may_be_written_to = by_d and (connected and not said.untold if silent else said.sent)
+            if may_be_written_to:
+                said.end.tell(ended)
+            else:
+                self._drop(handoff_id, said)
+                said.finish(ended)
+            if silent:
+                self._cancel_late(handoff_id, said, by_d)
 
     def _cancel_late(self, handoff_id: str, said: Said, by_d: bool) -> None:
         """Cancel a late handoff at the broker, now and again on each new stream."""
@@ -515,7 +378,10 @@ class OpenHandoffs:
             mine = [entry for entry in said if entry.message.message_id == demand]
         else:
             mine = [entry for entry in said if not isinstance(entry.end, Delivery)]
-            self._forget_publication(handoff_id, any(entry.message.publish.final for entry in mine))
+            if handoff_id in self._open:
+                self._open[handoff_id].lease_ms = 0
+            if any(entry.message.publish.final for entry in mine):
+                self._use_up(handoff_id)
         for entry in mine:
             self._drop(handoff_id, entry)
             entry.finish(self._of_revision(ended, entry))
@@ -534,15 +400,10 @@ class OpenHandoffs:
     def sampled(self, sampled: pb.Sampled) -> None:
         """Pass on the token that P sampled, to the demand that takes it."""
         for said in self._said_of(sampled.handoff_id):
-            if isinstance(said.end, Delivery) and said.message.message_id == sampled.demand:
-                said.end.sample(sampled.token)
-
-    def _forget_publication(self, handoff_id: str, whole: bool) -> None:
-        known = self._open.get(handoff_id)
-        if known is not None:
-            known.lease_ms = 0
-        if whole:
-            self._use_up(handoff_id)
+            if said.message.message_id != sampled.demand or not isinstance(said.end, Delivery):
+                continue
+            if not said.end.sampled.done():
+                said.end.sampled.set_result(sampled.token)
 
     def _use_up(self, handoff_id: str) -> None:
         self._used[handoff_id] = None
@@ -577,23 +438,23 @@ class OpenHandoffs:
 
     def close(self, error: RestowError) -> None:
         """Fail every caller, including later callers."""
-        self._closed = self._closed or error
-        known, self._open = self._open, {}
-        self._emptied.set()
-        for handoff in known.values():
-            for said in handoff.said:
-                said.fail(error, free=not said.sent)
+        for _, said in self._take_all(error):
+            said.fail(error, free=not said.sent)
 
     def cancel_all(self, reason: str, detail: str) -> None:
         """End every handoff as CANCELLED, and refuse later handoffs."""
-        known, self._open = self._open, {}
-        self._emptied.set()
-        for handoff_id, handoff in known.items():
+        for handoff_id, said in self._take_all(BrokerCallError("CANCELLED", reason, detail)):
             ended = HandoffEnded(handoff_id, "CANCELLED", reason, detail, 0, 0)
-            for said in handoff.said:
-                if isinstance(said.end, Delivery) and said.sent:
-                    said.end.tell(ended)
-                    said.end.free(PagesNotFreeError(handoff_id))
-                else:
-                    said.finish(ended)
-        self._closed = self._closed or BrokerCallError("CANCELLED", reason, detail)
+            if isinstance(said.end, Delivery) and said.sent:
+                said.end.tell(ended)
+                said.end.free(PagesNotFreeError(handoff_id))
+            else:
+                said.finish(ended)
+
+    def _take_all(self, error: RestowError) -> list[tuple[str, Said]]:
+        """Forget and return all messages; later callers hear ``error``."""
+        taken = list(self._all_said())
+        self._open = {}
+        self._emptied.set()
+        self._closed = self._closed or error
+        return taken

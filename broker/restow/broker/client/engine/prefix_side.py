@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from restow.broker.client.connection.errors import end_task
@@ -108,7 +108,10 @@ class HeldPrefixes:
             yield pb.EngineMessage(holdings=batch)
 
 
-Find = Callable[[Sequence[PrefixChain]], Awaitable[Holders]]
+AT_ONCE = 4
+LOOK_EVERY_S = 0.05
+PATIENCE_S = 3.0
+"""Time after which states that nobody took are given up: no store, or no room in it."""
 
 
 class PrefixSide:
@@ -118,7 +121,7 @@ class PrefixSide:
         self,
         engine_id: str,
         send: Callable[[pb.EngineMessage], bool],
-        find: Find,
+        find: Callable[[Sequence[PrefixChain]], Awaitable[Holders]],
         on_offer: Callable[[Offer], None] | None,
         on_keep: Callable[[Prefix], None] | None,
         on_drain: Callable[[], Sequence[Prefix]] | None,
@@ -128,7 +131,7 @@ class PrefixSide:
         self._engine_id, self._send, self._find = engine_id, send, find
         self._on_offer, self._on_keep, self._on_drain = on_offer, on_keep, on_drain
         self._on_forget = on_forget
-        self._held = HeldPrefixes(send)
+        self.held = HeldPrefixes(send)
         self._revision = ""
         """Revision of the engine's weights after they were replaced; empty before."""
         self._handing: asyncio.Task[None] | None = None
@@ -155,25 +158,13 @@ class PrefixSide:
         elif body == "drain":
             self.begin_hand_over()
         elif body == "tell_holdings":
-            for message in self._held.everything():
+            for message in self.held.everything():
                 self._send(message)
 
     def revise(self, revision: str) -> None:
         """Forget all that is held, because the weights were replaced."""
         self._revision = revision
-        self._held.forget()
-
-    def everything(self) -> Iterable[pb.EngineMessage]:
-        """Return the messages that report all that is held, on a new stream."""
-        return self._held.everything()
-
-    def tell(self, change: Change) -> None:
-        """Report what is held from now on, or no longer."""
-        self._held.tell(change)
-
-    def keep(self, prefix: Prefix) -> None:
-        """Report that a state is worth keeping. Raises `ChainInvalidError`."""
-        self._send(keep_message(prefix, self._revision))
+        self.held.forget()
 
     def decline_offer(self, handoff_id: str, detail: str) -> None:
         """Decline an offer."""
@@ -191,10 +182,47 @@ class PrefixSide:
         try:
             prefixes = list(self._on_drain()) if self._on_drain is not None else []
             if prefixes:
-                taken = await hand_over(prefixes, self._engine_id, self.keep, self._find)
+                taken = await self._let_others_hold(prefixes)
                 self._log.info("states handed over", taken=taken, of=len(prefixes))
         finally:
             self._send(pb.EngineMessage(handed_over=pb.HandedOver()))
+
+    async def _let_others_hold(self, prefixes: Sequence[Prefix]) -> int:
+        """Let others hold ``prefixes``; return how many prefixes others hold then.
+
+        They are offered in order, a few at a time. If none of these is taken in time, the rest is
+        given up.
+        """
+        taken = 0
+        for first in range(0, len(prefixes), AT_ONCE):
+            batch = prefixes[first : first + AT_ONCE]
+            for prefix in batch:
+                self._send(keep_message(prefix, self._revision))
+            held = await self._await_held(batch)
+            if not held:
+                break
+            taken += held
+        return taken
+
+    async def _await_held(self, prefixes: Sequence[Prefix]) -> int:
+        """Return how many of the prefixes others hold after a while."""
+        chains = [prefix.chain for prefix in prefixes]
+        end_s = asyncio.get_running_loop().time() + PATIENCE_S
+        while True:
+            try:
+                holders_by_chain = await self._find(chains)
+            except RestowError:
+                holders_by_chain = [[] for _ in chains]
+            held = sum(
+                any(
+                    holder.engine_id != self._engine_id and holder.tokens == prefix.position_tokens
+                    for holder in holders
+                )
+                for prefix, holders in zip(prefixes, holders_by_chain, strict=True)
+            )
+            if held == len(prefixes) or asyncio.get_running_loop().time() > end_s:
+                return held
+            await asyncio.sleep(LOOK_EVERY_S)
 
     def _handed(self, handing: asyncio.Task[None]) -> None:
         """Log why nothing was handed over, such as a fault of the engine."""
@@ -205,57 +233,3 @@ class PrefixSide:
         """Cancel the handing over."""
         if self._handing is not None and not self._handing.done():
             await end_task(self._handing)
-
-
-AT_ONCE = 4
-LOOK_EVERY_S = 0.05
-PATIENCE_S = 3.0
-"""Time after which states that nobody took are given up: no store, or no room in it."""
-
-
-async def hand_over(
-    prefixes: Sequence[Prefix],
-    engine_id: str,
-    keep: Callable[[Prefix], None],
-    find: Callable[[Sequence[PrefixChain]], Awaitable[Holders]],
-) -> int:
-    """Let others hold ``prefixes`` of ``engine_id``; return how many prefixes others hold then.
-
-    They are offered in order, a few at a time. If none of these is taken in time, the rest is given
-    up.
-    """
-    taken = 0
-    for first in range(0, len(prefixes), AT_ONCE):
-        batch = prefixes[first : first + AT_ONCE]
-        for prefix in batch:
-            keep(prefix)
-        held = await _await_held(batch, engine_id, find)
-        if not held:
-            return taken
-        taken += held
-    return taken
-
-
-async def _await_held(
-    prefixes: Sequence[Prefix],
-    engine_id: str,
-    find: Callable[[Sequence[PrefixChain]], Awaitable[Holders]],
-) -> int:
-    """Return how many of the prefixes others hold after a while."""
-    chains = [prefix.chain for prefix in prefixes]
-    end_s = asyncio.get_running_loop().time() + PATIENCE_S
-    while True:
-        try:
-            holders_by_chain = await find(chains)
-        except RestowError:
-            holders_by_chain = [[] for _ in chains]
-        held = sum(
-            any(
-                holder.engine_id != engine_id and holder.tokens == prefix.position_tokens
-                for holder in holders
-            )
-            for prefix, holders in zip(prefixes, holders_by_chain, strict=True)
-        )
-        if held == len(prefixes) or asyncio.get_running_loop().time() > end_s:
-            return held
-        await asyncio.sleep(LOOK_EVERY_S)

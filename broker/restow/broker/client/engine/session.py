@@ -32,7 +32,8 @@ from restow.broker.client.engine.chains import (
     holders_of,
 )
 from restow.broker.client.engine.engine_words import EngineWords
-from restow.broker.client.engine.open_handoffs import Delivery, HandoffEnded, OpenHandoffs
+from restow.broker.client.engine.handoff_futures import Delivery, HandoffEnded
+from restow.broker.client.engine.open_handoffs import OpenHandoffs
 from restow.broker.client.engine.prefix_side import Change, PrefixSide
 from restow.broker.errors import NoLeaderError, NotLeaderError, RestowError
 from restow.broker.layout import Layout
@@ -370,7 +371,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         self._send(pb.EngineMessage(revise=pb.Revise(revision=revision)))
 
     def _tell(self, change: Change) -> None:
-        self._prefixes.tell(change)
+        self._prefixes.held.tell(change)
 
     def _ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
         return self._handoffs.ask(handoff_id, message)
@@ -384,7 +385,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         if self._revision:  # may differ from the revision of the last registration
             yield pb.EngineMessage(revise=pb.Revise(revision=self._revision))
         yield from self._handoffs.everything()
-        yield from self._prefixes.everything()
+        yield from self._prefixes.held.everything()
         if self._draining:  # after the handoffs, which would be refused otherwise
             yield pb.EngineMessage(drain=pb.Drain())
 

@@ -24,7 +24,7 @@ from restow.broker.server.base import orders
 from restow.broker.server.base.logging import BoundedLog, tell_agent, tell_engine, tell_failures
 from restow.broker.server.base.orders import AgentOutbox, EngineOutbox
 from restow.broker.server.base.planning import Planner, plan_pair
-from restow.broker.server.base.standing import Alone, Standing
+from restow.broker.server.base.standing import Standing
 from restow.broker.server.base.waiting_calls import Expected, WaitingCalls
 from restow.broker.words import member
 
@@ -66,7 +66,7 @@ class Hub:
         self.max_queue = max_queue
         self.said = BoundedLog(now_s)
         """Log of events that peers cause."""
-        self.standing: Standing = Alone()
+        self.standing = Standing()
         self.engines: dict[EngineKey, EngineOutbox] = {}
         self.agents: dict[AgentKey, AgentOutbox] = {}
         self.waiting = WaitingCalls()

@@ -25,7 +25,7 @@ from restow.broker.registry.leadership import Leadership, Want
 from restow.broker.registry.registry import LeaseEndedError, Registry, Timing
 from restow.broker.server.base.hub import Hub
 from restow.broker.server.base.settings import BrokerSettings
-from restow.broker.server.base.standing import LEADER_WAIT_S, FleetReport
+from restow.broker.server.base.standing import LEADER_WAIT_S, FleetReport, Standing
 
 TICK_S = 0.05
 WARNINGS_EVERY_S = 10.0
@@ -42,8 +42,8 @@ def seconds_awake_or_not() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class OneOfSeveral:
-    """Implements `Standing` over a registry. `run` it; call all methods on the same loop."""
+class OneOfSeveral(Standing):
+    """The standing of a broker among others. `run` it; call all methods on the same loop."""
 
     among_others = True
 

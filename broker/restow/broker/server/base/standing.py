@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from restow.broker.errors import RestowError
 from restow.broker.registry.leadership import Leadership
@@ -51,83 +50,47 @@ class FleetReport:
         return ""
 
 
-class Standing(Protocol):
-    """Whether this broker leads, and whether it may act now. Belongs to one event loop."""
+class Standing:
+    """Whether this broker leads, and whether it may act now. Belongs to one event loop.
 
-    @property
-    def fleet(self) -> str:
-        """The name of the fleet; epochs of two fleets are not compared. Empty: there is none."""
-        ...
+    By itself it is the standing of the only broker, which leads for ever. `OneOfSeveral` has the
+    standing of a broker among others.
+    """
 
-    @property
-    def among_others(self) -> bool:
-        """Whether there may be other brokers."""
-        ...
+    fleet = ""
+    """The name of the fleet; epochs of two fleets are not compared. Empty: there is none."""
+    among_others = False
+    """Whether there may be other brokers."""
+    term = 1
+    """The number of the broker's present term as the leader; 0: it does not lead."""
 
     @property
     def epoch(self) -> int:
         """The epoch in which the broker leads; 0: it does not lead, or it is the only broker."""
-        ...
-
-    @property
-    def term(self) -> int:
-        """The number of the broker's present term as the leader; 0: it does not lead."""
-        ...
+        return 0
 
     def report(self) -> FleetReport | None:
         """Return the broker's standing among others; None: it is the only broker."""
-        ...
+        return None
 
     def check(self) -> None:
         """Raise `NotLeaderError` or `NoLeaderError` unless the broker leads."""
-        ...
 
     async def lead(self, unreached: str = "", within_s: float = LEADER_WAIT_S) -> None:
         """Wait while nobody leads. Raise as `check` does.
 
         A caller that could not reach ``unreached`` waits until another broker leads.
         """
-        ...
 
     def name_epoch(self, epoch: int) -> None:
         """Take an epoch that an engine or agent names: the broker leads in no lower epoch."""
-        ...
 
     def is_sure(self) -> bool:
         """Return whether no other broker can lead now, or this broker does not lead."""
-        ...
-
-    async def sure(self) -> None:
-        """Wait until `is_sure`."""
-        ...
-
-
-class Alone:
-    """The standing of the only broker, which leads for ever."""
-
-    fleet = ""
-    among_others = False
-    epoch = 0
-    term = 1
-
-    def report(self) -> None:
-        """Tell nothing: there are no others."""
-
-    def check(self) -> None:
-        """Raise nothing."""
-
-    async def lead(self, unreached: str = "", within_s: float = LEADER_WAIT_S) -> None:
-        """Return at once."""
-
-    def name_epoch(self, epoch: int) -> None:
-        """Do nothing: it has no epochs."""
-
-    def is_sure(self) -> bool:
-        """Return True."""
         return True
 
     async def sure(self) -> None:
-        """Return at once."""
+        """Wait until `is_sure`."""
 
 
 @dataclass(frozen=True, slots=True)

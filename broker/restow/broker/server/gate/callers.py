@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from restow.broker.client.connection.brokers import UNREACHED_KEY
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.trust.errors import ForbiddenError
 from restow.broker.trust.identity import Identity, Role
@@ -14,7 +15,6 @@ DEFAULT_TENANT = "default"
 ALL_TENANTS = "*"
 """Names all tenants, for calls that return a list."""
 TENANT_KEY = "restow-tenant"
-UNREACHED_KEY = "restow-unreached"
 NOBODY_ASKED = "unknown: everyone is trusted"
 
 

@@ -58,19 +58,32 @@ class FirstMessages:
                 ) from None
 
 
-class RefusedCallsInterceptor(grpc.aio.ServerInterceptor):
-    """Logs and counts refused calls. Runs before the guard, inside of the error translation."""
+RawContext = grpc.aio.ServicerContext[Any, Any]
+Identify = Callable[[RawContext], Identity]
+"""Returns the caller's identity. Raises `UnauthenticatedError`."""
+
+
+class WatchingInterceptor(grpc.aio.ServerInterceptor):
+    """Logs and counts refused calls. Runs before the guard, inside of the error translation.
+
+    A broker that trusts everybody has no guard: then this interceptor admits every call.
+    """
 
     def __init__(
         self,
         identify: Identify | None,
         log: BoundedLog,
         count: Callable[[RestowError], None],
+        admitted: Callable[[RawContext], None],
     ) -> None:
-        """Identify callers by ``identify``, unless None; call ``count`` with each refusal."""
+        """Identify callers by ``identify``, unless None; call ``count`` with each refusal.
+
+        Without ``identify``, call ``admitted`` with each call.
+        """
         self._identify = identify
         self._log = log
         self._count = count
+        self._admitted = admitted
 
     async def intercept_service(
         self,
@@ -83,26 +96,30 @@ class RefusedCallsInterceptor(grpc.aio.ServerInterceptor):
 
         def unary(behavior: Callable[..., Any]) -> Callable[..., Any]:
             async def call(request: Any, context: RawContext) -> Any:
-                try:
+                with self._watched(method, context):
                     return await behavior(request, context)
-                except RestowError as error:
-                    self._tell(method, context, error)
-                    raise
 
             return call
 
         def stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
             async def call(requests: AsyncIterator[Any], context: RawContext) -> AsyncIterator[Any]:
-                try:
+                with self._watched(method, context):
                     async for response in behavior(requests, context):
                         yield response
-                except RestowError as error:
-                    self._tell(method, context, error)
-                    raise
 
             return call
 
         return None if handler is None else rewrap(handler, unary, stream) or handler
+
+    @contextlib.contextmanager
+    def _watched(self, method: str, context: RawContext) -> Iterator[None]:
+        if self._identify is None:
+            self._admitted(context)
+        try:
+            yield
+        except RestowError as error:
+            self._tell(method, context, error)
+            raise
 
     def _tell(self, method: str, context: RawContext, error: RestowError) -> None:
         self._count(error)
@@ -125,10 +142,6 @@ class RefusedCallsInterceptor(grpc.aio.ServerInterceptor):
             detail=error.message,
         )
 
-
-RawContext = grpc.aio.ServicerContext[Any, Any]
-Identify = Callable[[RawContext], Identity]
-"""Returns the caller's identity. Raises `UnauthenticatedError`."""
 
 REFUSALS = (UnauthenticatedError, ForbiddenError)
 HOLD_S = 0.05
@@ -296,36 +309,3 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             )
         self._admitted(context)
         return KnownCall(context, identity)
-
-
-class OpenInterceptor(grpc.aio.ServerInterceptor):
-    """Replaces the guard in a broker that trusts everybody."""
-
-    def __init__(self, admitted: Callable[[RawContext], None]) -> None:
-        """Call ``admitted`` with each call."""
-        self._admitted = admitted
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        """Wrap the handler, if it has a kind that our services use."""
-        handler = await continuation(handler_call_details)
-
-        def unary(behavior: Callable[..., Any]) -> Callable[..., Any]:
-            async def call(request: Any, context: RawContext) -> Any:
-                self._admitted(context)
-                return await behavior(request, context)
-
-            return call
-
-        def stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
-            async def call(requests: AsyncIterator[Any], context: RawContext) -> AsyncIterator[Any]:
-                self._admitted(context)
-                async for response in behavior(requests, context):
-                    yield response
-
-            return call
-
-        return None if handler is None else rewrap(handler, unary, stream) or handler

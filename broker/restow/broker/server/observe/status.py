@@ -7,7 +7,7 @@ of commands.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -42,7 +42,12 @@ from restow.broker.draw.bytes_and_seconds import duration_text
 from restow.broker.printable import shown, shown_values
 from restow.broker.server.base.hub import Hub
 from restow.broker.server.base.standing import FleetReport
-from restow.broker.server.services.admin_messages import engine_info, handoff_info, whole_story
+from restow.broker.server.services.admin_messages import (
+    engine_info,
+    handoff_info,
+    whole_story,
+    with_deliveries,
+)
 from restow.broker.server.services.admin_service import add_traffic, broker_status
 from restow.broker.server.services.prefix_messages import engine_holdings
 from restow.v1 import admin_pb2 as pb
@@ -142,7 +147,7 @@ class StatusPage:
             "pairs_left_out": len(told.pairs[bounds.pairs :]) + told.pairs_left_out,
             "lines": shown_values(_lines(live, several)),
             "under_way": self._table(UNDER_WAY, live[: bounds.listed], several, told.handoffs_live),
-            "ended": self._table(ENDED, islice(_with_deliveries(ends), bounds.ends), several),
+            "ended": self._table(ENDED, islice(with_deliveries(ends), bounds.ends), several),
         }
 
     def _some(self, tenant: str | None, handoffs: Iterable[Handoff]) -> list[Handoff]:
@@ -247,13 +252,6 @@ def _fleet(report: FleetReport | None) -> Values | None:
         "unready": report.unready,
         "trouble": "" if report.trouble is None else report.trouble.message,
     }
-
-
-def _with_deliveries(handoffs: Iterable[Handoff]) -> Iterator[Handoff]:
-    """Yield each publication before its deliveries."""
-    for handoff in handoffs:
-        yield handoff
-        yield from handoff.deliveries.by_engine.values()
 
 
 def _lines(handoffs: Iterable[Handoff], several: bool) -> list[Values]:

@@ -1,8 +1,8 @@
-"""Messages to operators about tenants, engines, agents, handoffs, costs and traffic."""
+"""Messages to operators about tenants, engines, agents, handoffs, costs, traffic and brokers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
 from restow.broker.core.common.keys import EngineKey, HostPair, State
@@ -17,11 +17,15 @@ from restow.broker.core.handoffs.progress import TimeSpan, progress_of, spans_of
 from restow.broker.core.handoffs.timeline import in_words
 from restow.broker.core.ledger.ends import delivered
 from restow.broker.core.probing import HostCosts
+from restow.broker.rpc.status import cut
+from restow.broker.server.base.hub import Hub
 from restow.broker.server.base.orders import STATE_NUMBERS
+from restow.broker.server.base.standing import FleetReport
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
 
 MAX_INT64 = (1 << 63) - 1
+MAX_BROKERS = 1000
 
 
 def state_counts(ended: Mapping[State, int]) -> list[pb.StateCount]:
@@ -189,3 +193,52 @@ def timeline_span(span: TimeSpan, born_s: float) -> pb.TimelineSpan:
         bytes=None if span.bytes_read is None else min(max(span.bytes_read, 0), MAX_INT64),
         over=span.over,
     )
+
+
+def with_deliveries(handoffs: Iterable[Handoff]) -> Iterator[Handoff]:
+    """Yield each publication, followed by its deliveries."""
+    for handoff in handoffs:
+        yield handoff
+        yield from handoff.deliveries.by_engine.values()
+
+
+def membership_of(report: FleetReport) -> pb.Membership:
+    """Return a broker's state among the others."""
+    leadership = report.leadership
+    leader = leadership.fleet.leader
+    told = pb.Membership(
+        address=leadership.address,
+        fleet=report.name,
+        brokers=len(report.brokers),
+        let_in=leadership.lease is not None,
+        leads=bool(leadership.epoch),
+        leader=leadership.leader,
+        expected=report.expected,
+        warnings=[cut(warning) for warning in report.warnings],
+    )
+    if leadership.leader:
+        told.epoch = leadership.epoch or (0 if leader is None else leader.epoch)
+    elif report.leaderless_s:
+        told.leaderless_s = report.leaderless_s
+    if leadership.lease is not None:
+        told.lease_s = leadership.lease.length_s
+        told.unanswered_s = report.now_s - leadership.lease.sent_s
+        still_s = leadership.still_s(report.now_s)
+        if still_s is not None and leadership.epoch:
+            told.still_s = still_s
+    if report.trouble is not None:
+        told.trouble_reason = report.trouble.reason
+        told.trouble = cut(report.trouble.message)
+    return told
+
+
+def brokers_of(hub: Hub) -> pb.ListBrokersResponse:
+    """Return all brokers of the fleet, and the standing of this broker."""
+    told, report = pb.ListBrokersResponse(), hub.standing.report()
+    if report is None:
+        return told
+    told.membership.CopyFrom(membership_of(report))
+    own, leader = report.leadership.address, report.leadership.leader
+    for address in sorted(report.brokers)[:MAX_BROKERS]:
+        told.brokers.add(address=address, asked=address == own, leads=address == leader)
+    return told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain, islice, takewhile
 
@@ -26,16 +25,18 @@ from restow.broker.server.gate.callers import (
 from restow.broker.server.services.admin_messages import (
     MAX_INT64,
     agent_info,
+    brokers_of,
     engine_info,
     handoff_info,
     host_costs,
+    membership_of,
     pair_traffic,
     state_counts,
     tenant_info,
     traffic_step,
     whole_story,
+    with_deliveries,
 )
-from restow.broker.server.services.fleet_messages import brokers_of, membership_of
 from restow.broker.server.services.prefix_messages import engine_holdings, tenant_holdings
 from restow.broker.trust.errors import ForbiddenError
 from restow.broker.versions import own_version
@@ -114,6 +115,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Return when the broker certainly leads. Raise `NotLeaderError` or `NoLeaderError`."""
         await self._hub.standing.sure()
         self._hub.standing.check()
+
+    def _note(self, event: str, context: Context, **values: object) -> None:
+        """Log what an operator did."""
+        self._log.info(event, **values, identity=caller_of(context))
 
     def _info(self, handoff: Handoff) -> pb.HandoffInfo:
         return handoff_info(handoff, self._hub.directory.granting, self._hub.now_s())
@@ -213,11 +218,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         tenant = listed_tenant(context)
         ledger = self._hub.directory.ledger
         live, ended = reversed(ledger.live.values()), reversed(ledger.ended.values())
-        listed = _with_deliveries(chain(live, ended))
+        listed = with_deliveries(chain(live, ended))
         if request.ended_within_s > 0:
             since_s = self._hub.now_s() - request.ended_within_s
             late = takewhile(lambda handoff: handoff.ended_s >= since_s, ended)
-            both = _with_deliveries(chain(live, late))
+            both = with_deliveries(chain(live, late))
             listed = (handoff for handoff in both if handoff.ended and handoff.ended_s >= since_s)
         wanted = [
             handoff
@@ -304,11 +309,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         hub = self._hub
         handoff = hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         if not handoff.ended:
-            self._log.info(
+            self._note(
                 "released by an operator",
+                context,
                 tenant=handoff.tenant,
                 handoff=handoff.handoff_id,
-                identity=caller_of(context),
             )
             hub.perform(hub.directory.release(handoff, hub.now_s()))
         return pb.ReleaseHandoffResponse(handoff=self._info(handoff))
@@ -320,11 +325,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         await self._leading()
         _check_all_tenants(context)
         hub = self._hub
-        self._log.info(
-            "draining set by an operator",
-            draining=request.draining,
-            identity=caller_of(context),
-        )
+        self._note("draining set by an operator", context, draining=request.draining)
         hub.perform(hub.directory.granting.drain(request.draining, hub.now_s()))
         return pb.SetDrainingResponse(granted=hub.directory.granted)
 
@@ -336,12 +337,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         members = self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         if engine.draining != request.draining:
-            self._log.info(
+            self._note(
                 "engine's draining set by an operator",
+                context,
                 tenant=engine.key.tenant,
                 engine=request.engine_id,
                 draining=request.draining,
-                identity=caller_of(context),
             )
         self._hub.perform(members.drain(engine, request.draining, self._hub.now_s()))
         return pb.DrainEngineResponse(open=len(engine.handoffs) + engine.handing_over)
@@ -355,12 +356,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         ended = len(engine.handoffs)
         hub.perform(members.forget(engine, hub.now_s()))
-        self._log.info(
+        self._note(
             "engine forgotten by an operator",
+            context,
             tenant=engine.key.tenant,
             engine=request.engine_id,
             ended=ended,
-            identity=caller_of(context),
         )
         return pb.ForgetEngineResponse(ended=ended)
 
@@ -373,12 +374,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         tenant = tenant_of(context)
         told = self._hub.directory.offering.forget_states(tenant, request.revision)
         self._hub.perform(told)
-        self._log.info(
+        self._note(
             "stores told by an operator to drop states",
+            context,
             tenant=tenant,
             revision=request.revision,
             stores=len(told),
-            identity=caller_of(context),
         )
         return pb.ForgetStatesResponse(stores=len(told))
 
@@ -391,13 +392,6 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         hub.perform(hub.directory.abandon(tenant, request.handoff_id, hub.now_s()))
         state = hub.directory.ledger.find(tenant, request.handoff_id).state
         return pb.AbandonHandoffResponse(state=STATE_NUMBERS[state])
-
-
-def _with_deliveries(handoffs: Iterable[Handoff]) -> Iterator[Handoff]:
-    """Yield each publication, followed by its deliveries."""
-    for handoff in handoffs:
-        yield handoff
-        yield from handoff.deliveries.by_engine.values()
 
 
 def _check_all_tenants(context: Context) -> None:
