@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 import pytest
 import pytest_asyncio
 
-from broker.content.holders import heard, hold
 from agent_harness.waiting import until
+from broker.content.holders import heard, hold
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, pair, silent
 from deployment.browser import Browser, found
 from restow.broker.server.observe.status import StatusPage
