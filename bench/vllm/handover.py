@@ -26,8 +26,8 @@ from typing import Any
 from bench.model_sizes import tiny_hybrid
 from bench.report import Put, Row, compared
 from restow.agents.engines.common.blocks import Group
+from restow.agents.engines.common.prefill_decode import Scheduled
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.common.sides import Scheduled
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.broker.client import BlockingSession
 from restow.broker.server.base.settings import BrokerSettings

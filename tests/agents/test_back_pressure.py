@@ -17,8 +17,8 @@ from agent_harness.world import POISON, Case, RankMemory, make_case
 from broker.fakes import broker
 from restow.agents.binding.pages import Blocks, TokenRange
 from restow.agents.execute.gathering import GatheredRun
+from restow.agents.execute.order_reads import StagedReads
 from restow.agents.execute.orders import ExecuteOrder, Source
-from restow.agents.execute.staged_reads import StagedReads
 from restow.agents.memory.staging import ALIGN_BYTES
 from restow.broker.core.common.keys import State
 from restow.broker.planner import Program, Strategy

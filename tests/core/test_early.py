@@ -66,7 +66,7 @@ def test_a_chunk_is_read_when_every_rank_has_fenced_it_and_the_end_is_told_once(
     assert ends(d) == ends(p) == [DONE]
     assert d.told[0].bytes == 12
     ledger = world.directory.ledger
-    assert (ledger.early_bytes, ledger.bytes_read) == (5, 12)
+    assert (ledger.statistics.early_bytes, ledger.statistics.bytes_read) == (5, 12)
 
 
 def test_what_is_fenced_while_a_chunk_is_read_is_read_next() -> None:

@@ -18,7 +18,7 @@ from restow.broker.core.engines.flow import (
     SMALL_BYTES,
     Flow,
 )
-from restow.broker.core.handoffs.progress import waits_for
+from restow.broker.core.handoffs.late import waits_for
 
 D = EngineKey("t", "d")
 MIB = 1 << 20

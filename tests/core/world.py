@@ -27,7 +27,7 @@ from restow.broker.core.common.events import (
 from restow.broker.core.common.keys import AgentKey, EngineKey, State
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import Digests, Gather, PairOutcome, PairPlan
-from restow.broker.core.directory import Directory
+from restow.broker.core.engine_events import Directory
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff

@@ -6,7 +6,7 @@ from typing import Any
 
 from engines.written_session import PUBLISHED, Session, chunk, computed, prefill, side
 from restow.agents.engines.common.blocks import Group
-from restow.agents.engines.common.sides import early_groups
+from restow.agents.engines.common.prefill_decode import early_groups
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 
 

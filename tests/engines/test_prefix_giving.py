@@ -19,9 +19,9 @@ from restow.agents.engines.common.holdings import (
     HeldBlocks,
     StatesToKeep,
 )
+from restow.agents.engines.common.prefill_decode import DecodeSide
 from restow.agents.engines.common.prefix_sharing import PrefixOffers, PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.common.sides import DecodeSide
 from restow.broker.client import BrokerCallError, HashForm, Offer, Prefix, chain_of
 
 HYBRID = (Group("full", 16), Group("states", 16, 0))

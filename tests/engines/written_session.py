@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from restow.agents.engines.common.blocks import Group
+from restow.agents.engines.common.prefill_decode import Scheduled
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.common.sides import Scheduled
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.broker.client import (
     BlockingDelivery,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from restow.agents.binding.pages import Blocks, RegionTable, TokenRange, staged_spans
+from restow.agents.execute.order_reads import KeptReads
 from restow.agents.execute.orders import ExecuteOrder, Peer
-from restow.agents.execute.staged_reads import KeptReads
 from restow.agents.memory.regions import HOST
 from restow.broker.errors import PageRangeError
 from restow.broker.families import ConvLayout, EngineSettings, Mamba2Spec, ModelSpec, build_layout

@@ -14,13 +14,12 @@ from restow.broker.client.engine import open_handoffs
 from restow.broker.core.engines.engine import MAX_FENCES
 from restow.broker.core.handoffs.handoff import MAX_DETAIL, MAX_REASON
 from restow.broker.core.handoffs.publication import MAX_PUBLICATION_BYTES
-from restow.broker.core.ledger.table import MAX_ID_LENGTH
+from restow.broker.core.ledger.handoff_table import MAX_ID_LENGTH
 from restow.broker.layout import values as layout
 from restow.broker.printable import MAX_WORD_LENGTH
 from restow.broker.rpc import sizes, status
 from restow.broker.server import serve
-from restow.broker.server.base import orders as outbox
-from restow.broker.server.base import standing
+from restow.broker.server.base import outbox, standing
 from restow.broker.server.base import waiting_calls as expected
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.gate import guard as first_messages

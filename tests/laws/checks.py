@@ -16,8 +16,8 @@ from laws.transfers import Reading, Traffic, served, transfer
 from laws.world import Engine, held_tokens
 from restow.agents.binding.extents import Extents, one_extent, source_extents
 from restow.agents.binding.pages import TokenRange
+from restow.agents.execute.order_reads import arrived_extents, joined_reads
 from restow.agents.execute.orders import Source
-from restow.agents.execute.staged_reads import arrived_extents, joined_reads
 from restow.agents.reading.lane import Read
 from restow.broker.layout import Box, Layout, Region, TokenClass, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json

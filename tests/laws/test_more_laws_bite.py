@@ -92,7 +92,7 @@ def a_rank_that_shares_tokens_out_is_taken_to_hold_all(
 # Digests.
 
 
-DIRECT = f"{BINDING}.extents.direct_extents", f"{EXECUTE}.staged_reads.direct_extents"
+DIRECT = f"{BINDING}.extents.direct_extents", f"{EXECUTE}.order_reads.direct_extents"
 
 
 @planted(*DIRECT, laws=[digests(SLICES)], tries=3000)
@@ -119,7 +119,7 @@ NO_EXTENTS = Extents(np.empty(0, np.int64), np.empty(0, np.int64))
 @planted(*DIRECT, laws=[digests(SLICES)])
 @planted(
     f"{BINDING}.extents.own_span_extents",
-    f"{EXECUTE}.staged_reads.staged_span_extents",
+    f"{EXECUTE}.order_reads.staged_span_extents",
     laws=[digests(WHOLE)],
 )
 def rows_are_hashed_by_nobody(right: Any, *args: Any) -> Any:
@@ -129,14 +129,14 @@ def rows_are_hashed_by_nobody(right: Any, *args: Any) -> Any:
 
 @planted(
     "laws.checks.one_extent",
-    f"{EXECUTE}.staged_reads.one_extent",
+    f"{EXECUTE}.order_reads.one_extent",
     laws=[digests(PACK), digests(INTERLEAVE)],
 )
 def runs_are_hashed_by_nobody(right: Any, *args: Any) -> Any:
     return NO_EXTENTS
 
 
-@planted(f"{EXECUTE}.staged_reads.direct_extents", laws=[digests(SLICES)])
+@planted(f"{EXECUTE}.order_reads.direct_extents", laws=[digests(SLICES)])
 def the_rows_of_another_rank_are_hashed(right: Any, program: Any, rank: int, *args: Any) -> Any:
     ranks = program.src_ranks
     return right(program, ranks[(ranks.index(rank) + 1) % len(ranks)], *args)
@@ -157,7 +157,7 @@ def weights_are_those_of_the_next_channel(right: Any, *args: Any) -> Any:
     return rows
 
 
-@planted(f"{EXECUTE}.staged_reads.bind_projections", laws=[check_recompute], cases=rebuilding_cases)
+@planted(f"{EXECUTE}.order_reads.bind_projections", laws=[check_recompute], cases=rebuilding_cases)
 def the_newest_tap_comes_first(right: Any, *args: Any) -> Any:
     rows = right(*args)
     taps = rows[:, 2].copy()

@@ -15,8 +15,8 @@ from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.operands import DST, SRC, in_order, in_spans, paged
 from restow.agents.binding.pages import TokenRange
 from restow.agents.execute.gathering import GatheredRun
+from restow.agents.execute.order_reads import KeptReads, StagedReads
 from restow.agents.execute.orders import ExecuteOrder, Peer, Source
-from restow.agents.execute.staged_reads import KeptReads, StagedReads
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.lane import Read
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan

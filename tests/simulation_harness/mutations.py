@@ -9,11 +9,12 @@ from restow.agents.reading.reader import Reader
 from restow.broker.client import EngineSession
 from restow.broker.client.engine.handoff_futures import Delivery
 from restow.broker.client.engine.open_handoffs import OpenHandoffs
+from restow.broker.core.agent_events import Reports
 from restow.broker.core.common.actions import Action
 from restow.broker.core.common.events import Failure, Settlement
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.connections import Connections
-from restow.broker.core.directory import Directory
+from restow.broker.core.engine_events import Directory
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.blocks import PagesInUse
 from restow.broker.core.engines.engine import EngineRecord
@@ -24,7 +25,6 @@ from restow.broker.core.handoffs.publication import Publication, SourceSide
 from restow.broker.core.ledger.known_ends import KnownWord
 from restow.broker.core.ledger.ledger import Ledger, Readers
 from restow.broker.core.offering import Offering
-from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2
 from simulation_harness import history as histories
 from simulation_harness import kept_prefixes

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from restow.agents.store.handoffs import MOST_AT_ONCE
+from restow.agents.store.requests import MOST_AT_ONCE
 from restow.agents.store.run_files import NAME as JOURNAL
 from restow.agents.store.store import Store, StoreOptions
 from restow.broker.client import AdminClient

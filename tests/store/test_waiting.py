@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from restow.agents.store.handoffs import Waiting
+from restow.agents.store.requests import Waiting
 from restow.broker.client import HashForm, Prefix
 
 FORM = HashForm("any", 1, 8)

@@ -1,4 +1,4 @@
-"""Zero the recurrent fields of masked slots in one launch on a GPU (CLEAR).
+"""Zero the recurrent fields of masked slots in one launch on a GPU, for an engine that reuses them.
 
 rows   int64 [n, 5]             the rows of a SlotTable, on the device
 tiles  int64 [t, 2]             its tiles on the device: range, and first unit in the range

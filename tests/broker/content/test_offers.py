@@ -36,7 +36,7 @@ from restow.broker.client.engine.chains import prefix_to_proto
 from restow.broker.core.common.events import NamedPrefix, Wish
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.errors import ChainInvalidError, RequestError
-from restow.broker.server.base.orders import LAGS_AT
+from restow.broker.server.base.outbox import LAGS_AT
 from restow.broker.server.serve import RunningBroker
 from restow.broker.server.services.prefix_messages import named_of
 

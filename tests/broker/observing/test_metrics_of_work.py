@@ -14,7 +14,7 @@ from broker.guarded import channel_of, error_of, guarded, register
 from broker.pages import Key, key, metrics
 from broker.trust.test_trust_files import replace
 from restow.broker.client import BrokerCallError, EngineSession
-from restow.broker.server.base.orders import MAX_BATCH, EngineOutbox
+from restow.broker.server.base.outbox import MAX_BATCH, EngineOutbox
 from restow.broker.server.serve import RunningBroker
 from restow.broker.server.services.admin_service import broker_status
 from restow.v1 import broker_pb2 as pb

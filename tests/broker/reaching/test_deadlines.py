@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restow.broker.core.ledger.table import Deadlines
+from restow.broker.core.ledger.handoff_table import Deadlines
 
 BUCKET_S = 0.05
 times = st.floats(0, 1e6, allow_nan=False)

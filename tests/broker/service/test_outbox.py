@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from restow.broker.errors import EngineReplacedError, QueueFullError
-from restow.broker.server.base import orders as module
-from restow.broker.server.base.orders import MAX_BATCH, Outbox
+from restow.broker.server.base import outbox as module
+from restow.broker.server.base.outbox import MAX_BATCH, Outbox
 
 
 def put(outbox: Outbox[list[int]], *numbers: int) -> None:

@@ -31,11 +31,11 @@ from restow.broker.layout.values import MAX_GROUPS
 from restow.broker.printable import shown
 from restow.broker.rpc import wire
 from restow.broker.rpc.status import MAX_MESSAGE_BYTES, MAX_SUBJECT_BYTES
-from restow.broker.server.base.orders import AgentOutbox, EngineOutbox, Outbox
+from restow.broker.server.base.outbox import AgentOutbox, EngineOutbox, Outbox
 from restow.broker.server.base.standing import Stand
 from restow.broker.server.serve import RunningBroker
 from restow.broker.server.services.agent_service import AgentLinkService
-from restow.broker.server.services.session_words import MAX_AT_ONCE, SessionWords, hear_batch
+from restow.broker.server.services.stream_messages import MAX_AT_ONCE, SessionWords, hear_batch
 from restow.v1 import admin_pb2, admin_pb2_grpc, broker_pb2_grpc
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb

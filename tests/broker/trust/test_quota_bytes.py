@@ -21,7 +21,7 @@ from restow.broker.errors import QueueFullError, RestowError
 from restow.broker.layout import check_layout
 from restow.broker.rpc import wire
 from restow.broker.rpc.wire import bytes_as_values
-from restow.broker.server.base.orders import COPIES, MESSAGE_BYTES, Outbox
+from restow.broker.server.base.outbox import COPIES, MESSAGE_BYTES, Outbox
 from restow.broker.server.serve import RunningBroker
 from restow.v1 import agent_link_pb2, broker_pb2_grpc
 from restow.v1 import broker_pb2 as pb

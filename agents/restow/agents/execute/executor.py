@@ -13,9 +13,7 @@ from contextlib import asynccontextmanager
 from restow.agents.copying.copier import Copier, Hasher
 from restow.agents.execute.fences import WriteMarks
 from restow.agents.execute.gathering import Gathering
-from restow.agents.execute.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder
-from restow.agents.execute.program_check import CheckedProgram
-from restow.agents.execute.staged_reads import (
+from restow.agents.execute.order_reads import (
     Clearing,
     KeptReads,
     StagedReads,
@@ -23,6 +21,8 @@ from restow.agents.execute.staged_reads import (
     compare,
     joined_reads,
 )
+from restow.agents.execute.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder
+from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.memory.errors import (
     CopyFailedError,
     OrderInvalidError,

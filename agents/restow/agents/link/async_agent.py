@@ -12,23 +12,16 @@ from restow.agents.execute.fences import DeviceEvent, Fences, WriteMarks
 from restow.agents.link.broker_link import Link
 from restow.agents.link.order_desk import OrderDesk, OrderTasks
 from restow.agents.link.settings import AgentFigures, AgentSettings
-from restow.agents.memory import cuda as device
+from restow.agents.link.transports import ServedMemory
 from restow.agents.memory.errors import TransportFailedError
 from restow.agents.memory.regions import (
-    MemoryPlace,
     RegionMemory,
     address_spaces,
-    common_place,
-    registrations,
 )
-from restow.agents.memory.staging import Staging
 from restow.agents.probing.peer_trial import PeerTrial
-from restow.agents.reading.host_memory import HostMark, HostRanges, host_name
-from restow.agents.reading.lane import Ticker, Transport
-from restow.agents.reading.nixl_transport import NixlTransport
+from restow.agents.reading.host_memory import host_name
+from restow.agents.reading.lane import Ticker
 from restow.agents.reading.reader import Reader
-from restow.agents.reading.same_host import SameHost
-from restow.agents.reading.ucx import InterfaceWatch
 from restow.broker.client.connection.channel import OWN_PROCESS, Credentials, broker_address
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
@@ -36,79 +29,6 @@ from restow.broker.rpc import wire_program
 from restow.broker.versions import own_version
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2
-
-
-class ServedMemory:
-    """Regions and staging that peers read, by NIXL or, on the same host, directly."""
-
-    def __init__(
-        self, label: str, regions: Sequence[RegionMemory], settings: AgentSettings
-    ) -> None:
-        """Start NIXL and register the memory.
-
-        Raises `TransportFailedError`, `CudaUnavailableError`, `CopyFailedError` if the device has
-        no room, and `RegionInvalidError` if regions lie at several places.
-        """
-        self.place = common_place(regions)
-        """Place of the regions and the staging."""
-        device.require(self.place)
-        self._label = label
-        self._registrations = registrations(regions)
-        self._settings = settings
-        self.gather = Staging(self.place, settings.staging_bytes)
-        self.scatter = Staging(self.place, settings.staging_bytes)
-        self._interfaces = InterfaceWatch()
-        self._nixl = self._open_nixl(self.gather)
-        shown = HostRanges.of(self._registered(self.gather))
-        self._mark = HostMark(self.name, shown) if settings.host_reads else None
-
-    @property
-    def name(self) -> str:
-        """The NIXL name under which the memory is read."""
-        return self._nixl.name
-
-    def metadata(self) -> bytes:
-        """Return NIXL's metadata for peers."""
-        return self._nixl.metadata()
-
-    def shown(self) -> bytes:
-        """Return what processes of the same host need to read; empty if they must use NIXL."""
-        return b"" if self._mark is None else self._mark.show().encoded()
-
-    def open_lane(self) -> list[Transport]:
-        """Open the transports that read from peers, in order of preference."""
-        nixl = self._open_nixl(self.scatter)
-        if self._mark is None:
-            return [nixl]
-        own = HostRanges.of(self._registered(self.scatter))
-        return [SameHost(own, self._settings.read_threads), nixl]
-
-    def progress(self) -> None:
-        """Let peers read. Raises `TransportFailedError` if no peer can read any more."""
-        self._interfaces.check()
-        self._nixl.progress()
-
-    def wipe_mark(self) -> None:
-        """Make reads by processes of the same host fail from now on."""
-        if self._mark is not None:
-            self._mark.wipe()
-
-    def close(self) -> None:
-        """Stop all reading of the memory. May be called again."""
-        self.wipe_mark()
-        self._nixl.close()
-
-    def _open_nixl(self, staging: Staging) -> NixlTransport:
-        nixl = NixlTransport(self._label)
-        for registered in self._registered(staging):
-            nixl.register(*registered)
-        return nixl
-
-    def _registered(self, staging: Staging) -> list[tuple[int, int, MemoryPlace]]:
-        """Return address, bytes and place of the regions and a staging pool."""
-        if not staging.size_bytes:
-            return self._registrations
-        return [*self._registrations, (staging.address, staging.size_bytes, self.place)]
 
 
 class AsyncAgent:

@@ -13,9 +13,10 @@ from typing import Self
 
 from restow.agents.agent import Agent
 from restow.agents.link.settings import AgentFigures
-from restow.agents.store.handoffs import Giving, StateRequests
+from restow.agents.store.giving import Giving
 from restow.agents.store.holdings import DiskThread, StoredStates, StoreMemory, run
 from restow.agents.store.kept import Recomputing
+from restow.agents.store.requests import StateRequests
 from restow.agents.store.room import Room, Shape, in_room
 from restow.agents.store.shelf import Shelf
 from restow.broker.client import BlockingSession, Credentials, Offer, Prefix

@@ -9,7 +9,7 @@ from math import inf
 
 from restow.broker.core.common.keys import PairKey, State
 from restow.broker.core.common.pair import PairPlan, pair_bytes
-from restow.broker.core.directory import Directory
+from restow.broker.core.engine_events import Directory
 from restow.broker.core.engines.account import ENGINE_BYTES, HANDOFF_BYTES
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import MAX_DELIVERIES, Handoff

@@ -9,8 +9,8 @@ from restow.broker.core.common.events import Failure
 from restow.broker.core.common.keys import State
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord, Heard
+from restow.broker.core.ledger.handoff_table import MAX_ID_LENGTH
 from restow.broker.core.ledger.ledger import Ledger
-from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.errors import AgentMismatchError, AgentReplacedError
 
 MAX_FORMER_AGENTS = 64

@@ -11,7 +11,7 @@ from restow.broker.core.common.pair import Digests, PairOutcome, PairPlan, PairR
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.grant import Misfit, early_tokens, misfit, open_grant, read_bytes
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.progress import waits_for
+from restow.broker.core.handoffs.late import waits_for
 from restow.broker.core.handoffs.timeline import COSTS, PLAN
 from restow.broker.core.ledger.known_ends import KnownEnds
 from restow.broker.core.ledger.ledger import Ledger

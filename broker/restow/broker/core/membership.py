@@ -17,8 +17,8 @@ from restow.broker.core.common.keys import EngineKey, State
 from restow.broker.core.connections import Connections
 from restow.broker.core.engines.account import ENGINE_BYTES
 from restow.broker.core.engines.engine import EngineRecord, pool_of
+from restow.broker.core.ledger.handoff_table import MAX_ID_LENGTH
 from restow.broker.core.ledger.ledger import Ledger
-from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.errors import (
     DirectoryFullError,

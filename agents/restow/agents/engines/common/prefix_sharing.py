@@ -17,8 +17,8 @@ from restow.agents.engines.common.blocks import BlockLists, Group
 from restow.agents.engines.common.chains import FollowedPrompt, RequestChains
 from restow.agents.engines.common.handoff_ends import HandoffEnds
 from restow.agents.engines.common.holdings import CacheChanges, StatesToKeep
+from restow.agents.engines.common.prefill_decode import DecodeSide
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.common.sides import DecodeSide
 from restow.broker.client import BlockingSession, HashForm, Offer, Prefix, PrefixChain
 from restow.broker.client.engine.chains import CONTENT_FORM, Holders
 from restow.broker.errors import RestowError

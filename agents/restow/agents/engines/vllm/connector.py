@@ -30,8 +30,8 @@ from vllm.v1.request import RequestStatus
 from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
 from restow.agents.engines.common.blocks import BlockLists
 from restow.agents.engines.common.checkpoint import LoadedAdapters, joined_fingerprints
+from restow.agents.engines.common.prefill_decode import Scheduled
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.common.sides import Scheduled
 from restow.agents.engines.vllm.engine_checks import (
     check_engine,
     check_groups,

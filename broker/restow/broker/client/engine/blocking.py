@@ -11,7 +11,7 @@ from restow.broker.client.connection.channel import Credentials
 from restow.broker.client.connection.errors import SessionClosedError
 from restow.broker.client.connection.loop_thread import LoopThread
 from restow.broker.client.engine.chains import Holders, Offer, Prefix, PrefixChain
-from restow.broker.client.engine.engine_words import EngineWords
+from restow.broker.client.engine.engine_messages import EngineWords
 from restow.broker.client.engine.handoff_futures import Delivery, HandoffEnded
 from restow.broker.client.engine.prefix_side import Change
 from restow.broker.client.engine.session import EngineSession

@@ -31,7 +31,7 @@ from restow.broker.client.engine.chains import (
     find_request,
     holders_of,
 )
-from restow.broker.client.engine.engine_words import EngineWords
+from restow.broker.client.engine.engine_messages import EngineWords
 from restow.broker.client.engine.handoff_futures import Delivery, HandoffEnded
 from restow.broker.client.engine.open_handoffs import OpenHandoffs
 from restow.broker.client.engine.prefix_side import Change, PrefixSide

@@ -17,8 +17,8 @@ from restow.broker.core.handoffs.demand import NO_DEMAND, DemandMessages, is_com
 from restow.broker.core.handoffs.grant import release_staging
 from restow.broker.core.handoffs.handoff import Handoff, named_late, no_place
 from restow.broker.core.ledger.ends import told, told_destination
+from restow.broker.core.ledger.handoff_table import Deadlines, HandoffTable
 from restow.broker.core.ledger.statistics import Statistics
-from restow.broker.core.ledger.table import Deadlines, HandoffTable
 from restow.broker.errors import HandoffUnknownError
 from restow.broker.reasons import ORDINARY
 
@@ -205,7 +205,6 @@ class Ledger(HandoffTable):
         self.fresh_failures: list[tuple[Handoff, Failure]] | None = None
         """Failures since the last query, whether or not they ended the handoff; None if nobody
         queries."""
-        self.bytes_read = self.early_bytes = 0
         self.checks = Checks()
         self.deadlines = Deadlines()
         self.flow = Flow()
@@ -473,8 +472,6 @@ class Ledger(HandoffTable):
         end = CountedEnd.of(handoff.state, handoff.bytes_read, took_s)
         self.tenants.count_end(handoff.tenant, end, pair, now_s)
         self.statistics.count(handoff, end)
-        self.bytes_read += handoff.bytes_read
-        self.early_bytes += handoff.early_bytes
 
     def _tell_failure(self, handoff: Handoff, failure: Failure) -> None:
         if self.fresh_failures is not None:

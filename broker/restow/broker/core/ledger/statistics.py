@@ -62,6 +62,8 @@ class Statistics:
         self.ends: Counter[tuple[State, str]] = Counter()
         self.publications: Counter[tuple[State, str]] = Counter()
         """Ends of publications with several readers; ``ends`` has the ends of their deliveries."""
+        self.bytes_read = self.early_bytes = 0
+        """Bytes that D's agents reported as read; of these, bytes that they read early."""
         self.phases = {phase: Durations() for phase in Phase}
         self.series = TallySeries(STEP_S)
         self.refused: Counter[str] = Counter()
@@ -102,6 +104,8 @@ class Statistics:
     def count(self, handoff: Handoff, end: CountedEnd) -> None:
         """Count a handoff that has just ended."""
         self.series.count(end, handoff.ended_s)
+        self.bytes_read += handoff.bytes_read
+        self.early_bytes += handoff.early_bytes
         reason = "" if handoff.failure is None else _known(handoff.failure.reason)
         self.ends[handoff.state, reason] += 1
         for phase, begin_s, end_s in phases_of(handoff):

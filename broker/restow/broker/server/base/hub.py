@@ -12,7 +12,7 @@ from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import AgentKey, EngineKey, PairKey, State
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import Digests, PairOutcome, PairRefused
-from restow.broker.core.directory import Directory
+from restow.broker.core.engine_events import Directory
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.statistics import Durations
@@ -20,9 +20,16 @@ from restow.broker.errors import PlanError, RestowError
 from restow.broker.logs import get_logger
 from restow.broker.planner import CostModel, Strategy
 from restow.broker.rpc.status import cut
-from restow.broker.server.base import orders
 from restow.broker.server.base.logging import BoundedLog, tell_agent, tell_engine, tell_failures
-from restow.broker.server.base.orders import AgentOutbox, EngineOutbox
+from restow.broker.server.base.outbox import (
+    TELL,
+    WRITE,
+    AgentOutbox,
+    EngineOutbox,
+    fill_ended,
+    write_peer,
+    write_probe,
+)
 from restow.broker.server.base.planning import Planner, plan_pair
 from restow.broker.server.base.standing import Standing
 from restow.broker.server.base.waiting_calls import Expected, WaitingCalls
@@ -83,7 +90,7 @@ class Hub:
         self._tasks: set[asyncio.Task[PairOutcome]] = set()
         self._log = get_logger("restow.broker")
         self._do: dict[type, Callable[[Any], None]] = {
-            **dict.fromkeys(orders.WRITE, self._send),
+            **dict.fromkeys(WRITE, self._send),
             act.SendPeer: self._send_peer,
             act.SendProbe: self._send_probe,
             act.TellEnded: self._tell_ended,
@@ -218,7 +225,7 @@ class Hub:
     def _write_ended(self, action: act.TellEnded) -> None:
         outbox = self.engines.get(action.engine)
         if outbox is not None:
-            orders.fill_ended(outbox.open().events.add().ended, action)
+            fill_ended(outbox.open().events.add().ended, action)
 
     def _send_offer(self, action: act.SendOffer) -> None:
         """Send an offer if the stream has room, so that others' requests cannot end the stream."""
@@ -236,23 +243,23 @@ class Hub:
 
     def _tell(self, action: Any) -> None:
         if (outbox := self.engines.get(action.engine)) is not None:
-            orders.TELL[type(action)](outbox, action)
+            TELL[type(action)](outbox, action)
 
     def _send(self, action: Any) -> None:
         if (outbox := self.agents.get(action.agent)) is not None:
-            orders.WRITE[type(action)](outbox, action)
+            WRITE[type(action)](outbox, action)
 
     def _send_peer(self, action: act.SendPeer) -> None:
         engine = self.directory.members.engines[action.peer.engine]
         if (outbox := self.agents.get(action.agent)) is not None:
-            orders.write_peer(outbox, engine.memory_of(action.peer.rank))
+            write_peer(outbox, engine.memory_of(action.peer.rank))
 
     def _send_probe(self, action: act.SendProbe) -> None:
         peer = None
         if action.peer is not None:
             peer = self.directory.members.engines[action.peer.engine].agents[action.peer.rank]
         if (outbox := self.agents.get(action.agent)) is not None:
-            orders.write_probe(outbox, action, peer)
+            write_probe(outbox, action, peer)
 
     def _close_session(self, action: act.CloseSession) -> None:
         outbox = self.engines.pop(action.engine, None)

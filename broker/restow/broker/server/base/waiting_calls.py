@@ -13,8 +13,8 @@ from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.membership import Membership, check_names
 from restow.broker.errors import EngineUnknownError, RestowError
-from restow.broker.server.base import orders
 from restow.broker.server.base.logging import BoundedLog, tell_engine
+from restow.broker.server.base.outbox import fill_ended
 from restow.v1 import broker_pb2
 
 Ended = broker_pb2.Ended
@@ -50,7 +50,7 @@ class WaitingCalls:
         for future in self._waiting.get((action.engine, action.handoff_id), ()):
             if not future.done():
                 ended = Ended()
-                orders.fill_ended(ended, action)
+                fill_ended(ended, action)
                 future.set_result(ended)
 
     def fail(self, engine: EngineKey, error: RestowError) -> None:

@@ -154,12 +154,14 @@ class DirectoryCollector(Collector):
             phases.add_metric([phase], _buckets(durations), durations.total_s)
         yield phases
         yield CounterMetricFamily(
-            "restow_read_bytes", "Bytes that D's agents reported as read.", ledger.bytes_read
+            "restow_read_bytes",
+            "Bytes that D's agents reported as read.",
+            ledger.statistics.bytes_read,
         )
         yield CounterMetricFamily(
             "restow_read_early_bytes",
             "Bytes that were read while P still computed.",
-            ledger.early_bytes,
+            ledger.statistics.early_bytes,
         )
         yield CounterMetricFamily(
             "restow_digests_compared",

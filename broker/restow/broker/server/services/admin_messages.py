@@ -19,7 +19,7 @@ from restow.broker.core.ledger.ends import delivered
 from restow.broker.core.probing import HostCosts
 from restow.broker.rpc.status import cut
 from restow.broker.server.base.hub import Hub
-from restow.broker.server.base.orders import STATE_NUMBERS
+from restow.broker.server.base.outbox import STATE_NUMBERS
 from restow.broker.server.base.standing import FleetReport
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2

@@ -14,7 +14,7 @@ from restow.broker.logs import get_logger
 from restow.broker.rpc.status import cut
 from restow.broker.rpc.wire import check_revision
 from restow.broker.server.base.hub import Hub
-from restow.broker.server.base.orders import STATE_NUMBERS
+from restow.broker.server.base.outbox import STATE_NUMBERS
 from restow.broker.server.gate.callers import (
     Context,
     caller_of,
@@ -64,7 +64,7 @@ def broker_status(hub: Hub, tenant: str | None) -> pb.GetStatusResponse:
         status.handoffs_live = len(ledger.by_number)
         status.handoffs_quarantined = len(ledger.quarantine)
         status.plans = len(directory.plans.known)
-        ended, bytes_read = ledger.statistics.by_state, ledger.bytes_read
+        ended, bytes_read = ledger.statistics.by_state, ledger.statistics.bytes_read
         checks = ledger.checks
     else:
         held = ledger.tenants.of(tenant)

@@ -18,11 +18,11 @@ from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
 from restow.broker.rpc.wire_program import PROGRAM_FORM
 from restow.broker.server.base.hub import Hub
 from restow.broker.server.base.logging import tell_agent
-from restow.broker.server.base.orders import AGENT_FREE_BYTES, AgentOutbox, Outbox
+from restow.broker.server.base.outbox import AGENT_FREE_BYTES, AgentOutbox, Outbox
 from restow.broker.server.base.standing import Stand
 from restow.broker.server.gate.callers import Context, engine_key, unreached_of
 from restow.broker.server.services.checked_messages import failure_of, version_of
-from restow.broker.server.services.session_words import batches_to_say, hear_stream
+from restow.broker.server.services.stream_messages import batches_to_say, hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc

@@ -13,7 +13,7 @@ from restow.broker.rpc.status import cut
 from restow.broker.rpc.wire import bytes_as_values
 from restow.broker.server.base.hub import Hub
 from restow.broker.server.base.logging import tell_engine, tell_registered
-from restow.broker.server.base.orders import ENGINE_FREE_BYTES, STATE_NUMBERS, EngineOutbox, Outbox
+from restow.broker.server.base.outbox import ENGINE_FREE_BYTES, STATE_NUMBERS, EngineOutbox, Outbox
 from restow.broker.server.base.standing import LEADER_WAIT_S, Stand
 from restow.broker.server.gate.callers import (
     Context,
@@ -36,7 +36,7 @@ from restow.broker.server.services.prefix_messages import (
     model_of,
     revision_of,
 )
-from restow.broker.server.services.session_words import SessionWords, batches_to_say, hear_stream
+from restow.broker.server.services.stream_messages import SessionWords, batches_to_say, hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc

@@ -16,14 +16,14 @@ from restow.broker.core.common.keys import Counterpart, State
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.handoffs.demand import MAX_MESSAGES
 from restow.broker.core.handoffs.handoff import MAX_DELIVERIES, MAX_READERS
-from restow.broker.core.ledger.table import MAX_ID_LENGTH
+from restow.broker.core.ledger.handoff_table import MAX_ID_LENGTH
 from restow.broker.errors import ContentNotNamedError, RequestError
 from restow.broker.layout import Layout, check_layout, digest
 from restow.broker.layout.values import MAX_GROUPS
 from restow.broker.printable import is_word
 from restow.broker.rpc import wire
 from restow.broker.rpc.status import cut
-from restow.broker.server.base.orders import STATE_NUMBERS
+from restow.broker.server.base.outbox import STATE_NUMBERS
 from restow.broker.server.services.prefix_messages import named_of, revision_of
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import layout_pb2

@@ -22,9 +22,14 @@ from restow.agents.engines.common.blocks import (
 )
 from restow.agents.engines.common.checkpoint import LoraAdapters
 from restow.agents.engines.common.handoff_ends import HandoffTally
+from restow.agents.engines.common.prefill_decode import (
+    DecodeSide,
+    PrefillSide,
+    Scheduled,
+    early_groups,
+)
 from restow.agents.engines.common.prefix_sharing import PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.common.sides import DecodeSide, PrefillSide, Scheduled, early_groups
 from restow.agents.engines.vllm.scheduler.requests import (
     HandoffParameters,
     HandoffSide,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import inf
 
+from restow.broker.core.agent_events import Reports
 from restow.broker.core.ahead import Ahead
 from restow.broker.core.common.actions import Action, SendUnfence
 from restow.broker.core.common.events import Chunk, Failure, KnownEnd, Wish
@@ -19,16 +20,15 @@ from restow.broker.core.engines.blocks import PagesInUse
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.handoff import Handoff, is_served, waited_for
-from restow.broker.core.handoffs.progress import why_late
+from restow.broker.core.handoffs.late import why_late
 from restow.broker.core.ledger.ends import told, told_destination
+from restow.broker.core.ledger.handoff_table import check_handoff_id
 from restow.broker.core.ledger.ledger import Ledger
-from restow.broker.core.ledger.table import check_handoff_id
 from restow.broker.core.membership import Membership
 from restow.broker.core.offering import Offering
 from restow.broker.core.plans import Plans
 from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.core.probing import Examining, Probing
-from restow.broker.core.reports import Reports
 from restow.broker.errors import HandoffOwnedError, RequestError, RestowError
 
 

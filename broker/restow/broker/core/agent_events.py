@@ -11,8 +11,8 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.grant import execute, unreadable
 from restow.broker.core.handoffs.lease import unpublished_until_s
+from restow.broker.core.ledger.handoff_table import check_handoff_id
 from restow.broker.core.ledger.ledger import Ledger
-from restow.broker.core.ledger.table import check_handoff_id
 from restow.broker.core.probing import Examining, Probing
 from restow.broker.errors import RequestError
 

@@ -13,7 +13,7 @@ from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
 from restow.broker.rpc.wire import check_revision
 from restow.broker.server.base.hub import Hub
 from restow.broker.server.base.logging import tell_engine
-from restow.broker.server.base.orders import EngineOutbox, Outbox
+from restow.broker.server.base.outbox import EngineOutbox, Outbox
 from restow.broker.server.base.standing import Stand
 from restow.broker.server.services.checked_messages import (
     chunk_of,
