@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from agent_harness.waiting import until
+from engines.test_examples import SHORT, alone, begin, tokens_in
 from fleet.scene import Traffic, pair, traffic
 from fleet_harness.brokers import BrokerProcess, Fleet
 
@@ -53,3 +54,14 @@ async def test_another_leader_follows_and_nothing_fails(
                 await asyncio.sleep(1.0)  # whatever the former leader does now harms nothing
             await goes_on(flow)
         assert not flow.failed, flow.failed
+
+
+async def test_the_example_engine_hands_over_whichever_broker_it_asks_first(fleet: Fleet) -> None:
+    addresses = fleet.addresses.split(",")
+    told = ("--handoff-id", "example", "--prompt", *map(str, SHORT), "--broker")
+    p = begin("engine.py", "prefill", "--tp", "4", *told, ",".join(addresses))
+    d = begin("engine.py", "decode", "--tp", "2", *told, ",".join(reversed(addresses)))
+    said, _ = await asyncio.to_thread(d.communicate, timeout=60)
+    freed, _ = await asyncio.to_thread(p.communicate, timeout=60)
+    assert tokens_in(said) == alone(SHORT, 8)
+    assert "DONE" in freed
