@@ -266,7 +266,7 @@ async def test_a_bad_batch_is_refused_and_the_session_goes_on(running: RunningBr
         name, good = f"e{case}", batch(2, "state", 0, 1).holdings
         bad = pb.Holdings(number=2, form=good.form, held=good.held)
         for field, value in wrong.items():
-            bad.ClearField(field)
+            bad.ClearField(field)  # type: ignore[arg-type]
             bad.MergeFrom(pb.Holdings(**{field: value}))
         async with raw_session(running, name) as (write, events):
             await write(batch(1, "attention", 0, 10), pb.EngineMessage(message_id=7, holdings=bad))

@@ -154,7 +154,7 @@ class ReachedEtcd:
 
         self._address, self._lease = address, await self._ask(join)
         if not self._lease:
-            raise AddressTakenError(f"another broker is at {address}", address=address)
+            raise AddressTakenError(address)
         return lease_s
 
     async def keep_alive(self) -> float:
