@@ -10,7 +10,9 @@ import pytest
 
 from agent_harness.fake_broker import FakeBroker
 from agent_harness.one_rank import MEMORY, REGIONS, agent_on, embedded, embedded_on, served
+from agent_harness.relay import relayed
 from agent_harness.waiting import WAIT_S, until
+from forked.ports import free_port
 from restow.agents.link.broker_link import Link
 from restow.broker.client.connection.brokers import LAST_S, LONGEST_S
 from restow.broker.client.connection.errors import BrokerCallError, BrokerUnreachableError
@@ -22,7 +24,7 @@ from restow.broker.errors import (
     EngineUnknownError,
     MessageTooLargeError,
 )
-from restow.broker.rpc.sizes import MAX_BATCH_BYTES, MAX_TO_BROKER_BYTES
+from restow.broker.rpc.sizes import MAX_BATCH_BYTES, MAX_TO_BROKER_BYTES, SEVERAL_EVERY_S
 from restow.v1 import agent_link_pb2 as pb
 
 
@@ -73,6 +75,22 @@ async def test_a_call_that_breaks_before_the_welcome_is_made_again(code: str) ->
         fake.breaks = [grpc.StatusCode[code]] * 2
         await _started(fake.address, WAIT_S)
         assert not fake.breaks
+
+
+async def test_an_idle_agent_comes_back_from_a_wire_that_died_without_a_word() -> None:
+    # A client of several brokers pings often.
+    async with FakeBroker() as fake, relayed(fake.address) as relay:
+        agent = agent_on(f"{relay.address},127.0.0.1:{free_port()}")
+        await agent.start(WAIT_S)
+        try:
+            old = await fake.agent("E", 3)
+            await asyncio.sleep(3.5 * SEVERAL_EVERY_S)
+            relay.swallow()
+            await until(lambda: fake.streams["E", 3] is not old)
+            async with asyncio.timeout(WAIT_S):
+                await old.over.wait()
+        finally:
+            await agent.close()
 
 
 async def test_programs_of_an_old_stream_are_forgotten() -> None:

@@ -36,7 +36,7 @@ class Agent(ThreadedAgent[AsyncAgent]):
     ) -> None:
         """Prepare the agent; `start` or ``with`` connects it.
 
-        The parameters are those of `AsyncAgent`. ``settings`` None means the defaults of
+        The parameters mean the same as `AsyncAgent`'s. ``settings`` None means the defaults of
         `AgentSettings`, with ``staging_bytes``. ``on_lost`` is called on the agent's own thread.
         """
         settings = settings or AgentSettings(staging_bytes=staging_bytes)
