@@ -159,7 +159,7 @@ def test_fences_before_their_publication_are_counted_and_their_ids_bounded() -> 
         world.fence(p, name=f"early {number}")
     with pytest.raises(QuotaExceededError):
         world.fence(p, name="x" * 250)
-    assert fit - 2 < len(p.record.early_fences) < fit + 2
+    assert fit - 2 < len(p.record.unpublished_fences) < fit + 2
     world.wait(60)
     assert kept(world) == before
     world.fence(p, name="h")

@@ -319,7 +319,7 @@ def test_fences_that_come_before_their_publication_are_no_handoffs_and_count() -
     assert not world.directory.ledger.live
     world.publish(p)
     assert world.find().state is State.READY
-    assert len(p.record.early_fences) == 0
+    assert len(p.record.unpublished_fences) == 0
 
 
 def test_a_fence_of_a_process_that_died_before_the_publication_does_not_count() -> None:
@@ -356,7 +356,7 @@ def test_giving_up_what_is_fenced_and_not_published_forgets_the_fences(asked: bo
     if not asked:
         world.request(d)
     assert {CANCELLED} == set(ends(p)) == set(ends(d))
-    assert len(p.record.early_fences) == 0
+    assert len(p.record.unpublished_fences) == 0
     assert not world.orders(act.SendExecute)
 
 
@@ -370,7 +370,7 @@ def test_fences_of_what_ends_unpublished_are_forgotten(how: str) -> None:
         world.request(d, timeout_s=0.1)
         world.wait(0.2)
         world.publish(p)
-    assert len(p.record.early_fences) == 0
+    assert len(p.record.unpublished_fences) == 0
     assert len(world.orders(act.SendUnfence)) == 1
 
 

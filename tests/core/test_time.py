@@ -94,9 +94,9 @@ def test_a_fence_of_what_is_never_published_is_no_handoff_and_is_forgotten() -> 
     world, p = alone("p")
     world.fence(p)
     assert not world.directory.ledger.live
-    assert len(p.record.early_fences) == 1
+    assert len(p.record.unpublished_fences) == 1
     world.wait(31)
-    assert len(p.record.early_fences) == 0
+    assert len(p.record.unpublished_fences) == 0
     assert world.orders(act.SendUnfence) == [act.SendUnfence(p.agents[0].key, "h")]
     world.publish(p)
     assert world.find().state is State.WAITING

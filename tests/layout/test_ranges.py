@@ -27,7 +27,7 @@ MODULES = [
     "restow.broker.families.build",
     "restow.agents.binding.pages",
     "restow.agents.binding.operands",
-    "restow.agents.probing.transport_name",
+    "restow.agents.probing.ucx_transport",
     "restow.agents.reading.ucx",
     "restow.agents.store.kept",
     "restow.agents.store.room",

@@ -178,7 +178,7 @@ async def test_what_is_fenced_and_given_up_is_forgotten_and_its_id_published_no_
 ) -> None:
     asked = both.d.request("h", D_BLOCKS)
     await both.p_agents[0].fence("h")
-    fences = running.hub.directory.members.engines[EngineKey("default", "p")].early_fences
+    fences = running.hub.directory.members.engines[EngineKey("default", "p")].unpublished_fences
     await until(lambda: "h" in fences)
     both.p.cancel("h", "preempted")
     ended = await asked

@@ -116,7 +116,7 @@ async def test_no_engine_and_no_handoff_has_such_a_name(running: RunningBroker, 
         await both.p_agents[0].fence(name)
     await both.hand_over("next")
     engines = running.hub.directory.members.engines
-    assert all(not len(one.early_fences) for one in engines.values())
+    assert all(not len(one.unpublished_fences) for one in engines.values())
 
 
 async def test_nothing_of_a_layout_has_such_a_name(both: Pair) -> None:

@@ -32,7 +32,7 @@ from restow.agents.memory.errors import (
 from restow.agents.memory.regions import RegionMemory, common_place, region_table
 from restow.agents.memory.staging import PoolFigures, Staging, StagingPool
 from restow.agents.probing.costs import check_room, measure_copying, measure_reading
-from restow.agents.probing.transport_name import OneRead, TransportName, find_transport
+from restow.agents.probing.ucx_transport import OneRead, TransportName, find_transport
 from restow.agents.reading.lane import Read, late
 from restow.agents.reading.reader import Reader
 from restow.broker.errors import RestowError

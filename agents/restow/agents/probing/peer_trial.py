@@ -105,7 +105,7 @@ def _check_key(key: bytes) -> None:
         raise FormError("a remote key ends too early")
 
 
-_PROGRAM = "restow.agents.probing.metadata_trial"
+_PROGRAM = "restow.agents.probing.nixl_metadata_trial"
 
 
 class PeerTrial:

@@ -69,7 +69,7 @@ class Reports:
             if tokens:
                 return []
             until_s = unpublished_until_s(self._limits, now_s)
-            engine.early_fences.add(handoff_id, agent.key.rank, until_s)
+            engine.unpublished_fences.add(handoff_id, agent.key.rank, until_s)
             return []
         known.check_source(engine)
         known.fence(agent.key.rank, tokens, now_s)

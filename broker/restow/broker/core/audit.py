@@ -261,7 +261,7 @@ def _kept_bytes(directory: Directory, tenant: str) -> int:
             len(own) * ENGINE_BYTES,
             sum({engine.layout_digest: engine.layout_bytes for engine in own}.values()),
             sum(agent.kept_bytes for agent in agents),
-            sum(engine.early_fences.size_bytes for engine in own),
+            sum(engine.unpublished_fences.size_bytes for engine in own),
             sum(engine.in_use.size_bytes for engine in own if engine.in_use is not None),
             sum(pair_bytes(pair) for key, pair in pairs if key.tenant == tenant),
         )

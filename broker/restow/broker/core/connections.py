@@ -192,7 +192,7 @@ class Connections:
 
     def _lose(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
         del self.names[agent.tenant, agent.agent_name]
-        engine.early_fences.forget_rank(agent.key.rank)
+        engine.unpublished_fences.forget_rank(agent.key.rank)
         actions: list[Action] = []
         for reader in self.names.values():
             if agent.agent_name in reader.peers and reader.tenant == agent.tenant:

@@ -99,7 +99,7 @@ class Directory:
         self.offering.taken(handoff)
         if chunk.readers and handoff.deliveries.served:
             return self.ledger.readers.end_served(handoff, now_s)
-        for rank in sorted(engine.early_fences.take(handoff_id)):
+        for rank in sorted(engine.unpublished_fences.take(handoff_id)):
             handoff.fence(rank, 0, now_s)
         actions = self.ledger.take_back(handoff, now_s) if taken_back else []
         return actions + self.granting.advance(handoff, now_s)
@@ -123,7 +123,7 @@ class Directory:
         self.prefixes.forget(engine.key)
         actions: list[Action] = [
             SendUnfence(engine.agents[rank].key, handoff_id)
-            for handoff_id, ranks in engine.early_fences.take_all()
+            for handoff_id, ranks in engine.unpublished_fences.take_all()
             for rank in sorted(ranks & engine.agents.keys())
         ]
         actions += self.offering.retract(engine, now_s)
@@ -256,7 +256,7 @@ class Directory:
         failure = Failure(State.CANCELLED, "CANCELLED", words)
         known = self.ledger.known(engine.key.tenant, handoff_id)
         begins = known is None and engine.publishes
-        if not demand and (begins or handoff_id in engine.early_fences):
+        if not demand and (begins or handoff_id in engine.unpublished_fences):
             return self._give_up_unpublished(engine, handoff_id, failure, now_s)
         handoff = self.ledger.find_of(engine, handoff_id, now_s)
         if demand:
@@ -415,7 +415,7 @@ class Directory:
 
 def _forget_fences(engine: EngineRecord, handoff_id: str) -> list[Action]:
     """Tell the engine's agents to forget their fences of an unpublished handoff."""
-    ranks = engine.early_fences.take(handoff_id) & engine.agents.keys()
+    ranks = engine.unpublished_fences.take(handoff_id) & engine.agents.keys()
     return [SendUnfence(engine.agents[rank].key, handoff_id) for rank in sorted(ranks)]
 
 

@@ -248,7 +248,7 @@ class Membership:
             actions += self._connections.remove(engine, agent, now_s)
             actions.append(CloseAgent(agent.key, error))
         actions.append(CloseSession(engine.key, error))
-        list(engine.early_fences.take_all())  # gives their bytes back
+        list(engine.unpublished_fences.take_all())  # gives their bytes back
         engine.account.let_go(self._freed_bytes(engine))
         if engine.in_use is not None:
             engine.account.let_go(engine.in_use.size_bytes)
@@ -286,7 +286,7 @@ class Membership:
         self._look_for_lone(now_s)
         for engine in list(self.engines.values()):
             actions += self._connections.look_for_lost(engine, now_s)
-            for handoff_id, ranks in engine.early_fences.expired(now_s):
+            for handoff_id, ranks in engine.unpublished_fences.expired(now_s):
                 actions += [
                     SendUnfence(engine.agents[rank].key, handoff_id)
                     for rank in sorted(ranks & engine.agents.keys())

@@ -35,7 +35,7 @@ from restow.broker.text_bytes import text_bytes
 MAX_FENCES = 1 << 16
 
 
-class EarlyFences:
+class UnpublishedFences:
     """Fences of handoffs that P's scheduler has not yet published, because a rank may be faster.
 
     They belong to a single engine. They are no handoffs yet and do not count as handoffs.
@@ -141,7 +141,7 @@ class EngineRecord(BlockLists):
     """The account of its tenant."""
     layout_bytes: int
     """Bytes that the account stores for the layout."""
-    early_fences: EarlyFences
+    unpublished_fences: UnpublishedFences
     agents: dict[int, AgentRecord] = field(default_factory=dict)
     """Connected agents by rank."""
     away: dict[int, AgentRecord] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class EngineRecord(BlockLists):
         limits = dict.fromkeys(block_tokens, MAX_IDS)
         rules = (key, block_tokens, null_blocks, limits)
         sizes = (round(token_bytes), snapshot_bytes)
-        fences = EarlyFences(account)
+        fences = UnpublishedFences(account)
         return cls(
             *rules,
             incarnation,

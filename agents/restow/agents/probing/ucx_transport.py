@@ -76,7 +76,7 @@ def find_transport(read: OneRead, metadata: bytes) -> TransportName:
     environment.pop("UCX_LOG_FILE", None)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "restow.agents.probing.transport_name"],
+            [sys.executable, "-m", "restow.agents.probing.ucx_transport"],
             input=read.as_line() + metadata,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from agent_harness.processes import child
 from broker.fakes import broker
 from restow.agents.memory.errors import ReadFailedError
 from restow.agents.memory.regions import HOST
-from restow.agents.probing.transport_name import OneRead, find_transport
+from restow.agents.probing.ucx_transport import OneRead, find_transport
 from restow.broker.client import AsyncAdminClient
 from restow.broker.client.connection.errors import BrokerCallError
 
