@@ -182,7 +182,7 @@ class AgentHouse:
         self.before = self.memory.data.copy()
         self.answers: list[pb.AgentMessage] = []
         with patch(
-            "restow.agents.link.async_agent.NixlTransport",
+            "restow.agents.link.transports.NixlTransport",
             lambda label: CheckedTransport(self.fence),
         ):
             self.agent = self.loop.run_until_complete(self._open(rank))

@@ -15,7 +15,7 @@ from simulation_harness.mutations import MUTATIONS
 
 pytestmark = pytest.mark.sampled
 
-HISTORIES = int(os.environ.get("RESTOW_SIMULATED", "300"))
+HISTORIES = int(os.environ.get("RESTOW_SIMULATED", "100"))
 UNTIL_CAUGHT = 1000
 
 

@@ -71,7 +71,7 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             ("restow.broker.client.connection.channel.open_channel", network.open_channel),
             # Histories are played in forked processes, and nothing of gRPC's is used there.
             ("restow.broker.client.connection.channel.OWN_PROCESS.check", lambda: None),
-            ("restow.agents.link.async_agent.NixlTransport", fabric.transport),
+            ("restow.agents.link.transports.NixlTransport", fabric.transport),
             ("restow.broker.server.services.broker_service.CheckedLayouts", lambda: checked_once),
             # Their clocks are defaults, which were taken from `time` when it was imported.
             ("restow.agents.link.async_agent.Reader", partial(Reader, clock=clock)),
