@@ -24,6 +24,8 @@ NULL_BLOCK = 0
 class Group:
     """Layers that share block lists.
 
+    ``block_tokens`` is at least 1: the tokens of a block, or from one snapshot that other requests
+    may find to the next.
     ``scratch_blocks`` None: the blocks hold tokens. Layers with a sliding window keep the last
     ``window_tokens`` (0: all), with ``whole_blocks`` from the beginning of a block.
     Otherwise the blocks hold states, and a request's last ``scratch_blocks`` blocks are for
