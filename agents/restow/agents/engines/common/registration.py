@@ -21,8 +21,9 @@ from pydantic import (
 )
 
 from restow.agents.engines.common.adapter_errors import SettingsError
-from restow.broker.client import BlockingSession, BrokerUnreachableError, Offer, Prefix
+from restow.broker.client import BlockingSession, Offer, Prefix
 from restow.broker.client.connection.channel import Credentials
+from restow.broker.client.connection.errors import MAY_PASS
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 
@@ -140,7 +141,9 @@ def register_engine(
     go to ``on_offer``; the prefixes that ``on_drain`` returns are handed over before the engine
     leaves. The process gets SIGTERM when the broker is lost for good.
 
-    Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
+    Tries again for ``connect_timeout_s`` while nobody answers, the broker gives no welcome, nobody
+    leads, or the broker is full. Raises `BrokerUnreachableError`, `NoWelcomeError`, and
+    `BrokerCallError` with the broker's reason.
     """
 
     def lost(error: RestowError) -> None:
@@ -165,11 +168,12 @@ def register_engine(
         left_s = began_s + settings.connect_timeout_s - time.monotonic()
         try:
             session.start(min(LOG_INTERVAL_S, max(left_s, 0.1)))
-        except BrokerUnreachableError as error:
-            if left_s <= LOG_INTERVAL_S:
+        except RestowError as error:
+            if error.status not in MAY_PASS or left_s <= LOG_INTERVAL_S:
                 raise
             log.warning(
                 "the broker is not there yet",
+                reason=error.reason,
                 detail=error.message,
                 gives_up_in_s=round(left_s - LOG_INTERVAL_S),
             )
