@@ -66,7 +66,7 @@ def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
     [
         (CACHE, "removals", "self.told == truth"),
         (CACHE, "resets", "self.told == truth"),
-        (CACHE, "running states", "cells[block][0] == names[-1]"),
+        (CACHE, "running states", "len(names) in held"),
         (CACHE, "references", "ref_cnt == 0"),
         (PREFIXES, "failures", "read: "),
         (PREFIXES, "marks", "read: full"),

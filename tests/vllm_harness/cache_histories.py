@@ -136,9 +136,10 @@ class History(SchedulerHistory):
         names = ContentChain().extend(tokens, 1)
         mine = Counter(block.block_id for _, pin, _ in self.pins for block in pin.kept)
         quantum = self.prefixes.chains.quantum_tokens
-        held = self.truth.held(names, mine)
-        if held and self.draw.random() < 0.9:
-            names = names[: self.draw.choice(held)]
+        held, there = self.truth.held(names, mine), self.truth.held(names, None)
+        if there and self.draw.random() < 0.9:
+            # The largest may be a state that its request still writes to.
+            names = names[: there[-1] if self.draw.random() < 0.7 else self.draw.choice(there)]
         else:
             names = names[: quantum * self.draw.randrange(len(names) // quantum + 1)]
         hashes = tuple(names[quantum - 1 :: quantum])

@@ -43,10 +43,11 @@ class CachedTruth:
                 found[group].setdefault(self.names[key[:-4]], []).append(block)
         return found
 
-    def held(self, names: list[bytes], mine: Counter[int]) -> list[int]:
+    def held(self, names: list[bytes], mine: Counter[int] | None) -> list[int]:
         """Return after how many tokens a state is held, found in the plainest way.
 
-        ``mine`` are blocks that are pinned, and how often.
+        ``mine`` are blocks that are pinned, and how often. None: states that a request may still
+        write to count as well.
         """
         truth, quantum = self.blocks(), self.quantum_tokens
         return [
@@ -61,13 +62,14 @@ class CachedTruth:
         names: list[bytes],
         tokens: int,
         truth: dict[str, dict[bytes, list[Any]]],
-        mine: Counter[int],
+        mine: Counter[int] | None,
     ) -> bool:
         held, size = truth[group.name], group.block_tokens
         if group.is_state:
             blocks = held.get(names[tokens - 1], [])
-            at_end = tokens % size == 0
-            return any(at_end or block.ref_cnt == mine[block.block_id] for block in blocks)
+            if mine is None or tokens % size == 0:
+                return bool(blocks)
+            return any(block.ref_cnt == mine[block.block_id] for block in blocks)
         first = max(tokens - WINDOW_TOKENS + 1, 0) // size if group.window_tokens else 0
         ends = (min(start + size, tokens) for start in range(first * size, tokens, size))
         return all(names[end - 1] in held for end in ends)
