@@ -40,7 +40,8 @@ async def check_that_a_store_keeps_what_an_engine_had(
         back = await house["other"].ask(turn, STEPS)
         assert back.tokens == (await house.alone("other", turn)).tokens
         assert back.cached == held_tokens
-    assert set(house.ended - before) == {State.DONE}  # the store takes this reply, too
+        # The store may be taking this reply, too, when it is closed.
+        assert set(house.ended - before) == {State.DONE}
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
