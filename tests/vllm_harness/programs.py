@@ -36,7 +36,7 @@ def run_program(
 def answers(python: Path, program: str, *words: object, **more: Any) -> list[Any]:
     """Run a program, and return the lines that it printed which are JSON lists or objects."""
     lines = run_program(python, program, *words, **more).stdout.splitlines()
-    return [json.loads(line) for line in lines if line.startswith(("[[", '["', "{"))]
+    return [json.loads(line) for line in lines if line.startswith(("[[", "[{", '["', "{"))]
 
 
 def run_kernel(python: Path, program: str, vllm_path: str, folder: Path, *words: object) -> str:
