@@ -102,7 +102,7 @@ class BrokerProcess:
 
 
 class Fleet:
-    """Some of them, at one etcd."""
+    """Several brokers at one etcd."""
 
     def __init__(self, folder: Path, etcd: EtcdCluster, count: int, options: Sequence[str]) -> None:
         self.etcd = etcd

@@ -248,7 +248,7 @@ class Membership:
             actions += self._connections.remove(engine, agent, now_s)
             actions.append(CloseAgent(agent.key, error))
         actions.append(CloseSession(engine.key, error))
-        list(engine.unpublished_fences.take_all())  # gives their bytes back
+        engine.unpublished_fences.forget()
         engine.account.let_go(self._freed_bytes(engine))
         if engine.in_use is not None:
             engine.account.let_go(engine.in_use.size_bytes)

@@ -79,6 +79,11 @@ class UnpublishedFences:
         self._account.let_go(_bytes_of(handoff_id))
         return known[1]
 
+    def forget(self) -> None:
+        """Drop all fences and give their bytes back, because the engine is gone."""
+        for _ in self.take_all():
+            pass
+
     def take_all(self) -> Iterator[tuple[str, set[int]]]:
         """Remove all fences; yield each handoff with its ranks."""
         for handoff_id in list(self._fences):
