@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import typer.rich_utils  # noqa: F401 - it reads FORCE_COLOR once, when it is imported
 from typer.testing import CliRunner, Result
 
 from cli.terminals import STYLES

@@ -58,6 +58,11 @@ def test_a_state_has_every_block_that_is_needed_and_is_held(
     assert found == (wanted if quanta and names <= held else None)
 
 
+def test_the_state_after_a_single_token_is_found() -> None:
+    chain = PromptChain(1, CHAIN.hashes[:1])
+    assert state_blocks(chain, [STATES], held_by(ALL)) == {"states": [CHAIN.hashes[0]]}
+
+
 def test_engines_of_other_block_sizes_ask_by_the_same_chain() -> None:
     tokens = list(range(2000))
     chains = []
@@ -114,6 +119,7 @@ def test_names_stay_as_long_as_any_request_has_them_and_no_longer() -> None:
     for name, request in (("one", one), ("other", other)):
         chains.begin(name, request)
         assert chains.named(request.block_hashes[1])
+    assert chains.named(b"unknown") is None  # both requests were read to look for it
     chains.end("one")
     assert chains.named(one.block_hashes[1])
     assert chains.named(one.block_hashes[4]) is None

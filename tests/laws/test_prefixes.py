@@ -10,7 +10,6 @@ from typing import Any
 from unittest.mock import patch
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -27,9 +26,6 @@ from restow.broker.core.prefix.index import (
     HOLDER_BYTES,
     KEY_BYTES,
     SEGMENT_BYTES,
-    HashKeys,
-    Index,
-    Segment,
 )
 from restow.broker.core.prefix.prefixes import Holders, Prefixes
 from restow.broker.core.prefix.rules import (
@@ -48,7 +44,7 @@ from restow.broker.families import (
     ShortConvSpec,
     build_layout,
 )
-from restow.broker.layout import Layout
+from restow.broker.layout import Field, Kind, Layout, Model, RankLayout, Region, Shard, Span
 from restow.broker.layout.values import DType, ModelIdentity
 
 FORM = HashForm("test", 4, 8)
@@ -119,6 +115,15 @@ def test_the_longest_state_is_the_one_that_the_words_of_the_rule_mean(
 ) -> None:
     bits = {name: sum(1 << end - 1 for end in ends if end <= count) for name, ends in held.items()}
     assert longest(rules, bits, count) == naive(tuple(rules), held, count)
+
+
+@settings(max_examples=300, deadline=None)
+@given(group_rules, st.sets(st.integers(1, LENGTH)), st.integers(1, LENGTH))
+def test_a_group_reaches_a_place_if_it_holds_the_blocks_before_it(
+    rule: GroupRule, ends: set[int], count: int
+) -> None:
+    held = sum(1 << end - 1 for end in ends)
+    assert rule.reaches(held, count) == _reaches(rule, ends, count)
 
 
 @dataclass
@@ -446,50 +451,6 @@ def test_a_search_may_end_where_a_block_ends_in_every_engine(
         assert step == 0
 
 
-def keys_of(*values: int) -> HashKeys:
-    return HashKeys(list(values), np.array(values, "<u8").tobytes())
-
-
-def test_a_search_ends_where_nobody_holds_a_key_that_every_state_needs() -> None:
-    index = Index()
-    for first, stop in ((1, 4), (8, 25)):  # places 3 to 6 are held by nobody
-        index.hold(1, keys_of(*range(first, stop)))
-    everything, beginning = (1 << 24) - 1 - (0b1111 << 3), 0b111
-    for step, found in ((0, everything), (4, beginning), (7, beginning), (8, everything)):
-        assert index.look(keys_of(*range(1, 25)), step) == {1: found}, step
-
-
-def test_what_was_told_in_order_is_found_with_a_single_look() -> None:
-    index, keys = Index(), keys_of(*range(1, 25))
-    index.hold(1, keys)
-    with patch.object(prefix_index, "MAX_LOOKS", 2):
-        assert index.look(keys, 0) == {1: (1 << 24) - 1}
-        index.hold(2, keys)
-        assert index.look(keys, 0) == {}
-
-
-def test_keys_are_told_apart_wherever_their_bytes_stand() -> None:
-    first, second = bytes(range(8)), bytes(range(8, 16))
-    between = first[4:] + second[:4]
-    segment = Segment(1, bytearray(first + second + between))
-    assert [segment.place_of(key) for key in (first, second, between)] == [0, 1, 2]
-
-
-def test_places_that_are_free_again_are_used_again() -> None:
-    index = Index()
-    index.hold(1, keys_of(*range(1, 11)))
-    before_bytes = index.size_bytes
-    index.evict(1, keys_of(*range(6, 11)))
-    index.hold(1, keys_of(*range(21, 26)), parent=5)
-    assert (index.size_bytes, index.segments_of(1)) == (before_bytes, 1)
-    index.evict(1, keys_of(3, 4))
-    index.hold(1, keys_of(31, 32, 33), parent=2)  # the third finds no place beside the others
-    assert index.segments_of(1) == 2
-    chain = keys_of(1, 2, 31, 32, 5, 21, 22, 23, 24, 25, 33)
-    assert index.look(chain, 0) == {1: (1 << 11) - 1}
-    assert index.counts == {1: 11}
-
-
 def test_what_a_layouts_groups_must_hold() -> None:
     hybrid = layout_of(12, 8, "hybrid", snapshot=True)
     by_eight = {"attention": (1, 0), "state": (SNAPSHOT, 0), "window.12": (1, 2)}
@@ -498,6 +459,20 @@ def test_what_a_layouts_groups_must_hold() -> None:
         rules = rules_of(hybrid, quantum_tokens) or ()
         assert {one.name: (one.block_quanta, one.window_quanta) for one in rules} == wanted
     assert rules_of(hybrid, 3) is None
+
+
+@pytest.mark.parametrize(("windows", "quanta"), [((8, 12), 3), ((10, 8), 3), ((0, 12), 0)])
+def test_a_group_of_several_windows_needs_the_longest(
+    windows: tuple[int, int], quanta: int
+) -> None:
+    fields = [Field(f"f{w}", Kind.PER_TOKEN, ("byte",), (8,), w) for w in windows]
+    shards = [
+        Shard(field.name, (Span(0, 8),), DType.UINT8, "pages", 64 * at, (1,), 8)
+        for at, field in enumerate(fields)
+    ]
+    rank = RankLayout(0, (Region("pages", "group", 128, 8),), tuple(shards))
+    layout = Layout(Model("m", tuple(fields)), (rank,))
+    assert rules_of(layout, 4) == (GroupRule("group", 2, quanta),)
 
 
 def test_a_group_of_a_draft_alone_is_not_needed() -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import ceil, lcm
 
 from restow.broker.layout import Layout
-from restow.broker.layout.values import Field, Kind
+from restow.broker.layout.values import Field
 
 SNAPSHOT = 0
-"""Stands for a block size in groups of snapshots."""
+"""The block size of groups of snapshots, as in `Region.block_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _runs(bits: int, length: int) -> int:
     ends, reached = bits << length | (1 << length) - 1, 1
     while reached < length:
         step = min(reached, length - reached)
-        ends &= ends << step | (1 << step) - 1
+        ends &= ends << step
         reached += step
     return ends >> length
 
@@ -111,23 +111,16 @@ def rules_of(layout: Layout, quantum_tokens: int) -> tuple[GroupRule, ...] | Non
     kept: dict[str, list[Field]] = {}
     for rank in layout.ranks:
         for region, shard in rank.held():
-            field = fields.get(shard.field)
-            if region.constant or field is None:
-                continue
+            field = fields[shard.field]
             blocks[region.group] = region.block_tokens
             if not field.draft:
                 kept.setdefault(region.group, []).append(field)
     rules = []
     for group in sorted(kept):
-        if blocks[group] % quantum_tokens:
+        block_quanta, rest = divmod(blocks[group], quantum_tokens)
+        if rest:
             return None
-        rules.append(_rule(group, blocks[group] // quantum_tokens, kept[group], quantum_tokens))
+        windows = [field.window_tokens for field in kept[group]]
+        window_quanta = 0 if 0 in windows else ceil(max(windows) / quantum_tokens)
+        rules.append(GroupRule(group, block_quanta, window_quanta))
     return tuple(rules)
-
-
-def _rule(group: str, block_quanta: int, fields: list[Field], quantum_tokens: int) -> GroupRule:
-    if all(field.kind is Kind.SNAPSHOT for field in fields):
-        return GroupRule(group, SNAPSHOT)
-    windows = [field.window_tokens for field in fields if field.kind is Kind.PER_TOKEN]
-    window_quanta = 0 if 0 in windows else ceil(max(windows) / quantum_tokens)
-    return GroupRule(group, block_quanta, window_quanta)
