@@ -22,6 +22,7 @@ from restow.broker.core.prefix.index import (
     Keyer,
     Segment,
 )
+from restow.broker.core.prefix.prefixes import Holders
 from restow.broker.layout.values import ModelIdentity
 
 SLOTS = 3
@@ -203,3 +204,18 @@ def test_places_that_are_free_again_are_used_again() -> None:
     chain = keys_of(1, 2, 31, 32, 5, 21, 22, 23, 24, 25, 33)
     assert index.look(chain, 0) == {1: (1 << 11) - 1}
     assert index.counts == {1: 11}
+
+
+def test_what_engines_held_that_left_is_cleared_step_by_step() -> None:
+    holders = Holders()
+    for slot in (1, 2):
+        for segment in range(3):
+            holders.index.hold(slot, keys_of(10 * slot + segment))
+    holders.gone.extend((1, 2))
+    assert holders.clear(2) == 0
+    assert [holders.index.segments_of(slot) for slot in (1, 2)] == [1, 3]
+    assert holders.clear(2) == 0
+    assert [holders.index.segments_of(slot) for slot in (1, 2)] == [0, 2]
+    assert holders.clear(5) == 3
+    assert holders.index.empty
+    assert not holders.gone

@@ -89,6 +89,7 @@ def test_every_token_of_a_loaded_block_is_held_moved_or_a_hole(
     for hole in holes:
         assert hole.group == "t"
         assert hole.block
+        assert hole.start < hole.stop
         owners[hole.block, hole.start : hole.stop] += 1
     loaded = [b for i, b in enumerate(blocks) if b and (i + 1) * size > held]
     assert (owners[loaded] == 1).all()

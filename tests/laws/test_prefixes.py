@@ -35,7 +35,13 @@ from restow.broker.core.prefix.rules import (
     rules_of,
     step_of,
 )
-from restow.broker.errors import ChainFormError, HoldingsError, RestowError
+from restow.broker.errors import (
+    ChainFormError,
+    EngineReplacedError,
+    HoldingsError,
+    RestowError,
+    WeightsUnknownError,
+)
 from restow.broker.families import (
     AttentionSpec,
     EngineSettings,
@@ -319,6 +325,7 @@ class Histories(RuleBasedStateMachine):
         asked = Chain(model, FORM, salt, b"".join(hashes), below_tokens, ends)
         found = {one.engine: one.tokens for one in self.prefixes.find(tenant, asked)}
         self.asked += 1
+        assert all(found.values())
         most = below_tokens or (LENGTH + 1) * FORM.quantum_tokens
         for number, told in self.book.items():
             key = ENGINES[number].key
@@ -595,3 +602,53 @@ def test_what_engines_held_that_are_gone_makes_room_first() -> None:
     assert not prefixes.forgotten
     for run in runs[3:]:
         assert _found(prefixes, "a", engine, run.hashes) == 4 * LENGTH
+
+
+def test_a_prefix_is_shorter_than_it_may_be() -> None:
+    prefixes, engine = Prefixes(Limits()), ENGINES[0]
+    hashes = b"".join(chain_hashes(1))
+    prefixes.hear(engine, Batch(1, FORM, "", (HashRun(sorted(engine.block_tokens)[0], hashes),)))
+    chain = Chain(engine.layout.model.identity, FORM, "", hashes)
+    for below_tokens, tokens in ((0, 96), (96, 92), (41, 40), (40, 36), (5, 4), (4, 0)):
+        found = prefixes.find("a", chain._replace(below_tokens=below_tokens))
+        assert [held.tokens for held in found] == [tokens] * (tokens > 0)
+
+
+def test_an_engine_that_left_is_not_found_beside_those_that_stay() -> None:
+    prefixes, hashes = Prefixes(Limits()), b"".join(chain_hashes(1))
+    group = sorted(ENGINES[0].block_tokens)[0]
+    for engine in ENGINES[:2]:
+        prefixes.hear(engine, Batch(1, FORM, "", (HashRun(group, hashes),)))
+    asked = Chain(ENGINES[0].layout.model.identity, FORM, "", hashes)
+    other_form = asked._replace(form=FORM._replace(quantum_tokens=8))
+    prefixes.forget(ENGINES[0].key)
+    assert [held.engine for held in prefixes.find("a", asked)] == [ENGINES[1].key]
+    with pytest.raises(ChainFormError):
+        prefixes.find("a", other_form)
+    prefixes.forget(ENGINES[1].key)
+    assert prefixes.holders["a"].gone
+    assert prefixes.find("a", asked) == prefixes.find("a", other_form) == []
+
+
+def test_an_engine_that_comes_again_is_asked_again() -> None:
+    prefixes, engine = Prefixes(Limits()), ENGINES[0]
+    lost = Batch(2, FORM, "")
+    assert prefixes.hear(engine, lost) == [TellHoldings(engine.key)]
+    assert prefixes.hear(engine, lost) == []
+    prefixes.forget(engine.key)
+    assert prefixes.hear(engine, lost) == [TellHoldings(engine.key)]
+
+
+def test_states_of_unknown_weights_or_of_an_engine_that_is_gone_are_not_found() -> None:
+    prefixes, hashes = Prefixes(Limits()), b"".join(chain_hashes(1))
+    model = replace(ENGINES[0].layout.model, revision="")
+    unknown = engine_of("a", "unknown", replace(ENGINES[0].layout, model=model))
+    gone = engine_of("a", "gone", ENGINES[0].layout)
+    gone.gone = True
+    for engine, error in ((unknown, WeightsUnknownError), (gone, EngineReplacedError)):
+        run = HashRun(sorted(engine.block_tokens)[0], hashes)
+        with pytest.raises(error):
+            prefixes.hear(engine, Batch(1, FORM, "", (run,)))
+    assert prefixes.find("a", Chain(ENGINES[0].layout.model.identity, FORM, "", hashes)) == []
+    with pytest.raises(WeightsUnknownError):
+        prefixes.find("a", Chain(model.identity, FORM, "", hashes))

@@ -14,7 +14,7 @@ import pytest
 
 from restow.agents.store.holdings import DiskThread, StoredStates, StoreMemory
 from restow.agents.store.kept import Pinned, Recomputing
-from restow.agents.store.room import PieceKey, Room, Shape, StateKey, in_room
+from restow.agents.store.room import PageMove, PieceKey, Room, Shape, StateKey, in_room
 from restow.agents.store.run_files import RunLostError
 from restow.agents.store.shelf import Shelf
 from restow.broker.client import HashForm, Prefix, PrefixChain, chain_of
@@ -352,3 +352,14 @@ def test_states_of_a_revision_are_dropped_after_what_waits_to_be_written(tmp_pat
         disk.close()
         assert not len(house.shelf)
         assert house.holdings.holds(CHAIN.prefix(8))
+
+
+def test_pages_move_one_after_another_and_no_other_page_changes() -> None:
+    room = Room({"a": 8, "b": 24}, 1 << 14)
+    memory, stride = StoreMemory(room), room.strides["b"]
+    before = [bytes([page]) * stride for page in range(6)]
+    for page, written in enumerate(before):
+        memory.page("b", page)[:] = written
+    memory.move([PageMove("b", 4, 2), PageMove("b", 5, 4)])
+    after = [bytes(memory.page("b", page)) for page in range(6)]
+    assert after == [*before[:2], before[4], before[3], before[5], before[5]]
