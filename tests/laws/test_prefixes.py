@@ -486,9 +486,17 @@ def test_a_group_of_a_draft_alone_is_not_needed() -> None:
     # D's draft may begin cold, so a holder without the draft holds the prefix all the same.
     attention = AttentionSpec(0, 2, 8, DType.BFLOAT16)
     drafts = (replace(attention, layer=1, window_tokens=8),)
-    model = ModelSpec("m", (attention,), draft_layers=drafts, draft="mtp")
-    rules = rules_of(build_layout(model, EngineSettings(page_tokens=8)), 8) or ()
+    model = ModelSpec("m", (attention,), draft_layers=drafts, draft="mtp", revision="v1")
+    engine = engine_of("a", "drafts", build_layout(model, EngineSettings(page_tokens=8)))
+    rules = rules_of(engine.layout, 8) or ()
     assert [one.name for one in rules] == ["attention"]
+    prefixes, hashes = Prefixes(Limits()), b"".join(chain_hashes(1))
+    runs = tuple(HashRun(group, hashes) for group in engine.block_tokens)
+    assert len(runs) == 2
+    prefixes.hear(engine, Batch(1, FORM, "", runs))
+    assert _found(prefixes, "a", engine, hashes) == 4 * LENGTH
+    prefixes.hear(engine, Batch(2, FORM, "", (), runs))
+    assert _found(prefixes, "a", engine, hashes) == 0
 
 
 def test_a_tenant_over_its_limit_forgets_its_oldest_and_nobody_elses() -> None:

@@ -355,7 +355,7 @@ def test_states_of_a_revision_are_dropped_after_what_waits_to_be_written(tmp_pat
 
 
 def test_pages_move_one_after_another_and_no_other_page_changes() -> None:
-    room = Room({"a": 8, "b": 24}, 1 << 14)
+    room = Room({"a": 8, "b": 24}, 1 << 16)
     memory, stride = StoreMemory(room), room.strides["b"]
     before = [bytes([page]) * stride for page in range(6)]
     for page, written in enumerate(before):
