@@ -11,7 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
+from restow.agents.engines.common.checkpoint import (
+    CheckpointInvalidError,
+    LoadedAdapters,
+    checkpoint_revision,
+    local_checkpoint,
+)
 from restow.demo.recall.model import checkpoint_folder
 
 WEIGHTS = "model.safetensors"
@@ -28,6 +33,29 @@ def test_where_it_lies_does_not_matter_and_another_model_does(folder: Path) -> N
     assert checkpoint_revision(folder) != checkpoint_revision(checkpoint_folder(1))
     (folder / "tokenizer.json").unlink()
     assert checkpoint_revision(folder) == checkpoint_revision(checkpoint_folder())
+
+
+def test_the_word_of_a_checkpoint_is_the_same_in_every_version(tmp_path: Path) -> None:
+    # A store on a disk, and engines of another version, find states by this word.
+    header = b'{"a":{"data_offsets":[0,600]},"b":{"data_offsets":[600,608]}}'
+    (tmp_path / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + bytes(range(76)) * 8)
+    (tmp_path / "config.json").write_bytes(b'{"heads": 4}' * 100)
+    assert checkpoint_revision(tmp_path) == "sha256-552a094651549f4fa1ffdc8b9be84870"
+    words = {
+        5: "sha256-24a6bd37d0040740f535a4a5c3a8a18b",
+        300: "sha256-2b40ae67155ae3ab9999c410c705ee5f",
+        100_003: "sha256-3679464456b712d4c6318b011edd81f3",
+    }
+    for size, word in words.items():
+        file = tmp_path / f"{size}.bin"
+        file.write_bytes((bytes(range(251)) * (size // 251 + 1))[:size])
+        assert checkpoint_revision(file) == word
+
+
+def test_another_name_of_a_file_is_another_revision(folder: Path) -> None:
+    before = checkpoint_revision(folder)
+    (folder / WEIGHTS).rename(folder / "other.safetensors")
+    assert checkpoint_revision(folder) != before
 
 
 @pytest.mark.parametrize("at", [0, -1], ids=["first element", "last element"])
@@ -149,3 +177,26 @@ def test_random_weights_of_one_architecture_are_many(tmp_path: Path) -> None:
         save_file(tensors, tmp_path / WEIGHTS)
         revisions.add(checkpoint_revision(tmp_path))
     assert len(revisions) == 3
+
+
+def test_the_whole_of_what_a_worker_loads_is_its_fingerprint(folder: Path) -> None:
+    loaded = LoadedAdapters()
+    with loaded.loading("a", str(folder)):
+        pass
+    (folder / WEIGHTS).unlink()
+    with loaded.loading("empty", str(folder)):
+        pass
+    whole = checkpoint_revision(checkpoint_folder(), whole=True)
+    assert loaded.take() == {"a": whole, "empty": ""}
+
+
+def test_a_checkpoint_is_found_in_the_cache_of_the_hub(tmp_path: Path) -> None:
+    cached = tmp_path / "models--owner--name"
+    (cached / "snapshots" / "abc").mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    found = local_checkpoint("owner/name", cache_dir=str(tmp_path))
+    assert found == cached / "snapshots" / "abc"
+    assert local_checkpoint(str(found)) == found
+    with pytest.raises(CheckpointInvalidError, match="not in the cache of this host"):
+        local_checkpoint("owner/other", cache_dir=str(tmp_path))

@@ -20,8 +20,8 @@ from restow.agents.engines.common.holdings import (
 )
 from restow.broker.client import Prefix, chain_of, content_of
 
-GROUPS = {0: Group("full", 8), 1: Group("states", 16, scratch_blocks=0)}
-FULL, STATES = (group.to_bytes(4, "big") for group in GROUPS)
+GROUPS = {0: Group("full", 8), 1: Group("states", 16, scratch_blocks=0), 2: Group("more", 8)}
+FULL, STATES, MORE = (group.to_bytes(4, "big") for group in GROUPS)
 
 
 class Cache:
@@ -65,6 +65,30 @@ def test_blocks_of_a_chain_are_told_as_one_run_and_evicted_by_their_hashes() -> 
         ("full", frozenset(names[4:])),
         ("states", frozenset((names[1], names[4]))),
     }
+
+
+def test_blocks_that_do_not_follow_each_other_are_told_apart() -> None:
+    cache, request = Cache(), prompt(TOKENS)
+    cache.chains.begin("r", request)
+    names, own = [content_of(TOKENS, end) for end in range(8, 41, 8)], request.block_hashes
+    cache.has(own[0] + FULL, own[2] + FULL, own[3] + MORE, own[4] + MORE)
+    assert cache.holdings.changes().held == (
+        HeldBlocks("full", (names[0],)),
+        HeldBlocks("full", (names[2],), names[1]),
+        HeldBlocks("more", (names[3], names[4]), names[2]),
+    )
+
+
+def test_a_key_that_neither_came_nor_went_changes_nothing() -> None:
+    cache, request = Cache(), prompt(TOKENS)
+    cache.chains.begin("r", request)
+    key, other = (one + FULL for one in request.block_hashes[:2])
+    cache.has(key)
+    assert cache.holdings.changes().held
+    unknown = (request.block_hashes[2] + bytes(3) + b"\7", b"unknown" + FULL)
+    cache.cached |= {*unknown}
+    cache.holdings.changed([key, other, *unknown], cache.cached.__contains__)
+    assert cache.holdings.changes() == CacheChanges()
 
 
 def test_a_block_that_is_filled_in_part_is_a_run_of_its_own() -> None:
@@ -117,8 +141,10 @@ def test_a_place_with_two_keys_is_held_until_both_are_gone() -> None:
         cache.chains.begin(f"r{number}", request)
     name = content_of(TOKENS, 8, adapter="the same weights")
     keys = [request.block_hashes[0] + FULL for request in (one, other)]
-    cache.has(*keys)
+    cache.has(keys[0])
     assert cache.holdings.changes().held == (HeldBlocks("full", (name,)),)
+    cache.has(*keys)
+    assert cache.holdings.changes() == CacheChanges()
     assert cache.holdings.keys("full") == {name: tuple(keys)}
     cache.has(keys[1])
     assert cache.holdings.changes() == CacheChanges()
@@ -189,6 +215,17 @@ def test_a_state_that_two_requests_begin_with_is_worth_keeping() -> None:
     worth.begin(shared)
     assert worth.take_new(everything) == [turn]
     assert worth.newest() == [shared, turn]
+
+
+def test_a_state_that_was_not_held_has_to_be_used_twice_again() -> None:
+    worth, state = StatesToKeep(), ended(0)
+    worth.begin(state)
+    worth.begin(state)
+    assert worth.take_new(lambda _: False) == []
+    worth.begin(state)
+    assert worth.take_new(everything) == []
+    worth.begin(state)
+    assert worth.take_new(everything) == [state]
 
 
 def test_no_more_are_known_than_so_many() -> None:

@@ -606,10 +606,15 @@ def test_what_engines_held_that_are_gone_makes_room_first() -> None:
     prefixes.forget(gone.key)
     for number, run in enumerate(runs[3:], 1):
         prefixes.hear(engine, Batch(number, FORM, "", (run,)))
+        if number == 1:
+            assert len(prefixes.holders["a"].index) == 4 * LENGTH, "there was room enough"
     assert prefixes.size_bytes <= 12_000
     assert not prefixes.forgotten
     for run in runs[3:]:
         assert _found(prefixes, "a", engine, run.hashes) == 4 * LENGTH
+    prefixes.forget(engine.key)
+    prefixes.tick()
+    assert not prefixes.holders
 
 
 def test_a_prefix_is_shorter_than_it_may_be() -> None:

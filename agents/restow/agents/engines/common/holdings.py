@@ -58,6 +58,7 @@ class _Entry(NamedTuple):
     place: _Place
     token: int
     parent: bytes
+    """Empty for a block that follows no other: the first, one filled in part, or a state."""
 
 
 class CacheHoldings:
@@ -154,16 +155,10 @@ class CacheHoldings:
         run: list[_Entry] = []
         for place in places:
             entry = self._entries[self._keys[place.group][place.hash][0]]
-            group = groups[place.group]
-            full = entry.token % group.block_tokens == 0
-            follows = run and full and _follows(run[-1], entry, group)
-            if run and not follows:
+            if run and not _follows(run[-1], entry, groups[place.group]):
                 held.append(_blocks(run))
                 run = []
-            if group.is_state or not full:
-                held.append(HeldBlocks(place.group, (place.hash,)))
-            else:
-                run.append(entry)
+            run.append(entry)
         if run:
             held.append(_blocks(run))
         return tuple(held)
