@@ -9,7 +9,7 @@ import pytest
 
 from core.world import World, alone, ends, kinds, of_kind, p_and_d, p_d_and_e, reading
 from restow.broker.core.common import actions as act
-from restow.broker.core.common.keys import EngineKey, State
+from restow.broker.core.common.keys import Counterpart, EngineKey, State
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import PairRefused
 from restow.broker.errors import (
@@ -242,3 +242,34 @@ def test_who_cancels_what_has_ended_is_told_once() -> None:
     world.request(d, "asked")
     world.cancel(d, "asked")
     assert kinds(world.cancel(d, "asked")) == ["TellEnded"]
+
+
+def test_an_end_names_the_other_sides_messages_and_how_long_it_took() -> None:
+    world, p, d = p_and_d()
+    world.ready(p, sampled_token=5)
+    world.request(d)
+    world.wait(2.0)
+    world.settle(d, world.find().number)
+    for side, other, numbers, agents, sampled in (
+        (p, d, (1,), d.record.fingerprint(), 5),
+        (d, p, (7,), b"", None),
+    ):
+        (told,) = side.told
+        assert (told.transfer_us, told.sampled) == (2_000_000, sampled)
+        who = other.record.key.engine_id, other.record.incarnation
+        assert told.counterparts == (Counterpart(*who, numbers, agents),)
+
+
+def test_an_end_before_a_grant_names_no_time_and_only_who_spoke() -> None:
+    world, p, d = p_and_d()
+    world.request(d, "asked")
+    world.cancel(d, "asked")
+    world.publish(p, "published", number=0)
+    world.request(d, "published")
+    world.cancel(p, "published")
+    asked, of_d = d.told
+    (of_p,) = p.told
+    assert [told.transfer_us for told in (asked, of_d, of_p)] == [0, 0, 0]
+    assert asked.counterparts == of_d.counterparts == (), "P sent no message that has a number"
+    who = d.record.key.engine_id, d.record.incarnation
+    assert of_p.counterparts == (Counterpart(*who, (2,), b""),)

@@ -219,3 +219,16 @@ def test_what_engines_held_that_left_is_cleared_step_by_step() -> None:
     assert holders.clear(5) == 3
     assert holders.index.empty
     assert not holders.gone
+
+
+def test_room_is_made_of_what_left_and_nothing_of_it_stays_behind() -> None:
+    holders = Holders()
+    for key in range(20):  # a segment for each
+        holders.index.hold(1, keys_of(key))
+    holders.index.hold(2, keys_of(99))
+    holders.gone.append(1)
+    holders.keep_within(holders.index.size_bytes - 1)
+    assert holders.index.counts[2] == 1
+    assert not holders.forgotten
+    assert holders.clear(100) > 0
+    assert holders.index.counts == {2: 1}
