@@ -1,4 +1,4 @@
-"""An engine tells what its cache holds, and hands it over to engines that it is offered to."""
+"""An engine asks who holds prefixes, tells what its cache holds, and hands that over when asked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ from restow.agents.engines.common.holdings import (
 from restow.agents.engines.common.prefill_decode import DecodeSide
 from restow.agents.engines.common.prefix_sharing import PrefixOffers, PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.broker.client import BrokerCallError, HashForm, Offer, Prefix, chain_of
+from restow.broker.client import (
+    BrokerCallError,
+    HashForm,
+    Offer,
+    Prefix,
+    PrefixHolder,
+    chain_of,
+)
 
 HYBRID = (Group("full", 16), Group("states", 16, 0))
 ATTENTION = (Group("full", 16),)
@@ -222,3 +229,92 @@ def test_what_replaced_weights_have_computed_is_forgotten() -> None:
     engine.request(begins_with=32)
     engine.sharing.finished("r")
     assert engine.kept.take_new(lambda prefix: True) == []
+
+
+class Finding:
+    """An engine that only finds prefixes, and the questions of its requests."""
+
+    def __init__(self) -> None:
+        self.session = Session()
+        settings = ConnectorSettings.of({"prefix": "find"})
+        self.sharing = PrefixSharing("E", self.session, settings, RequestChains(8), HYBRID)
+        self.decode = DecodeSide(self.session, 1)
+
+    def ask(self, request_id: str = "r") -> None:
+        """Have a new request ask who holds its prompt."""
+        self.sharing.new_request(request_id, prompt(TOKENS), asks=True)
+        assert not self.look(request_id)
+
+    def look(self, request_id: str = "r") -> bool:
+        return self.sharing.look(request_id, 8, len(TOKENS), self.decode, "")
+
+    def answer(self, tokens: int) -> None:
+        holder = PrefixHolder("other", tokens, "", 0, False)
+        self.session.questions[-1][1].set_result([[holder]])
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the last question was given up."""
+        return self.session.questions[-1][1].cancelled()
+
+
+@pytest.mark.parametrize(("tokens", "found"), [(15, 0), (16, 16), (40, 40)])
+def test_a_state_is_worth_it_that_stands_a_quantum_behind_what_is_here(
+    tokens: int, found: int
+) -> None:
+    engine = Finding()
+    engine.ask()
+    engine.answer(tokens)
+    assert engine.look()
+    assert engine.decode.loadable_tokens("r", 0) == found
+
+
+def test_questions_end_with_their_requests_and_with_the_weights() -> None:
+    engine = Finding()
+    engine.ask()
+    engine.sharing.finished("r")
+    assert engine.given_up
+    engine.ask()
+    engine.sharing.forget()
+    assert engine.given_up
+    assert engine.look()
+    assert not engine.decode.waits("r")
+    engine.sharing.new_request("new", prompt(TOKENS), asks=True)
+    engine.sharing.forget()
+    assert engine.look("new"), "it does not ask any more"
+    assert len(engine.session.questions) == 2
+
+
+def test_questions_without_an_answer_are_logged_once_until_one_is_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Finding()
+    for number, fails in enumerate((True, True, False, True)):
+        engine.ask(f"r{number}")
+        if fails:
+            error = BrokerCallError("UNAVAILABLE", "BROKER_UNREACHABLE", "gone")
+            engine.session.questions[-1][1].set_exception(error)
+        else:
+            engine.answer(0)
+        assert engine.look(f"r{number}")
+        assert len(caplog.records) == (1 if number < 3 else 2)
+
+
+def test_an_engine_that_only_finds_tells_and_hands_over_nothing() -> None:
+    sharing = Finding().sharing
+    assert not sharing.pending
+    assert sharing.step() == []
+    assert sharing.pinned_blocks == 0
+    telling = Engine()
+    telling.cached.pinned_blocks = 3
+    assert telling.sharing.pinned_blocks == 3
+
+
+def test_a_prefix_whose_handoff_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine()
+    for handoff_id, end in (("done", ("DONE", "")), ("failed", ("FAILED", "AGENT_LOST"))):
+        engine.offer(STATE, handoff_id)
+        engine.sharing.step()
+        engine.session.end(handoff_id, *end)
+        engine.sharing.step()
+    assert ["handoff='failed'" in record.getMessage() for record in caplog.records] == [True]
