@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -146,6 +148,14 @@ def test_other_offers_are_not_taken(prefix: Prefix, within_ms: int, declined: bo
     assert engine.session.take() == [("decline offer", "h")] * declined
 
 
+def test_an_offer_is_open_for_as_long_as_it_says() -> None:
+    engine = Engine()
+    engine.offer(STATE, within_ms=20)
+    time.sleep(0.03)
+    assert engine.sharing.step() == []
+    assert engine.session.take() == []
+
+
 def test_what_the_broker_refuses_or_unknown_weights_have_computed_is_not_handed_over() -> None:
     class Closed(Session):
         def publish(self, *_: Any, **more: Any) -> Any:
@@ -196,11 +206,16 @@ def test_states_after_replies_are_worth_keeping(
     engine.sharing.replied("unknown", tokens, {}, name)
     found = engine.kept.take_new(lambda prefix: True)
     assert found == [chain_of(TOKENS, 8, ends_tokens=[37]).prefix(one) for one in kept]
-    engine.cached.keeps_replies = False
-    engine.sharing.replied("r", tokens, {}, name)
-    assert engine.kept.take_new(lambda prefix: True) == []
     engine.sharing.finished("r")
     assert engine.cached.done[-1] == "r"
+
+
+def test_a_state_after_a_reply_that_was_not_kept_is_not_worth_keeping() -> None:
+    engine = Engine()
+    engine.cached.keeps_replies = False
+    engine.request()
+    engine.sharing.replied("r", 32, {}, b"")
+    assert engine.kept.take_new(lambda prefix: True) == []
 
 
 @pytest.mark.parametrize(
@@ -215,7 +230,7 @@ def test_a_state_that_two_requests_begin_with_is_worth_keeping(
         engine.request(begins_with)
         engine.sharing.finished("r")
     found = engine.kept.take_new(lambda prefix: True)
-    assert [one.position_tokens for one in found] == kept
+    assert found == [chain_of(TOKENS, 8).prefix(tokens) for tokens in kept]
 
 
 def test_what_replaced_weights_have_computed_is_forgotten() -> None:
@@ -269,6 +284,18 @@ def test_a_state_is_worth_it_that_stands_a_quantum_behind_what_is_here(
     assert engine.decode.loadable_tokens("r", 0) == found
 
 
+@pytest.mark.parametrize(("last_tokens", "hashes"), [(15, None), (16, 2), (31, 3), (40, 5)])
+def test_a_question_is_of_the_tokens_that_may_be_loaded(
+    last_tokens: int, hashes: int | None
+) -> None:
+    engine = Finding()
+    engine.sharing.new_request("r", prompt(TOKENS), asks=True)
+    waits = not engine.sharing.look("r", 8, last_tokens, engine.decode, "")
+    assert waits == (hashes is not None)
+    asked = [len(chain.hashes) for chain, _ in engine.session.questions]
+    assert asked == ([] if hashes is None else [hashes])
+
+
 def test_questions_end_with_their_requests_and_with_the_weights() -> None:
     engine = Finding()
     engine.ask()
@@ -311,6 +338,7 @@ def test_an_engine_that_only_finds_tells_and_hands_over_nothing() -> None:
 
 
 def test_a_prefix_whose_handoff_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     engine = Engine()
     for handoff_id, end in (("done", ("DONE", "")), ("failed", ("FAILED", "AGENT_LOST"))):
         engine.offer(STATE, handoff_id)

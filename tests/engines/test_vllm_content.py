@@ -212,7 +212,7 @@ def test_an_adapter_has_the_word_of_what_was_loaded_and_not_of_what_lies_there(
 
 @pytest.mark.parametrize("load_inplace", [False, True])
 def test_a_name_that_stands_for_two_adapters_is_of_no_use(
-    tmp_path: Path, load_inplace: bool
+    tmp_path: Path, load_inplace: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Under the name, vLLM finds prefixes of the old weights.
     adapters = LoraAdapters()
@@ -222,6 +222,8 @@ def test_a_name_that_stands_for_two_adapters_is_of_no_use(
     assert adapters.fingerprint("a")
     adapter(tmp_path / "a", seed=2)
     assert adapters.loaded(loaded(one)) == {"a"}
+    (record,) = caplog.records
+    assert "loaded again with other weights" in record.getMessage()
     assert adapters.fingerprint("a") is None
     adapter(tmp_path / "a", seed=1)
     adapters.loaded(loaded(one))
@@ -231,11 +233,15 @@ def test_a_name_that_stands_for_two_adapters_is_of_no_use(
     assert adapters.fingerprint("b")
 
 
-def test_what_changes_while_it_is_loaded_has_no_word(tmp_path: Path) -> None:
+def test_what_changes_while_it_is_loaded_has_no_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     one, adapters = Lora(adapter(tmp_path / "a", seed=1)), LoraAdapters()
     words = loaded(one, reading=lambda: adapter(tmp_path / "a", seed=2))
     assert words == {"a": ""}
     assert adapters.loaded(words) == {"a"}
+    (record,) = caplog.records
+    assert "changed while it was loaded" in record.getMessage()
     assert adapters.fingerprint("a") is None
     assert loaded(Lora(str(tmp_path / "nowhere"))) == {"a": ""}
 
