@@ -273,3 +273,20 @@ def test_an_end_before_a_grant_names_no_time_and_only_who_spoke() -> None:
     assert asked.counterparts == of_d.counterparts == (), "P sent no message that has a number"
     who = d.record.key.engine_id, d.record.incarnation
     assert of_p.counterparts == (Counterpart(*who, (2,), b""),)
+
+
+def test_p_hears_only_of_readers_whose_reads_ended_as_its_publication_did() -> None:
+    world, p, d, e = p_d_and_e()
+    f = world.engine("f")
+    world.ready(p, readers=2)
+    for side, reason in ((d, ""), (e, "READ_FAILED"), (f, "")):
+        world.request(side)
+        (number,) = (n for n, part in world.directory.ledger.by_number.items() if part.granted)
+        world.settle(side, number, reason=reason)
+    (told,) = p.told
+    assert (told.state, told.delivered) == (State.DONE, 2)
+    assert told.transfer_us == 0, "several reads have no common duration"
+    assert told.counterparts == tuple(
+        Counterpart(side.record.key.engine_id, side.record.incarnation, (1,), agents)
+        for side, agents in ((d, d.record.fingerprint()), (f, f.record.fingerprint()))
+    )
