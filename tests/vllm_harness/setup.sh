@@ -5,7 +5,9 @@ set -euo pipefail
 venv=${1:?setup.sh VENV [PYTHON]} base=${2:-python3}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 stamp=$venv/.restow-setup
-wanted=$(cat "${BASH_SOURCE[0]}" "$root"/{pyproject.toml,docker/install,docker/locked/{vllm,cpu,cuda}.txt} | cksum)
+files=("${BASH_SOURCE[0]}" "$root"/{pyproject.toml,docker/install,docker/locked/{vllm,cpu,cuda}.txt})
+# $root counts too: the environment has Restow from there, and may have been set up by another clone.
+wanted=$(cat "${files[@]}" - <<<"$root" | cksum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 echo "vllm: setting up $venv (some minutes the first time)" >&2
 [ -x "$venv/bin/python" ] || "$base" -m venv "$venv"
