@@ -133,3 +133,5 @@ def test_an_id_has_a_sensible_length(name: str) -> None:
     world = World()
     with pytest.raises(RequestError):
         world.publish(world.engine("p"), name)
+    world.publish(world.side("p"), "x" * 256)
+    assert world.find("x" * 256)

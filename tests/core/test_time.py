@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from core.world import World, alone, ends, kinds, p_and_d
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.engines.flow import LEAST_SMALL_READS
+from restow.broker.core.ledger.handoff_table import Deadlines
 from restow.broker.errors import HandoffUnknownError
 
 
@@ -290,3 +293,25 @@ def test_an_expired_handoff_can_not_be_cancelled_by_a_stranger() -> None:
     world.wait(2)
     with pytest.raises(HandoffUnknownError):
         world.cancel(other)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12),
+    st.integers(0, 1000),
+)
+def test_a_deadline_is_never_early_and_at_most_a_bucket_late(
+    added: list[tuple[int, int]], began: int
+) -> None:
+    """Of each entry: after how many hundredths of a second it is added, and after how many due."""
+    deadlines, open_until = Deadlines(bucket_s=0.05), dict[int, int]()
+    for passed in range(90):
+        for number, (when, after) in enumerate(added):
+            if when == passed:
+                open_until[number] = when + after
+                deadlines.add((began + when + after) / 100, number)
+        due = deadlines.due((began + passed) / 100)
+        assert len(due) == len(set(due))
+        for number in due:
+            assert open_until.pop(number) <= passed
+        assert all(until + 6 > passed for until in open_until.values())
+        assert deadlines.numbers() == set(open_until)
