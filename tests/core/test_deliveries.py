@@ -13,7 +13,12 @@ from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.pair import PairRefused
 from restow.broker.core.handoffs.handoff import MAX_DELIVERIES, Handoff
-from restow.broker.errors import HandoffConflictError, HandoffOwnedError, PlanError
+from restow.broker.errors import (
+    DirectoryFullError,
+    HandoffConflictError,
+    HandoffOwnedError,
+    PlanError,
+)
 
 DONE = ("DONE", "")
 
@@ -147,6 +152,23 @@ def test_a_demand_that_names_no_readers_becomes_a_delivery_when_p_names_some() -
     assert ends(p) == ends(d) == ends(e) == [DONE]
 
 
+def test_the_number_of_readers_that_p_names_counts_and_not_a_ds() -> None:
+    world, p, (d, e) = published(2, "de")
+    for side in (d, e):
+        (number,) = numbers(world.request(side, readers=5))
+        world.settle_all(side, number)
+    assert ends(p) == [DONE]
+    assert p.told[0].readers == 2
+
+
+def test_deliveries_need_room_like_handoffs() -> None:
+    world, p, (d, e) = published(2, "de", limits=replace(LIMITS, max_live=2))
+    world.request(d)
+    with pytest.raises(DirectoryFullError):
+        world.request(e)
+    assert ends(p) == []
+
+
 def test_other_readers_are_another_publication() -> None:
     world, p, _ = published()
     with pytest.raises(HandoffConflictError, match=r"differs in .*readers"):
@@ -233,6 +255,17 @@ def test_when_nobody_asks_again_p_has_its_pages_back() -> None:
     assert ends(p) == []
     world.wait(0.2)
     assert ends(p) == [("EXPIRED", "NOT_ASKED_FOR")]
+
+
+def test_p_is_not_unasked_once_another_d_asks() -> None:
+    limits = replace(LIMITS, unasked_s=3.0)
+    world, p, (d, e) = published(lease_s=100.0, ds="de", limits=limits)
+    (number,) = numbers(world.request(d))
+    world.settle(d, number, reason="TRANSFER_FAILED")
+    world.wait(2.0)
+    (number,) = numbers(world.request(e))
+    world.wait(2.0)
+    assert ends(p) == []
 
 
 def test_p_that_goes_ends_all_deliveries_and_a_d_that_goes_its_own() -> None:
