@@ -169,6 +169,15 @@ def test_deliveries_need_room_like_handoffs() -> None:
     assert ends(p) == []
 
 
+def test_a_d_that_waits_too_long_for_a_readers_place_is_told_so() -> None:
+    world, p, (d, e) = published(1, "de")
+    world.request(d)
+    world.request(e, timeout_s=5.0)
+    world.wait(5.1)
+    assert ends(e) == [("EXPIRED", "HANDOFF_OWNED")]
+    assert ends(p) == ends(d) == []
+
+
 def test_other_readers_are_another_publication() -> None:
     world, p, _ = published()
     with pytest.raises(HandoffConflictError, match=r"differs in .*readers"):

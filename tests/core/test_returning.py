@@ -515,7 +515,8 @@ def test_what_a_process_named_before_its_first_agent_counts_once_its_session_rep
         world.connect(side, 0)
     world.fence_all(p)
     assert not world.orders(act.SendExecute)
-    assert "has not repeated it" in world.directory.granting.waits_for(world.find())
+    words = f"engine {side.record.key.engine_id} has not repeated it since its session ended"
+    assert world.directory.granting.waits_for(world.find()) == words
     if repeated:
         if of_p:
             world.publish(p, repeated=True)
