@@ -92,6 +92,39 @@ def test_tokens_whose_blocks_are_not_listed_are_not_read() -> None:
     assert reads(listed) == [("early/0", 0, 17)]
 
 
+@pytest.mark.parametrize(
+    ("of_p", "of_d", "first"),
+    [
+        ([1, 2], [11, 12], (0, 32)),
+        ([1, 2], [11], None),  # D named too few blocks
+        ([1, 2], [0, 12], None),  # a null block where tokens are moved
+        ([0, 2], [11, 12], None),
+        ([1, 2], [11, 0], None),
+    ],
+)
+def test_nothing_is_read_early_from_or_into_blocks_that_are_not_there(
+    of_p: list[int], of_d: list[int], first: tuple[int, int] | None
+) -> None:
+    world = world_of()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d, blocks={"kv": of_d, "state": [14]})
+    world.publish(p, blocks={"kv": of_p}, final=False)
+    read = reads(world.fence(p, tokens=32))
+    assert read == ([] if first is None else [("early/0", *first)])
+
+
+def test_what_a_replaced_agent_of_p_had_fenced_is_not_read() -> None:
+    world = world_of()
+    p, _ = begun(world)
+    world.fence(p, 0, tokens=16)
+    world.disconnect(p, 0)
+    world.connect(p, 0)
+    assert not reads(world.fence(p, 1, tokens=16))
+    # P's blocks were checked against the memory of the earlier agent.
+    assert not reads(world.fence(p, 0, tokens=16))
+    assert reads(finish(world, p)) == [("program/0", 0, POSITION)]
+
+
 def test_a_chunk_that_is_not_worth_a_read_waits_for_more() -> None:
     world = world_of(limits=replace(LIMITS, early_bytes=20 * 256))
     p, d = begun(world, ranks=1)

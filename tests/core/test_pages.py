@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from core.world import World, alone, ends, p_and_d
-from restow.broker.block_ids import MAX_BLOCKS
+from restow.broker.block_ids import ID_BYTES, MAX_BLOCKS
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.events import Wish
+from restow.broker.core.handoffs import publication
 from restow.broker.errors import (
     PageCountError,
     PageRangeError,
@@ -135,3 +136,14 @@ def test_an_id_has_a_sensible_length(name: str) -> None:
         world.publish(world.engine("p"), name)
     world.publish(world.side("p"), "x" * 256)
     assert world.find("x" * 256)
+
+
+def test_all_lists_of_a_publication_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "MAX_PUBLICATION_BYTES", 4 * ID_BYTES)
+    world = World()
+    p = world.engine("p")
+    refused = world.publish_refused(p, blocks={"kv": [1, 2, 3, 5], "state": [4]})
+    assert isinstance(refused, PageCountError)
+    assert "all lists have 5 blocks, but the limit for a handoff is 4" in refused.message
+    world.publish(p, blocks={"kv": [1, 2, 3], "state": [4]})
+    assert world.find().publication.final
