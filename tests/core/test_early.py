@@ -113,18 +113,6 @@ def test_nothing_is_read_early_from_or_into_blocks_that_are_not_there(
     assert read == ([] if first is None else [("early/0", *first)])
 
 
-def test_what_a_replaced_agent_of_p_had_fenced_is_not_read() -> None:
-    world = world_of()
-    p, _ = begun(world)
-    world.fence(p, 0, tokens=16)
-    world.disconnect(p, 0)
-    world.connect(p, 0)
-    assert not reads(world.fence(p, 1, tokens=16))
-    # P's blocks were checked against the memory of the earlier agent.
-    assert not reads(world.fence(p, 0, tokens=16))
-    assert reads(finish(world, p)) == [("program/0", 0, POSITION)]
-
-
 def test_a_chunk_that_is_not_worth_a_read_waits_for_more() -> None:
     world = world_of(limits=replace(LIMITS, early_bytes=20 * 256))
     p, d = begun(world, ranks=1)

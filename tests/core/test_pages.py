@@ -145,5 +145,5 @@ def test_all_lists_of_a_publication_have_a_limit(monkeypatch: pytest.MonkeyPatch
     refused = world.publish_refused(p, blocks={"kv": [1, 2, 3, 5], "state": [4]})
     assert isinstance(refused, PageCountError)
     assert "all lists have 5 blocks, but the limit for a handoff is 4" in refused.message
-    world.publish(p, blocks={"kv": [1, 2, 3], "state": [4]})
-    assert world.find().publication.final
+    world.publish(p, "fits")
+    assert world.find("fits").publication.final

@@ -133,7 +133,8 @@ def test_groups_may_lie_on_the_same_memory_and_share_no_block() -> None:
     assert side.record.overlaid == (("attention", "window.16"),)
     with pytest.raises(PageRepeatedError, match=r"attention or window.16: block 2"):
         world.request(side, "a", {"attention": [1, 2], "window.16": [2, 3]})
-    refused = world.publish_refused(side, blocks={"attention": [1, 2], "window.16": [2, 3]})
+    lists = {"attention": [1, 2], "window.16": [2, 3]}
+    refused = world.publish_refused(side, "p", blocks=lists, position=16)
     assert isinstance(refused, PageRepeatedError)
     world.request(side, "a", {"attention": [1, 2], "window.16": [3, 4]})
     with pytest.raises(PageRepeatedError, match=r"block 1 of handoff b .* by handoff a"):
