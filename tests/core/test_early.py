@@ -436,3 +436,19 @@ def test_memory_that_shrank_is_looked_at_when_all_is_known() -> None:
     world.disconnect(d, 0)
     world.connect(d, 0, PAGES // 2)
     assert not reads(world.fence(p, tokens=16))
+
+
+def test_a_d_that_is_refused_after_an_early_read_leaves_nothing_to_the_next() -> None:
+    world = world_of()
+    p, d, e = (world.engine(name) for name in "pde")
+    world.connect(e, 0)  # its agent was replaced before it asked
+    world.request(d, position=20)
+    world.publish(p, blocks={"kv": [1]}, final=False)
+    world.settle(d, number(world.fence(p, tokens=16)), size_bytes=5)
+    finish(world, p)
+    assert ends(d) == [("FAILED", "POSITION_MISMATCH")]
+    last = world.request(e)
+    assert reads(last) == [("program/0", 0, POSITION)]
+    world.settle(e, number(last), size_bytes=7)
+    assert ends(e) == ends(p) == [DONE]
+    assert e.told[0].bytes == 7

@@ -128,3 +128,13 @@ def test_a_publication_said_again_with_another_token_is_another_state() -> None:
         publish(world, p, repeated=True, sampled_token=TOKEN + 1)
     with pytest.raises(HandoffConflictError, match=r"differs in .*sampled token"):
         publish(world, p, repeated=True, sampled_token=None)
+
+
+def test_the_next_d_hears_it_too_when_the_first_is_refused() -> None:
+    world, p, d = p_and_d(2)
+    e = world.engine("e")
+    ask(world, d, held=POSITION + 1)
+    assert heard(publish(world, p)) == [("d", 7, TOKEN)]
+    world.fence_all(p)
+    assert ends(d) == [("FAILED", "ARGUMENT_INVALID")]
+    assert heard(ask(world, e)) == [("e", 7, TOKEN)]
