@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.world import World, ends, reading
+from restow.broker.core.audit import audit
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines import flow as flows
@@ -183,3 +184,16 @@ def test_those_that_another_end_made_room_for_are_found_by_the_clock() -> None:
     world.cancel(world.side("p"), "h0")
     world.wait(0.02)
     assert executed(world) == ["h0", "h1", "h2"]
+
+
+def test_the_audit_compares_reads_that_count_with_grants() -> None:
+    world, _, d, number = reading()
+    flow, key = world.directory.ledger.flow, d.record.key
+    assert not audit(world.directory)
+    flow.begin(key, number + 1, 1, world.now_s)
+    words = f"among the reads of d, handoff {number + 1} has no grant"
+    assert audit(world.directory) == [words]
+    flow.leave(key, number + 1, world.now_s)
+    flow.leave(key, number, world.now_s)
+    words = f"among the reads of d, handoff {number} has a grant and does not count"
+    assert audit(world.directory) == [words]

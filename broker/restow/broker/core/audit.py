@@ -50,6 +50,7 @@ def audit(directory: Directory) -> list[str]:
         *_check_tables(directory),
         *_of_each(_check_live, ledger.by_number.values()),
         *_of_each(_check_deliveries, whole),
+        *_check_flow(directory),
         *_check_wakeups(directory),
         *_of_each(_check_ended, ended),
         *_check_members(directory),
@@ -155,6 +156,19 @@ def _check_lives(handoff: Handoff) -> Iterator[str]:
                 f"handoff {handoff.handoff_id} goes on, but an agent of {engine.key.engine_id} was "
                 f"replaced after the first byte was read"
             )
+
+
+def _check_flow(directory: Directory) -> Iterator[str]:
+    """Yield reads that count at a destination without a grant, and grants that do not count."""
+    ledger = directory.ledger
+    granted = {
+        (handoff.destination.key, handoff.number)
+        for handoff in ledger.by_number.values()
+        if handoff.granted and handoff.destination is not None
+    }
+    for engine, number in granted ^ ledger.flow.reads():
+        words = "has a grant and does not count" if (engine, number) in granted else "has no grant"
+        yield f"among the reads of {engine.engine_id}, handoff {number} {words}"
 
 
 def _check_wakeups(directory: Directory) -> Iterator[str]:

@@ -147,6 +147,10 @@ class Flow:
             number in inbound.waiting or number in inbound.small_waiting
         )
 
+    def reads(self) -> set[tuple[EngineKey, int]]:
+        """Return the reads under way: each destination, and the handoff's number."""
+        return {(key, number) for key, inbound in self._engines.items() for number in inbound.reads}
+
     def forget(self, engine: EngineKey) -> None:
         """Forget an engine that is gone."""
         self._engines.pop(engine, None)
