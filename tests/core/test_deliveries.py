@@ -178,6 +178,26 @@ def test_a_d_that_waits_too_long_for_a_readers_place_is_told_so() -> None:
     assert ends(p) == ends(d) == []
 
 
+def test_a_d_that_waits_no_longer_does_not_end_a_publication_for_several() -> None:
+    world, p, d, e = p_d_and_e()
+    world.request(d, timeout_s=5.0)
+    world.publish(p, blocks={"kv": [1]}, final=False, readers=2)
+    world.wait(6.0)
+    assert ends(d) == [("EXPIRED", "NOT_PUBLISHED")]
+    assert ends(p) == []
+    world.publish(p, blocks={"kv": [2, 3]}, final=False, first=1)
+
+
+def test_a_third_d_waits_when_one_of_two_readers_declined_and_the_other_reads() -> None:
+    world, p, (d, e, f) = published(2, "def")
+    world.decline(d)
+    (number,) = numbers(world.request(e))
+    assert numbers(world.request(f)) == []
+    world.settle_all(e, number)
+    assert ends(p) == [DONE]
+    assert ends(f) == [("FAILED", "HANDOFF_OWNED")]
+
+
 def test_other_readers_are_another_publication() -> None:
     world, p, _ = published()
     with pytest.raises(HandoffConflictError, match=r"differs in .*readers"):

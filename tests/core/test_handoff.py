@@ -290,3 +290,18 @@ def test_p_hears_only_of_readers_whose_reads_ended_as_its_publication_did() -> N
         Counterpart(side.record.key.engine_id, side.record.incarnation, (1,), agents)
         for side, agents in ((d, d.record.fingerprint()), (f, f.record.fingerprint()))
     )
+
+
+def test_ends_and_failures_are_listed_for_whoever_asks() -> None:
+    world, p, d = p_and_d()
+    ledger = world.directory.ledger
+    ledger.fresh_ends, ledger.fresh_failures = [], []
+    world.settle(d, world.begin(p, d, "done"))
+    world.settle(d, world.begin(p, d, "failed"), reason="READ_FAILED")
+    world.request(d, "cancelled")
+    world.cancel(d, "cancelled")
+    world.ready(p, "refused")
+    world.request(d, "refused", position=1)
+    assert [handoff.handoff_id for handoff in ledger.fresh_ends] == ["done", "failed", "cancelled"]
+    failures = [(handoff.handoff_id, failure.reason) for handoff, failure in ledger.fresh_failures]
+    assert failures == [("failed", "READ_FAILED"), ("refused", "POSITION_MISMATCH")]
