@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.world import LIMITS, Side, World, ends, of_kind, p_d_and_e
+from core.world import LIMITS, Side, World, ends, of_kind, p_and_d, p_d_and_e
 from restow.broker.core.audit import audit
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import State
@@ -179,7 +179,7 @@ def test_a_d_that_waits_too_long_for_a_readers_place_is_told_so() -> None:
 
 
 def test_a_d_that_waits_no_longer_does_not_end_a_publication_for_several() -> None:
-    world, p, d, e = p_d_and_e()
+    world, p, d = p_and_d()
     world.request(d, timeout_s=5.0)
     world.publish(p, blocks={"kv": [1]}, final=False, readers=2)
     world.wait(6.0)
