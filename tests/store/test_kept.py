@@ -158,7 +158,9 @@ class Store:
         """Check that pages in use share no byte, and count what is free and what is a state's."""
         states, room = self.kept._states, self.kept.room
         used = [(key.group, piece.page) for key, piece in states.pieces.items()]
-        used += [(key.group, page) for one in self.written for key, page in one.new.items()]
+        writing = [(key.group, page) for one in self.written for key, page in one.new.items()]
+        assert self.kept._writing == set(writing), "other pages than these may not be moved"
+        used += writing
         assert all(page < room.page_counts[group] for group, page in used)
         spans = [(page * room.strides[group], room.strides[group]) for group, page in used]
         end = room.slab_bytes  # in front of it no page may lie
@@ -171,6 +173,7 @@ class Store:
         for state in states.by_key.values():
             own = {key for key in state.pieces if users[key] == 1}
             assert state.own_bytes == sum(states.pieces[key].size_bytes for key in own)
+        assert all(states._at.values()), "a place without states is kept"
 
 
 def prompts(random: Random, count: int) -> list[Prefix]:

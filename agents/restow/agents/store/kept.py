@@ -247,7 +247,7 @@ class Kept:
         self._changed = changed
         self._states = States(self._gone)
         self._pieces = self._states.pieces
-        self._writing: Counter[tuple[str, int]] = Counter()
+        self._writing: set[tuple[str, int]] = set()
         """New pages that are not pieces yet."""
         self.evictions = 0
 
@@ -311,7 +311,7 @@ class Kept:
         """Keep a state whose new pages are written, and unpin it."""
         prefix, brought = pinned.prefix, []
         for key, page in pinned.new.items():
-            self._written(key.group, page)
+            self._writing.remove((key.group, page))
             if key in self._pieces:  # another handoff brought this piece meanwhile
                 self.room.give(key.group, page)
             else:
@@ -325,7 +325,7 @@ class Kept:
     def give_up(self, pinned: Pinned) -> None:
         """Unpin pages that are no longer read or written; new pages become free."""
         for key, page in pinned.new.items():
-            self._written(key.group, page)
+            self._writing.remove((key.group, page))
             self.room.give(key.group, page)
         self._states.unpin(pinned.held)
 
@@ -445,11 +445,6 @@ class Kept:
     def _gone(self, key: PieceKey, page: int) -> None:
         self.room.give(key.group, page)
         self._changed(key, False)
-
-    def _written(self, group: str, page: int) -> None:
-        self._writing[group, page] -= 1
-        if not self._writing[group, page]:
-            del self._writing[group, page]
 
 
 def _keys(listed: dict[str, list[PieceKey | None]]) -> Iterator[PieceKey]:
