@@ -436,3 +436,49 @@ def test_a_state_that_is_named_in_two_ways_leaves_no_pages_behind() -> None:
     store.kept.forget_revision("")
     assert not store.told
     assert store.kept.room.free_bytes == store.kept.room.usable_bytes
+
+
+def scattered() -> tuple[Kept, list[Prefix]]:
+    """Return a store in which a large page fits only if small pages move, and its states."""
+    size_bytes = PAGE_ALIGN_BYTES
+    groups = (PieceGroup("small", BLOCK), PieceGroup("large", 0))
+    shape = Shape(groups, {"small": size_bytes, "large": 4 * size_bytes})
+    room = Room(shape.page_bytes, 22 * 4 * size_bytes)
+    kept = Kept(shape, room, least_recently_used, Recomputing())
+    states = []
+    for number in range(12):
+        state = replace(prefix_of([number] * 12, 12), revision="old" if number % 2 else "")
+        reserved = kept.reserve(state, 0.0)
+        assert reserved is not None
+        kept.commit(reserved.pinned, 0.0)
+        states.append(state)
+    kept.forget_revision("old")
+    for number in range(20, 26):
+        keep(kept, [number] * 4, 1.0)
+    return kept, states[::2]
+
+
+def test_free_pages_that_lie_apart_are_brought_together_before_anything_is_evicted() -> None:
+    kept, _ = scattered()
+    reserved = kept.reserve(prefix_of([30] * 4, 4), 2.0)
+    assert reserved is not None
+    assert [move.group for move in reserved.moves] == ["small"]
+    assert kept.evictions == 0
+
+
+def test_pages_that_are_read_or_written_stay_in_place() -> None:
+    kept, states = scattered()
+    pinned = [kept.pin(state, 1.0) for state in states]
+    reserved = kept.reserve(prefix_of([30] * 4, 4), 2.0)
+    assert reserved is not None
+    assert (reserved.moves, kept.evictions) == ((), 1)
+    for read in pinned:
+        assert read is not None
+        kept.give_up(read)
+    kept.commit(reserved.pinned, 2.0)
+
+
+def test_the_tokens_that_are_held_end_with_the_state() -> None:
+    kept = small("hybrid")
+    keep(kept, [1] * 16)
+    assert keep(kept, [1] * 8).held_tokens == 8  # its snapshot alone is missing
