@@ -166,7 +166,7 @@ def _check_flow(directory: Directory) -> Iterator[str]:
         for handoff in ledger.by_number.values()
         if handoff.granted and handoff.destination is not None
     }
-    for engine, number in granted ^ ledger.flow.reads():
+    for engine, number in sorted(granted ^ ledger.flow.reads()):
         words = "has a grant and does not count" if (engine, number) in granted else "has no grant"
         yield f"among the reads of {engine.engine_id}, handoff {number} {words}"
 
