@@ -118,6 +118,7 @@ def test_no_two_images_have_one_name() -> None:
         of_image(pixel_embeds=pixels()),
         of_image(pixel_values=[pixels()]),
         of_image(pixel_values=[pixels(), pixels()]),
+        of_image(pixel_values=[pixels(), pixels(2)]),
         of_image(pixel_values=pixels(), more=pixels()),
         of_image(pixel_values=pixels().float().numpy()),
         of_image(pixel_values=3),

@@ -42,7 +42,7 @@ from restow.broker.layout import (
     Span,
     check_layout,
 )
-from restow.broker.planner import Strategy, compile_programs, make_plan
+from restow.broker.planner import Strategy, compile_programs, early_plan, make_plan
 from restow.broker.planner.costs import CostModel, descriptors, row_costs
 from restow.broker.planner.program import (
     GATHER_IN_ORDER,
@@ -69,6 +69,19 @@ def snapshot(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, pag
     layout = Layout(Model("m", (Field("f", Kind.SNAPSHOT, axes, shape),)), (rank,))
     check_layout(layout)
     return layout
+
+
+def test_tokens_may_be_read_early_and_snapshots_not() -> None:
+    plan = make_plan(ONE, build_layout(MODEL, EngineSettings(tp=2)))
+    early = early_plan(plan)
+    assert early is not None
+    kinds = {field.name: field.kind for field in ONE.model.fields}
+    of_tokens = tuple(move for move in plan.moves if kinds[move.field] is Kind.PER_TOKEN)
+    assert early.moves == of_tokens
+    assert 0 < len(of_tokens) < len(plan.moves)
+    window = replace(MODEL, layers=(MAMBA, replace(ATTENTION, window_tokens=8)))
+    windowed = build_layout(window, EngineSettings())
+    assert early_plan(make_plan(windowed, windowed)) is None
 
 
 def test_another_model() -> None:
