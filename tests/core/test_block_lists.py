@@ -19,6 +19,7 @@ from core.world import (
     World,
     alone,
     ends,
+    layout,
     p_and_d,
     packed,
     pair_plan,
@@ -155,6 +156,19 @@ def test_a_null_block_where_tokens_move_fails_the_handoff(
     assert not world.orders(act.SendExecute)
     (told,) = d.told
     assert re.search(who, told.detail)
+
+
+@pytest.mark.parametrize("lacks_nulls", ["p", "d"])
+def test_a_null_block_of_one_side_is_found_where_the_other_has_none(lacks_nulls: str) -> None:
+    plain = layout(1)
+    regions = tuple(replace(region, null_block=None) for region in plain.ranks[0].regions)
+    without = replace(plain, ranks=(replace(plain.ranks[0], regions=regions),))
+    world = World()
+    p, d = (world.engine(n, shape=without if n == lacks_nulls else plain) for n in "pd")
+    world.ready(p, blocks={"kv": [0, 2, 3], "state": [4]})
+    world.request(d, blocks={"kv": [0, 12, 13], "state": [14]})
+    assert ends(d) == [("FAILED", "NULL_BLOCK")]
+    assert f"engine {'d' if lacks_nulls == 'p' else 'p'}" in d.told[0].detail
 
 
 def test_below_what_d_holds_neither_side_needs_blocks() -> None:

@@ -161,6 +161,19 @@ def test_the_number_of_readers_that_p_names_counts_and_not_a_ds() -> None:
     assert p.told[0].readers == 2
 
 
+def test_the_number_of_readers_that_p_names_counts_also_after_a_d_named_another() -> None:
+    world, p, d, e = p_d_and_e()
+    world.request(d, readers=5)
+    world.ready(p, readers=2)
+    (first,) = numbers(world.sent)
+    world.settle(d, first)
+    assert ends(p) == []
+    (second,) = numbers(world.request(e, readers=5))
+    world.settle(e, second)
+    assert ends(p) == [DONE]
+    assert p.told[0].readers == 2
+
+
 def test_deliveries_need_room_like_handoffs() -> None:
     world, p, (d, e) = published(2, "de", limits=replace(LIMITS, max_live=2))
     world.request(d)

@@ -194,6 +194,10 @@ def test_the_audit_compares_reads_that_count_with_grants() -> None:
     words = f"among the reads of d, handoff {number + 1} has no grant"
     assert audit(world.directory) == [words]
     flow.leave(key, number + 1, world.now_s)
+    assert not flow.begin(key, number + 1, FIRST_WINDOW_BYTES + 1, world.now_s)
+    words = f"handoff {number + 1} waits for reads of d, and needs none"
+    assert audit(world.directory) == [words]
+    flow.leave(key, number + 1, world.now_s)
     flow.leave(key, number, world.now_s)
     words = f"among the reads of d, handoff {number} has a grant and does not count"
     assert audit(world.directory) == [words]

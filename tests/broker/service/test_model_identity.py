@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
 
 from agent_harness.waiting import WAIT_S, until
@@ -33,6 +34,7 @@ from restow.broker.planner import make_plan
 from restow.broker.rpc import wire
 from restow.broker.server.serve import RunningBroker
 from restow.v1 import broker_pb2 as pb
+from restow.v1 import broker_pb2_grpc
 
 HERE = model_layout()
 PARTS = ("name", *IDENTITY_PARTS)
@@ -135,6 +137,26 @@ async def test_engines_go_on_with_new_weights_and_hand_over_to_those_alone_that_
         for wrong in ("", "x" * 257):
             with pytest.raises(RequestError, match="a revision must have"):
                 p.set_revision(wrong)
+
+
+async def test_the_open_session_alone_says_which_weights_an_engine_has(
+    running: RunningBroker,
+) -> None:
+    # A call of a process that was killed may arrive after the registration of the next process.
+    late = pb.RegisterEngineRequest(
+        engine=pb.EngineRef(engine_id="p", incarnation="1"),
+        layout=wire.layout_to_proto(HERE),
+        revision="v3",
+    )
+    members = running.hub.directory.members.engines
+    async with grpc.aio.insecure_channel(running.address) as channel:
+        stub = broker_pb2_grpc.BrokerStub(channel)
+        async with EngineSession("p", "1", HERE, running.address) as p:
+            p.set_revision("v2")
+            (engine,) = members.values()
+            await until(lambda: engine.revision == "v2")
+            await stub.RegisterEngine(late)
+            assert engine.revision == "v2"
 
 
 async def test_a_broker_that_starts_anew_is_told_the_present_revision_first() -> None:

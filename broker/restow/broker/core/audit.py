@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from math import inf
 
-from restow.broker.core.common.keys import PairKey, State
+from restow.broker.core.common.keys import EngineKey, PairKey, State
 from restow.broker.core.common.pair import PairPlan, pair_bytes
 from restow.broker.core.engine_events import Directory
 from restow.broker.core.engines.account import ENGINE_BYTES, HANDOFF_BYTES
@@ -159,16 +159,18 @@ def _check_lives(handoff: Handoff) -> Iterator[str]:
 
 
 def _check_flow(directory: Directory) -> Iterator[str]:
-    """Yield reads that count at a destination without a grant, and grants that do not count."""
+    """Yield where a destination's reads and queue differ from the handoffs that have a grant."""
     ledger = directory.ledger
-    granted = {
-        (handoff.destination.key, handoff.number)
-        for handoff in ledger.by_number.values()
-        if handoff.granted and handoff.destination is not None
-    }
+    granted, others = set[tuple[EngineKey, int]](), set[tuple[EngineKey, int]]()
+    for handoff in ledger.by_number.values():
+        if handoff.destination is not None:
+            of_d = granted if handoff.granted else others
+            of_d.add((handoff.destination.key, handoff.number))
     for engine, number in sorted(granted ^ ledger.flow.reads()):
         words = "has a grant and does not count" if (engine, number) in granted else "has no grant"
         yield f"among the reads of {engine.engine_id}, handoff {number} {words}"
+    for engine, number in sorted(ledger.flow.queued() - others):
+        yield f"handoff {number} waits for reads of {engine.engine_id}, and needs none"
 
 
 def _check_wakeups(directory: Directory) -> Iterator[str]:

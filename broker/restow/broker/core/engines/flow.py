@@ -151,6 +151,14 @@ class Flow:
         """Return the reads under way: each destination, and the handoff's number."""
         return {(key, number) for key, inbound in self._engines.items() for number in inbound.reads}
 
+    def queued(self) -> set[tuple[EngineKey, int]]:
+        """Return the handoffs that wait, or whose turn it is: the destination, and the number."""
+        return {
+            (key, number)
+            for key, inbound in self._engines.items()
+            for number in (*inbound.waiting, *inbound.small_waiting, *inbound.called)
+        }
+
     def forget(self, engine: EngineKey) -> None:
         """Forget an engine that is gone."""
         self._engines.pop(engine, None)

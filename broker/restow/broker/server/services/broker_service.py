@@ -93,7 +93,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             )
         )
         engine = members.engines[key]
-        if revision and revision != engine.revision:  # its message about that was lost
+        # An open session says its revision itself, and this call may be a late call of an earlier
+        # process of the same incarnation.
+        if revision and revision != engine.revision and not engine.has_session:
             hub.perform(self._words.revise(engine, revision, now_s))
         if engine is not before:
             tell_registered(hub.said, engine, caller_of(context))
