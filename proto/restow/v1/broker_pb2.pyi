@@ -120,7 +120,8 @@ class RegisterEngineRequest(google.protobuf.message.Message):
     """
     revision: builtins.str
     """Revision of the engine's weights, if they were replaced since its layout was made (Revise).
-    Empty: the layout's revision, or for a registered incarnation its present revision.
+    Empty: the layout's revision, or for a registered incarnation its present revision. Ignored
+    while the incarnation's session is open, which sends Revise.
     """
     @property
     def engine(self) -> Global___EngineRef:
