@@ -14,7 +14,16 @@ import pytest
 
 from restow.agents.store.holdings import DiskThread, StoredStates, StoreMemory
 from restow.agents.store.kept import Pinned, Recomputing
-from restow.agents.store.room import PageMove, PieceKey, Room, Shape, StateKey, in_room
+from restow.agents.store.room import (
+    PAGE_ALIGN_BYTES,
+    PageMove,
+    PieceGroup,
+    PieceKey,
+    Room,
+    Shape,
+    StateKey,
+    in_room,
+)
 from restow.agents.store.run_files import RunLostError
 from restow.agents.store.shelf import Shelf
 from restow.broker.client import HashForm, Prefix, PrefixChain, chain_of
@@ -308,7 +317,9 @@ def test_states_are_written_and_read_on_the_disks_thread_and_reads_come_first(
         assert house.holdings.holds(second)
 
 
-def test_no_more_waits_to_be_written_than_half_of_the_memory(tmp_path: Path) -> None:
+def test_no_more_waits_to_be_written_than_half_of_the_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     states = [CHAIN.prefix(8), CHAIN.prefix(16)]
     begun, go_on = threading.Event(), threading.Event()
 
@@ -326,6 +337,8 @@ def test_no_more_waits_to_be_written_than_half_of_the_memory(tmp_path: Path) -> 
         assert begun.wait(10)
         for prefix in reversed(states):  # the larger one alone has room to wait
             disk.write(prefix)
+        (record,) = caplog.records
+        assert "the disk is too slow" in record.getMessage()
         go_on.set()
         disk.read(lambda: None)
         end_s = time.monotonic() + 10
@@ -363,3 +376,31 @@ def test_pages_move_one_after_another_and_no_other_page_changes() -> None:
     memory.move([PageMove("b", 4, 2), PageMove("b", 5, 4)])
     after = [bytes(memory.page("b", page)) for page in range(6)]
     assert after == [*before[:2], before[4], before[3], before[5], before[5]]
+
+
+def test_states_keep_their_content_when_their_pages_move() -> None:
+    small, large = PieceGroup("small", BLOCK), PieceGroup("large", 0)
+    shape = Shape((small, large), {"small": PAGE_ALIGN_BYTES, "large": 4 * PAGE_ALIGN_BYTES})
+    room = Room(shape.page_bytes, 22 * 4 * PAGE_ALIGN_BYTES)
+    holdings = StoredStates(shape, room, StoreMemory(room), Recomputing(), None, Told())
+
+    def keep(prefix: Prefix) -> None:
+        pinned = holdings.reserve(prefix)
+        assert pinned is not None
+        for key, view in holdings.pages(pinned.new.items()):
+            view[:] = content(key, len(view))
+        holdings.commit(pinned)
+
+    states = [chain_of([number] * 12, BLOCK).prefix(12) for number in range(12)]
+    for number, state in enumerate(states):
+        keep(replace(state, revision="old" if number % 2 else ""))
+    holdings.forget_revision("old")
+    for number in range(20, 27):
+        keep(chain_of([number] * 4, BLOCK).prefix(4))
+    assert holdings.evictions == 0, "small pages moved to make room for a large one"
+    for state in states[::2]:
+        pinned = holdings.pin_quietly(state)
+        assert pinned is not None
+        for key, view in holdings.pages(pinned.pages()):
+            assert view == content(key, len(view)), key
+        holdings.give_up(pinned)
