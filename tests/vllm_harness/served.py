@@ -86,15 +86,20 @@ async def _vllm_server(
 
 @contextlib.asynccontextmanager
 async def router(
-    broker: str, prefill: Sequence[str], decode: Sequence[str], log: Path, find_ms: int = 1000
+    broker: str,
+    prefill: Sequence[str],
+    decode: Sequence[str],
+    log: Path,
+    find_ms: int = 1000,
+    silence_s: float = 600.0,
 ) -> AsyncIterator[str]:
     """Run a router before engines that are named ``ID=URL``, and yield its address.
 
     The router finds who holds prompts, if that is known within ``find_ms``; 0: the router does not
-    ask.
+    ask. It gives up an engine that sends nothing for ``silence_s``.
     """
     listen = f"127.0.0.1:{free_port()}"
-    words = ["router", "--listen", listen]
+    words = ["router", "--listen", listen, "--silence-s", f"{silence_s:g}"]
     words += ["--find-ms", str(find_ms), "--broker", broker] if find_ms else []
     for side, engines in (("--prefill", prefill), ("--decode", decode)):
         words += [word for one in engines for word in (side, one)]
