@@ -120,14 +120,38 @@ async def test_a_measurement_is_answered_whatever_fails(monkeypatch: pytest.Monk
         monkeypatch.setattr(copying, "copy_pieces", failing(FULL))
         monkeypatch.setattr("subprocess.run", failing(UNTHREADED))
         monkeypatch.setattr("subprocess.Popen", failing(UNTHREADED))
+        other = pb.Probe(number=7, bytes=2 << 20)  # the costs of the first size are known
         for stream, order, reason in (
-            (holder, hold, "COPY_FAILED"),
+            (holder, other, "COPY_FAILED"),
             (reader, measure, "COPY_FAILED"),
             (reader, named, "INTERNAL"),
         ):
             stream.send(pb.AgentOrder(probe=order))
             assert (await stream.next()).reason == reason
         assert not staged_bytes(made)
+
+
+async def test_costs_are_measured_once_and_told_every_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pair("wide", ranks=(1,)) as made:
+        program = programs(made.case, Strategy.SLICES)[1]
+        assert (await made.execute(program, 1, {}, hashed=False)).reason == ""  # peers are known
+        holder, reader = await made.fake.agent("P", 0), await made.fake.agent("D", 1)
+        told = []
+        for number in (7, 8):
+            holder.send(pb.AgentOrder(probe=pb.Probe(number=number, bytes=4 << 20)))
+            held = await holder.next()
+            name = holder.hello.agent_name
+            order = pb.Probe(number=9, bytes=held.bytes, address=held.address, agent_name=name)
+            reader.send(pb.AgentOrder(probe=order))
+            read = await reader.next()
+            assert (held.reason, read.reason) == ("", "")
+            told.append((held.copying, read.copying, read.reading))
+            holder.send(pb.AgentOrder(unprobe=pb.Unprobe(number=number)))
+            monkeypatch.setattr(copying, "copy_pieces", failing(FULL))
+        assert told[0] == told[1]
+        assert told[0][2].read_bytes_per_second > 0
 
 
 async def test_a_full_device_does_not_keep_snapshots_of_a_failed_order(

@@ -15,7 +15,14 @@ import pytest
 from restow.agents.binding.copies import Copies
 from restow.agents.binding.reads import Descriptors
 from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace
-from restow.agents.probing.costs import LEAST_BYTES, ROWS, measure_copying, measure_reading
+from restow.agents.probing.costs import (
+    KNOWN_S,
+    LEAST_BYTES,
+    ROWS,
+    KnownCosts,
+    measure_copying,
+    measure_reading,
+)
 from restow.agents.reading.lane import Read
 from restow.agents.reading.reader import Reader
 from restow.broker.planner import ReadCosts
@@ -201,3 +208,15 @@ async def test_pieces_are_copied_both_ways_and_are_in_no_cache(
         touched_bytes += 2 * grid.size_bytes
         ways.add(bool(ours[0][0] == (grid.src_address[0] - memory.ctypes.data) // PAGE_BYTES))
     assert ways == {False, True}
+
+
+def test_costs_are_known_for_some_time_and_each_by_itself() -> None:
+    now_s = [100.0]
+    costs = KnownCosts[str](lambda: now_s[0])
+    assert costs.get("p") is None
+    assert costs.keep("p", "slow") == "slow"
+    now_s[0] += KNOWN_S - 1.0
+    costs.keep("q", "fast")
+    assert (costs.get("p"), costs.get("q")) == ("slow", "fast")
+    now_s[0] += 1.0
+    assert (costs.get("p"), costs.get("q")) == (None, "fast")

@@ -31,7 +31,12 @@ from restow.agents.memory.errors import (
 )
 from restow.agents.memory.regions import RegionMemory, common_place, region_table
 from restow.agents.memory.staging import PoolFigures, Staging, StagingPool
-from restow.agents.probing.costs import check_room, measure_copying, measure_reading
+from restow.agents.probing.costs import (
+    KnownCosts,
+    check_room,
+    measure_copying,
+    measure_reading,
+)
 from restow.agents.probing.ucx_transport import OneRead, TransportName, find_transport
 from restow.agents.reading.lane import Read, late
 from restow.agents.reading.reader import Reader
@@ -91,6 +96,8 @@ class Executor:
         self._programs: dict[str, CheckedProgram | RestowError] = {}
         self._peers: dict[str, Peer] = {}
         self._reads = KeptReads(self._memory, place)
+        self._costs = KnownCosts[tuple[CopyCosts, ReadCosts]](clock)
+        """Measured costs, by the name and NIXL metadata of a peer."""
 
     @property
     def staging(self) -> tuple[PoolFigures, PoolFigures]:
@@ -144,17 +151,21 @@ class Executor:
     async def measure(self, order: ProbeOrder) -> tuple[CopyCosts, ReadCosts]:
         """Measure what copying costs here, and what reading from the peer costs.
 
-        Measures in the staging memory that reads arrive in. Raises `OrderInvalidError`,
-        `StagingExhaustedError`, and what `Reader.read` raises.
+        Measures in the staging memory that reads arrive in, or returns what was measured a short
+        time ago. Raises `OrderInvalidError`, `StagingExhaustedError`, and what `Reader.read`
+        raises.
         """
         peer, staging = self._peer(order.agent_name), self._scatter_staging
+        named = peer.agent_name, peer.metadata
+        if (known := self._costs.get(named)) is not None:
+            return known
         size_bytes = min(order.size_bytes, staging.size_bytes // 2)
         check_room(size_bytes)
         run = await self._scatter_pool.acquire(size_bytes)
         try:
             address = staging.address + run.offset_bytes
             copying = await measure_copying(address, size_bytes, self._place)
-            return copying, await measure_reading(
+            reading = await measure_reading(
                 self._reader,
                 peer.agent_name,
                 order.address,
@@ -163,6 +174,7 @@ class Executor:
                 (peer.place, self._place),
                 self._clock() + PROBE_S,
             )
+            return self._costs.keep(named, (copying, reading))
         finally:
             self._scatter_pool.release(run)
 

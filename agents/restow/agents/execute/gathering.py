@@ -14,7 +14,7 @@ from restow.agents.execute.orders import StagedRun, StageOrder
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.memory.regions import MemoryPlace
 from restow.agents.memory.staging import PoolFigures, Staging, StagingPool, StagingRun
-from restow.agents.probing.costs import check_room, measure_copying
+from restow.agents.probing.costs import KnownCosts, check_room, measure_copying
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts
 from restow.broker.planner.program import (
@@ -101,6 +101,8 @@ class Gathering:
         self._pool = StagingPool(staging.size_bytes)
         self._runs: dict[int, list[StagingRun]] = {}
         """Runs by handoff number; a probe's runs by its negated number."""
+        self._costs = KnownCosts[CopyCosts]()
+        """The costs of copying, by size."""
         self._held: dict[int, dict[int, StagedRun]] = {}
 
     @property
@@ -181,7 +183,9 @@ class Gathering:
         run = await self._pool.acquire(size_bytes)
         try:
             address = self._staging.address + run.offset_bytes
-            costs = await measure_copying(address, size_bytes, self._place)
+            costs = self._costs.get(size_bytes) or self._costs.keep(
+                size_bytes, await measure_copying(address, size_bytes, self._place)
+            )
         except BaseException:
             self._pool.release(run)
             raise

@@ -14,6 +14,7 @@ import mmap
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts, ReadCosts
 
+Costs = TypeVar("Costs")
 LEAST_BYTES = 1 << 20
 USUAL = 0.25
 """The quantile that is reported."""
@@ -53,9 +55,32 @@ as slow as a host.
 ROWS = 48
 """Strided rows, each as long as a conv window's."""
 ROW_ELEMENTS = 2048
+KNOWN_S = 600.0
+"""How long costs are given again without another measurement."""
 ALIGNED_BYTES = 64
 _TINY_BYTES = 64
 _WIDE = DType.BFLOAT16
+
+
+class KnownCosts(Generic[Costs]):
+    """Measured costs by peer or size. Another broker that begins to lead is answered at once."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin without costs."""
+        self._clock = clock
+        self._known: dict[object, tuple[float, Costs]] = {}
+
+    def get(self, key: object) -> Costs | None:
+        """Return the costs that were measured within `KNOWN_S`; None: there are none."""
+        until_s, costs = self._known.get(key, (0.0, None))
+        return costs if self._clock() < until_s else None
+
+    def keep(self, key: object, costs: Costs) -> Costs:
+        """Keep costs that were measured now; return them."""
+        now_s = self._clock()
+        self._known = {name: known for name, known in self._known.items() if now_s < known[0]}
+        self._known[key] = now_s + KNOWN_S, costs
+        return costs
 
 
 def check_room(size_bytes: int) -> None:
