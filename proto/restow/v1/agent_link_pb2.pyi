@@ -776,7 +776,9 @@ Global___Unstage: typing_extensions.TypeAlias = Unstage
 
 @typing.final
 class Probe(google.protobuf.message.Message):
-    """Measure in staging what copying costs, and what reading from a peer costs, and answer Probed."""
+    """Measure in staging what copying costs, and what reading from a peer costs, and answer Probed. An
+    agent that measured the same in the last ten minutes may answer with that.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
