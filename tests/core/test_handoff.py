@@ -305,3 +305,15 @@ def test_ends_and_failures_are_listed_for_whoever_asks() -> None:
     assert [handoff.handoff_id for handoff in ledger.fresh_ends] == ["done", "failed", "cancelled"]
     failures = [(handoff.handoff_id, failure.reason) for handoff, failure in ledger.fresh_failures]
     assert failures == [("failed", "READ_FAILED"), ("refused", "POSITION_MISMATCH")]
+
+
+@pytest.mark.parametrize(("held", "position"), [(16, 40), (0, 20)])
+def test_a_demand_that_differs_from_the_one_that_ended_is_another(held: int, position: int) -> None:
+    world, p, d = p_and_d()
+    world.ready(p)
+    world.request(d, position=40)
+    world.settle(d, world.find().number)
+    world.request(d, position=40, number=1, repeated=True)
+    assert ends(d) == [("DONE", "")] * 2, "the same demand is told its end again"
+    with pytest.raises(HandoffConflictError):
+        world.request(d, held=held, position=position, number=1, repeated=True)

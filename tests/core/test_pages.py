@@ -147,3 +147,13 @@ def test_all_lists_of_a_publication_have_a_limit(monkeypatch: pytest.MonkeyPatch
     assert "all lists have 5 blocks, but the limit for a handoff is 4" in refused.message
     world.publish(p, "fits")
     assert world.find("fits").publication.final
+
+
+def test_a_state_after_one_token_and_one_of_which_d_holds_all_tokens_are_handed_over() -> None:
+    for position, held in ((1, 0), (1, 1), (40, 40)):
+        world, p, d = p_and_d()
+        blocks = {"kv": [1, 2, 3][: -(-position // 16)], "state": [4]}
+        world.ready(p, blocks=blocks, position=position)
+        world.request(d, blocks={"kv": [11, 12, 13], "state": [14]}, held=held)
+        world.settle(d, world.find().number)
+        assert ends(d) == ends(p) == [("DONE", "")]
