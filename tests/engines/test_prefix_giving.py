@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -148,12 +147,17 @@ def test_other_offers_are_not_taken(prefix: Prefix, within_ms: int, declined: bo
     assert engine.session.take() == [("decline offer", "h")] * declined
 
 
-def test_an_offer_is_open_for_as_long_as_it_says() -> None:
+@pytest.mark.parametrize(("passed_s", "taken"), [(19.0, ["h"]), (21.0, [])])
+def test_an_offer_is_open_for_as_long_as_it_says(
+    passed_s: float, taken: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    monkeypatch.setattr("restow.agents.engines.common.prefix_sharing.time", clock)
     engine = Engine()
-    engine.offer(STATE, within_ms=20)
-    time.sleep(0.03)
-    assert engine.sharing.step() == []
-    assert engine.session.take() == []
+    engine.offer(STATE, within_ms=20_000)
+    now_s[0] += passed_s
+    assert engine.sharing.step() == taken
 
 
 def test_what_the_broker_refuses_or_unknown_weights_have_computed_is_not_handed_over() -> None:
