@@ -310,6 +310,58 @@ def test_p_is_not_unasked_once_another_d_asks() -> None:
     assert ends(p) == []
 
 
+def test_p_is_not_unasked_while_a_d_that_can_not_read_yet_has_asked() -> None:
+    limits = replace(LIMITS, unasked_s=3.0)
+    world, p, (d,) = published(lease_s=100.0, limits=limits)
+    e = world.engine("e", agents=False)
+    (number,) = numbers(world.request(d))
+    world.settle(d, number, reason="TRANSFER_FAILED")
+    world.wait(2.0)
+    world.request(e)
+    world.wait(2.0)
+    assert ends(p) == []
+
+
+def test_p_keeps_its_pages_for_other_readers_after_one_of_them_has_the_state() -> None:
+    world, p, (d,) = published(lease_s=100.0, limits=replace(LIMITS, unasked_s=3.0))
+    (number,) = numbers(world.request(d))
+    world.settle(d, number)
+    world.wait(4.0)
+    assert ends(p) == []
+
+
+def test_a_publication_ends_with_its_lease_though_a_read_might_have_outlived_it() -> None:
+    limits = replace(LIMITS, settle_grace_s=7.0)
+    world, p, (d,) = published(lease_s=5.0, limits=limits)
+    e = world.engine("e", agents=False)
+    (number,) = numbers(world.request(d))
+    world.request(e, timeout_s=60.0)
+    world.renew(p, lease_s=6.0)
+    world.wait(5.1)
+    assert ends(p) == []
+    world.settle(d, number)
+    world.wait(1.0)
+    assert ends(p) == [("EXPIRED", "LEASE_EXPIRED")]
+
+
+def test_a_demand_that_becomes_a_delivery_is_as_old_as_it_was() -> None:
+    # D's new process asked before its agent came, and keeps what it asked for.
+    world, p, d = p_and_d()
+    world.disconnect(d, 0)
+    world.now_s += 0.1
+    world.directory.members.session_closed(d.record, world.now_s)
+    world.run(lambda now_s: world.directory.members.session_opened(d.record, now_s))
+    world.request(d)
+    world.publish(p, blocks={"kv": [1]}, final=False, readers=2)
+    world.connect(d, 0)
+    assert ends(d) == []
+    world.publish(p, blocks={"kv": [2, 3]}, first=1, final=False)
+    world.publish(p, blocks={"state": [4]}, readers=2)
+    (number,) = numbers(world.fence_all(p))
+    world.settle(d, number)
+    assert ends(d) == [DONE]
+
+
 def test_p_that_goes_ends_all_deliveries_and_a_d_that_goes_its_own() -> None:
     world, p, (d, e) = published(2, "de")
     world.request(d)

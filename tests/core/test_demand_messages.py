@@ -115,3 +115,23 @@ def test_who_is_not_told_any_more_gives_up_for_nobody_else() -> None:
     messages.add(5)
     assert not messages.give_up(5), "0 waits"
     assert messages.give_up(0)
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ((4, 0), (4, 0)),  # both are messages of sessions
+        ((1, -1), (1,)),
+        ((0, -1), (0, -1)),
+        ((0, -1, -2), (0, -2)),
+        ((-1, -2), (-2,)),
+        ((-1, 4), (4,)),
+        ((0, -1, 4), (0, 4)),
+    ],
+)
+def test_of_the_calls_that_state_a_demand_the_latest_is_told_until_a_session_numbers_one(
+    said: tuple[int, ...], kept: tuple[int, ...]
+) -> None:
+    messages = DemandMessages()
+    assert all(messages.add(number) for number in said)
+    assert messages.numbers == kept

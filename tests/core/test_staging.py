@@ -160,6 +160,16 @@ def test_one_order_names_all_readers_and_each_reads_when_its_run_is_staged() -> 
     assert unstaged(world) == [0]
 
 
+def test_an_agent_is_sent_a_program_once_and_named_it_in_every_order() -> None:
+    world, p, d, _ = reading(staged=True)
+    world.begin(p, d, "again")
+    (program,) = world.orders(act.SendProgram)
+    assert not program.hashed
+    assert [part.program_id for one in world.orders(act.SendStage) for part in one.parts] == [
+        program.program.gather_id(0)
+    ] * 2
+
+
 @pytest.mark.parametrize(
     ("address", "size_bytes", "possible"),
     [

@@ -28,7 +28,7 @@ from restow.agents.store.run_files import RunLostError
 from restow.agents.store.shelf import Shelf
 from restow.broker.client import HashForm, Prefix, PrefixChain, chain_of
 from restow.broker.core.prefix.rules import longest, rules_of
-from restow.broker.errors import ChainFormError
+from restow.broker.errors import ChainFormError, ChainInvalidError
 from restow.broker.families import (
     AttentionSpec,
     EngineSettings,
@@ -242,6 +242,13 @@ def test_of_two_that_come_at_once_by_other_hashes_the_second_is_given_up(tmp_pat
             house.holdings.commit(second)
         assert house.holdings.used_bytes < used_bytes
         assert house.holdings.holds(one)
+
+
+def test_a_prefix_that_names_no_tokens_can_not_be_kept(tmp_path: Path) -> None:
+    with opened("hybrid", tmp_path) as house:
+        house.holdings.check(chain_of(range(40), BLOCK).prefix(8))
+        with pytest.raises(ChainInvalidError, match="do not name 8 tokens"):
+            house.holdings.check(Prefix(HashForm("any", BLOCK, 8), 8, (b"x" * 8,)))
 
 
 def test_a_revision_that_is_dropped_is_told_to_be_gone_from_memory_and_disk(tmp_path: Path) -> None:
