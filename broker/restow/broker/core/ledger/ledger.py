@@ -135,7 +135,6 @@ class Readers:
             True,
             handoff.ended_s,
         )
-        handoff.deliveries.by_engine[engine.key] = made
         return made
 
     def end_all(self, handoff: Handoff, now_s: float) -> list[Action]:
@@ -175,9 +174,7 @@ class Readers:
 
     def place_left(self, parent: Handoff) -> None:
         """Let a delivery that waited for a reader's place try again."""
-        self._ledger.returned.update(
-            delivery.number for delivery in parent.deliveries if not delivery.granted
-        )
+        self._ledger.returned.update(delivery.number for delivery in parent.deliveries)
 
     def end_served(self, handoff: Handoff, now_s: float) -> list[Action]:
         """End a publication whose readers all have the state or do without."""
