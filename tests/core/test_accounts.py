@@ -148,6 +148,15 @@ def test_layouts_are_counted_once_and_gone_with_the_last_engine_that_has_them() 
     assert not old.record.layout.ranks
     assert old.record.layout is not layout
 
+    come("b", "1", "y", MIB)  # another message of the same layout
+    assert kept(world) == MIB * 3 // 2 + 2 * ENGINE_BYTES
+    world.unregister(world.side("a"))
+    assert kept(world) == MIB * 3 // 2 + ENGINE_BYTES
+    with pytest.raises(QuotaExceededError):
+        come("b", "2", "y", 2 * MIB)  # it alone has the layout, and now in a longer message
+    world.unregister(world.side("b"))
+    assert kept(world) == 0
+
 
 def test_fences_before_their_publication_are_counted_and_their_ids_bounded() -> None:
     world, p, d = bounded(2 * HANDOFF_BYTES)

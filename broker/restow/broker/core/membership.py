@@ -141,9 +141,12 @@ class Membership:
                 engine=key.engine_id,
             )
         account = self._ledger.tenants.account(key.tenant)
-        kept = self._layouts.get((key.tenant, layout_digest))
+        sharing = self._layouts.get((key.tenant, layout_digest), set()) - {key}
+        if sharing:  # messages of different sizes may describe the same layout
+            layout_bytes = self.engines[next(iter(sharing))].layout_bytes
+        more_bytes = ENGINE_BYTES + (0 if sharing else layout_bytes)
         freed_bytes = 0 if known is None else self._freed_bytes(known)
-        account.check(ENGINE_BYTES + (0 if kept else layout_bytes) - freed_bytes)
+        account.check(more_bytes - freed_bytes)
         actions: list[Action] = []
         if known is not None:
             why = f"engine {key.engine_id} registered anew as incarnation {incarnation}"
@@ -169,7 +172,7 @@ class Membership:
         self.engines[key] = engine
         self.pools.setdefault(pool_of(engine), {})[key] = engine
         self._layouts.setdefault((key.tenant, layout_digest), set()).add(key)
-        account.keep(ENGINE_BYTES + (0 if kept else layout_bytes))
+        account.keep(more_bytes)
         self._ledger.tenants.add_engines(key.tenant, 1)
         return actions
 
