@@ -20,7 +20,7 @@ from restow.kernels import (
     TokenList,
     clear_slots,
     device_rows,
-    prepare_copies,
+    prepare_kernels,
     reference,
 )
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
@@ -50,7 +50,7 @@ def mixed_table(target: Arena) -> PieceTable:
 
 @needs_gpu
 def test_no_copy_compiles_after_it_was_prepared() -> None:
-    prepare_copies(CUDA)
+    prepare_kernels(CUDA)
     (compiled, *_) = copy_rows_kernel.device_caches[torch.cuda.current_device()]
     before = set(compiled)
     assert len(before) == 4  # rows of vectors alone or not, staged at the source or not
@@ -183,11 +183,15 @@ for target in (*nvidia, GPUTarget("hip", "gfx942", 64)):
             seen = "".join(word[0] for word in wide)
             assert seen.count("l") == each and seen.count("s") == 2 * each, (target, wide)
             assert "l" * each + "s" * each in seen, (target, wide)
-target = GPUTarget("cuda", 90, 32)
 blocks = {"BLOCK_T": 16, "BLOCK_C": project.BLOCK_C, "BLOCK_H": project.BLOCK_H}
 signature = {"rows": "*i64", "tiles": "*i64"} | dict.fromkeys(blocks, "constexpr")
-windows = ASTSource(project.project_kernel, signature, blocks)
-assert triton.compile(windows, target=target).asm["cubin"]
+for target in nvidia:
+    windows = ASTSource(project.project_kernel, signature, blocks)
+    made = triton.compile(windows, target=target, options={"num_warps": project.WARPS})
+    if TOOL:
+        registers, stack = resources(made.asm["cubin"])
+        assert registers <= 80 and stack == 0, (target, registers, stack)
+target = GPUTarget("cuda", 90, 32)
 for slots in ("*i32", "*i64"):
     signature = {"rows": "*i64", "tiles": "*i64", "slots": slots, "mask": "*u8"}
     signature |= dict.fromkeys(("n_tiles", "n_slots", "first_page"), "i32")

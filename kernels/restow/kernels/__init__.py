@@ -63,7 +63,7 @@ __all__ = [
     "copy_code",
     "copy_pieces",
     "device_rows",
-    "prepare_copies",
+    "prepare_kernels",
     "project_windows",
 ]
 
@@ -80,16 +80,17 @@ def device_rows(table: RowTable, device: torch.device) -> DeviceRows:
     return DeviceRows(table, device)
 
 
-def prepare_copies(device: torch.device) -> None:
-    """Compile what copies, because a process's first launches take seconds.
+def prepare_kernels(device: torch.device) -> None:
+    """Compile what copies and multiplies, because a process's first launches take seconds.
 
     The work is queued on the current stream. On the CPU there is nothing to prepare.
     """
     if device.type != "cpu":
-        from restow.kernels import copy
+        from restow.kernels import copy, project
 
         with torch.cuda.device(device):
             copy.prepare(device)
+            project.prepare(device)
 
 
 def project_windows(table: ProjectTable, device: torch.device) -> None:

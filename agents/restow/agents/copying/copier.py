@@ -42,7 +42,7 @@ from restow.kernels import (
     RowTable,
     copy_pieces,
     device_rows,
-    prepare_copies,
+    prepare_kernels,
     project_windows,
 )
 
@@ -66,12 +66,12 @@ def run_copies(copies: Copies, device: torch.device) -> None:
 
 
 def prepare(device: torch.device) -> None:
-    """Compile what `run_copies` launches on ``device``, and return when it is compiled.
+    """Compile what a `Copier` launches on ``device``, and return when it is compiled.
 
     Raises `CopyFailedError`.
     """
     with finished(device):
-        prepare_copies(device)
+        prepare_kernels(device)
 
 
 def piece_table(copies: Copies) -> PieceTable:
