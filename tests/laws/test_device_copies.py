@@ -5,12 +5,13 @@ The host binds every row to addresses; a device keeps the rows, and is given tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from laws.checks import engines_of
 from laws.executor import Arena, rows_of
@@ -18,8 +19,11 @@ from laws.rounds import tried
 from laws.strategies import CASTING, STRATEGIES, Case, any_cases, cast_cases
 from laws.transfers import Reading, served
 from restow.agents.binding.copies import RowCopies
+from restow.agents.binding.operands import DST, paged
+from restow.agents.binding.pages import Blocks
 from restow.agents.copying.codes import COPY_CODES
 from restow.agents.copying.device_copies import DeviceLaunch, DeviceTables
+from restow.broker.errors import PageRangeError
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy, compile_programs, make_plan
 from restow.kernels import ZERO_CODES, CopyCode, RowTable
@@ -90,6 +94,25 @@ def check_devices(case: Case, strategy: Strategy) -> None:
             wanted = bytes_of([piece for part in parts for piece in on_host(part)])
             for _ in range(2):  # the second time the rows are there
                 assert bytes_of(on_device(tables.bind(parts))) == wanted
+
+
+@given(any_cases())
+@settings(max_examples=20)
+def test_a_page_that_a_region_does_not_have_is_refused_as_on_a_host(case: Case) -> None:
+    source, destination = engines_of(case, Arena())
+    plan = make_plan(source.layout, destination.layout)
+    for program in compile_programs(plan, Strategy.PACK):
+        reading = Reading(program, source, destination, case.tokens)
+        ids = reading.order.dst_blocks.by_group
+        beyond = Blocks({group: pages + (1 << 20) for group, pages in ids.items()})
+        pages = paged(reading.memory, DST, beyond)
+        for part in reading.launches[-2]:
+            wrong = replace(part, dst=pages)
+            if not len(part.bind()):
+                continue
+            for bind in (wrong.bind, lambda: DeviceTables(CPU, uploaded).bind([wrong])):  # noqa: B023
+                with pytest.raises(PageRangeError):
+                    bind()
 
 
 @tried("device copies")
