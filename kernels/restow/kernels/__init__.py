@@ -15,6 +15,7 @@ from restow.kernels import host_product as product
 from restow.kernels.codes import CopyCode, PieceColumn, UnsupportedCast, copy_code
 from restow.kernels.row_table import (
     ONE_PAGE,
+    VECTOR_BYTES,
     ZERO_CODES,
     RowCall,
     RowColumn,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ONE_PAGE",
+    "VECTOR_BYTES",
     "ZERO_CODES",
     "CopyCode",
     "FloatCode",

@@ -24,6 +24,7 @@ from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner.program import Column, GroupPair, moved_tokens
 from restow.kernels import (
     ONE_PAGE,
+    VECTOR_BYTES,
     ZERO_CODES,
     RowCall,
     RowColumn,
@@ -228,28 +229,37 @@ _WINDOW_PAGES = 1 << 31
 
 def _alike(grid: Grid) -> Iterator[tuple[list[int], TokenList]]:
     """Yield a kernel's row for the rows of one shape, and their addresses as pages."""
-    shape = grid.src_address.shape
-    codes = COPY_CODES[grid.src_dtype, grid.dst_dtype]
-    kinds = [grid.count, grid.src_step_bytes, grid.dst_step_bytes, codes]
-    columns = [np.broadcast_to(kind, shape).ravel() for kind in kinds]
-    sides = []
-    for address in (grid.src_address.ravel(), grid.dst_address.ravel()):
-        base = int(address.min(initial=np.iinfo(np.int64).max)) // 16 * 16
-        behind = address - base
-        unit = int(np.bitwise_or.reduce(behind, initial=16))
-        unit &= -unit
-        sides.append((base, behind // unit, unit))
-        columns.append(behind // unit // _WINDOW_PAGES)
     if not grid.src_address.size:
         return
-    kind, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
-    for number, (count, src_step, dst_step, code, *windows) in enumerate(kind.T.tolist()):
-        chosen = np.flatnonzero(group.ravel() == number)
-        row, ends = [], []
-        for (base, pages, unit), step, window in zip(
-            sides, (src_step, dst_step), windows, strict=True
-        ):
-            moved = window * _WINDOW_PAGES
-            row += [moved * unit, unit, 0, step]
-            ends.append(SidePages(1, pages[chosen] - moved, 0, base))
-        yield [*row, count, code], TokenList(len(chosen), ends[0], ends[1])
+    codes = COPY_CODES[grid.src_dtype, grid.dst_dtype]
+    kinds = [grid.count, grid.src_step_bytes, grid.dst_step_bytes, codes]
+    sides = [_pages_of(address.ravel()) for address in (grid.src_address, grid.dst_address)]
+    windows = [pages // _WINDOW_PAGES for _, pages, _ in sides]
+    if all(kind.size == 1 for kind in kinds) and not any(window.any() for window in windows):
+        shapes = np.array([[*(kind.flat[0] for kind in kinds), 0, 0]])
+        group = np.zeros(grid.src_address.size, np.int64)
+    else:
+        shape = grid.src_address.shape
+        columns = [*(np.broadcast_to(kind, shape).ravel() for kind in kinds), *windows]
+        shapes, group = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    for number, (count, src_step, dst_step, code, *moved) in enumerate(shapes.tolist()):
+        chosen = group.ravel() == number
+        (src, src_pages), (dst, dst_pages) = (
+            (
+                [window * _WINDOW_PAGES * unit, unit, 0, step],
+                SidePages(1, pages[chosen] - window * _WINDOW_PAGES, 0, base),
+            )
+            for (base, pages, unit), step, window in zip(
+                sides, (src_step, dst_step), moved, strict=True
+            )
+        )
+        yield [*src, *dst, count, code], TokenList(int(chosen.sum()), src_pages, dst_pages)
+
+
+def _pages_of(address: Int64s) -> tuple[int, Int64s, int]:
+    """Return addresses as a base, numbers of pages behind it, and the bytes of a page."""
+    base = int(address.min()) // VECTOR_BYTES * VECTOR_BYTES
+    behind = address - base
+    page_bytes = int(np.bitwise_or.reduce(behind, initial=VECTOR_BYTES))
+    page_bytes &= -page_bytes
+    return base, behind // page_bytes, page_bytes
