@@ -79,7 +79,7 @@ def test_rows_of_any_shape(drawn: list[tuple[Grid, int]]) -> None:
         for grid, rows in drawn:
             run(moved(grid, source.ctypes.data, at), CPU)
             at += rows * SLOT_BYTES + SLOT_BYTES
-    assert np.array_equal(*targets)
+    assert np.array_equal(targets[0], targets[1])
 
 
 def test_addresses_that_are_too_far_apart_for_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
