@@ -83,8 +83,14 @@ def test_wide_and_narrow_rows_share_one_launch(run: CopyPieces) -> None:
     assert_copies(run, table, target)
 
 
-@on_both
-@pytest.mark.parametrize("channels", [63, 1000])
+@pytest.mark.parametrize(
+    ("run", "channels"),
+    [
+        (copies.copy_pieces, 63),
+        (copies.copy_pieces, 1000),
+        pytest.param(triton_copy, 63, marks=interpreted),
+    ],
+)
 def test_conv_states_are_transposed_and_back(run: CopyPieces, channels: int) -> None:
     taps, pages = 3, [4, 0, 2]
     shape = (5, taps, channels)
