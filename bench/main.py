@@ -86,6 +86,7 @@ SUITES = (
     ),
     Suite("vllm-early-reads", "vllm.early_reads:run", "read while P computes a long prompt", VLLM),
     Suite("host-copies", "gpu.host_copies:run", "copy host memory, beside memcpy"),
+    Suite("gpu-host-work", "gpu.host_work:run", "bind a packed handoff between two GPUs"),
     Suite("gpu-kernels", "gpu.kernels:run", "run the Triton kernels, beside torch", GPU),
     Suite(
         "gpu-strategies",

@@ -81,7 +81,7 @@ def run(put: Put, repeats: int) -> None:
         plain = case.pool[:size_bytes].clone().numpy()
         target = torch.ones_like(case.staging[:size_bytes]).numpy()
         ours, memcpy = _in_turns(
-            partial(copy_pieces, table, torch.device("cpu")),
+            partial(copy_pieces, table),
             partial(np.copyto, target, plain),
             repeats,
         )

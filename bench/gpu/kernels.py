@@ -1,7 +1,7 @@
 """The Triton kernels on a GPU, beside torch's copies and the device's own copy of as many bytes.
 
-The table of a case is on the device already, and CUDA events time the launch alone. The note says
-what a call with a fresh table takes: cut on the host, uploaded, launched, waited for. Every case is
+The rows of a case are on the device already, and CUDA events time the launch alone. The note says
+what a handoff costs the host: binding its tokens and pages, and beginning the launch. Every case is
 checked byte by byte before it is timed.
 """
 
@@ -17,22 +17,30 @@ import torch
 
 from bench.model_sizes import real_models
 from bench.report import Put, Row, compared
-from restow.agents.binding.copies import Copies, bind_copies
+from restow.agents.binding.copies import RowCopies
 from restow.agents.binding.operands import DST, SRC, in_order, paged
 from restow.agents.binding.pages import Blocks, RegionTable, TokenRange, staged_bytes
 from restow.agents.copying.copier import piece_table
+from restow.agents.copying.device_copies import SRC_SIDE, DeviceLaunch, DeviceTables
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Strategy, compile_programs, make_plan
-from restow.broker.planner.program import GATHER_IN_ORDER, Program
-from restow.broker.planner.program import Column as RowColumn
-from restow.kernels import CopyCode, PieceTable, copy_pieces
+from restow.broker.planner.program import GATHER_IN_ORDER, Column, Program
+from restow.kernels import (
+    CopyCode,
+    PieceTable,
+    RowCall,
+    RowTable,
+    SidePages,
+    TokenList,
+    copy_pieces,
+    device_rows,
+)
 from restow.kernels.codes import Int64s
-from restow.kernels.copy import DevicePieces
 
 SUITE = "gpu-kernels"
 DEVICE, TORCH = "the device's own copy", "torch"
-FRESH_TABLES = 3
+HOST_CALLS = 9
 SIZES = tuple(256 << shift for shift in range(0, 13, 2))  # 256 B to 1 MiB
 TOTAL_BYTES = 512 << 20  # far more than the L2 cache of a GPU holds
 MAX_PIECES = 1 << 20
@@ -42,12 +50,15 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class DeviceCase:
-    """A table between two tensors, and a call of torch that makes the same copy, if any."""
+    """Copies between two tensors, and a call of torch that makes the same copy, if any."""
 
     name: str
     src: torch.Tensor
     dst: torch.Tensor
-    table: PieceTable
+    pieces: PieceTable
+    """What is copied, for the host to check."""
+    bind: Callable[[], DeviceLaunch]
+    """Binds what a handoff names to rows that are on the device."""
     torch_call: Call | None = None
 
 
@@ -61,18 +72,19 @@ def piece_cases(device: torch.device, size: int, total: int) -> Iterator[DeviceC
     src, dst = torch.from_numpy(src_row).to(device), torch.from_numpy(dst_row).to(device)
     label = f"{size} B" if size < 1024 else f"{size >> 10} KiB"
     row = np.arange(n)
-    yield DeviceCase(
-        f"gather {n} x {label}", pool, staging,
-        _table(pool, src_row, staging, row), lambda: torch.index_select(pool, 0, src, out=staging),
-    )  # fmt: skip
-    yield DeviceCase(
-        f"scatter {n} x {label}", staging, other,
-        _table(staging, row, other, dst_row), lambda: other.index_copy_(0, dst, staging),
-    )  # fmt: skip
-    yield DeviceCase(
-        f"page to page {n} x {label}", pool, other,
-        _table(pool, src_row, other, dst_row), lambda: other.index_copy_(0, dst, pool[src]),
-    )  # fmt: skip
+
+    def case(name: str, *ends: tuple[torch.Tensor, Int64s], call: Call) -> DeviceCase:
+        (source, src_rows), (target, dst_rows) = ends
+        pieces = _pieces(source, src_rows, target, dst_rows)
+        bind = _bind_pieces(source, src_rows, target, dst_rows)
+        return DeviceCase(f"{name} {n} x {label}", source, target, pieces, bind, call)
+
+    yield case("gather", (pool, src_row), (staging, row),
+               call=lambda: torch.index_select(pool, 0, src, out=staging))  # fmt: skip
+    yield case("scatter", (staging, row), (other, dst_row),
+               call=lambda: other.index_copy_(0, dst, staging))  # fmt: skip
+    yield case("page to page", (pool, src_row), (other, dst_row),
+               call=lambda: other.index_copy_(0, dst, pool[src]))  # fmt: skip
 
 
 def state_cases(device: torch.device, tokens: int) -> Iterator[DeviceCase]:
@@ -82,8 +94,8 @@ def state_cases(device: torch.device, tokens: int) -> Iterator[DeviceCase]:
     target = build_layout(spec, EngineSettings(tp=4, page_tokens=64, conv_layout=ConvLayout.DS))
     program = next(iter(compile_programs(make_plan(source, target), Strategy.PACK)))
     rows = program.rows(GATHER_IN_ORDER)
-    src_rank = int(rows[0, RowColumn.SRC_RANK])
-    rows = rows[rows[:, RowColumn.SRC_RANK] == src_rank]
+    src_rank = int(rows[0, Column.SRC_RANK])
+    rows = rows[rows[:, Column.SRC_RANK] == src_rank]
     span = TokenRange(0, tokens)
     staging = _noise(device, 1, -(-staged_bytes(rows, program.group_pairs, span) // 16) * 16)
     p_rank = next(rank for rank in source.ranks if rank.rank == src_rank)
@@ -94,9 +106,23 @@ def state_cases(device: torch.device, tokens: int) -> Iterator[DeviceCase]:
         memory = _RankPages(device, layout, program, span)
         pages = paged(memory.table, side, memory.blocks)
         operands = (pages, run) if verb == "gather" else (run, pages)
-        copies: Copies = bind_copies(rows, program.group_pairs, *operands, span)
+        part = RowCopies((program.program_id, verb), rows, program.group_pairs, *operands, span)
         ends = (memory.data, staging) if verb == "gather" else (staging, memory.data)
-        yield DeviceCase(f"{verb} {name}", *ends, piece_table(copies))
+        yield DeviceCase(
+            f"{verb} {name}", *ends, piece_table(part.bind()), _bind_part(part, device)
+        )
+
+
+def _bind_part(part: RowCopies, device: torch.device) -> Callable[[], DeviceLaunch]:
+    tables = DeviceTables(device, device_rows)
+
+    def bind() -> DeviceLaunch:
+        launch = tables.bind([part])
+        if launch is None:
+            raise RuntimeError("a program without rows")
+        return launch
+
+    return bind
 
 
 def run(put: Put, repeats: int) -> None:
@@ -125,23 +151,23 @@ def measure(
 
 def _measured(case: DeviceCase, device: torch.device, repeats: int) -> Iterator[Row]:
     want = _by_the_host(case)
-    pieces = DevicePieces.of(case.table, device)
-    pieces.copy()
+    launch = case.bind()
+    launch.begin()
     if not torch.equal(case.dst.cpu(), want):
         raise RuntimeError(f"{case.name}: the kernel wrote wrong bytes")
-    size_bytes = case.table.bytes_written
+    size_bytes = case.pieces.bytes_written
     plain, target = (_noise(device, 1, -(-size_bytes // 8) * 8) for _ in range(2))
-    calls: dict[str, Call] = {"ours": pieces.copy, DEVICE: lambda: target.copy_(plain)}
+    calls: dict[str, Call] = {"ours": launch.begin, DEVICE: lambda: target.copy_(plain)}
     if case.torch_call is not None:
         calls[TORCH] = case.torch_call
     seconds = _timed(calls, device, repeats)
-    fresh = []
-    for _ in range(FRESH_TABLES):
+    host_s = []
+    for _ in range(HOST_CALLS):
         begun_s = time.perf_counter()
-        copy_pieces(case.table, device)
+        case.bind().begin()
+        host_s.append(time.perf_counter() - begun_s)
         _wait(device)
-        fresh.append(time.perf_counter() - begun_s)
-    note = f"with a fresh table {statistics.median(fresh) * 1e3:.1f} ms"
+    note = f"host {statistics.median(host_s) * 1e3:.2f} ms, {launch.call.words.nbytes} B uploaded"
     ours = seconds.pop("ours")
     for reference, theirs in seconds.items():
         yield compared(SUITE, case.name, ours, reference, theirs, size_bytes=size_bytes, note=note)
@@ -181,13 +207,32 @@ def _noise(device: torch.device, rows: int, length: int) -> torch.Tensor:
     return torch.randint(-(2**62), 2**62, (rows, length // 8), device=device)
 
 
-def _table(src: torch.Tensor, src_row: object, dst: torch.Tensor, dst_row: object) -> PieceTable:
+def _pieces(src: torch.Tensor, src_rows: Int64s, dst: torch.Tensor, dst_rows: Int64s) -> PieceTable:
     length = src.shape[1] * 8
-    src_rows, dst_rows = np.asarray(src_row, np.int64), np.asarray(dst_row, np.int64)
     rows = np.ones((len(src_rows), 6), dtype=np.int64)
     rows[:, 0], rows[:, 1] = src.data_ptr() + src_rows * length, dst.data_ptr() + dst_rows * length
     rows[:, 2], rows[:, 5] = length, CopyCode.COPY_1
     return PieceTable.checked(rows)
+
+
+def _bind_pieces(
+    src: torch.Tensor, src_rows: Int64s, dst: torch.Tensor, dst_rows: Int64s
+) -> Callable[[], DeviceLaunch]:
+    """Return the copies as a row whose tokens are the pieces, in pages of one token."""
+    length = src.shape[1] * 8
+    row = [*(0, length, 0, 1), *(0, length, 0, 1), length, CopyCode.COPY_1, 0]
+    table = RowTable.checked(np.array([row], np.int64))
+    rows = device_rows(table, src.device)
+
+    def bind() -> DeviceLaunch:
+        source, target = (
+            SidePages(1, pages, 0, tensor.data_ptr())
+            for tensor, pages in ((src, src_rows), (dst, dst_rows))
+        )
+        call = RowCall.of(table, [TokenList(len(src_rows), source, target)], None)
+        return DeviceLaunch(rows, call, SRC_SIDE)
+
+    return bind
 
 
 class _RankPages:
@@ -216,8 +261,8 @@ class _RankPages:
 def _by_the_host(case: DeviceCase) -> torch.Tensor:
     """Compute on the host what the destination must hold after the copy."""
     src, dst = case.src.cpu().clone(), case.dst.cpu().clone()
-    rows = case.table.rows.copy()
+    rows = case.pieces.rows.copy()
     rows[:, 0] += src.data_ptr() - case.src.data_ptr()
     rows[:, 1] += dst.data_ptr() - case.dst.data_ptr()
-    copy_pieces(PieceTable.checked(rows), torch.device("cpu"))
+    copy_pieces(PieceTable.checked(rows))
     return dst

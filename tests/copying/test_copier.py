@@ -45,7 +45,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
 
 @pytest.fixture
 def copies() -> Iterator[Copier]:
-    one = Copier()
+    one = Copier(CPU)
     yield one
     one.close()
 
@@ -94,13 +94,13 @@ def test_rows_longer_than_the_zeroes_are_zeroed_to_their_last_element(zeroes: in
 
 async def test_the_loop_goes_on_meanwhile(held: Held, copies: Copier) -> None:
     asyncio.get_running_loop().call_soon(held.go.set)
-    await copies.project(no_rows(ProjectColumn), CPU)
+    await copies.project(no_rows(ProjectColumn))
     assert held.over.is_set()
 
 
 async def test_a_product_that_is_cancelled_twice_is_waited_for(held: Held, copies: Copier) -> None:
     # The copy is cancelled twice: an order is taken back, and then the agent's stream breaks.
-    task = asyncio.create_task(copies.project(no_rows(ProjectColumn), CPU))
+    task = asyncio.create_task(copies.project(no_rows(ProjectColumn)))
     assert await asyncio.to_thread(held.begun.wait, WAIT_S)
     loop = asyncio.get_running_loop()
     for _ in range(2):

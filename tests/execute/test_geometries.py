@@ -169,7 +169,7 @@ class Wire:
         self.source, self.destination = NixlTransport("P"), NixlTransport("D")
         self.arenas = [np.empty(size_bytes, np.uint8) for _ in range(2)]
         self.staging = [np.empty(2 * size_bytes, np.uint8) for _ in range(2)]
-        self.copier = Copier()
+        self.copier = Copier(HOST.device)
         sides = zip((self.source, self.destination), self.arenas, self.staging, strict=True)
         for transport, *pieces in sides:
             for piece in pieces:

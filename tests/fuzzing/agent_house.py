@@ -234,7 +234,7 @@ class AgentHouse:
         with (
             patch.object(Hasher, "_digest", digest_checked),
             patch("restow.agents.copying.copier.run_copies", run_checked),
-            patch("restow.agents.execute.order_reads.zero_destinations", zero_checked),
+            patch("restow.agents.copying.copier.zero_destinations", zero_checked),
             patch("restow.agents.copying.copier.run_projections", project_checked),
         ):
             try:

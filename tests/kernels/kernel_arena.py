@@ -9,7 +9,17 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from restow.kernels import CopyCode, PieceColumn, PieceTable, reference
+from restow.kernels import (
+    CopyCode,
+    PieceColumn,
+    PieceTable,
+    RowCall,
+    RowColumn,
+    RowTable,
+    SidePages,
+    TokenList,
+    reference,
+)
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
 
 POISON = 0xA5
@@ -80,6 +90,23 @@ def assert_copies(
     nan_as_one(to_got)
     wrong = np.flatnonzero(want.memory != got.memory) - GUARD_BYTES
     assert not len(wrong), f"{len(wrong)} bytes differ, the first at {wrong[0]}"
+
+
+def rows_of_pieces(table: PieceTable) -> tuple[RowTable, RowCall]:
+    """Return a row for each piece that has elements, and the call that copies each once."""
+    pieces = table.rows[table.rows[:, PieceColumn.COUNT] > 0]
+    rows = np.zeros((len(pieces), len(RowColumn)), np.int64)
+    for column, of_piece in (
+        (RowColumn.SRC_ADDRESS, PieceColumn.SRC_ADDRESS),
+        (RowColumn.SRC_STEP_BYTES, PieceColumn.SRC_STEP_BYTES),
+        (RowColumn.DST_ADDRESS, PieceColumn.DST_ADDRESS),
+        (RowColumn.DST_STEP_BYTES, PieceColumn.DST_STEP_BYTES),
+        (RowColumn.COUNT, PieceColumn.COUNT),
+        (RowColumn.CODE, PieceColumn.CODE),
+    ):
+        rows[:, column] = pieces[:, of_piece]
+    made = RowTable.checked(rows)
+    return made, RowCall.of(made, [TokenList(1, SidePages(), SidePages())], None)
 
 
 SOURCE = Arena(1 << 16, seed=1)

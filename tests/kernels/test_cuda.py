@@ -6,21 +6,25 @@ import sys
 import numpy as np
 import pytest
 import torch
-from kernel_arena import SOURCE, Arena, nan_as_one
+from kernel_arena import SOURCE, Arena, nan_as_one, rows_of_pieces
 
 from restow.kernels import (
     CopyCode,
     PieceColumn,
     PieceTable,
+    RowCall,
+    RowColumn,
+    RowTable,
+    SidePages,
     SlotTable,
+    TokenList,
     clear_slots,
-    copy_pieces,
-    prepare_copies,
+    device_rows,
+    prepare_kernels,
     reference,
 )
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
-from restow.kernels.copy import DevicePieces, copy_pieces_kernel
-from restow.kernels.launch_table import VECTORS
+from restow.kernels.copy import copy_rows_kernel
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(),
@@ -46,17 +50,21 @@ def mixed_table(target: Arena) -> PieceTable:
 
 @needs_gpu
 def test_no_copy_compiles_after_it_was_prepared() -> None:
-    prepare_copies(CUDA)
-    (compiled, *_) = copy_pieces_kernel.device_caches[torch.cuda.current_device()]
+    prepare_kernels(CUDA)
+    (compiled, *_) = copy_rows_kernel.device_caches[torch.cuda.current_device()]
     before = set(compiled)
-    assert len(before) == len(VECTORS)
-    for count in (1, 2, 3):  # tables that end at any of a table's alignments
+    assert len(before) == 4  # rows of vectors alone or not, staged at the source or not
+    for count in (1, 2, 3, 16):
         target = torch.zeros(4096, dtype=torch.uint8, device=CUDA)
-        rows = np.ones((count, len(PieceColumn)), dtype=np.int64)
-        rows[:, 0], rows[:, 1] = target.data_ptr(), target.data_ptr() + 64 * np.arange(1, 1 + count)
-        rows[:, PieceColumn.COUNT], rows[:, PieceColumn.CODE] = 7, CopyCode.COPY_1
-        for vectors in VECTORS:
-            DevicePieces.of(PieceTable.checked(rows), CUDA, vectors).copy()
+        rows = np.zeros((count, len(RowColumn)), dtype=np.int64)
+        rows[:, RowColumn.SRC_ADDRESS] = target.data_ptr()
+        rows[:, RowColumn.DST_ADDRESS] = target.data_ptr() + 64 * np.arange(1, 1 + count)
+        rows[:, RowColumn.COUNT], rows[:, RowColumn.CODE] = 7 if count % 2 else 16, CopyCode.COPY_1
+        rows[:, [RowColumn.SRC_STEP_BYTES, RowColumn.DST_STEP_BYTES]] = 1
+        table = RowTable.checked(rows)
+        call = RowCall.of(table, [TokenList(1, SidePages(), SidePages())], None)
+        for staged in (0, 1):
+            device_rows(table, CUDA).launch(call, staged)
     torch.cuda.synchronize()
     assert set(compiled) == before
 
@@ -70,7 +78,8 @@ def test_every_code_in_one_launch_on_the_gpu() -> None:
     rows = table.rows.copy()
     rows[:, PieceColumn.SRC_ADDRESS] += source_there.data_ptr() - SOURCE.address
     rows[:, PieceColumn.DST_ADDRESS] += target_there.data_ptr() - target.memory.ctypes.data
-    copy_pieces(PieceTable.checked(rows), CUDA)
+    made, call = rows_of_pieces(PieceTable.checked(rows))
+    device_rows(made, CUDA).launch(call, 0)
     got = target.twin()
     got.memory[:] = target_there.cpu().numpy()
     reference.copy_pieces(table)
@@ -83,43 +92,32 @@ def test_every_code_in_one_launch_on_the_gpu() -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("vectors", VECTORS)
-def test_runs_at_all_alignments_in_one_launch_on_the_gpu(vectors: int) -> None:
-    sizes = (1, 15, 16, 17, 511, 513, 4095, 4096, 4097, 20_000)
-    src, dst, length = (part.ravel() for part in np.meshgrid(range(16), range(16), sizes))
-    order = np.random.default_rng(0).permutation(len(src))
-    source = torch.randint(0, 256, (1 << 16,), dtype=torch.uint8, device=CUDA)
-    target = torch.full((len(src) << 15,), 0xA5, dtype=torch.uint8, device=CUDA)
-    at = (np.arange(len(src)) << 15) + 64 + dst
-    rows = np.ones((len(src), len(PieceColumn)), dtype=np.int64)
-    rows[:, 0], rows[:, 1] = source.data_ptr() + src, target.data_ptr() + at
-    rows[:, PieceColumn.COUNT], rows[:, PieceColumn.CODE] = length, CopyCode.COPY_1
-    DevicePieces.of(PieceTable.checked(rows[order]), CUDA, vectors).copy()
-    source, got = source.cpu(), target.cpu()
-    want = torch.full_like(got, 0xA5)
-    for a, b, n in zip(src.tolist(), at.tolist(), length.tolist(), strict=True):
-        want[b : b + n] = source[a : a + n]
-    assert torch.equal(got, want)
-
-
-@needs_gpu
-def test_a_captured_copy_copies_what_is_there_at_its_replay() -> None:
-    pool = torch.zeros(64, 4096, dtype=torch.uint8, device=CUDA)
-    staging = torch.zeros(16, 4096, dtype=torch.uint8, device=CUDA)
-    page = np.random.default_rng(0).permutation(64)[:16]
-    rows = np.ones((16, len(PieceColumn)), dtype=np.int64)
-    rows[:, 0] = pool.data_ptr() + page * 4096
-    rows[:, 1] = staging.data_ptr() + np.arange(16) * 4096
-    rows[:, PieceColumn.COUNT], rows[:, PieceColumn.CODE] = 4096, CopyCode.COPY_1
-    pieces = DevicePieces.of(PieceTable.checked(rows), CUDA)
-    pieces.copy()  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        pieces.copy()
-    pool.random_(0, 256)
-    graph.replay()
-    assert torch.equal(staging.cpu(), pool.cpu()[page.tolist()])
+@pytest.mark.parametrize("length", [16, 48, 72, 256, 4096])
+@pytest.mark.parametrize("first", [0, 5])
+def test_tokens_of_pages_are_gathered_and_scattered_on_the_gpu(length: int, first: int) -> None:
+    tokens, rng = 500, np.random.default_rng(0)
+    ids = [rng.permutation(200)[: -(-(first + tokens) // size)] for size in (16, 64)]
+    pools = [torch.zeros(200, size, length, dtype=torch.uint8, device=CUDA) for size in (16, 64)]
+    run = torch.zeros(tokens + 1, length, dtype=torch.uint8, device=CUDA)
+    pools[0].random_(0, 256)
+    sides = [SidePages(size, page, first) for size, page in zip((16, 64), ids, strict=True)]
+    ends = [
+        [pool.data_ptr(), size * length, length, 1]
+        for pool, size in zip(pools, (16, 64), strict=True)
+    ]
+    staged = SidePages(base_address=run.data_ptr() // 16 * 16)
+    of_run = [run.data_ptr() % 16, 0, length, 1]
+    for rows, lists, side in (
+        ([*ends[0], *of_run], TokenList(tokens, sides[0], staged), 1),
+        ([*of_run, *ends[1]], TokenList(tokens, staged, sides[1]), 0),
+    ):
+        table = RowTable.checked(np.array([[*rows, length, CopyCode.COPY_1, 0]], np.int64))
+        device_rows(table, CUDA).launch(RowCall.of(table, [lists], None), side)
+    source, target = (pool.cpu() for pool in pools)
+    want = torch.zeros_like(target)
+    for token in range(first, first + tokens):
+        want[ids[1][token // 64], token % 64] = source[ids[0][token // 16], token % 16]
+    assert torch.equal(target, want)
 
 
 @needs_gpu
@@ -143,27 +141,57 @@ def test_a_captured_clear_follows_its_mask() -> None:
 
 
 COMPILE = """
-import re
+import glob, os, re, subprocess, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from restow.kernels import clear, copy, launch_table, project
+from restow.kernels import clear, copy, project, row_table
 
-target = GPUTarget("cuda", 90, 32)
-for vectors in launch_table.VECTORS:
-    fixed = {"VECTORS": vectors, "ELEMS": launch_table.ELEMS}
-    signature = {"tiles": "*i64", "shapes": "*i64"} | dict.fromkeys(fixed, "constexpr")
-    source = ASTSource(copy.copy_pieces_kernel, signature, fixed)
-    compiled = triton.compile(source, target=target)
-    assert compiled.asm["cubin"]
-    wide = re.findall(r"(ld|st)\\.global\\.(?:v4\\.b32|v2\\.b64)", compiled.asm["ptx"])
-    each = vectors // (32 * compiled.metadata.num_warps)  # vectors of one thread
-    # A run, and a box: all of a thread's loads before its first store, and no narrower ones.
-    assert wide == (["ld"] * each + ["st"] * each) * 2, wide
+TOOL = glob.glob(os.path.dirname(triton.__file__) + "/backends/nvidia/bin/cuobjdump")
+
+def resources(cubin):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run(
+            [TOOL[0], "--dump-resource-usage", file.name], capture_output=True, text=True
+        ).stdout
+    return [int(n) for n in re.search(r"REG:(\\d+) STACK:(\\d+)", said).groups()]
+
+signature = {"rows": "*i64", "lists": "*i64", "words": "*i32", "n_rows": "i32", "halvings": "i32"}
+aligned = {(i,): [["tt.divisibility", 16]] for i in range(3)}
+nvidia = [GPUTarget("cuda", arch, 32) for arch in (80, 90, 100)]
+for target in (*nvidia, GPUTarget("hip", "gfx942", 64)):
+    for staged in (0, 1):
+        for mixed in (False, True):
+            fixed = {"STAGED": staged, "MIXED": mixed, "TILE": row_table.TILE}
+            source = ASTSource(
+                copy.copy_rows_kernel, signature | dict.fromkeys(fixed, "constexpr"), fixed, aligned
+            )
+            made = triton.compile(source, target=target, options={"num_warps": copy.WARPS})
+            each = row_table.TILE // (target.warp_size * copy.WARPS)  # vectors of one thread
+            if target.backend == "hip":
+                wide = re.findall(r"global_(load|store)_dwordx4", made.asm["amdgcn"])
+                spilled = re.findall(r"vgpr_spill_count: +(\\d+)", made.asm["amdgcn"])
+                assert set(spilled) == {"0"}, spilled
+            else:
+                wide = re.findall(r"(ld|st)\\.global\\.v4\\.b32", made.asm["ptx"])
+                if TOOL:
+                    registers, stack = resources(made.asm["cubin"])
+                    assert registers <= 64 and stack == 0, (target, registers, stack)
+            # Vectors are copied, all of a thread's loads before its first store, or zeroed.
+            seen = "".join(word[0] for word in wide)
+            assert seen.count("l") == each and seen.count("s") == 2 * each, (target, wide)
+            assert "l" * each + "s" * each in seen, (target, wide)
 blocks = {"BLOCK_T": 16, "BLOCK_C": project.BLOCK_C, "BLOCK_H": project.BLOCK_H}
 signature = {"rows": "*i64", "tiles": "*i64"} | dict.fromkeys(blocks, "constexpr")
-windows = ASTSource(project.project_kernel, signature, blocks)
-assert triton.compile(windows, target=target).asm["cubin"]
+for target in nvidia:
+    windows = ASTSource(project.project_kernel, signature, blocks)
+    made = triton.compile(windows, target=target, options={"num_warps": project.WARPS})
+    if TOOL:
+        registers, stack = resources(made.asm["cubin"])
+        assert registers <= 80 and stack == 0, (target, registers, stack)
+target = GPUTarget("cuda", 90, 32)
 for slots in ("*i32", "*i64"):
     signature = {"rows": "*i64", "tiles": "*i64", "slots": slots, "mask": "*u8"}
     signature |= dict.fromkeys(("n_tiles", "n_slots", "first_page"), "i32")

@@ -11,6 +11,8 @@ import os
 from hypothesis import HealthCheck, settings
 
 CASES = {
+    "device copies": 250,
+    "device copies, casts": 100,
     "cover, families": 900,
     "cover, outright": 500,
     "cover, casts": 250,

@@ -52,7 +52,7 @@ async def test_a_digest_is_that_of_the_bytes_in_order(
     monkeypatch.setattr(hashing, "CHUNK_BYTES", chunk_bytes)
     monkeypatch.setattr(hashing, "IN_PLACE_PIECES", in_place)
     data = np.random.default_rng(1).integers(0, 256, 5000, np.uint8)
-    hasher = hashing.Hasher(HOST, Copier())
+    hasher = hashing.Hasher(HOST, Copier(HOST.device))
     for begins, lengths in (
         ([], []),
         ([7], [3]),

@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 
 from laws.executor import bytes_read_by
 from laws.world import Engine
-from restow.agents.binding.copies import bind_copies
-from restow.agents.binding.operands import DST, SRC, in_order, in_spans, paged
-from restow.agents.binding.pages import TokenRange
+from restow.agents.binding.copies import RowCopies, bind_copies
+from restow.agents.binding.operands import DST, SRC, in_spans, paged
+from restow.agents.binding.pages import STAGING_ALIGN_BYTES, RegionTable, TokenRange
 from restow.agents.execute.gathering import GatheredRun
-from restow.agents.execute.order_reads import KeptReads, StagedReads
+from restow.agents.execute.order_reads import KeptReads, StagedReads, cleared, snapshots
 from restow.agents.execute.orders import ExecuteOrder, Peer, Source
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.lane import Read
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.program import (
-    CLEAR_PAGES,
     GATHER_IN_ORDER,
     PROJECT_SPANS,
     READ_PAGES,
     READ_SPANS,
     SCATTER_SPANS,
+    Column,
     Form,
 )
 
@@ -57,12 +57,17 @@ class Reading:
         self.memory = destination.regions(program.dst_rank)
         self.peers: dict[int, Peer] = {}
         self.gathered_bytes = 0
+        self.launches: list[list[RowCopies]] = []
+        """Parts that a device copies in one launch."""
         sources = []
         for rank in program.src_ranks:
             memory = source.regions(rank)
             run = GatheredRun.at_source(program, rank, tokens)
             staged = self._allocate(run.length_bytes)
-            for copies in run.gather(paged(memory, SRC, source.blocks), staged):
+            parts = run.gather(paged(memory, SRC, source.blocks), staged)
+            self.launches.append(parts)
+            for part in parts:
+                copies = part.bind()
                 self.arena.copy(copies)
                 self.gathered_bytes += bytes_read_by(copies)
             self.peers[rank] = Peer("p", rank, b"", memory, HOST)
@@ -78,8 +83,15 @@ class Reading:
         )
         self.staged = StagedReads(program, self.order)
         self.staged.put_at(self._allocate(self.staged.length_bytes))
+        scattered, zeroed = self.staged.copies(self.memory), cleared(*self._cleared)
+        self.launches += [[*scattered, *zeroed], snapshots(*self._cleared)]
+
+    @property
+    def _cleared(self) -> tuple[Program, ExecuteOrder, RegionTable]:
+        return self.program, self.order, self.memory
 
     def _allocate(self, size_bytes: int) -> int:
+        self.arena.used += -self.arena.address(self.arena.used) % STAGING_ALIGN_BYTES
         return self.arena.address(self.arena.allocate(size_bytes, GUARD_BYTES))
 
     def reads(self, source: Source) -> Iterator[tuple[Form, Read]]:
@@ -95,24 +107,24 @@ class Reading:
     def extracted_bytes(self) -> int:
         """Return how many bytes are copied out of spans."""
         program, tokens = self.program, self.order.tokens
-        rows, spans = program.rows(SCATTER_SPANS), in_spans(self.staged.spans)
+        rows = program.rows(SCATTER_SPANS)
+        spans = in_spans(self.staged.spans, rows[:, Column.SRC_REGION])
         pages = paged(self.memory, DST, self.order.dst_blocks)
         return bytes_read_by(bind_copies(rows, program.group_pairs, spans, pages, tokens))
 
     def finish(self) -> int:
         """Copy out of staging, multiply and zero; return the launches for what was in spans."""
-        program, pairs, tokens = self.program, self.program.group_pairs, self.order.tokens
-        for copies in self.staged.copies(self.memory):
-            self.arena.copy(copies)
+        program = self.program
+        for part in self.staged.copies(self.memory):
+            self.arena.copy(part.bind())
         launches = 0
         if self.staged.spans.page_count.any():
             launches = bool(len(program.rows(SCATTER_SPANS)))
             if len(program.rows(PROJECT_SPANS)):
                 self.arena.project(self.staged.projections(self.memory))
                 launches += 1
-        rows, pages = program.rows(CLEAR_PAGES), paged(self.memory, DST, self.order.dst_blocks)
-        run = in_order(rows, pairs, tokens, 0)
-        self.arena.zero(bind_copies(rows, pairs, run, pages, tokens))
+        for part in cleared(*self._cleared):
+            self.arena.zero(part.bind())
         return launches
 
 

@@ -6,11 +6,24 @@ same result. Triton is imported when a kernel first runs on a GPU, not before.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from restow.kernels import host_copies as copies
 from restow.kernels import host_product as product
 from restow.kernels.codes import CopyCode, PieceColumn, UnsupportedCast, copy_code
+from restow.kernels.row_table import (
+    ONE_PAGE,
+    VECTOR_BYTES,
+    ZERO_CODES,
+    RowCall,
+    RowColumn,
+    RowTable,
+    RowTableError,
+    SidePages,
+    TokenList,
+)
 from restow.kernels.tables import (
     FloatCode,
     PieceTable,
@@ -23,7 +36,13 @@ from restow.kernels.tables import (
     SlotTableError,
 )
 
+if TYPE_CHECKING:
+    from restow.kernels.copy import DeviceRows
+
 __all__ = [
+    "ONE_PAGE",
+    "VECTOR_BYTES",
+    "ZERO_CODES",
     "CopyCode",
     "FloatCode",
     "PieceColumn",
@@ -32,42 +51,48 @@ __all__ = [
     "ProjectColumn",
     "ProjectTable",
     "ProjectTableError",
+    "RowCall",
+    "RowColumn",
+    "RowTable",
+    "RowTableError",
+    "SidePages",
     "SlotColumn",
     "SlotTable",
     "SlotTableError",
+    "TokenList",
     "UnsupportedCast",
     "clear_slots",
     "copy_code",
     "copy_pieces",
-    "prepare_copies",
+    "device_rows",
+    "prepare_kernels",
     "project_windows",
 ]
 
 
-def copy_pieces(table: PieceTable, device: torch.device) -> None:
-    """Execute a piece table whose addresses belong to `device`.
-
-    On the CPU the copies are done on return; on a GPU they are queued on the current stream.
-    """
-    if device.type == "cpu":
-        copies.copy_pieces(table)
-    else:
-        from restow.kernels import copy
-
-        with torch.cuda.device(device):
-            copy.copy_pieces(table, device)
+def copy_pieces(table: PieceTable) -> None:
+    """Execute a piece table of host addresses."""
+    copies.copy_pieces(table)
 
 
-def prepare_copies(device: torch.device) -> None:
-    """Compile `copy_pieces` for ``device``, because a process's first GPU launch takes seconds.
+def device_rows(table: RowTable, device: torch.device) -> DeviceRows:
+    """Upload a row table to a GPU, for any number of launches."""
+    from restow.kernels.copy import DeviceRows
+
+    return DeviceRows(table, device)
+
+
+def prepare_kernels(device: torch.device) -> None:
+    """Compile what copies and multiplies, because a process's first launches take seconds.
 
     The work is queued on the current stream. On the CPU there is nothing to prepare.
     """
     if device.type != "cpu":
-        from restow.kernels import copy
+        from restow.kernels import copy, project
 
         with torch.cuda.device(device):
             copy.prepare(device)
+            project.prepare(device)
 
 
 def project_windows(table: ProjectTable, device: torch.device) -> None:

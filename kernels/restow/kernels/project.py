@@ -17,8 +17,10 @@ import triton.language as tl
 from restow.kernels.copy import bf16_bits, from_bf16_bits
 from restow.kernels.tables import FloatCode, ProjectColumn, ProjectTable, tiles
 
-BLOCK_C = 64
-BLOCK_H = 64
+BLOCK_C = 32
+BLOCK_H = 16
+WARPS = 8
+"""With these, no thread needs more than 80 registers, and none is spilled to memory."""
 LEAST_T = 16  # smallest size that a Triton matrix product accepts
 
 FLOAT32, BFLOAT16 = (tl.constexpr(int(c)) for c in (FloatCode.FLOAT32, FloatCode.BFLOAT16))
@@ -104,4 +106,13 @@ def project_windows(table: ProjectTable, device: torch.device) -> None:
     project_kernel[(len(tile_rows),)](
         words, words[rows.size :],
         BLOCK_T=max(LEAST_T, triton.next_power_of_2(most)), BLOCK_C=BLOCK_C, BLOCK_H=BLOCK_H,
+        num_warps=WARPS,
     )  # fmt: skip
+
+
+def prepare(device: torch.device) -> None:
+    """Compile what `project_windows` launches, on the current stream of ``device``."""
+    memory = torch.zeros(3, 16, dtype=torch.float32, device=device)
+    source, weight, target = (row.data_ptr() for row in memory)
+    row = [source, 4, 1, 1, weight, 4, 1, target, 4, 4, FloatCode.FLOAT32, FloatCode.FLOAT32]
+    project_windows(ProjectTable.checked(np.array([row], np.int64)), device)

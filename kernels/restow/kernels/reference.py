@@ -7,10 +7,13 @@ of host memory.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from restow.kernels.codes import CopyCode
+from restow.kernels.row_table import VECTOR, ZERO_1, ListColumn, RowCall, RowColumn, RowTable
 from restow.kernels.tables import FloatCode, PieceTable, ProjectTable, SlotTable
 
 COPIED = {
@@ -39,6 +42,40 @@ def copy_pieces(table: PieceTable) -> None:
         src_dtype, dst_dtype = COPIED[CopyCode(code)]
         for i in range(count):
             _store(dst + i * dst_step, _load(src + i * src_step, src_dtype).to(dst_dtype))
+
+
+def row_pieces(table: RowTable, call: RowCall, staged: int) -> Iterator[list[int]]:
+    """Yield what each row copies for each token of a call, as a row of a piece table."""
+    header = call.lists * len(ListColumn)
+    lists = call.words[:header].reshape(call.lists, len(ListColumn)).tolist()
+    words = call.words[header:].view(np.int32).tolist()
+    for i_row, row in enumerate(table.rows.tolist()):
+        tokens, places, *sides = lists[row[RowColumn.LIST]]
+        begin = 16 * words[len(table.rows) + i_row]
+        for token in range(tokens):
+            ends = []
+            for side in (0, 1):
+                base, place, page_tokens, _, _, pages = sides[6 * side :][:6]
+                address, page_bytes, token_bytes, step = row[4 * side :][:4]
+                place = place + token if places < 0 else words[places + side * tokens + token]
+                page, in_page = divmod(place, page_tokens)
+                page = page if pages < 0 else words[pages + page]
+                address += base + page * page_bytes + in_page * token_bytes
+                ends.append((address + begin * (side == staged), step))
+            (src, src_step), (dst, dst_step) = ends
+            yield [src, dst, row[RowColumn.COUNT], src_step, dst_step, row[RowColumn.CODE]]
+
+
+def copy_rows(table: RowTable, call: RowCall, staged: int) -> None:
+    """Copy or zero one element of one row for one token after another."""
+    for piece in row_pieces(table, call, staged):
+        src, dst, count, src_step, dst_step, code = piece
+        for i in range(count):
+            if code >= VECTOR:
+                ctypes.memset(dst + i * dst_step, 0, 1 << code - ZERO_1)
+            else:
+                src_dtype, dst_dtype = COPIED[CopyCode(code)]
+                _store(dst + i * dst_step, _load(src + i * src_step, src_dtype).to(dst_dtype))
 
 
 def clear_slots(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from restow.agents.binding.operands import BoundOperand, SideColumns, one_if_alike
+from restow.agents.binding.operands import BoundOperand, SideColumns, in_order, one_if_alike
 from restow.agents.binding.pages import SNAPSHOT, Stretches, TokenRange, cut_tokens
 from restow.broker.layout.rows import Int64s
 from restow.broker.layout.values import ITEM_BYTES
@@ -143,7 +143,7 @@ def bind_copies(
         if not len(stretches.first):
             continue
         bound = rows.take(alike.index, axis=0)
-        source, target = src.end(bound, alike.index), dst.end(bound, alike.index)
+        source, target = (end.bound_end(bound, alike.index) for end in (src, dst))
         grids.append(
             Grid(
                 source.lines.addresses(src_pages, stretches),
@@ -156,3 +156,25 @@ def bind_copies(
             )
         )
     return Copies(tuple(grids))
+
+
+@dataclass(frozen=True, slots=True)
+class RowCopies:
+    """Rows of a program that one handoff copies, before they are bound to addresses."""
+
+    name: tuple[object, ...]
+    """Names the rows: the program's id, followed by what tells its parts apart."""
+    rows: Int64s
+    pairs: Sequence[GroupPair]
+    src: BoundOperand | None
+    """None: the destination is zeroed."""
+    dst: BoundOperand
+    tokens: TokenRange
+
+    def bind(self) -> Copies:
+        """Return the copies, of which only the destinations count if the rows are zeroed.
+
+        Raises `PageCountError` and `PageRangeError`.
+        """
+        src = self.src or in_order(self.rows, self.pairs, self.tokens, 0)
+        return bind_copies(self.rows, self.pairs, src, self.dst, self.tokens)

@@ -60,7 +60,7 @@ class Lines:
 
     def addresses(self, pages: PageList, stretches: Stretches) -> Int64s:
         """Return the address of every row at every stretch. Raises `PageRangeError`."""
-        self._check(pages.ids)
+        self.check(pages.ids)
         return self.at(*pages.holding(stretches))
 
     def at(self, page: Int64s | None, in_page: Int64s | None = None) -> Int64s:
@@ -90,7 +90,7 @@ class Lines:
         page, token = one_if_alike(self.page_stride_bytes), one_if_alike(self.token_stride_bytes)
         return replace(self, page_stride_bytes=page, token_stride_bytes=token)
 
-    def _check(self, page: Int64s | None) -> None:
+    def check(self, page: Int64s | None) -> None:
         """Raise `PageRangeError` for the first page id that its region does not have."""
         count = self.page_count
         if page is not None and len(page) and (page.min() < 0 or page.max() >= count):
@@ -172,37 +172,62 @@ class BoundOperand:
     """An end of a table's rows in one handoff.
 
     - ``side`` is the side whose pages hold the rows and cut the tokens, or None for a run.
-    - ``end`` maps rows ``[..., len(Column)]`` and their indices in the table to their `RowEnd`.
+    - ``end`` maps rows ``[..., len(Column)]`` to their `RowEnd`, which is that of every handoff.
     - ``pages`` lists the pages that hold the tokens of a pair's rows. Raises `PageCountError`.
+    - ``base_address`` is where the rows lie in this handoff, and ``begins`` has how far behind it
+      each row of the table begins. Both are multiples of 16 bytes; None: every row begins there.
     """
 
     side: SideColumns | None
-    end: Callable[[Int64s, Int64s], RowEnd]
+    end: Callable[[Int64s], RowEnd]
     pages: Callable[[GroupPair, TokenRange], PageList]
+    base_address: int = 0
+    begins: Int64s | None = None
+
+    def bound_end(self, rows: Int64s, index: Int64s) -> RowEnd:
+        """Return the end in this handoff of rows whose indices in the table are ``index``."""
+        end, moved = self.end(rows), self.base_address
+        if not moved and self.begins is None:
+            return end
+        first = end.lines.first_address + moved
+        if self.begins is not None:
+            first = first + self.begins[index]
+        return end._replace(lines=replace(end.lines, first_address=first))
 
 
 def paged(memory: RegionTable, side: SideColumns, blocks: Blocks) -> BoundOperand:
     """Return an operand in pages that a side lists, inside of its regions (PAGES)."""
     return BoundOperand(
         side,
-        lambda rows, _: side_end(rows, memory, side, side),
+        lambda rows: side_end(rows, memory, side, side),
         lambda pair, tokens: blocks.listed(side.form(pair), tokens),
     )
 
 
-def in_spans(staged: RegionTable) -> BoundOperand:
-    """Return an operand in source pages that were read whole; span ``i`` is region ``i`` (SPAN)."""
-    return BoundOperand(SRC, lambda rows, _: side_end(rows, staged, SRC, None), staged_pages)
+def in_spans(staged: RegionTable, spans: Int64s) -> BoundOperand:
+    """Return an operand in source pages that were read whole; span ``i`` is region ``i`` (SPAN).
+
+    ``spans`` has the span of each row.
+    """
+    base = int(staged.base_address.min()) if len(staged.base_address) else 0
+    at_zero = replace(staged, base_address=np.zeros_like(staged.base_address))
+    return BoundOperand(
+        SRC,
+        lambda rows: side_end(rows, at_zero, SRC, None),
+        staged_pages,
+        base,
+        staged.base_address[spans] - base,
+    )
 
 
 def by_place(address: int, columns: SideColumns) -> BoundOperand:
     """Return an operand in a chunk of snapshots at ``address``, placed by ``columns`` (RUN)."""
 
-    def end(rows: Int64s, _: Int64s) -> RowEnd:
-        lines = Lines(address + rows[..., columns.offset], _ZERO, _ZERO)
+    def end(rows: Int64s) -> RowEnd:
+        lines = Lines(rows[..., columns.offset], _ZERO, _ZERO)
         return RowEnd(lines, rows[..., columns.step], rows[..., columns.dtype])
 
-    return BoundOperand(None, end, lambda pair, tokens: PageList(None))
+    return BoundOperand(None, end, lambda pair, tokens: PageList(None), address)
 
 
 def in_order(
@@ -212,15 +237,15 @@ def in_order(
 
     Elements travel in the narrower of their two types.
     """
-    begins, _ = row_begins(rows, pairs, tokens)
-    begins += address
 
-    def end(bound: Int64s, index: Int64s) -> RowEnd:
+    def end(bound: Int64s) -> RowEnd:
         dtype = wire_dtypes(bound)
         item = ITEM_BYTES[dtype]
-        return RowEnd(Lines(begins[index], _ZERO, bound[..., Column.COUNT] * item), item, dtype)
+        first = np.zeros(bound.shape[:-1], np.int64)
+        return RowEnd(Lines(first, _ZERO, bound[..., Column.COUNT] * item), item, dtype)
 
-    return BoundOperand(None, end, lambda pair, tokens: PageList(None))
+    begins, _ = row_begins(rows, pairs, tokens)
+    return BoundOperand(None, end, lambda pair, tokens: PageList(None), address, begins)
 
 
 def in_regions(

@@ -3,7 +3,7 @@
 Bound copies and products become the kernels' tables. A `Copier` runs what is large on a thread, so
 that the event loop is not blocked. There is one thread. Two were tried and took longer for pieces
 of 256 bytes and 1 KiB, because each chunk of a copy waits for the interpreter's lock. Work on
-device memory is a single launch, and the event loop waits for it in place.
+device memory is a single launch, whose end the event loop polls for.
 """
 
 from __future__ import annotations
@@ -12,49 +12,42 @@ import asyncio
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 
-from restow.agents.binding.copies import Copies, Grid, by_pair
+from restow.agents.binding.copies import Copies, Grid, RowCopies, by_pair
 from restow.agents.binding.extents import Extents
 from restow.agents.binding.operands import DST, in_regions
 from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, TokenRange
-from restow.agents.memory.cuda import bind_thread, finished
-from restow.agents.memory.errors import ProgramInvalidError
+from restow.agents.copying.codes import COPY_CODES, FLOAT_CODES
+from restow.agents.copying.device_copies import DeviceLaunch, DeviceTables, run_grids
+from restow.agents.memory.cuda import bind_thread, finished, finished_later
+from restow.agents.memory.errors import CopyFailedError, ProgramInvalidError
 from restow.agents.memory.regions import HOST, MemoryPlace
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.layout.values import ITEM_BYTES
 from restow.broker.planner.program import Column, GroupPair, ProjectColumn
 from restow.kernels import (
-    FloatCode,
     PieceColumn,
     PieceTable,
     PieceTableError,
     ProjectTable,
     ProjectTableError,
-    UnsupportedCast,
-    copy_code,
+    RowTable,
     copy_pieces,
-    prepare_copies,
+    device_rows,
+    prepare_kernels,
     project_windows,
 )
 
-_NO_CODE = -1
-
-
-def cast_known(src_dtype: Int64s, dst_dtype: Int64s) -> npt.NDArray[np.bool_]:
-    """Mark the pairs of `DType` numbers that a kernel can convert."""
-    known = (src_dtype >= 0) & (src_dtype < len(_COPY_CODES))
-    known &= (dst_dtype >= 0) & (dst_dtype < len(_COPY_CODES))
-    codes = _COPY_CODES[np.where(known, src_dtype, 0), np.where(known, dst_dtype, 0)]
-    mask: npt.NDArray[np.bool_] = known & (codes != _NO_CODE)
-    return mask
+if TYPE_CHECKING:
+    from restow.kernels.copy import DeviceRows
 
 
 def run_copies(copies: Copies, device: torch.device) -> None:
@@ -65,18 +58,20 @@ def run_copies(copies: Copies, device: torch.device) -> None:
     """
     if not len(copies):
         return
-    table = piece_table(copies)
     with finished(device):
-        copy_pieces(table, device)
+        if device.type == "cpu":
+            copy_pieces(piece_table(copies))
+        else:
+            run_grids(copies, device)
 
 
 def prepare(device: torch.device) -> None:
-    """Compile what `run_copies` launches on ``device``, and return when it is compiled.
+    """Compile what a `Copier` launches on ``device``, and return when it is compiled.
 
     Raises `CopyFailedError`.
     """
     with finished(device):
-        prepare_copies(device)
+        prepare_kernels(device)
 
 
 def piece_table(copies: Copies) -> PieceTable:
@@ -96,7 +91,7 @@ def piece_table(copies: Copies) -> PieceTable:
             (PieceColumn.COUNT, grid.count),
             (PieceColumn.SRC_STEP_BYTES, grid.src_step_bytes),
             (PieceColumn.DST_STEP_BYTES, grid.dst_step_bytes),
-            (PieceColumn.CODE, _COPY_CODES[grid.src_dtype, grid.dst_dtype]),
+            (PieceColumn.CODE, COPY_CODES[grid.src_dtype, grid.dst_dtype]),
         ):
             filled[column] = values
     try:
@@ -130,20 +125,6 @@ def _filling(grid: Grid, zeroes: torch.Tensor) -> Iterator[Grid]:
             src_step_bytes=item_bytes,
             src_dtype=grid.dst_dtype,
         )
-
-
-def _copy_codes() -> Int64s:
-    table = np.full((max(DType) + 1, max(DType) + 1), _NO_CODE, np.int64)
-    for src in DType:
-        for dst in DType:
-            try:
-                table[src, dst] = copy_code(src.label, dst.label)
-            except UnsupportedCast:
-                continue
-    return table
-
-
-_COPY_CODES = _copy_codes()
 
 
 _FIRST_PAGE: Int64s = np.zeros(1, np.int64)
@@ -189,8 +170,8 @@ def bind_projections(
             dst_address,
             projected[:, ProjectColumn.DST_STRIDE_BYTES],
             projected[:, ProjectColumn.DST_TAP_STRIDE_BYTES],
-            _FLOAT_CODES[projected[:, ProjectColumn.DTYPE]],
-            _FLOAT_CODES[projected[:, ProjectColumn.DST_DTYPE]],
+            FLOAT_CODES[projected[:, ProjectColumn.DTYPE]],
+            FLOAT_CODES[projected[:, ProjectColumn.DST_DTYPE]],
         ]
     )
 
@@ -198,15 +179,22 @@ def bind_projections(
 def run_projections(rows: Int64s, device: torch.device) -> None:
     """Compute the products, and return when the last product is stored.
 
-    Raises `ProgramInvalidError` for numbers that are not aligned to their size, and
-    `CopyFailedError`.
+    Raises as `launch_projections` does, and `CopyFailedError`.
+    """
+    with finished(device):
+        launch_projections(rows, device)
+
+
+def launch_projections(rows: Int64s, device: torch.device) -> None:
+    """Compute the products, or queue them on a device's current stream.
+
+    Raises `ProgramInvalidError` for numbers that are not aligned to their size.
     """
     try:
         table = ProjectTable.checked(rows)
     except ProjectTableError as error:
         raise ProgramInvalidError(f"no kernel makes this product: {error}") from None
-    with finished(device):
-        project_windows(table, device)
+    project_windows(table, device)
 
 
 def window_rows(projected: Int64s) -> Int64s:
@@ -230,41 +218,104 @@ def window_rows(projected: Int64s) -> Int64s:
     return rows
 
 
-_FLOAT_CODES: Int64s = np.full(max(DType) + 1, _NO_CODE, np.int64)
-"""`FloatCode` by `DType` number; -1 for types that are not multiplied."""
-_FLOAT_CODES[[DType[code.name] for code in FloatCode]] = list(FloatCode)
-
-
 T = TypeVar("T")
 
 LARGE_BYTES = 1 << 20
 """A copy of this size or more could block the event loop for too long, so a thread makes it."""
 
 
+ZEROES_BYTES = 2 << 20
+"""Longer rows of a host are zeroed in parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopies:
+    """Copies of host memory that are bound to addresses, part by part."""
+
+    parts: tuple[Copies, ...]
+    zeroed: tuple[Copies, ...]
+    """Copies whose destinations are zeroed."""
+
+
+BoundCopies: TypeAlias = HostCopies | DeviceLaunch | None
+"""Copies that are ready to be made."""
+
+
 class Copier:
     """Runs the copies and products of a rank's agent. Belongs to one event loop."""
 
-    def __init__(self) -> None:
-        """Prepare the thread, which starts with the first large copy or product."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="restow-copy")
+    def __init__(self, device: torch.device) -> None:
+        """Prepare the thread, which starts with the first large copy or product.
 
-    async def run(self, copies: Copies, device: torch.device) -> None:
+        Memory that failed orders are cleared with is allocated now, as they may find no room.
+        Raises `CopyFailedError`.
+        """
+        self._device = device
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="restow-copy")
+        self._tables = DeviceTables(device, self._upload)
+        with finished(device):
+            zeroes = torch.zeros(ZEROES_BYTES, dtype=torch.uint8, device=device)
+        self._zeroes = zeroes
+        """What a host copies to zero; a device only keeps it as room for what clears orders."""
+
+    def bind(self, parts: Sequence[RowCopies]) -> BoundCopies:
+        """Return the copies of all parts, none of which is without rows, with their addresses.
+
+        Raises `PageCountError`, `PageRangeError`, and for a device `ProgramInvalidError` and
+        `CopyFailedError`.
+        """
+        if self._device.type != "cpu":
+            return self._tables.bind(parts)
+        copied = tuple(part.bind() for part in parts if part.src is not None)
+        return HostCopies(copied, tuple(part.bind() for part in parts if part.src is None))
+
+    async def run(self, copies: BoundCopies) -> None:
         """Do the copies; no copy is under way after this returns, raises or is cancelled.
 
         Raises `ProgramInvalidError` for elements that are not aligned to their size, and
         `CopyFailedError`.
         """
-        if device.type == "cpu" and copies.size_bytes >= LARGE_BYTES:
-            await self.on_thread(lambda: run_copies(copies, device))
-        else:
-            run_copies(copies, device)
+        if isinstance(copies, DeviceLaunch):
+            async with finished_later(self._device):
+                copies.begin()
+        elif copies is not None:
+            for part in copies.parts:
+                if part.size_bytes >= LARGE_BYTES:
+                    await self.on_thread(partial(run_copies, part, self._device))
+                else:
+                    run_copies(part, self._device)
+            for part in copies.zeroed:
+                zero_destinations(part, self._zeroes)
 
-    async def project(self, rows: Int64s, device: torch.device) -> None:
+    async def clear(self, parts: Sequence[RowCopies]) -> None:
+        """Zero the destinations of a failed order's parts; ends and raises as `bind` and `run`."""
+        try:
+            await self.run(self.bind(parts))
+        except CopyFailedError:
+            if self._device.type == "cpu" or not self._zeroes.numel():
+                raise
+            self._zeroes = torch.empty(0)  # on a full device this makes room for the rows
+            await self.run(self.bind(parts))
+
+    def forget_program(self, program_id: str) -> None:
+        """Forget what is kept of a program, whose id another program may have from now on."""
+        self._tables.forget_program(program_id)
+
+    def forget_programs(self) -> None:
+        """Forget what is kept of all programs."""
+        self._tables.clear()
+
+    async def project(self, rows: Int64s) -> None:
         """Compute the products of a project table; ends and raises as `run` does."""
-        if device.type != "cpu":
-            run_projections(rows, device)
+        if self._device.type != "cpu":
+            async with finished_later(self._device):
+                launch_projections(rows, self._device)
         else:
-            await self.on_thread(lambda: run_projections(rows, device))
+            await self.on_thread(partial(run_projections, rows, self._device))
+
+    def _upload(self, table: RowTable, device: torch.device) -> DeviceRows:
+        with finished(device):
+            return device_rows(table, device)
 
     async def on_thread(self, work: Callable[[], T]) -> T:
         """Do the work on the thread; it has ended when this returns, raises or is cancelled."""

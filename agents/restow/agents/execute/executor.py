@@ -6,6 +6,7 @@ It knows rows, pages and bytes, but neither heads nor gRPC. It belongs to one ev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,12 +15,13 @@ from restow.agents.copying.copier import Copier, Hasher
 from restow.agents.execute.fences import WriteMarks
 from restow.agents.execute.gathering import Gathering
 from restow.agents.execute.order_reads import (
-    Clearing,
     KeptReads,
     StagedReads,
     check_digests_are_there,
+    cleared,
     compare,
     joined_reads,
+    snapshots,
 )
 from restow.agents.execute.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder
 from restow.agents.execute.program_check import CheckedProgram
@@ -40,7 +42,7 @@ from restow.agents.probing.costs import (
 from restow.agents.probing.ucx_transport import OneRead, TransportName, find_transport
 from restow.agents.reading.lane import Read, late
 from restow.agents.reading.reader import Reader
-from restow.broker.errors import RestowError
+from restow.broker.errors import PagesError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
 from restow.broker.planner.program import PROJECT_SPANS, Program
 
@@ -75,8 +77,7 @@ class Executor:
     ) -> None:
         """Serve ``regions``, in the order of the rank's layout; ``writes`` are the engine's own.
 
-        Raises `RegionInvalidError` if regions lie at several places, and `CopyFailedError` if the
-        device has no room.
+        Raises `RegionInvalidError` if regions lie at several places.
         """
         self._rank = rank
         self._memory = region_table(regions)
@@ -89,7 +90,6 @@ class Executor:
         """Runs that readers read from this rank."""
         self._scatter_staging = scatter_staging
         self._scatter_pool = StagingPool(scatter_staging.size_bytes)
-        self._clearing = Clearing(self._memory, place)
         self._reader = reader
         self._writes = writes
         self._clock = clock
@@ -106,7 +106,7 @@ class Executor:
 
     def load(self, program: Program) -> None:
         """Take a program; orders that name an invalid program are refused."""
-        self._reads.forget_program(program.program_id)
+        self._forget_program(program.program_id)
         try:
             self._programs[program.program_id] = CheckedProgram(program)
         except ProgramInvalidError as error:
@@ -114,8 +114,12 @@ class Executor:
 
     def refuse(self, program_id: str, error: RestowError) -> None:
         """Refuse all orders that name a program which could not be read."""
-        self._reads.forget_program(program_id)
+        self._forget_program(program_id)
         self._programs[program_id] = error
+
+    def _forget_program(self, program_id: str) -> None:
+        self._reads.forget_program(program_id)
+        self._copier.forget_program(program_id)
 
     def add_peer(self, peer: Peer) -> None:
         """Add an agent to read from."""
@@ -136,6 +140,7 @@ class Executor:
         self.gathering.reset()
         self._programs.clear()
         self._reads.clear()
+        self._copier.forget_programs()
 
     async def stage(self, order: StageOrder) -> Sequence[StagedRun]:
         """Gather and hash for some readers; return the address of each reader's run.
@@ -207,16 +212,18 @@ class Executor:
             if self._clock() > deadline_s:
                 raise late()
         except Exception as error:
-            self._clear_failed(program.program, order, error)
+            await self._clear_failed(program.program, order, error)
             raise
         return bytes_read
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _clear_failed(self, program: Program, order: ExecuteOrder, cause: Exception) -> None:
+    async def _clear_failed(self, program: Program, order: ExecuteOrder, cause: Exception) -> None:
         """Zero what a failed order would fill. Raises `CopyFailedError`, which names ``cause``."""
         try:
-            self._clearing.clear_failed(program, order)
+            # Page ids that were refused name nothing that could be cleared.
+            with contextlib.suppress(PagesError):
+                await self._copier.clear(snapshots(program, order, self._memory))
         except CopyFailedError as error:
             raise CopyFailedError(
                 f"{cause}; clearing the order's snapshots failed too: {error.message}"
@@ -240,25 +247,23 @@ class Executor:
         begin_until_s: float,
         deadline_s: float,
     ) -> int:
-        """Execute READ, SCATTER, PROJECT, then CLEAR; return the bytes read."""
+        """Execute READ, SCATTER with CLEAR, then PROJECT; return the bytes read."""
         whole = program.program
         self._check(program, order)
-        device = self._place.device
         staged = StagedReads(whole, order)
         async with self._room_for(staged, begin_until_s):
             reads = self._bind(whole, order, staged)
-            copies = staged.copies(self._memory)
+            parts = [*staged.copies(self._memory), *cleared(whole, order, self._memory)]
+            copies = self._copier.bind(parts)
             await self._reader.read(reads, deadline_s)
             if order.hashed:
                 # After the grant P may reuse its pages, and the bytes would differ without a fault.
                 if self._clock() > deadline_s:
                     raise late()
                 await compare(whole, order, staged, self._memory, self._hasher)
-            for copy in copies:
-                await self._copier.run(copy, device)
+            await self._copier.run(copies)
             if len(whole.rows(PROJECT_SPANS)):
-                await self._copier.project(staged.projections(self._memory), device)
-            self._clearing.clear(whole, order)
+                await self._copier.project(staged.projections(self._memory))
         return sum(read.descriptors.size_bytes for read in reads)
 
     def _check(self, program: CheckedProgram, order: ExecuteOrder) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from restow.agents.binding.copies import Copies, bind_copies
+from restow.agents.binding.copies import RowCopies
 from restow.agents.binding.extents import one_extent, source_extents
 from restow.agents.binding.operands import DST, SRC, BoundOperand, by_place, in_order, paged
 from restow.agents.binding.pages import RegionTable, TokenRange, staged_bytes
@@ -34,6 +34,8 @@ from restow.broker.planner.program import (
 class GatheredRun:
     """A run: a chunk whose rows have given places, followed by packed rows in order."""
 
+    name: tuple[str, int]
+    """The program's id and the source rank."""
     pairs: Sequence[GroupPair]
     tokens: TokenRange
     placed: Int64s
@@ -59,21 +61,34 @@ class GatheredRun:
     ) -> GatheredRun:
         packed, pairs = program.rows(GATHER_IN_ORDER, src_rank), program.group_pairs
         length = chunk + staged_bytes(packed, pairs, tokens)
-        return cls(pairs, tokens, placed, packed, chunk, length)
+        name = program.program_id, src_rank
+        return cls(name, pairs, tokens, placed, packed, chunk, length)
 
-    def gather(self, pages: BoundOperand, address: int) -> list[Copies]:
+    def gather(self, pages: BoundOperand, address: int) -> list[RowCopies]:
         """Return copies from the source's pages to the run at ``address``."""
         return [
-            bind_copies(self.placed, self.pairs, pages, by_place(address, DST), self.tokens),
-            bind_copies(self.packed, self.pairs, pages, self._packed_rows(address), self.tokens),
+            self._copies("gathered", rows, pages, run)
+            for rows, run in (
+                (self.placed, by_place(address, DST)),
+                (self.packed, self._packed_rows(address)),
+            )
+            if len(rows)
         ]
 
-    def scatter(self, pages: BoundOperand, address: int) -> list[Copies]:
+    def scatter(self, pages: BoundOperand, address: int) -> list[RowCopies]:
         """Return copies from the run at ``address`` to the destination's pages."""
         return [
-            bind_copies(self.placed, self.pairs, by_place(address, SRC), pages, self.tokens),
-            bind_copies(self.packed, self.pairs, self._packed_rows(address), pages, self.tokens),
+            self._copies("scattered", rows, run, pages)
+            for rows, run in (
+                (self.placed, by_place(address, SRC)),
+                (self.packed, self._packed_rows(address)),
+            )
+            if len(rows)
         ]
+
+    def _copies(self, verb: str, rows: Int64s, src: BoundOperand, dst: BoundOperand) -> RowCopies:
+        part = "placed" if rows is self.placed else "packed"
+        return RowCopies((*self.name, verb, part), rows, self.pairs, src, dst, self.tokens)
 
     def _packed_rows(self, address: int) -> BoundOperand:
         """Return the packed rows of the run at ``address`` as an operand."""
@@ -153,12 +168,13 @@ class Gathering:
     ) -> list[StagedRun]:
         """Gather all parts into runs from ``address`` on, in one launch, and hash them."""
         pages = paged(self._memory, SRC, order.src_blocks)
-        copies, staged = [], []
+        copies: list[RowCopies] = []
+        staged = []
         for part, gathered_run in zip(order.parts, gathered, strict=True):
             copies += gathered_run.gather(pages, address)
             staged.append(StagedRun(part.dst_rank, address, gathered_run.length_bytes))
             address += aligned(gathered_run.length_bytes)
-        await self._copier.run(Copies.joined(copies), self._place.device)
+        await self._copier.run(self._copier.bind(copies))
         if order.hashed:
             staged = [
                 replace(staged_run, digest=await self._digest(program.program, staged_run, order))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from restow.agents.binding.copies import Copies, bind_copies
+from restow.agents.binding.copies import RowCopies
 from restow.agents.binding.extents import Extents, direct_extents, one_extent, staged_span_extents
-from restow.agents.binding.operands import DST, in_order, in_spans, paged
+from restow.agents.binding.operands import DST, in_spans, paged
 from restow.agents.binding.pages import RegionTable, staged_spans
 from restow.agents.binding.reads import Descriptors, Reads, SpanReads
 from restow.agents.copying.copier import (
@@ -19,15 +17,12 @@ from restow.agents.copying.copier import (
     Hasher,
     bind_projections,
     window_rows,
-    zero_destinations,
 )
 from restow.agents.execute.gathering import GatheredRun
 from restow.agents.execute.orders import ExecuteOrder, Peer, Source
-from restow.agents.memory.cuda import finished
 from restow.agents.memory.errors import DigestMismatchError, DigestMissingError, OrderInvalidError
 from restow.agents.memory.regions import MemoryPlace, is_memory
 from restow.agents.reading.lane import Read
-from restow.broker.errors import PagesError
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import (
     CLEAR_PAGES,
@@ -144,55 +139,35 @@ def arrived_extents(
     return Extents.joined([*direct, *staged.extents(src_rank)])
 
 
-ZEROES_BYTES = 1 << 20
-"""Longer rows are zeroed in parts."""
+def cleared(program: Program, order: ExecuteOrder, memory: RegionTable) -> list[RowCopies]:
+    """Return the rows of own pages that the program clears."""
+    return _zeroed("cleared", program.rows(CLEAR_PAGES), program, order, memory)
 
 
-class Clearing:
-    """Zeroes rows of a rank's pages."""
+def snapshots(program: Program, order: ExecuteOrder, memory: RegionTable) -> list[RowCopies]:
+    """Return all snapshots of an order that failed, to zero them: no half and no old one may stay.
 
-    def __init__(self, memory: RegionTable, place: MemoryPlace) -> None:
-        """Allocate the zeroes for ``memory`` at ``place`` now, as a handoff may find no room.
-
-        Raises `CopyFailedError`.
-        """
-        self._memory, self._device = memory, place.device
-        with finished(self._device):
-            self._zeroes = torch.zeros(ZEROES_BYTES, dtype=torch.uint8, device=self._device)
-
-    def clear(self, program: Program, order: ExecuteOrder) -> None:
-        """Zero the rows that the program clears. Raises `CopyFailedError`."""
-        self._zero(program.rows(CLEAR_PAGES), program, order)
-
-    def clear_failed(self, program: Program, order: ExecuteOrder) -> None:
-        """Zero a failed handoff's snapshots, so that no half and no old snapshot stays.
-
-        Per-token pages need no zeroing: they are never read beyond the tokens that their request
-        has computed. Raises `CopyFailedError`.
-        """
-        per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
-        tables = [
-            window_rows(step.rows) if step.form == PROJECT_SPANS else step.rows
-            for step in program.steps
-            if step.form.dst is Operand.PAGES
-        ]
-        rows = np.concatenate([no_rows(), *tables])
-        # Page ids that were refused name nothing that could be cleared.
-        with contextlib.suppress(PagesError):
-            self._zero(rows[~per_token[rows[:, Column.GROUP_PAIR]]], program, order)
-
-    def _zero(self, rows: Int64s, program: Program, order: ExecuteOrder) -> None:
-        zero_destinations(bind_zeroes(rows, program, order, self._memory), self._zeroes)
-
-
-def bind_zeroes(rows: Int64s, program: Program, order: ExecuteOrder, memory: RegionTable) -> Copies:
-    """Return copies whose destinations are to be zeroed.
-
-    Raises `PageCountError` and `PageRangeError`.
+    Per-token pages need no zeroing: they are never read beyond the tokens that their request has
+    computed.
     """
-    pairs, tokens = program.group_pairs, order.tokens
-    pages = paged(memory, DST, order.dst_blocks)
-    return bind_copies(rows, pairs, in_order(rows, pairs, tokens, 0), pages, tokens)
+    per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
+    tables = [
+        window_rows(step.rows) if step.form == PROJECT_SPANS else step.rows
+        for step in program.steps
+        if step.form.dst is Operand.PAGES
+    ]
+    rows = np.concatenate([no_rows(), *tables])
+    rows = rows[~per_token[rows[:, Column.GROUP_PAIR]]]
+    return _zeroed("snapshots", rows, program, order, memory)
+
+
+def _zeroed(
+    part: str, rows: Int64s, program: Program, order: ExecuteOrder, memory: RegionTable
+) -> list[RowCopies]:
+    if not len(rows):
+        return []
+    name, pages = (program.program_id, part), paged(memory, DST, order.dst_blocks)
+    return [RowCopies(name, rows, program.group_pairs, None, pages, order.tokens)]
 
 
 class StagedReads:
@@ -239,23 +214,23 @@ class StagedReads:
         gathered = [one_extent(self._begins[src_rank], run.length_bytes)] if run else []
         return [*gathered, *spans]
 
-    def copies(self, memory: RegionTable) -> list[Copies]:
-        """Return the copies from staging to own pages, to run when everything was read.
-
-        Raises `PageCountError` and `PageRangeError`.
-        """
+    def copies(self, memory: RegionTable) -> list[RowCopies]:
+        """Return the copies from staging to own pages, to run when everything was read."""
         if not self.length_bytes:
             return []
         program, order = self._program, self._order
         pages = paged(memory, DST, order.dst_blocks)
-        all_copies = [
-            copies
+        copies = [
+            part
             for rank, run in self._runs.items()
-            for copies in run.scatter(pages, self._begins[rank])
+            for part in run.scatter(pages, self._begins[rank])
         ]
-        rows, spans = program.rows(SCATTER_SPANS), in_spans(self.spans)
-        all_copies.append(bind_copies(rows, program.group_pairs, spans, pages, order.tokens))
-        return [copies for copies in all_copies if len(copies)]
+        rows = program.rows(SCATTER_SPANS)
+        if len(rows):
+            spans = in_spans(self.spans, rows[:, Column.SRC_REGION])
+            name = program.program_id, "spans"
+            copies.append(RowCopies(name, rows, program.group_pairs, spans, pages, order.tokens))
+        return copies
 
     def projections(self, memory: RegionTable) -> Int64s:
         """Return the products of inputs in spans with weights in own memory, as a project table."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from restow.agents.binding.operands import DST, SRC, SideColumns
 from restow.agents.binding.pages import TokenRange
-from restow.agents.copying.copier import cast_known
+from restow.agents.copying.codes import cast_known
 from restow.agents.memory.errors import OrderTooLargeError, ProgramInvalidError
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Bools, Int64s

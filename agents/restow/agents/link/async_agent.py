@@ -83,7 +83,7 @@ class AsyncAgent:
             quarantine_s = self._settings.quarantine_s
             self._reader = Reader(memory.open_lane, quarantine_s, try_peer=self._trial.load)
             undone.callback(self._reader.close)
-            self._copier = Copier()
+            self._copier = Copier(memory.place.device)
             self._writes = WriteMarks()
             work = self._reader, self._copier, self._writes
             self._executor = Executor(rank, self._regions, memory.gather, memory.scatter, *work)

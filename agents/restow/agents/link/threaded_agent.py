@@ -72,10 +72,11 @@ class ThreadedAgent(Generic[OnLoop]):
         from then on.
 
         ``event`` is what the engine recorded after its last write to the pages (a
-        `torch.cuda.Event`, or any object with its ``synchronize``). The agent waits for it, while
-        this method returns at once. None means complete now. If the work before the event failed,
-        nothing is announced, and the handoff times out. Raises `AgentClosedError` before `start`
-        and after `close`, and `MessageTooLargeError` for an id that can't be sent.
+        `torch.cuda.Event`, or any object with its ``synchronize``). A thread of the agent waits for
+        it, while this method returns at once; an event with ``blocking=True`` lets it sleep. None
+        means complete now. If the work before the event failed, nothing is announced, and the
+        handoff times out. Raises `AgentClosedError` before `start` and after `close`, and
+        `MessageTooLargeError` for an id that can't be sent.
         """
         check_fence(handoff_id)
         thread, agent = self._running()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64
 from dataclasses import dataclass
 
@@ -55,6 +56,33 @@ def finished(device: torch.device) -> Iterator[None]:
                 yield
         finally:
             stream.synchronize()
+
+
+QUICK_POLLS = 50
+POLL_S = 0.001
+"""How often an event is looked at: `QUICK_POLLS` times at each turn of the loop, then so often."""
+
+
+@contextlib.asynccontextmanager
+async def finished_later(device: torch.device) -> AsyncIterator[None]:
+    """Run the body's launches as `finished` does; the event loop goes on until they have ended.
+
+    Raises `CopyFailedError` for every failure of torch or the device.
+    """
+    with _failures():
+        stream = _own_stream(device)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record(stream)
+            polls = 0
+            while not done.query():  # type: ignore[no-untyped-call]
+                await asyncio.sleep(0 if polls < QUICK_POLLS else POLL_S)
+                polls += 1
+        except BaseException:
+            stream.synchronize()
+            raise
 
 
 @contextlib.contextmanager

@@ -97,7 +97,8 @@ class WorkerSide:
         """Return an event that comes when the device has done its work; None: it has done it."""
         if not self._on_device:
             return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # A thread that waits for a blocking event sleeps, and takes nothing from the engine.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
