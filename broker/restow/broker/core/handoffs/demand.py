@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from restow.broker.block_ids import MAX_BLOCKS, MAX_LIST_BYTES
 from restow.broker.core.common.events import NamedPrefix, Wish
-from restow.broker.core.common.keys import EngineKey
+from restow.broker.core.common.keys import EngineKey, size_of
 from restow.broker.core.engines.blocks import BlockLists
 from restow.broker.core.handoffs.publication import Publication
 from restow.broker.errors import ContentMismatchError, PagesError
