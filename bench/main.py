@@ -51,6 +51,7 @@ SUITES = (
         "compare auto with each strategy, equal pieces",
         by_case=True,
     ),
+    Suite("at-once", "transfer.at_once:run", "time up to 32 handoffs at once"),
     Suite("planning", "transfer.planning:run", "plan pairs of layouts, and bind pages"),
     Suite("first-handoff", "transfer.first_handoff:run", "time the first handoff of two engines"),
     Suite(
@@ -88,6 +89,7 @@ SUITES = (
     Suite("host-copies", "gpu.host_copies:run", "copy host memory, beside memcpy"),
     Suite("gpu-host-work", "gpu.host_work:run", "bind a packed handoff between two GPUs"),
     Suite("gpu-kernels", "gpu.kernels:run", "run the Triton kernels, beside torch", GPU),
+    Suite("gpu-at-once", "transfer.at_once:run_gpu", "time up to 64 handoffs at once", GPU),
     Suite(
         "gpu-strategies",
         f"{STRATEGIES}:run_gpu",
