@@ -178,7 +178,7 @@ class States:
 
 REMEMBERED = 4
 """Evicted pieces that are remembered, for each kept piece."""
-RETURN_USES = 8
+RETURN_USES = 12
 """Uses for which the return of an evicted piece counts, if there are as many returns as uses."""
 RECENT_USES = 1 << 16
 """After this many uses, uses and returns so far count half."""
@@ -445,13 +445,14 @@ class Kept:
         """Return the uses with which a piece begins: more than before if it was evicted too early.
 
         Where pieces often return, few are found before they are evicted. Then the pieces that are
-        known to return are worth far more than new ones, of which most never do.
+        known to return are worth far more than new ones, of which most never do. Where they seldom
+        return, the last use predicts more; the square keeps returns from counting there.
         """
         uses = self._evicted.pop(key, None)
         if uses is None:
             return 0.0
         self._recent_returns += 1
-        return uses + RETURN_USES * self._recent_returns / self._recent_uses
+        return uses + RETURN_USES * (self._recent_returns / self._recent_uses) ** 2
 
     def _gone(self, key: PieceKey, piece: Piece) -> None:
         self.room.give(key.group, piece.page)
