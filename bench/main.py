@@ -20,7 +20,7 @@ class Suite:
     """A benchmark: its name, its function as ``module:function``, and what it does in a line.
 
     A suite that ``needs`` something is measured only if it is named. ``by_case`` says that single
-    cases of it can be chosen.
+    cases of it can be chosen, and ``by_trace`` that it can read a trace.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Suite:
     does: str
     needs: str = ""
     by_case: bool = False
+    by_trace: bool = False
 
     def run(self, put: Put, repeats: int, *chosen: object) -> None:
         """Import the module, so that a suite needs only what it measures, and run it."""
@@ -77,7 +78,12 @@ SUITES = (
     ),
     Suite("by-content", "store.by_content:run", "request states by content and by an id"),
     Suite("store-reads", "store.store_reads:run", "read states from a store's memory and disk"),
-    Suite("eviction", "store.eviction:run", "compare a store's eviction rule with LRU"),
+    Suite(
+        "eviction",
+        "store.eviction:run",
+        "compare a store's eviction rule with LRU",
+        by_trace=True,
+    ),
     Suite(
         "router-sessions", "store.router_sessions:run", "count tokens that a router's Find saves"
     ),
@@ -151,6 +157,16 @@ def main(
             "samples together. The place of a set's memory alone changes its times by a tenth.",
         ),
     ] = 1,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="With eviction: simulate this trace too, in the format of Mooncake's public "
+            "traces (JSON lines with timestamp, input_length and hash_ids; .gz too).",
+        ),
+    ] = None,
 ) -> None:
     """Measure medians of interleaved samples.
 
@@ -164,6 +180,8 @@ def main(
             by_case = ", ".join(possible.name for possible in SUITES if possible.by_case)
             words = f"name suites too: {by_case}"
             raise typer.BadParameter(words, param_hint=option)
+    if trace is not None and not any(chosen.by_trace for chosen in suites):
+        raise typer.BadParameter("name the suite eviction too", param_hint="--trace")
     # A file may have long lines; a terminal has its own width.
     console = Console() if sys.stdout.isatty() else Console(width=180)
     about = machine()
@@ -177,7 +195,8 @@ def main(
             write_json(list(rows.values()), json_file, about)
 
     for chosen in suites:
-        chosen.run(put, repeats, *((case or (), sets) if chosen.by_case else ()))
+        options = (case or (), sets) if chosen.by_case else (trace,) if chosen.by_trace else ()
+        chosen.run(put, repeats, *options)
     show(list(rows.values()), console)
     console.print(f"Logs: {logs_folder()}")
 

@@ -1,11 +1,11 @@
-"""Which states a store keeps: by the cost to recompute per byte, beside LRU, on synthetic traces.
+"""Which states a store keeps by its rule, beside LRU, on synthetic traces and on a trace of a file.
 
 The simulation uses the store's own bookkeeping without memory. For each request it finds the
 longest kept state that the prompt begins with, counts the rest as computed, and keeps two states:
 where the prompt parts from everything seen before, and where the reply ends. The store has room for
 a tenth of the bytes of all these states.
 
-No trace is copied; three generators follow the shapes of published traces:
+Three generators follow the shapes of published traces:
 
 - ``chat``: Mooncake's `conversation` trace. Each turn begins with all that was said before; prompts
   have about 12,000 tokens at the mean with a long tail, replies about 350; about half of all prompt
@@ -22,22 +22,22 @@ with the same segments begin with the same tokens.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import heapq
+import json
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
 from random import Random
 
 from bench.report import Put, Row
-from restow.agents.store.kept import (
-    Kept,
-    Recomputing,
-    Worth,
-    least_recently_used,
-    recomputing_cost,
-)
+from restow.agents.store.kept import Kept, KeptState
 from restow.agents.store.room import PieceGroup, PieceKey, Room, Shape
 from restow.broker.client import HashForm, Prefix
 
@@ -47,11 +47,15 @@ Segment = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request: the prompt to prefill, and the reply, which stays in the text."""
+    """A request: the prompt to prefill, and the reply, which stays in the text.
+
+    ``reply`` is None if a trace does not name the reply's blocks. No later prompt is seen to
+    continue it then, so the state at the end of the prompt's last whole block is kept instead.
+    """
 
     at_s: float
     prompt: tuple[Segment, ...]
-    reply: Segment
+    reply: Segment | None
 
     @property
     def prompt_tokens(self) -> int:
@@ -137,6 +141,23 @@ def mixed(seed: int, sessions: int) -> Iterator[Request]:
     yield from heapq.merge(*apart, key=lambda request: request.at_s)
 
 
+def read_trace(path: Path) -> list[Request]:
+    """Read a trace in the format of Mooncake's public traces, also one that gzip compressed."""
+    text = path.read_bytes()
+    lines = (gzip.decompress(text) if path.suffix == ".gz" else text).splitlines()
+    return [_from_blocks(**json.loads(line)) for line in lines]
+
+
+def _from_blocks(
+    timestamp: float, input_length: int, hash_ids: Sequence[int], **_: object
+) -> Request:
+    """Make a request of a line: milliseconds, tokens, and the ids of its blocks of 512 tokens."""
+    whole, rest_tokens = divmod(input_length, BLOCK_TOKENS)
+    prompt = [(block, BLOCK_TOKENS) for block in hash_ids[:whole]]
+    prompt += [(block, rest_tokens) for block in hash_ids[whole:]]
+    return Request(timestamp / 1000, tuple(prompt), None)
+
+
 TRACES: dict[str, Trace] = {"chat": chat, "agents": agents, "prompts": prompts, "mixed": mixed}
 
 
@@ -147,7 +168,8 @@ def _of(request: Request, application: int) -> Request:
     def named(segment: Segment) -> Segment:
         return first + segment[0], segment[1]
 
-    return Request(request.at_s, tuple(map(named, request.prompt)), named(request.reply))
+    reply = named(request.reply) if request.reply else None
+    return Request(request.at_s, tuple(map(named, request.prompt)), reply)
 
 
 def _names() -> Iterator[int]:
@@ -168,22 +190,16 @@ SHAPES = {
     # Llama-3.1-8B: 32 attention layers of 8 heads.
     "attention": Shape((PieceGroup("tokens", BLOCK_TOKENS),), {"tokens": BLOCK_TOKENS * 32 * 4096}),
 }
-COSTS = {
-    # Floating-point operations for a token, and for a token and each token before it.
-    "hybrid": Recomputing(2 * 3.2e9, 4 * 6 * 32 * 128),
-    "attention": Recomputing(2 * 8.0e9, 4 * 32 * 32 * 128),
-}
 SESSIONS = 450
-GOAL = 1.3
+GOAL = 0.97
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Tokens of prompts that were found, all tokens, and the computing cost that was saved."""
+    """Tokens of prompts that were found, and all tokens."""
 
     hit_tokens: int
     tokens: int
-    saved: float
 
     @property
     def share(self) -> float:
@@ -194,20 +210,23 @@ class Outcome:
 class Text:
     """A text: the hashes of its blocks, and the states in it."""
 
-    def __init__(self, segments: tuple[Segment, ...]) -> None:
-        self.segments = segments
-        self.tokens = sum(tokens for _, tokens in segments)
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._segments = segments
+        self._starts = [0, *accumulate(tokens for _, tokens in segments)]
+        self._hashers = [hashlib.blake2b(digest_size=16)]
+        for name, tokens in segments:
+            hasher = self._hashers[-1].copy()
+            hasher.update(b"%d:%d;" % (name, tokens))
+            self._hashers.append(hasher)
+        self.tokens = self._starts[-1]
         stops = range(BLOCK_TOKENS, self.tokens + 1, BLOCK_TOKENS)
         self.hashes = [self.content(stop) for stop in stops]
 
     def content(self, position: int) -> bytes:
         """Name the state at a position by all segments that begin before it."""
-        hasher, start = hashlib.blake2b(digest_size=16), 0
-        for name, tokens in self.segments:
-            if start >= position:
-                break
-            hasher.update(b"%d:%d;" % (name, min(tokens, position - start)))
-            start += tokens
+        index = bisect_left(self._starts, position) - 1
+        hasher = self._hashers[index].copy()
+        hasher.update(b"%d:%d;" % (self._segments[index][0], position - self._starts[index]))
         return hasher.digest()
 
     def prefix(self, position: int) -> Prefix:
@@ -217,103 +236,141 @@ class Text:
         return Prefix(FORM, position, tuple(hashes), end)
 
 
-def simulate(
-    requests: list[Request], shape: Shape, cost: Recomputing, worth: Worth, size: int
-) -> Outcome:
-    """Run a trace against a store of ``size`` bytes."""
-    kept = Kept(shape, Room(shape.page_bytes, size), worth, cost)
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request, with the positions of the states in it.
+
+    At ``known`` positions, longest first, earlier requests kept states that this prompt begins
+    with; at ``ends`` this request keeps states. The last of a prompt's tokens is always computed.
+    """
+
+    text: Text
+    limit_tokens: int
+    junction: int
+    known: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+def turns_of(requests: Iterable[Request]) -> Iterator[Turn]:
+    """Yield a turn for each request of a trace."""
     seen: set[bytes] = set()
     states: set[bytes] = set()
-    hit = total = 0
-    saved = 0.0
     for request in requests:
-        text = Text((*request.prompt, request.reply))
+        text = Text((*request.prompt, request.reply) if request.reply else request.prompt)
         limit = request.prompt_tokens - 1
-        places = candidates(request, text, states)
-        found_tokens = 0
-        for position in sorted((p for p in places if p <= limit), reverse=True):
-            pinned = kept.pin(text.prefix(position), request.at_s)
-            if pinned is not None:
-                kept.give_up(pinned)
-                found_tokens = position
-                break
-        hit, total = hit + found_tokens, total + limit
-        saved += cost.cost(0, found_tokens)
         junction = parting(text, seen, limit)
-        for position in {junction, text.tokens}:
-            if position > found_tokens:
-                keep(kept, text.prefix(position), request.at_s)
+        end = text.tokens if request.reply else text.tokens // BLOCK_TOKENS * BLOCK_TOKENS
+        places = {*accumulate(tokens for _, tokens in request.prompt)}
+        places |= {*range(BLOCK_TOKENS, junction + 1, BLOCK_TOKENS)}
+        known = [one for one in places if one <= limit and text.content(one) in states]
+        ends = [one for one in dict.fromkeys((junction, end)) if one]
+        yield Turn(text, limit, junction, tuple(sorted(known, reverse=True)), tuple(ends))
         seen.update(text.hashes)
-        states.update(text.content(position) for position in (junction, text.tokens) if position)
-    return Outcome(hit, total, saved)
-
-
-def keep(kept: Kept, prefix: Prefix, now_s: float) -> None:
-    """Keep a state if there is room for it."""
-    if not kept.holds(prefix):
-        reserved = kept.reserve(prefix, now_s)
-        if reserved is not None:
-            kept.commit(reserved.pinned, now_s)
+        states.update(map(text.content, ends))
 
 
 def parting(text: Text, seen: set[bytes], limit: int) -> int:
     """Return the end of the last block that a prompt shares with an earlier prompt."""
-    blocks = 0
-    for index, block_hash in enumerate(text.hashes[: limit // BLOCK_TOKENS]):
-        if block_hash not in seen:
-            break
-        blocks = index + 1
+    hashes = text.hashes[: limit // BLOCK_TOKENS]
+    blocks = next((index for index, one in enumerate(hashes) if one not in seen), len(hashes))
     return blocks * BLOCK_TOKENS
 
 
-def candidates(request: Request, text: Text, seen: set[bytes]) -> set[int]:
-    """Return the positions at which a state was ever kept that this prompt begins with."""
-    ends, position = set(), 0
-    for _, tokens in request.prompt:
-        position += tokens
-        if text.content(position) in seen:
-            ends.add(position)
-    blocks = text.hashes[: position // BLOCK_TOKENS]
-    return ends | {(index + 1) * BLOCK_TOKENS for index, at in enumerate(blocks) if at in seen}
+class LeastRecentlyUsed(Kept):
+    """A store's memory from which the state goes that was used or kept least recently."""
+
+    def worth(self, state: KeptState) -> float:
+        """Value a state by the time of its last use, which the clock counts."""
+        last_clock = self._pieces[state.pieces[-1]].clock
+        return math.inf if math.isinf(super().worth(state)) else last_clock
+
+    def _touch(self, keys: Collection[PieceKey], uses: int) -> None:
+        self._clock += 1
+        super()._touch(keys, uses)
 
 
-def working_set_bytes(requests: list[Request], shape: Shape) -> int:
+def simulate(turns: Iterable[Turn], kept: Kept) -> Outcome:
+    """Run a trace against an empty store."""
+    hit = total = 0
+    for turn in turns:
+        found_tokens = longest_held(kept, turn)
+        if found_tokens:
+            pinned = kept.pin(turn.text.prefix(found_tokens))
+            if pinned is not None:
+                kept.give_up(pinned)
+        hit, total = hit + found_tokens, total + turn.limit_tokens
+        for position in turn.ends:
+            if position > found_tokens:
+                keep(kept, turn.text.prefix(position))
+    return Outcome(hit, total)
+
+
+def longest_held(kept: Kept, turn: Turn) -> int:
+    """Return the position of the longest kept state that a prompt begins with.
+
+    Attention alone is found at the end of any block, and a snapshot only where it was kept.
+    """
+
+    def lacks(position: int) -> bool:
+        return not kept.holds(turn.text.prefix(position))
+
+    longest = 0
+    if kept.shape.by_block:
+        stops = range(BLOCK_TOKENS, turn.junction + 1, BLOCK_TOKENS)
+        longest = BLOCK_TOKENS * bisect_left(stops, True, key=lacks)
+    return next((one for one in turn.known if one > longest and not lacks(one)), longest)
+
+
+def keep(kept: Kept, prefix: Prefix) -> None:
+    """Keep a state if there is room for it."""
+    if not kept.holds(prefix):
+        reserved = kept.reserve(prefix)
+        if reserved is not None:
+            kept.commit(reserved.pinned)
+
+
+def working_set_bytes(turns: Iterable[Turn], shape: Shape) -> int:
     """Return the bytes of all states that an endless store would keep."""
-    seen: set[bytes] = set()
     pieces: set[PieceKey] = set()
-    for request in requests:
-        text = Text((*request.prompt, request.reply))
-        for position in {parting(text, seen, request.prompt_tokens - 1), text.tokens} - {0}:
-            listed = shape.pieces(text.prefix(position))
+    for turn in turns:
+        for position in turn.ends:
+            listed = shape.pieces(turn.text.prefix(position))
             pieces |= {key for keys in listed.values() for key in keys if key}
-        seen.update(text.hashes)
     return sum(shape.page_bytes[key.group] for key in pieces)
 
 
-def run(put: Put, repeats: int) -> None:
+def run(put: Put, repeats: int, trace: Path | None) -> None:
     """Compare with LRU on every trace and kind of model; the ratio is that of tokens found."""
-    for trace, make in TRACES.items():
-        for name, shape in SHAPES.items():
-            ratios, notes = [], []
-            for seed in range(max(repeats // 3, 1)):
-                requests = list(make(seed, SESSIONS))
-                whole = working_set_bytes(requests, shape)
-                given = requests, shape, COSTS[name]
-                lru = simulate(*given, least_recently_used, whole // 10)
-                ours = simulate(*given, recomputing_cost, whole // 10)
-                endless = simulate(*given, least_recently_used, 2 * whole)
-                ratios.append(ours.hit_tokens / lru.hit_tokens)
-                notes.append((lru.share, ours.share, endless.share, ours.saved / lru.saved))
-            shares = [statistics.mean(column) for column in zip(*notes, strict=True)]
-            words = (
-                "found {:.0%} by LRU, {:.0%} by cost, {:.0%} endless; cost saved {:.2f} of LRU's"
-            )
-            ratio, case = statistics.mean(ratios), f"{trace}, {name}"
-            put(
-                Row(
-                    *(SUITE, case, whole // 10, 0.0, "LRU", 0.0, ratio, GOAL),
-                    note=words.format(*shares),
-                    samples=len(ratios),
-                    unit="",
-                )
-            )
+    seeds = range(max(repeats // 3, 1))
+    traces: dict[str, Callable[[], list[list[Turn]]]] = {
+        name: partial(_seeded, make, seeds) for name, make in TRACES.items()
+    }
+    if trace is not None:
+        traces[trace.name.split(".")[0]] = lambda: [list(turns_of(read_trace(trace)))]
+    for trace_name, make in traces.items():
+        samples = list(make())
+        for model, shape in SHAPES.items():
+            put(_compared(f"{trace_name}, {model}", samples, shape))
+
+
+def _seeded(make: Trace, seeds: Iterable[int]) -> list[list[Turn]]:
+    return [list(turns_of(make(seed, SESSIONS))) for seed in seeds]
+
+
+def _compared(case: str, samples: Sequence[list[Turn]], shape: Shape) -> Row:
+    """Make the row of a trace and a model, from several samples of the trace."""
+    ratios, shares = [], []
+    for turns in samples:
+        whole = working_set_bytes(turns, shape)
+        rooms = [Room(shape.page_bytes, size) for size in (whole // 10, whole // 10, 2 * whole)]
+        made = zip((LeastRecentlyUsed, Kept, Kept), rooms, strict=True)
+        lru, ours, endless = (simulate(turns, kind(shape, room)) for kind, room in made)
+        ratios.append(ours.hit_tokens / lru.hit_tokens)
+        shares.append((lru.share, ours.share, endless.share))
+    found = [statistics.mean(column) for column in zip(*shares, strict=True)]
+    return Row(
+        *(SUITE, case, whole // 10, 0.0, "LRU", 0.0, statistics.mean(ratios), GOAL),
+        note="found {:.1%} by LRU, {:.1%} by the store, {:.1%} with endless room".format(*found),
+        samples=len(ratios),
+        unit="",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import importlib
 import json
 from pathlib import Path
@@ -16,9 +17,19 @@ from bench.main import SUITES, Suite, app
 from bench.model_sizes import tiny_hybrid
 from bench.page import PAGE, fresh
 from bench.store.counting_engines import COMPUTED, HELD, MOVED
-from bench.store.eviction import COSTS, SHAPES, TRACES, Trace, simulate, working_set_bytes
+from bench.store.eviction import (
+    SHAPES,
+    TRACES,
+    LeastRecentlyUsed,
+    Trace,
+    read_trace,
+    simulate,
+    turns_of,
+    working_set_bytes,
+)
 from bench.store.router_sessions import Outcome, Sizes, play
-from restow.agents.store.kept import least_recently_used, recomputing_cost
+from restow.agents.store.kept import Kept
+from restow.agents.store.room import Room
 
 
 def test_help_has_one_line_for_each_suite() -> None:
@@ -40,6 +51,7 @@ def test_every_suite_has_its_function(suite: Suite) -> None:
         (("--suite", "nothing"), "there is no suite 'nothing'"),
         (("--case", "nano"), "name suites too"),
         (("--suite", "planning", "--sets", "2"), "name suites too"),
+        (("--suite", "planning", "--trace", __file__), "name the suite eviction too"),
     ],
 )
 def test_wrong_options_are_refused(options: tuple[str, ...], words: str) -> None:
@@ -92,14 +104,31 @@ def test_a_seed_makes_the_same_trace_in_order_of_time(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_stores_rule_saves_more_than_lru_and_less_than_endless_room(name: str) -> None:
-    requests, shape, cost = list(TRACES["prompts"](0, 120)), SHAPES[name], COSTS[name]
-    size = working_set_bytes(requests, shape)
-    lru = simulate(requests, shape, cost, least_recently_used, size // 10)
-    ours = simulate(requests, shape, cost, recomputing_cost, size // 10)
-    endless = simulate(requests, shape, cost, least_recently_used, 2 * size)
-    assert lru.saved < ours.saved < endless.saved
+def test_the_stores_rule_finds_more_than_lru_and_less_than_endless_room(name: str) -> None:
+    turns, shape = list(turns_of(TRACES["prompts"](0, 120))), SHAPES[name]
+    size = working_set_bytes(turns, shape)
+    lru = simulate(turns, LeastRecentlyUsed(shape, Room(shape.page_bytes, size // 10)))
+    ours = simulate(turns, Kept(shape, Room(shape.page_bytes, size // 10)))
+    endless = simulate(turns, Kept(shape, Room(shape.page_bytes, 2 * size)))
     assert lru.hit_tokens < ours.hit_tokens < endless.hit_tokens < endless.tokens
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_trace_of_a_file_is_found_up_to_whole_blocks(tmp_path: Path, packed: bool) -> None:
+    asked = ((1300, [1, 2, 3]), (1500, [1, 2, 4]), (1600, [1, 2, 3, 5]), (1100, [1, 2, 9]))
+    lines = "".join(
+        json.dumps({"timestamp": 7, "input_length": tokens, "output_length": 9, "hash_ids": ids})
+        + "\n"
+        for tokens, ids in asked
+    )
+    path = tmp_path / ("trace.jsonl.gz" if packed else "trace.jsonl")
+    path.write_bytes(gzip.compress(lines.encode()) if packed else lines.encode())
+    turns = list(turns_of(read_trace(path)))
+    assert [turn.ends for turn in turns] == [(1024,), (1024,), (1024, 1536), (1024,)]
+    for shape in SHAPES.values():
+        outcome = simulate(turns, Kept(shape, Room(shape.page_bytes, 1 << 30)))
+        assert outcome.hit_tokens == 3 * 1024
+        assert outcome.tokens == sum(tokens - 1 for tokens, _ in asked)
 
 
 SMALL = Sizes(users=6, system_prompts=2, system_tokens=128, at_once=2, find_s=5.0)

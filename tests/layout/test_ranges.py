@@ -29,7 +29,6 @@ MODULES = [
     "restow.agents.binding.operands",
     "restow.agents.probing.ucx_transport",
     "restow.agents.reading.ucx",
-    "restow.agents.store.kept",
     "restow.agents.store.room",
 ]
 SPANS = st.tuples(st.integers(0, 12), st.integers(1, 12)).map(lambda p: Span(p[0], p[0] + p[1]))

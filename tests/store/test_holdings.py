@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from restow.agents.store.holdings import DiskThread, StoredStates, StoreMemory
-from restow.agents.store.kept import Pinned, Recomputing
+from restow.agents.store.kept import Pinned
 from restow.agents.store.room import (
     PAGE_ALIGN_BYTES,
     PageMove,
@@ -86,8 +86,7 @@ class House:
         room = Room(shape.page_bytes, size_bytes)
         self.memory, self.told = StoreMemory(room), Told()
         self.shelf = Shelf(folder, self.layout, room.strides, 1 << 18)
-        given = shape, room, self.memory, Recomputing(), self.shelf, self.told
-        self.holdings = StoredStates(*given)
+        self.holdings = StoredStates(shape, room, self.memory, self.shelf, self.told)
 
     def keep(self, prefix: Prefix) -> bool:
         """Keep a state, whose new pages get the content of their pieces."""
@@ -218,7 +217,8 @@ def test_what_a_disk_lost_is_told_to_be_gone_unless_memory_has_it(tmp_path: Path
         for prefix in states:
             house.keep_on_disk(prefix)
         everything = set(house.told.keys)
-        house.holdings._kept._states.forget(StateKey.of(states[1]))
+        kept = house.holdings._kept._states
+        kept.forget(kept.by_key[StateKey.of(states[1])])
         for path in tmp_path.glob("*.run"):
             path.unlink()
         pinned = house.holdings.reserve(states[1])
@@ -389,7 +389,7 @@ def test_states_keep_their_content_when_their_pages_move() -> None:
     small, large = PieceGroup("small", BLOCK), PieceGroup("large", 0)
     shape = Shape((small, large), {"small": PAGE_ALIGN_BYTES, "large": 4 * PAGE_ALIGN_BYTES})
     room = Room(shape.page_bytes, 22 * 4 * PAGE_ALIGN_BYTES)
-    holdings = StoredStates(shape, room, StoreMemory(room), Recomputing(), None, Told())
+    holdings = StoredStates(shape, room, StoreMemory(room), None, Told())
 
     def keep(prefix: Prefix) -> None:
         pinned = holdings.reserve(prefix)

@@ -8,16 +8,7 @@ from random import Random
 
 import pytest
 
-from restow.agents.store.kept import (
-    SAMPLE,
-    Candidate,
-    Kept,
-    Pinned,
-    Recomputing,
-    Worth,
-    least_recently_used,
-    recomputing_cost,
-)
+from restow.agents.store.kept import REMEMBERED, Kept, KeptState, Pinned
 from restow.agents.store.room import (
     PAGE_ALIGN_BYTES,
     PageMove,
@@ -58,10 +49,11 @@ def prefix_of(
 class Store:
     """The memory of a store: what each page holds, by the words of its piece."""
 
-    def __init__(self, shape: Shape, size_bytes: int, worth: Worth) -> None:
+    def __init__(self, shape: Shape, size_bytes: int) -> None:
         room = Room(shape.page_bytes, size_bytes)
-        self.kept = Kept(shape, room, worth, Recomputing(1.0, 0.01), self._note)
-        self.worth = worth
+        self.kept = Kept(shape, room, self._note)
+        self._evict = self.kept._states.evict
+        self.kept._states.evict = self.evict  # type: ignore[method-assign]
         self.told: set[PieceKey] = set()
         self.memory: dict[tuple[str, int], PieceKey] = {}
         self.read: list[Pinned] = []
@@ -71,16 +63,10 @@ class Store:
         assert (key in self.told) != there, "it is told twice"
         self.told ^= {key}
 
-    def reserve(self, prefix: Prefix, now_s: float) -> bool:
-        states = self.kept._states
-        before = {name: state.used_s for name, state in states.by_key.items()}
-        reserved = self.kept.reserve(prefix, now_s)
+    def reserve(self, prefix: Prefix) -> bool:
+        reserved = self.kept.reserve(prefix)
         if reserved is None:
             return False
-        if self.worth is least_recently_used:
-            left = [before[name] for name in states.by_key if not self.kept._pinned(name)]
-            gone = [used_s for name, used_s in before.items() if name not in states.by_key]
-            assert max(gone, default=-1.0) <= min(left, default=now_s), "a newer one was evicted"
         self._move(reserved.moves)
         pinned = reserved.pinned
         busy = self.pages_in_use()
@@ -89,6 +75,21 @@ class Store:
             assert (key.group, page) not in busy, "a page is written while it is read or written"
         self.written.append(pinned)
         return True
+
+    def evict(self, victim: KeptState) -> None:
+        """Check that the victim is the least valuable state that can go, and see what goes."""
+        kept = self.kept
+        if not kept.shape.by_block:
+            self._evict(victim)
+            return
+        assert kept.worth(victim) == min(
+            kept.worth(state)
+            for state in kept._states.by_key.values()
+            if not kept._pieces[state.pieces[-1]].pins
+        )
+        pieces = [*victim.pieces]
+        self._evict(victim)
+        assert kept.lacks(pieces) == pieces[-1:], "other pieces than the last one are gone"
 
     def _move(self, moves: tuple[PageMove, ...]) -> None:
         busy = self.pages_in_use()
@@ -104,19 +105,19 @@ class Store:
                 found |= {(group, page) for page in pages if page}
         return found
 
-    def commit(self, pinned: Pinned, now_s: float) -> None:
+    def commit(self, pinned: Pinned) -> None:
         for key, page in pinned.new.items():
             self.memory[key.group, page] = key
         self.written.remove(pinned)
         self.check(pinned)
         name, states = StateKey.of(pinned.prefix), self.kept._states
         is_new = name not in states.by_key
-        self.kept.commit(pinned, now_s)
-        if is_new and name in states.by_key:
-            assert states.base_tokens(name) == self.nearest(name)
+        self.kept.commit(pinned)
+        if is_new and not self.kept.shape.by_block:
+            assert states.base_tokens(states.by_key[name]) == self.nearest(states.by_key[name])
 
-    def pin(self, prefix: Prefix, now_s: float) -> bool:
-        pinned = self.kept.pin(prefix, now_s)
+    def pin(self, prefix: Prefix) -> bool:
+        pinned = self.kept.pin(prefix)
         if pinned is None:
             return False
         self.read.append(pinned)
@@ -130,16 +131,13 @@ class Store:
                 assert (page == 0) == (key is None)
                 assert key is None or self.memory[group, page] == key, "the page has other content"
 
-    def nearest(self, name: StateKey) -> int:
+    def nearest(self, state: KeptState) -> int:
         """Return the position of the nearest state that begins as this one does."""
-        by_key = self.kept._states.by_key
-        state = by_key[name]
         for end in (*reversed(state.block_hashes), b""):
             found = [
                 other.position_tokens
-                for key, other in by_key.items()
-                if key != name and key[::2] == name[::2]
-                if (other.block_hashes or (b"",))[-1] == end
+                for other in self.kept._states.by_key.values()
+                if other.last_block == state.name._replace(hash=end)
                 if other.position_tokens < state.position_tokens
             ]
             if found:
@@ -149,10 +147,12 @@ class Store:
     def check_bases(self) -> None:
         """Check the nearest states before all states, of which some are evicted by now."""
         states = self.kept._states
-        for name, state in states.by_key.items():
-            base = states.by_key.get(state.base) if state.base else None
-            expected = base.position_tokens if base else self.nearest(name) if state.base else 0
-            assert states.base_tokens(name) == expected
+        for state in states.by_key.values():
+            base = state.base
+            if base is not None and base not in states.by_key.values():
+                assert states.base_tokens(state) == self.nearest(state)
+            else:
+                assert states.base_tokens(state) == (base.position_tokens if base else 0)
 
     def check_bytes(self) -> None:
         """Check that pages in use share no byte, and count what is free and what is a state's."""
@@ -174,6 +174,8 @@ class Store:
             own = {key for key in state.pieces if users[key] == 1}
             assert state.own_bytes == sum(states.pieces[key].size_bytes for key in own)
         assert all(states._at.values()), "a place without states is kept"
+        assert all(name == state.name for name, state in states.by_key.items())
+        assert len(self.kept._evicted) <= REMEMBERED * (len(states.pieces) + 1)
 
 
 def prompts(random: Random, count: int) -> list[Prefix]:
@@ -188,29 +190,28 @@ def prompts(random: Random, count: int) -> list[Prefix]:
     ]
 
 
-@pytest.mark.parametrize("worth", [least_recently_used, recomputing_cost])
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("seed", range(6))
-def test_no_page_is_ever_of_two(name: str, seed: int, worth: Worth) -> None:
+@pytest.mark.parametrize("seed", range(12))
+def test_no_page_is_ever_of_two(name: str, seed: int) -> None:
     random, shape = Random(seed), SHAPES[name]  # noqa: S311
-    store = Store(shape, 700_000 if name == "hybrid" else 100_000, worth)
+    store = Store(shape, 700_000 if name == "hybrid" else 100_000)
     some = prompts(random, 60)
-    for now_s in range(1500):
+    for step in range(1500):
         match random.randrange(6):
             case 0 | 1 if len(store.written) < 3:
-                store.reserve(random.choice(some), now_s)
+                store.reserve(random.choice(some))
             case 2 if len(store.read) < 3:
-                store.pin(random.choice(some), now_s)
+                store.pin(random.choice(some))
             case 3 if store.read:
                 pinned = store.read.pop(random.randrange(len(store.read)))
                 store.check(pinned)
                 store.kept.give_up(pinned)
             case 4 if store.written:
-                store.commit(random.choice(store.written), now_s)
+                store.commit(random.choice(store.written))
             case 5 if store.written and random.random() < 0.3:
                 store.kept.give_up(store.written.pop())
         store.check_bytes()
-        if not now_s % 50:
+        if not step % 50:
             store.check_bases()
     for pinned in (*store.read, *store.written):
         store.kept.give_up(pinned)
@@ -222,15 +223,26 @@ def test_no_page_is_ever_of_two(name: str, seed: int, worth: Worth) -> None:
 
 def small(name: str, size_bytes: int = 700_000) -> Kept:
     shape = SHAPES[name]
-    room = Room(shape.page_bytes, size_bytes)
-    return Kept(shape, room, least_recently_used, Recomputing())
+    return Kept(shape, Room(shape.page_bytes, size_bytes))
 
 
-def keep(kept: Kept, tokens: list[int], now_s: float = 0.0) -> Pinned:
-    reserved = kept.reserve(prefix_of(tokens, len(tokens)), now_s)
+def keep(kept: Kept, tokens: list[int]) -> Pinned:
+    reserved = kept.reserve(prefix_of(tokens, len(tokens)))
     assert reserved is not None
-    kept.commit(reserved.pinned, now_s)
+    kept.commit(reserved.pinned)
     return reserved.pinned
+
+
+def use(kept: Kept, tokens: list[int]) -> None:
+    pinned = kept.pin(prefix_of(tokens, len(tokens)))
+    assert pinned is not None
+    kept.give_up(pinned)
+
+
+def uses(kept: Kept, tokens: list[int]) -> list[float]:
+    """Return the uses of each piece of a state."""
+    pieces = kept.shape.pieces(prefix_of(tokens, len(tokens))).values()
+    return [kept._pieces[key].uses for keys in pieces for key in keys if key]
 
 
 def test_states_that_begin_alike_share_blocks_and_only_the_rest_is_moved() -> None:
@@ -269,70 +281,127 @@ def test_a_snapshot_stands_at_its_position_alone() -> None:
 def test_what_is_too_large_is_refused_and_evicts_nothing() -> None:
     kept = small("hybrid", 200_000)
     keep(kept, [1] * 8)
-    assert kept.reserve(prefix_of([2] * 400, 400), 1.0) is None
+    assert kept.reserve(prefix_of([2] * 400, 400)) is None
     assert kept.holds(prefix_of([1] * 8, 8))
 
 
 def test_what_is_pinned_is_not_evicted() -> None:
     kept = small("hybrid", 200_000)
     keep(kept, [1] * 8)
-    pinned = kept.pin(prefix_of([1] * 8, 8), 1.0)
+    pinned = kept.pin(prefix_of([1] * 8, 8))
     assert pinned is not None
-    for number in range(2, 9):
-        keep(kept, [number] * 8, float(number))
+    for number in range(2, 20):
+        keep(kept, [number] * 8)
     assert kept.holds(pinned.prefix)
     kept.give_up(pinned)
-    for number in range(2, 9):
-        keep(kept, [number] * 8, 10.0 + number)
+    for number in range(20, 40):
+        keep(kept, [number] * 8)
     assert not kept.holds(pinned.prefix)
 
 
-def test_a_use_is_counted_for_the_state_that_was_used_last() -> None:
-    kept = small("attention")
-    for tokens in (12, 16):
-        keep(kept, [1] * tokens, tokens)
-    states = [kept._states.by_key[StateKey.of(prefix_of([1] * n, n))] for n in (12, 16)]
-    for tokens, now_s in ((12, 20.0), (8, 30.0), (16, 40.0), (8, 50.0)):
-        pinned = kept.pin(prefix_of([1] * 16, tokens), now_s)
-        assert pinned is not None
-        kept.give_up(pinned)
-    assert kept.pin(prefix_of([2] * 16, 16), 60.0) is None
-    assert kept.pin_quietly(prefix_of([1] * 16, 16)) is not None
-    assert [(state.uses, state.used_s) for state in states] == [(2, 30.0), (2, 50.0)]
-
-
-def test_of_many_states_one_is_evicted_that_is_not_pinned() -> None:
-    kept = small("recurrent", (SAMPLE + 11) * 8192)
-    pinned = [kept.pin(keep(kept, [number]).prefix, 1.0) for number in range(SAMPLE + 10)]
-    for number in (SAMPLE + 9, 3, 40):
+def test_of_many_states_only_one_that_is_not_pinned_is_evicted() -> None:
+    kept = small("recurrent", 75 * 8192)
+    pinned = [kept.pin(keep(kept, [number]).prefix) for number in range(74)]
+    for number in (73, 3, 40):
         free = pinned[number]
         assert free is not None
         kept.give_up(free)
-        assert kept.reserve(prefix_of([1000 + number], 1), 2.0) is not None
+        assert kept.reserve(prefix_of([1000 + number], 1)) is not None
         assert not kept.holds(free.prefix)
-        assert kept.reserve(prefix_of([2000 + number], 1), 2.0) is None
+        assert kept.reserve(prefix_of([2000 + number], 1)) is None
     assert kept.evictions == 3
 
 
-def test_what_is_dear_for_its_size_and_used_often_and_lately_is_worth_more() -> None:
-    for state, worth in (
-        (Candidate(cost=4.0, freed_bytes=1, uses=0, age_s=0.0), 2.0),
-        (Candidate(cost=4.0, freed_bytes=0, uses=0, age_s=0.0), 2.0),
-        (Candidate(cost=4.0, freed_bytes=4, uses=0, age_s=0.0), 1.0),
-        (Candidate(cost=4.0, freed_bytes=1, uses=3, age_s=0.0), 4.0),
-        (Candidate(cost=4.0, freed_bytes=1, uses=0, age_s=1.0), 1.0),
-    ):
-        assert recomputing_cost(state) == worth
-        assert least_recently_used(state) == -state.age_s
+def test_a_use_is_counted_for_each_piece_that_was_wanted() -> None:
+    kept = small("attention")
+    keep(kept, [1] * 16)
+    use(kept, [1] * 12)
+    use(kept, [1] * 8)
+    assert kept.pin(prefix_of([2] * 16, 16)) is None
+    assert kept.pin_quietly(prefix_of([1] * 16, 16)) is not None
+    assert uses(kept, [1] * 16) == [2, 2, 1, 0]
 
 
-def test_states_that_cost_more_a_byte_stay() -> None:
-    shape = SHAPES["hybrid"]
-    kept = Kept(shape, Room(shape.page_bytes, 300_000), recomputing_cost, Recomputing(1.0, 1.0))
+def test_states_that_save_more_tokens_a_byte_stay_longer() -> None:
+    kept = small("hybrid", 300_000)
     keep(kept, [9] * 50)
-    for number in range(1, 20):
-        keep(kept, [number + 10] * 5, float(number) / 100)
+    for number in range(10, 18):
+        keep(kept, [number] * 5)
+    assert kept.evictions > 3
     assert kept.holds(prefix_of([9] * 50, 50))
+
+
+def test_a_state_of_many_uses_stays_until_the_clock_has_passed_it() -> None:
+    kept = small("recurrent", 5 * 8192)
+    keep(kept, [1])
+    for _ in range(5):
+        use(kept, [1])
+    later = 0
+    while kept.holds(prefix_of([1], 1)):
+        later += 1
+        keep(kept, [1 + later])
+    assert 5 * 3 < later < 5 * 6
+
+
+def test_attention_alone_loses_its_last_blocks_and_stays_useful_up_to_there() -> None:
+    kept = small("attention", 12 * PAGE_ALIGN_BYTES)
+    keep(kept, [1] * 30)
+    assert kept.pin(prefix_of([1] * 30, 12)) is not None
+    keep(kept, [2] * 22)  # three blocks are free, and three of the first state go
+    assert kept.evictions == 3
+    assert kept.holds(prefix_of([1] * 30, 20))
+    assert not kept.holds(prefix_of([1] * 30, 24))
+    assert kept.reserve(prefix_of([3] * 24, 24)) is not None
+    assert kept.holds(prefix_of([1] * 30, 12))
+    assert not kept.holds(prefix_of([1] * 30, 16))
+
+
+def test_of_a_state_the_blocks_that_another_one_shares_stay() -> None:
+    kept = small("attention", 11 * PAGE_ALIGN_BYTES)
+    keep(kept, [1] * 24)
+    keep(kept, [1] * 12 + [2] * 12)
+    use(kept, [1] * 12 + [2] * 12)
+    keep(kept, [3] * 16)
+    assert kept.evictions == 3
+    assert kept.holds(prefix_of([1] * 12 + [2] * 12, 24))
+    assert not kept.holds(prefix_of([1] * 24, 16))
+    assert len(kept) == 2
+
+
+def returned(other_uses: int) -> float:
+    """Evict a state and keep it again; return its uses. Another state has ``other_uses``."""
+    kept = small("recurrent", 3 * 8192)
+    for tokens in (1, 2, 3):
+        keep(kept, [tokens])
+    assert not kept.holds(prefix_of([1], 1))
+    for _ in range(other_uses):
+        use(kept, [3])
+    keep(kept, [1])
+    assert uses(kept, [3]) == [other_uses]
+    return uses(kept, [1])[0]
+
+
+def test_a_return_after_an_eviction_counts_as_more_uses_if_pieces_often_return() -> None:
+    assert returned(other_uses=0) > 5 * returned(other_uses=50) > 0
+
+
+def test_uses_of_long_ago_do_not_make_returns_count_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("restow.agents.store.kept.RECENT_USES", 100)
+    assert returned(other_uses=1000) > returned(other_uses=100) / 4
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("attention", 119), ("windows", 108)])
+@pytest.mark.parametrize("seed", range(5))
+def test_states_with_false_hashes_can_all_be_evicted(name: str, blocks: int, seed: int) -> None:
+    random, kept = Random(seed), small(name, 120 * PAGE_ALIGN_BYTES)  # noqa: S311
+    whole = prefix_of([9] * blocks * BLOCK, blocks * BLOCK)
+    hashes = whole.hashes[:5]
+    for _ in range(100):
+        some = tuple(random.sample(hashes, random.randrange(2, 5)))
+        reserved = kept.reserve(Prefix(whole.form, BLOCK * len(some), some))
+        if reserved is not None:
+            kept.commit(reserved.pinned)
+    assert kept.reserve(replace(whole, salt="other")) is not None
 
 
 def test_a_room_has_a_slab_for_each_group_and_an_unused_one() -> None:
@@ -379,7 +448,7 @@ def test_what_names_no_tokens_is_refused() -> None:
 def test_states_of_another_salt_are_others() -> None:
     kept = small("hybrid")
     keep(kept, [1] * 10)
-    reserved = kept.reserve(prefix_of([1] * 10, 10, salt="other"), 0.0)
+    reserved = kept.reserve(prefix_of([1] * 10, 10, salt="other"))
     assert reserved is not None
     assert reserved.pinned.held_tokens == 0
     assert not kept.holds(prefix_of([1] * 10, 8, salt="other"))
@@ -390,11 +459,11 @@ def test_states_of_another_revision_are_others_and_are_dropped_alone() -> None:
     keep(kept, [1] * 10)
     old = prefix_of([1] * 10, 10)
     new = replace(old, revision="v2")
-    reserved = kept.reserve(new, 0.0)
+    reserved = kept.reserve(new)
     assert reserved is not None
     assert reserved.pinned.held_tokens == 0
-    kept.commit(reserved.pinned, 0.0)
-    pinned = kept.pin(new, 0.0)
+    kept.commit(reserved.pinned)
+    pinned = kept.pin(new)
     assert pinned is not None
     kept.forget_revision("v2")
     assert len(kept) == 1
@@ -427,12 +496,12 @@ def test_the_slab_with_the_fewest_pages_is_made_free(fuller: int) -> None:
 
 def test_a_state_that_is_named_in_two_ways_leaves_no_pages_behind() -> None:
     # Only a liar names a state in two ways, for a hash is of all tokens before it.
-    store = Store(SHAPES["attention"], 40 * PAGE_ALIGN_BYTES, least_recently_used)
+    store = Store(SHAPES["attention"], 40 * PAGE_ALIGN_BYTES)
     right = prefix_of(list(range(12)), 12)
     wrong = replace(right, hashes=(b"\1" * 32, b"\2" * 32, right.hashes[2]))
-    for now_s, prefix in enumerate((right, wrong)):
-        assert store.reserve(prefix, now_s)
-        store.commit(store.written[0], now_s)
+    for prefix in (right, wrong):
+        assert store.reserve(prefix)
+        store.commit(store.written[0])
     store.kept.forget_revision("")
     assert not store.told
     assert store.kept.room.free_bytes == store.kept.room.usable_bytes
@@ -443,24 +512,23 @@ def scattered() -> tuple[Kept, list[Prefix]]:
     size_bytes = PAGE_ALIGN_BYTES
     groups = (PieceGroup("small", BLOCK), PieceGroup("large", 0))
     shape = Shape(groups, {"small": size_bytes, "large": 4 * size_bytes})
-    room = Room(shape.page_bytes, 22 * 4 * size_bytes)
-    kept = Kept(shape, room, least_recently_used, Recomputing())
+    kept = Kept(shape, Room(shape.page_bytes, 22 * 4 * size_bytes))
     states = []
     for number in range(12):
         state = replace(prefix_of([number] * 12, 12), revision="old" if number % 2 else "")
-        reserved = kept.reserve(state, 0.0)
+        reserved = kept.reserve(state)
         assert reserved is not None
-        kept.commit(reserved.pinned, 0.0)
+        kept.commit(reserved.pinned)
         states.append(state)
     kept.forget_revision("old")
     for number in range(20, 26):
-        keep(kept, [number] * 4, 1.0)
+        keep(kept, [number] * 4)
     return kept, states[::2]
 
 
 def test_free_pages_that_lie_apart_are_brought_together_before_anything_is_evicted() -> None:
     kept, _ = scattered()
-    reserved = kept.reserve(prefix_of([30] * 4, 4), 2.0)
+    reserved = kept.reserve(prefix_of([30] * 4, 4))
     assert reserved is not None
     assert [move.group for move in reserved.moves] == ["small"]
     assert kept.evictions == 0
@@ -468,14 +536,14 @@ def test_free_pages_that_lie_apart_are_brought_together_before_anything_is_evict
 
 def test_pages_that_are_read_or_written_stay_in_place() -> None:
     kept, states = scattered()
-    pinned = [kept.pin(state, 1.0) for state in states]
-    reserved = kept.reserve(prefix_of([30] * 4, 4), 2.0)
+    pinned = [kept.pin(state) for state in states]
+    reserved = kept.reserve(prefix_of([30] * 4, 4))
     assert reserved is not None
     assert (reserved.moves, kept.evictions) == ((), 1)
     for read in pinned:
         assert read is not None
         kept.give_up(read)
-    kept.commit(reserved.pinned, 2.0)
+    kept.commit(reserved.pinned)
 
 
 def test_the_tokens_that_are_held_end_with_the_state() -> None:

@@ -28,7 +28,7 @@ GAUGES = {
     "waiting": "States to request once fewer requests are open.",
 }
 COUNTERS = {
-    "evictions": "States evicted from memory.",
+    "evictions": "Evictions from memory: states, or last blocks of states of attention alone.",
     "disk_lost": "States that were not written, and runs that could not be read.",
     "dropped": "States that were never requested, because too many waited.",
     "asked": "Requests for states that engines reported as worth keeping.",

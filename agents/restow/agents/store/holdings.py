@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from restow.agents.memory.regions import RegionMemory, address_of
-from restow.agents.store.kept import Kept, Pinned, Recomputing, recomputing_cost
+from restow.agents.store.kept import Kept, Pinned
 from restow.agents.store.room import PageMove, PieceKey, Room, Shape
 from restow.agents.store.run_files import RunLostError
 from restow.agents.store.shelf import Page, Shelf
@@ -157,7 +156,6 @@ class StoredStates:
         shape: Shape,
         room: Room,
         memory: StoreMemory,
-        recomputing: Recomputing,
         shelf: Shelf | None,
         teller: Announcer,
     ) -> None:
@@ -166,7 +164,7 @@ class StoredStates:
         self.form = shelf.hash_form if shelf is not None else None
         """The form of all hashes; None before the first state."""
         self._room, self._memory = room, memory
-        self._kept = Kept(shape, room, recomputing_cost, recomputing, self._note)
+        self._kept = Kept(shape, room, self._note)
         self._shelf, self._teller = shelf, teller
         self._lock = threading.Lock()
         self._changed: list[tuple[PieceKey, bool]] = []
@@ -223,7 +221,7 @@ class StoredStates:
     def reserve(self, prefix: Prefix) -> Pinned | None:
         """Find pages for a state of which parts may be here; None if there is no room."""
         with self._changing():
-            reserved = self._kept.reserve(prefix, time.monotonic())
+            reserved = self._kept.reserve(prefix)
             if reserved is None:
                 return None
             self._memory.move(reserved.moves)
@@ -238,12 +236,12 @@ class StoredStates:
                 self._kept.give_up(pinned)
                 raise
             self.form = pinned.prefix.form
-            self._kept.commit(pinned, time.monotonic())
+            self._kept.commit(pinned)
 
     def pin(self, prefix: Prefix) -> Pinned | None:
         """Pin a state that is wanted; None if it is not in memory."""
         with self._lock:
-            return self._kept.pin(prefix, time.monotonic())
+            return self._kept.pin(prefix)
 
     def pin_quietly(self, prefix: Prefix) -> Pinned | None:
         """Pin a state without counting it as wanted."""

@@ -1,15 +1,16 @@
 """The states in a store's memory, the pieces of which they consist, and the next state to evict.
 
-``./run bench --suite eviction`` measures `recomputing_cost` beside `least_recently_used`.
+``./run bench --suite eviction`` compares `Kept.worth` with least recently used.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from random import Random
+from heapq import heappop, heappush
+from itertools import count
 
 from restow.agents.store.room import PageMove, PieceKey, Room, Shape, StateKey
 from restow.broker.client import Prefix
@@ -23,71 +24,107 @@ class Piece:
     page: int
     size_bytes: int
     pins: int = 0
-    users: set[StateKey] = field(default_factory=set)
+    uses: float = 0.0
+    clock: float = 0.0
+    """The store's clock at the last use, or at the last commit of a state with this piece."""
+    users: set[KeptState] = field(default_factory=set)
     """The states of which it is a part."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class KeptState:
-    """A state, which its key names."""
+    """A state. Uses of its last piece count as its own."""
 
-    pieces: tuple[PieceKey, ...]
+    name: StateKey
+    pieces: list[PieceKey]
     position_tokens: int
     block_hashes: tuple[bytes, ...]
-    used_s: float
-    """Time of the last use, or of the creation."""
-    uses: int = 0
-    base: StateKey | None = None
+    base: KeptState | None = None
     """The state that it extends; None for the beginning of the prompt."""
     own_bytes: int = 0
     """Bytes of pieces that no other state shares."""
+    ticket: int = 0
+    """Number of its entry in the queue of states to evict; other entries of it are obsolete."""
+
+    @property
+    def last_block(self) -> StateKey:
+        """The key of the last whole block; states without a whole block share a salt's key."""
+        return self.name._replace(hash=self.block_hashes[-1] if self.block_hashes else b"")
 
 
 class States:
-    """The states, and the pieces of each. For one thread at a time."""
+    """The states, and the pieces of each. For one thread at a time.
 
-    def __init__(self, free: Callable[[PieceKey, int], None]) -> None:
-        """Begin empty; ``free`` is called with each piece that goes, and its page."""
+    If every block boundary is a state (`Shape.by_block`), an eviction takes the last block of a
+    state, and the rest stays. Else it takes the whole state, except pieces that others share.
+    """
+
+    def __init__(self, shape: Shape, free: Callable[[PieceKey, Piece], None]) -> None:
+        """Begin empty; ``free`` is called with each piece that goes."""
         self.pieces: dict[PieceKey, Piece] = {}
         self.by_key: dict[StateKey, KeptState] = {}
-        self.order: list[StateKey] = []
-        """All states, in arbitrary order, to sample from."""
-        self._places: dict[StateKey, int] = {}
-        self._at: dict[StateKey, list[StateKey]] = defaultdict(list)
+        self.cheaper: dict[KeptState, None] = {}
+        """States that are new, or of which an eviction frees more than before."""
+        self._at: dict[StateKey, list[KeptState]] = defaultdict(list)
         """States by their last whole block: those that end in or at the end of it."""
-        self._free = free
+        self._shape, self._free = shape, free
 
-    def add(self, name: StateKey, state: KeptState) -> None:
-        """Add a state whose pieces exist."""
-        self.by_key[name] = state
-        self._places[name] = len(self.order)
-        self.order.append(name)
-        for key in state.pieces:
-            self._join(key, name)
-        self._at[_last(name, state)].append(name)
-        state.base = self._find_base(state, name)
-
-    def forget(self, name: StateKey) -> None:
-        """Drop a state if it exists; pieces that other states share stay."""
-        state = self.by_key.pop(name, None)
-        if state is None:
+    def add(self, state: KeptState) -> None:
+        """Add a state whose pieces exist, unless it is there already."""
+        if state.name in self.by_key:
             return
-        place, last = self._places.pop(name), self.order.pop()
-        if last != name:
-            self.order[place], self._places[last] = last, place
-        at = _last(name, state)
-        self._at[at].remove(name)
-        if not self._at[at]:
-            del self._at[at]
+        self.by_key[state.name] = state
+        self.cheaper[state] = None
         for key in state.pieces:
-            self._leave(key, name)
+            self._join(key, state)
+        if not self._shape.by_block:
+            state.base = self._find_base(state)
+            self._at[state.last_block].append(state)
 
-    def base_tokens(self, name: StateKey) -> int:
+    def forget(self, state: KeptState) -> None:
+        """Drop a state; pieces that other states share stay."""
+        del self.by_key[state.name]
+        self.cheaper.pop(state, None)
+        state.ticket = 0
+        if not self._shape.by_block:
+            at = self._at[state.last_block]
+            at.remove(state)
+            if not at:
+                del self._at[state.last_block]
+        for key in state.pieces:
+            self._leave(key, state)
+
+    def evict(self, state: KeptState) -> None:
+        """Drop a state, or its last block."""
+        blocks = len(state.pieces) - 1
+        if not (self._shape.by_block and blocks):
+            self.forget(state)
+            return
+        self._leave(state.pieces.pop(), state)
+        end = state.pieces[-1]
+        if len(self.pieces[end].users) > 1:  # the rest is part of another state
+            self.forget(state)
+            return
+        del self.by_key[state.name]
+        state.name = state.name._replace(hash=end.hash)
+        state.position_tokens = blocks * self._shape.block_tokens
+        self.by_key[state.name] = state
+        self.cheaper[state] = None
+
+    def lost(self, state: KeptState) -> tuple[int, int]:
+        """Return how many tokens and bytes an eviction takes."""
+        if self._shape.by_block:
+            last = self.pieces[state.pieces[-1]]
+            whole_tokens = (len(state.pieces) - 1) * self._shape.block_tokens
+            freed_bytes = last.size_bytes if len(last.users) == 1 else 0
+            return state.position_tokens - whole_tokens, freed_bytes
+        return state.position_tokens - self.base_tokens(state), state.own_bytes
+
+    def base_tokens(self, state: KeptState) -> int:
         """Return the position of the nearest state that this state extends; 0 if there is none."""
-        state = self.by_key[name]
-        if state.base and state.base not in self.by_key:
-            state.base = self._find_base(state, name)
-        return self.by_key[state.base].position_tokens if state.base else 0
+        if state.base and self.by_key.get(state.base.name) is not state.base:
+            state.base = self._find_base(state)
+        return state.base.position_tokens if state.base else 0
 
     def pin(self, keys: Iterable[PieceKey]) -> None:
         """Keep pieces in place."""
@@ -100,101 +137,51 @@ class States:
             self.pieces[key].pins -= 1
             self._drop_unused(key)
 
-    def _find_base(self, state: KeptState, name: StateKey) -> StateKey | None:
+    def _find_base(self, state: KeptState) -> KeptState | None:
         """Find the nearest state before this state, by its blocks."""
         for at in (*reversed(state.block_hashes), b""):
             known = [
-                (self.by_key[other].position_tokens, other)
-                for other in self._at.get(name._replace(hash=at), ())
-                if other != name and self.by_key[other].position_tokens < state.position_tokens
+                other
+                for other in self._at.get(state.name._replace(hash=at), ())
+                if other.position_tokens < state.position_tokens
             ]
             if known:
-                return max(known)[1]
+                return max(known, key=lambda other: (other.position_tokens, other.name))
         return None
 
-    def _join(self, key: PieceKey, name: StateKey) -> None:
+    def _join(self, key: PieceKey, state: KeptState) -> None:
         piece = self.pieces[key]
         if len(piece.users) == 1:
-            self.by_key[next(iter(piece.users))].own_bytes -= piece.size_bytes
-        piece.users.add(name)
+            (owner,) = piece.users
+            owner.own_bytes -= piece.size_bytes
+        piece.users.add(state)
         if len(piece.users) == 1:
-            self.by_key[name].own_bytes += piece.size_bytes
+            state.own_bytes += piece.size_bytes
 
-    def _leave(self, key: PieceKey, name: StateKey) -> None:
+    def _leave(self, key: PieceKey, state: KeptState) -> None:
         piece = self.pieces[key]
-        piece.users.discard(name)
-        if len(piece.users) == 1:
-            self.by_key[next(iter(piece.users))].own_bytes += piece.size_bytes
+        piece.users.discard(state)
+        if not piece.users:
+            state.own_bytes -= piece.size_bytes
+        elif len(piece.users) == 1:
+            (owner,) = piece.users
+            owner.own_bytes += piece.size_bytes
+            self.cheaper[owner] = None
         self._drop_unused(key)
 
     def _drop_unused(self, key: PieceKey) -> None:
         piece = self.pieces[key]
         if not piece.users and not piece.pins:
             del self.pieces[key]
-            self._free(key, piece.page)
+            self._free(key, piece)
 
 
-def _last(name: StateKey, state: KeptState) -> StateKey:
-    """Return the key of the last whole block; states without a whole block share a salt's key."""
-    return name._replace(hash=state.block_hashes[-1] if state.block_hashes else b"")
-
-
-@dataclass(frozen=True, slots=True)
-class Recomputing:
-    """Costs of prefilling: ``token_cost`` a token, and ``pair_cost`` a pair of tokens.
-
-    The unit is arbitrary, because only the ratio counts. Attention causes the cost of pairs.
-    """
-
-    token_cost: float = 1.0
-    pair_cost: float = 0.0
-
-    def cost(self, start_tokens: int, stop_tokens: int) -> float:
-        """Return the cost of the tokens between two positions.
-
-        >>> Recomputing(1.0, 0.5).cost(2, 4)
-        5.0
-        """
-        pairs = (stop_tokens**2 - start_tokens**2) / 2
-        return self.token_cost * (stop_tokens - start_tokens) + self.pair_cost * pairs
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A state that may be evicted.
-
-    ``cost`` is that of computing it from the nearest kept state before it. ``freed_bytes`` are
-    what its eviction frees, without pieces that other states share. It was used ``uses`` times,
-    and was last used or made ``age_s`` ago.
-    """
-
-    cost: float
-    freed_bytes: int
-    uses: int
-    age_s: float
-
-
-Worth = Callable[[Candidate], float]
-
-
-def least_recently_used(state: Candidate) -> float:
-    """Value a state by its last use: evict the least recently used first."""
-    return -state.age_s
-
-
-def recomputing_cost(state: Candidate) -> float:
-    """Value a state by its recomputing cost a byte: evict what is cheap to compute again first.
-
-    A state is less likely to be wanted the longer ago its last use was, and more likely the more
-    often it was used. Costs a byte and uses differ by thousands between states, and predict the
-    next use less well than the age, so their square root counts.
-    """
-    density = state.cost / max(state.freed_bytes, 1)
-    return math.sqrt(density * (1 + state.uses)) / (state.age_s + 1)
-
-
-SAMPLE = 64
-"""Number of states that are compared to find the least valuable."""
+REMEMBERED = 4
+"""Evicted pieces that are remembered, for each kept piece."""
+RETURN_USES = 12
+"""Uses for which the return of an evicted piece counts, if there are as many returns as uses."""
+RECENT_USES = 1 << 16
+"""After this many uses, uses and returns so far count half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,28 +219,28 @@ class Kept:
         self,
         shape: Shape,
         room: Room,
-        worth: Worth,
-        recomputing: Recomputing,
         changed: Callable[[PieceKey, bool], None] = lambda *_: None,
-        seed: int = 0,
     ) -> None:
-        """Begin empty; ``worth`` chooses the states to evict.
-
-        ``changed`` is called with each piece that is added (True) or removed.
-        """
+        """Begin empty; ``changed`` is called with each piece that is added (True) or removed."""
         self.shape, self.room = shape, room
-        self._worth, self._recomputing = worth, recomputing
-        self._random = Random(seed)  # noqa: S311 - samples the states to compare
         self._changed = changed
-        self._states = States(self._gone)
+        self._states = States(shape, self._gone)
         self._pieces = self._states.pieces
+        self._queue: list[tuple[float, int, KeptState]] = []
+        """A heap of worths, tickets and states. A worth may have risen since it was put here."""
+        self._tickets = count(1)
+        self._clock = 0.0
+        """The greatest worth of all states evicted so far."""
+        self._evicted: OrderedDict[PieceKey, float] = OrderedDict()
+        """Uses of pieces that are no longer kept, the oldest first."""
+        self._recent_uses = self._recent_returns = 1.0
         self._writing: set[tuple[str, int]] = set()
         """New pages that are not pieces yet."""
         self.evictions = 0
 
     def __len__(self) -> int:
         """Return the number of kept states."""
-        return len(self._states.order)
+        return len(self._states.by_key)
 
     def holds(self, prefix: Prefix) -> bool:
         """Return whether all pieces of the state are kept."""
@@ -267,11 +254,11 @@ class Kept:
         """Return the pieces that are not kept."""
         return [key for key in keys if key not in self._pieces]
 
-    def pin(self, prefix: Prefix, now_s: float) -> Pinned | None:
+    def pin(self, prefix: Prefix) -> Pinned | None:
         """Pin a state and count it as used; None if it is not kept."""
         pinned = self.pin_quietly(prefix)
         if pinned is not None:
-            self._use(self._owner(prefix, pinned.held), now_s)
+            self._touch(pinned.held, uses=1)
         return pinned
 
     def pin_quietly(self, prefix: Prefix) -> Pinned | None:
@@ -287,7 +274,7 @@ class Kept:
         }
         return Pinned(prefix, blocks, keys, prefix.position_tokens)
 
-    def reserve(self, prefix: Prefix, now_s: float) -> Reserved | None:
+    def reserve(self, prefix: Prefix) -> Reserved | None:
         """Find pages for a state of which parts may be kept; None if there is no room.
 
         The least valuable states are evicted for it, but no pinned states.
@@ -298,7 +285,7 @@ class Kept:
         counts = Counter(key.group for key in wanted)
         self._states.pin(held)
         moves: list[PageMove] = []
-        if not self._make_room(counts, now_s, moves):
+        if not self._make_room(counts, moves):
             self._states.unpin(held)
             return None
         pages = {group: iter(self.room.take(group, count)) for group, count in counts.items()}
@@ -307,7 +294,7 @@ class Kept:
         blocks = {group: [self._page(key, new) for key in keys] for group, keys in listed.items()}
         return Reserved(Pinned(prefix, blocks, held, held_tokens, new), tuple(moves))
 
-    def commit(self, pinned: Pinned, now_s: float) -> None:
+    def commit(self, pinned: Pinned) -> None:
         """Keep a state whose new pages are written, and unpin it."""
         prefix, brought = pinned.prefix, []
         for key, page in pinned.new.items():
@@ -315,11 +302,14 @@ class Kept:
             if key in self._pieces:  # another handoff brought this piece meanwhile
                 self.room.give(key.group, page)
             else:
-                self._pieces[key] = Piece(page, self.room.strides[key.group], pins=1)
+                stride, uses = self.room.strides[key.group], self._uses_before(key)
+                self._pieces[key] = Piece(page, stride, pins=1, uses=uses)
                 self._changed(key, True)
                 brought.append(key)
-        if StateKey.of(prefix) not in self._states.by_key:
-            self._add(prefix, now_s)
+        keys = list(_keys(self.shape.pieces(prefix)))
+        self._touch(keys, uses=0)
+        hashes = self.shape.block_hashes(prefix)
+        self._states.add(KeptState(StateKey.of(prefix), keys, prefix.position_tokens, hashes))
         self._states.unpin((*pinned.held, *brought))
 
     def give_up(self, pinned: Pinned) -> None:
@@ -331,8 +321,20 @@ class Kept:
 
     def forget_revision(self, revision: str) -> None:
         """Drop all states that these weights computed; pinned pieces go when they are unpinned."""
-        for name in [key for key in self._states.order if key.revision == revision]:
-            self._states.forget(name)
+        for state in [*self._states.by_key.values()]:
+            if state.name.revision == revision:
+                self._states.forget(state)
+
+    def worth(self, state: KeptState) -> float:
+        """Value a state; the least valuable is evicted. A use must not lower the value.
+
+        This is Greedy-Dual-Size-Frequency: uses, times the tokens that are saved for each byte, on
+        a clock that rises to the worth of what is evicted. So states that are no longer used are
+        overtaken by others. A state whose eviction would free nothing stays.
+        """
+        tokens, freed_bytes = self._states.lost(state)
+        last = self._pieces[state.pieces[-1]]
+        return last.clock + (1 + last.uses) * tokens / freed_bytes if freed_bytes else math.inf
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -366,7 +368,7 @@ class Kept:
             return NULL_BLOCK
         return new[key] if key in new else self._pieces[key].page
 
-    def _make_room(self, counts: Counter[str], now_s: float, moves: list[PageMove]) -> bool:
+    def _make_room(self, counts: Counter[str], moves: list[PageMove]) -> bool:
         needed = sum(self.room.strides[group] * count for group, count in counts.items())
         if needed > self.room.usable_bytes:
             return False
@@ -374,9 +376,10 @@ class Kept:
             # Enough bytes are free, but scattered: move pages together before more is evicted.
             if self.room.free_bytes >= needed + self.room.slab_bytes and self._gather(moves):
                 continue
-            victim = self._victim(now_s)
+            victim = self._victim()
             if victim is not None:
-                self._evict(victim)
+                self._states.evict(victim)
+                self.evictions += 1
             elif not self._gather(moves):
                 return False
         return True
@@ -396,55 +399,67 @@ class Kept:
         moves += gathered
         return bool(gathered)
 
-    def _victim(self, now_s: float) -> StateKey | None:
-        """Return the least valuable of some states that are not pinned; None if all are pinned."""
-        sample = self._states.order
-        if len(sample) > SAMPLE:
-            sample = self._random.sample(sample, SAMPLE)
-        best: tuple[float, StateKey] | None = None
-        for name in sample:
-            state = self._states.by_key[name]
-            if self._pinned(name):
+    def _victim(self) -> KeptState | None:
+        """Take the least valuable state that can go from the queue; None if there is none."""
+        for state in self._states.cheaper:
+            self._enqueue(state)
+        self._states.cheaper.clear()
+        pinned: list[tuple[float, int, KeptState]] = []
+        victim = None
+        while self._queue and victim is None:
+            entry = heappop(self._queue)
+            worth, ticket, state = entry
+            if ticket != state.ticket:
                 continue
-            base = self._states.base_tokens(name)
-            cost = self._recomputing.cost(base, state.position_tokens)
-            age_s = now_s - state.used_s
-            worth = self._worth(Candidate(cost, state.own_bytes, state.uses, age_s))
-            if best is None or worth < best[0]:
-                best = worth, name
-        if best is None and len(self._states.order) > SAMPLE:
-            return next((key for key in self._states.order if not self._pinned(key)), None)
-        return best and best[1]
+            if self._pieces[state.pieces[-1]].pins:  # every handoff pins a state's last piece
+                pinned.append(entry)
+            elif self.worth(state) > worth:
+                self._enqueue(state)
+            else:
+                victim, self._clock = state, max(self._clock, worth)
+        if victim is None and not pinned:
+            # The longest state has a last piece of its own, unless somebody told false hashes.
+            victim = next(iter(self._states.by_key.values()), None)
+        for entry in pinned:
+            heappush(self._queue, entry)
+        return victim
 
-    def _pinned(self, name: StateKey) -> bool:
-        """Return whether a handoff uses the state: every handoff pins the state's last piece."""
-        return self._pieces[self._states.by_key[name].pieces[-1]].pins > 0
+    def _enqueue(self, state: KeptState) -> None:
+        """Put a state into the queue, unless its eviction would free nothing."""
+        state.ticket = next(self._tickets)
+        worth = self.worth(state)
+        if worth < math.inf:
+            heappush(self._queue, (worth, state.ticket, state))
 
-    def _evict(self, name: StateKey) -> None:
-        self._states.forget(name)
-        self.evictions += 1
+    def _touch(self, keys: Collection[PieceKey], uses: int) -> None:
+        self._recent_uses += uses * len(keys)
+        if self._recent_uses > RECENT_USES:
+            self._recent_uses /= 2
+            self._recent_returns /= 2
+        for key in keys:
+            piece = self._pieces[key]
+            piece.uses += uses
+            piece.clock = self._clock
 
-    def _add(self, prefix: Prefix, now_s: float) -> None:
-        keys = tuple(_keys(self.shape.pieces(prefix)))
-        state = KeptState(keys, prefix.position_tokens, self.shape.block_hashes(prefix), now_s)
-        self._states.add(StateKey.of(prefix), state)
+    def _uses_before(self, key: PieceKey) -> float:
+        """Return the uses with which a piece begins: more than before if it was evicted too early.
 
-    def _owner(self, prefix: Prefix, keys: tuple[PieceKey, ...]) -> StateKey | None:
-        """Return the state to count as used when these pieces are used."""
-        name = StateKey.of(prefix)
-        if name in self._states.by_key:
-            return name
-        users = self._pieces[keys[-1]].users
-        return max(users, key=lambda user: self._states.by_key[user].used_s, default=None)
+        Where pieces often return, few are found before they are evicted. Then the pieces that are
+        known to return are worth far more than new ones, of which most never do. Where they seldom
+        return, the last use predicts more; the square keeps returns from counting there.
+        """
+        uses = self._evicted.pop(key, None)
+        if uses is None:
+            return 0.0
+        self._recent_returns += 1
+        return uses + RETURN_USES * (self._recent_returns / self._recent_uses) ** 2
 
-    def _use(self, name: StateKey | None, now_s: float) -> None:
-        state = self._states.by_key.get(name) if name else None
-        if state is not None:
-            state.uses, state.used_s = state.uses + 1, now_s
-
-    def _gone(self, key: PieceKey, page: int) -> None:
-        self.room.give(key.group, page)
+    def _gone(self, key: PieceKey, piece: Piece) -> None:
+        self.room.give(key.group, piece.page)
         self._changed(key, False)
+        self._evicted[key] = piece.uses
+        while len(self._evicted) > REMEMBERED * (len(self._pieces) + 1):
+            self._evicted.popitem(last=False)
 
 
 def _keys(listed: dict[str, list[PieceKey | None]]) -> Iterator[PieceKey]:

@@ -198,18 +198,26 @@ class Shape:
         (rank,) = layout.ranks
         windows = {field.name: field.window_tokens for field in layout.model.fields}
         by_region = {shard.region: windows[shard.field] for shard in rank.shards}
+        groups = [
+            PieceGroup(region.group, region.page_tokens or 0, by_region[region.name])
+            for region in rank.regions
+        ]
+        # What the fewest states share comes last, because a state has the uses of its last piece.
+        groups.sort(key=lambda group: (not group.block_tokens, group.window_tokens > 0))
         return cls(
-            tuple(
-                PieceGroup(region.group, region.page_tokens or 0, by_region[region.name])
-                for region in rank.regions
-            ),
-            {region.group: region.page_stride_bytes for region in rank.regions},
+            tuple(groups), {region.group: region.page_stride_bytes for region in rank.regions}
         )
 
     @property
     def block_tokens(self) -> int:
         """Tokens of a block; 0 if there are only snapshots."""
         return max(group.block_tokens for group in self.groups)
+
+    @property
+    def by_block(self) -> bool:
+        """Whether all beginnings of a state, to the end of any block, are states too."""
+        (group, *others) = self.groups
+        return bool(group.block_tokens) and not group.window_tokens and not others
 
     def check(self, prefix: Prefix) -> None:
         """Raise `ChainFormError` or `ChainInvalidError` for a prefix that names no state here."""

@@ -15,7 +15,6 @@ from restow.agents.agent import Agent
 from restow.agents.link.settings import AgentFigures
 from restow.agents.store.giving import Giving
 from restow.agents.store.holdings import DiskThread, StoredStates, StoreMemory, run
-from restow.agents.store.kept import Recomputing
 from restow.agents.store.requests import StateRequests
 from restow.agents.store.room import Room, Shape, in_room
 from restow.agents.store.shelf import Shelf
@@ -24,9 +23,6 @@ from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.layout.store_layout import store_layout
 from restow.broker.logs import get_logger
-
-ATTENTION_AT_10_000 = Recomputing(1.0, 1e-4)
-"""Costs of a model whose attention outweighs the rest of the model from 10,000 tokens on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +40,6 @@ class StoreOptions:
     block_tokens: int | None = None
     disk: Path | None = None
     disk_bytes: int = 0
-    recomputing: Recomputing = ATTENTION_AT_10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +104,7 @@ class Store:
             stack.callback(memory.close)
             session, agent = self._engine(memory)
             self._agent = agent
-            self._holdings = StoredStates(
-                *(self._shape, self._room, memory, self._options.recomputing),
-                *(self._shelf, session),
-            )
+            self._holdings = StoredStates(self._shape, self._room, memory, self._shelf, session)
             worker = ThreadPoolExecutor(1, thread_name_prefix="restow-store")
             stack.callback(worker.shutdown)
             work = partial(run, worker)
