@@ -54,7 +54,8 @@ def test_ids_are_counted_and_given_back_however_a_handoff_ends() -> None:
     world.publish(p, blocks={"kv": MANY}, final=False, repeated=True)
     assert kept(world) == before + HANDOFF_BYTES + LIST_BYTES
     world.cancel(p)
-    world.request(d, "other")
+    world.request(d, "other", blocks={"kv": MANY})
+    assert kept(world) == before + HANDOFF_BYTES + LIST_BYTES
     world.cancel(d, "other")
     world.decline(d, "third")
     assert kept(world) == before

@@ -70,6 +70,7 @@ class Demand(NamedTuple):
             wish.takes_sampled,
             wish.revision,
             wish.write_mark,
+            size_of(wish.blocks) + (0 if prefix is None else prefix.size_bytes),
         )
 
     @classmethod
