@@ -106,6 +106,9 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
         yield f"handoff {name}: D waits for a state of weights that it no longer has"
     if source is not None and not (handoff.complete or source.has_revision(handoff.side.revision)):
         yield f"handoff {name}: P computes a state of weights that it no longer has"
+    fenced = source is not None and len(handoff.side.fenced) >= len(source.layout.ranks)
+    if handoff.complete != (handoff.publication.final and fenced):
+        yield f"handoff {name} is complete: {handoff.complete}, fenced on all ranks: {fenced}"
     if source is None and destination is None and not handoff.shared:
         yield f"handoff {name} has no side"
     if handoff.state is State.WAITING and handoff.complete and not handoff.granted:
@@ -236,6 +239,8 @@ def _check_members(directory: Directory) -> Iterator[str]:
     for key, engine in members.engines.items():
         if engine.gone or engine.key != key:
             yield f"engine {engine.key.engine_id} is filed as {key}, gone: {engine.gone}"
+        if engine.complete != (not engine.missing_ranks):
+            yield f"engine {engine.key.engine_id} is complete: {engine.complete}, not so its agents"
         yield from _check_sides(engine, by_number)
 
 

@@ -17,10 +17,9 @@ def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> T
     """Return how the handoff ended, for P; for D, ``demand`` is the message that it ends."""
     state, failure, published = handoff.state, handoff.failure, handoff.side.publication
     readers = (handoff.parent or handoff).deliveries.readers
-    if demand is not None:
-        compared, counterparts = is_compared(published, handoff.demand), _publication(handoff)
-    elif not readers:
-        compared, counterparts = is_compared(published, handoff.demand), _demand(handoff)
+    if demand is not None or not readers:
+        compared = bool(published.content) and is_compared(published, handoff.demand)
+        counterparts = _demand(handoff) if demand is None else _publication(handoff)
     else:
         # The deliveries that ended as their publication ended, with success or without.
         parts = [
