@@ -443,10 +443,10 @@ class Ledger(HandoffTable):
         del self.by_number[handoff.number]
         self.returned.discard(handoff.number)
         if handoff.parent is None:
-            # An agent of P that is absent is told to forget its fence when it repeats it.
-            for rank in sorted(handoff.side.fenced) if source is not None else ():
-                if (agent := source.agents.get(rank)) is not None:
-                    actions.append(SendUnfence(agent.key, handoff.handoff_id))
+            agents = source.agents if source is not None else {}
+            for rank in sorted(handoff.side.fenced):
+                if rank in agents:  # an absent agent is told when it repeats its fence
+                    actions.append(SendUnfence(agents[rank].key, handoff.handoff_id))
             self.remember(handoff)
         self._count(handoff, source, destination, now_s)
         writing = handoff.unsettled | handoff.unheard
