@@ -133,7 +133,7 @@ class Directory:
         actions += self.offering.retract(engine, now_s)
         for handoff in self.ledger.live_of(engine):
             publishes = handoff.source is engine and handoff.parent is None
-            if handoff.destination is engine or (publishes and not handoff.complete):
+            if handoff.destination is engine or (publishes and not handoff.side.complete):
                 actions += self.ledger.stop(handoff, revision_changed(engine), now_s)
         return actions
 
@@ -151,7 +151,7 @@ class Directory:
                 known = self.ledger.make(engine.account, handoff_id, now_s)
             except RestowError:
                 return []
-        if engine.gone or known.ended or known.complete or known.source not in (None, engine):
+        if engine.gone or known.ended or known.side.complete or known.source not in (None, engine):
             return []
         if self.offering.is_open(known):  # an answer to an offer, or to an offer that has passed on
             return self.offering.decline(engine, handoff_id, error.reason, now_s)

@@ -46,7 +46,7 @@ class Granting:
         """Describe what a live handoff waits for; empty if it is granted."""
         if handoff.granted:
             return ""
-        if handoff.complete and handoff.destination and self.draining:
+        if handoff.side.complete and handoff.destination and self.draining:
             return "the broker is draining and grants nothing"
         return waits_for(handoff)
 
@@ -174,7 +174,7 @@ class Granting:
                     handoff.timeline.note_wait(now_s, COSTS)
                     return told + probes
             return told + self._try_whole(handoff, source, destination, pair, now_s)
-        if complete:
+        if complete and handoff.side.early_tokens:
             return told + self._try_part(handoff, source, destination, pair, now_s)
         if handoff.state is State.READY and handoff.lease.wait_for_agents(self._limits, now_s):
             handoff.timeline.note(now_s, "waits for agents")

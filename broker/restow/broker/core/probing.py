@@ -160,8 +160,6 @@ class Probing:
 
     def costs(self, source: EngineRecord, destination: EngineRecord) -> HostPair | None:
         """Return the hosts of two engines if their costs are known; otherwise None."""
-        if not self.known:
-            return None
         hosts = _hosts(source, destination)
         known = None if hosts is None else self.known.get(hosts)
         return hosts if known is not None and known.costs is not None else None

@@ -162,17 +162,13 @@ class TallySeries:
 
 
 def count_end(
-    every: Iterable[TallySeries],
-    state: State,
-    bytes_read: int,
-    transfer_s: float | None,
-    now_s: float,
+    every: Iterable[TallySeries], state: State, bytes_read: int, took_s: float | None, now_s: float
 ) -> None:
     """Count a handoff that ends now in each series.
 
-    ``transfer_s`` is the time from the grant to the end; None if the handoff was never granted.
+    ``took_s`` is the time from the grant to the end; None if the handoff was never granted.
     """
-    slot = 0 if transfer_s is None else slot_of(transfer_s)
+    slot = 0 if took_s is None else slot_of(took_s)
     for series in every:
         if now_s >= series.fresh_until_s:
             series.begin_step(now_s)
@@ -180,9 +176,9 @@ def count_end(
         tally.bytes_read += bytes_read
         if state is State.DONE:
             tally.done += 1
-            if transfer_s is not None:
+            if took_s is not None:
                 tally.done_bytes += bytes_read
-                tally.reading_s += transfer_s
+                tally.reading_s += took_s
                 tally.transfers.counts[slot] += 1
         elif state is State.CANCELLED:
             tally.cancelled += 1

@@ -169,20 +169,12 @@ class Tenants:
         held = self.of(tenant)
         _check(tenant, "handoffs", held.live + held.quarantined, most)
 
-    def add_engines(self, tenant: str, count: int) -> None:
-        """Count engines that registered or, with a negative ``count``, left."""
-        self.holdings[tenant].engines += count
-        self._forget_if_empty(tenant)
-
-    def add_live(self, tenant: str, count: int) -> None:
-        """Count handoffs that began or, with a negative ``count``, are no longer live."""
-        self.holdings[tenant].live += count
-        if count < 0:
-            self._forget_if_empty(tenant)
-
-    def add_quarantined(self, tenant: str, count: int) -> None:
-        """Count handoffs that entered or, with a negative ``count``, left quarantine."""
-        self.holdings[tenant].quarantined += count
+    def add(self, tenant: str, *, engines: int = 0, live: int = 0, quarantined: int = 0) -> None:
+        """Count what came: engines, live handoffs, handoffs in quarantine; negative: what left."""
+        held = self.holdings[tenant]
+        held.engines += engines
+        held.live += live
+        held.quarantined += quarantined
         self._forget_if_empty(tenant)
 
     def count_end(

@@ -99,8 +99,6 @@ class Deliveries:
 
     def __iter__(self) -> Iterator[Handoff]:
         """Iterate over the deliveries that have not ended, in the order of their demands."""
-        if not self.by_engine:  # most handoffs have no deliveries
-            return iter(())
         return iter([delivery for delivery in self.by_engine.values() if not delivery.ended])
 
     @property
@@ -270,21 +268,14 @@ class Handoff:
         return self.side.publication
 
     @property
-    def complete(self) -> bool:
-        """Return `SourceSide.complete`."""
-        return self.side.complete
-
-    @property
     def shared(self) -> bool:
         """Return whether it is a publication whose deliveries are handoffs of their own."""
         return self.deliveries.readers > 0
 
     def next_look_s(self) -> float:
         """Return when the clock must act if no message comes; not while deliveries may read."""
-        look_s = self.lease.next_look_s()
-        for delivery in self.deliveries.reading if self.deliveries.by_engine else ():
-            look_s = max(look_s, delivery.lease.settle_until_s)
-        return look_s
+        until_s = [delivery.lease.settle_until_s for delivery in self.deliveries.reading]
+        return max([self.lease.next_look_s(), *until_s])
 
     @property
     def transfer_s(self) -> float | None:
@@ -331,9 +322,8 @@ class Handoff:
         """
         self.side.publish(self.handoff_id, engine, chunk, now_s)
         self.deliveries.readers = self.side.publication.readers or self.deliveries.readers
-        self.lease.renew(chunk.lease_s, now_s)
-        for delivery in self.deliveries if self.deliveries.by_engine else ():
-            delivery.lease.renew(chunk.lease_s, now_s)
+        for part in (self, *self.deliveries) if self.deliveries.by_engine else (self,):
+            part.lease.renew(chunk.lease_s, now_s)
         self.trace_parent = self.trace_parent or chunk.trace_parent
         at = chunk.position_tokens if chunk.final else "a chunk"
         self.timeline.note_often(now_s, "published", at)
@@ -462,7 +452,7 @@ class Handoff:
     def forget_grant(self, number: int) -> None:
         """Drop the grant and take another number, so that late reports of it are ignored."""
         self.number = number
-        self.state = State.READY if self.complete else State.WAITING
+        self.state = State.READY if self.side.complete else State.WAITING
         self.pair = None
         self.staged, self.stagers = {}, {}
         self.unsettled = set()

@@ -113,7 +113,7 @@ class Quarantine:
         if handoff.number not in engine.quarantined:
             self.held[engine.key, handoff.number] = _Held(handoff, set(ranks))
             engine.quarantined.add(handoff.number)
-            self._tenants.add_quarantined(engine.key.tenant, 1)
+            self._tenants.add(engine.key.tenant, quarantined=1)
             handoff.timeline.note(now_s, "quarantined", sorted(ranks))
         return True
 
@@ -127,7 +127,7 @@ class Quarantine:
             return []
         del self.held[engine.key, number]
         engine.quarantined.discard(number)
-        self._tenants.add_quarantined(engine.key.tenant, -1)
+        self._tenants.add(engine.key.tenant, quarantined=-1)
         held.handoff.timeline.note(now_s, "released")
         if engine.in_use is not None:
             engine.in_use.give_back(held.handoff)
@@ -144,5 +144,5 @@ class Quarantine:
         """Forget the handoffs of an engine that is gone with its pages."""
         for number in engine.quarantined:
             self.held.pop((engine.key, number)).handoff.writing = 0
-        self._tenants.add_quarantined(engine.key.tenant, -len(engine.quarantined))
+        self._tenants.add(engine.key.tenant, quarantined=-len(engine.quarantined))
         engine.quarantined.clear()

@@ -130,7 +130,7 @@ class HandoffTable:
         del self.live[handoff.tenant, handoff.handoff_id]
         del self.by_number[handoff.number]
         handoff.account.let_go(HANDOFF_BYTES)
-        self.tenants.add_live(handoff.tenant, -1)
+        self.tenants.add(handoff.tenant, live=-1)
 
     def remember(self, handoff: Handoff) -> None:
         """Remember an ended handoff, and forget the oldest if there are too many."""

@@ -111,7 +111,7 @@ class Readers:
         ledger, parent = self._ledger, delivery.parent
         if parent is None:
             return
-        ledger.tenants.add_live(delivery.tenant, 1)
+        ledger.tenants.add(delivery.tenant, live=1)
         ledger.by_number[delivery.number] = delivery
         engine.handoffs.add(delivery.number)
         if parent.source is not None:
@@ -254,10 +254,8 @@ class Ledger(HandoffTable):
 
     def watch(self, handoff: Handoff) -> None:
         """Set a deadline for the handoff's next check by the clock."""
-        if handoff.deliveries.by_engine:
-            look_s = handoff.next_look_s()
-        else:
-            look_s = handoff.lease.next_look_s()
+        lease, deliveries = handoff.lease, handoff.deliveries.by_engine
+        look_s = handoff.next_look_s() if deliveries else lease.next_look_s()
         if look_s < handoff.looked_s:
             handoff.looked_s = look_s
             self.deadlines.add(look_s, handoff.number)
@@ -400,7 +398,7 @@ class Ledger(HandoffTable):
                 if engine is not None:
                     engine.handoffs.discard(part.number)
             part.forget_blocks()
-            self.tenants.add_live(part.tenant, -1)
+            self.tenants.add(part.tenant, live=-1)
         del self.live[handoff.tenant, handoff.handoff_id]
 
     def _leave_flow(self, handoff: Handoff, now_s: float, done: bool = False) -> None:
@@ -448,7 +446,7 @@ class Ledger(HandoffTable):
                 if rank in agents:  # an absent agent is told when it repeats its fence
                     actions.append(SendUnfence(agents[rank].key, handoff.handoff_id))
             self.remember(handoff)
-        self._count(handoff, source, destination, now_s)
+        self._count(handoff, now_s)
         writing = handoff.unsettled | handoff.unheard
         if source is not None:
             source.handoffs.discard(handoff.number)
@@ -466,18 +464,13 @@ class Ledger(HandoffTable):
             self._tell_failure(handoff, failure)
         return actions if handoff.parent is None else actions + self.readers.ended(handoff, now_s)
 
-    def _count(
-        self,
-        handoff: Handoff,
-        source: EngineRecord | None,
-        destination: EngineRecord | None,
-        now_s: float,
-    ) -> None:
+    def _count(self, handoff: Handoff, now_s: float) -> None:
         """Count an end; a shared publication counts apart, because its deliveries were counted."""
         if handoff.deliveries.readers:
-            self.tenants.add_live(handoff.tenant, -1)
+            self.tenants.add(handoff.tenant, live=-1)
             self.statistics.count_publication(handoff)
             return
+        source, destination = handoff.side.engine, handoff.destination
         pair = None
         if source is not None and destination is not None:
             pair = source.key.engine_id, destination.key.engine_id

@@ -161,12 +161,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             if settled.reason:
                 reason, detail = failure_of(settled.reason, settled.detail)
             settlement = Settlement(
-                settled.handoff,
-                settled.bytes,
-                settled.elapsed_us,
-                reason,
-                detail,
-                settled.compared,
+                settled.handoff, settled.bytes, settled.elapsed_us, reason, detail, settled.compared
             )
             actions = reports.settled(engine, agent, settlement, now_s)
         elif body == "staged":
