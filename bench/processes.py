@@ -58,12 +58,12 @@ def _listening(command: Sequence[str], log: str) -> tuple[subprocess.Popen[str],
 class Broker:
     """A `restow serve` process, which can be killed and started again at its address."""
 
-    def __init__(self, options: Sequence[str] = ()) -> None:
-        self._options = tuple(options)
+    def __init__(self, options: Sequence[str] = (), command: Sequence[str] = BROKER) -> None:
+        self._command, self._options = tuple(command), tuple(options)
         self._process, self.address = self._start(ANY_PORT)
 
     def _start(self, listen: str) -> tuple[subprocess.Popen[str], str]:
-        return _listening([*BROKER, "--listen", listen, *self._options], "broker")
+        return _listening([*self._command, "--listen", listen, *self._options], "broker")
 
     @property
     def pid(self) -> int:
@@ -81,9 +81,9 @@ class Broker:
 
 
 @contextlib.contextmanager
-def running_broker(*options: str) -> Iterator[Broker]:
+def running_broker(*options: str, command: Sequence[str] = BROKER) -> Iterator[Broker]:
     """Run a broker on loopback with further options of `restow serve`; kill it at the end."""
-    broker = Broker(options)
+    broker = Broker(options, command)
     try:
         yield broker
     finally:

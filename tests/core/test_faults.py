@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from core.world import World, alone, ends, kinds, p_and_d, p_d_and_e, reading
+from restow.broker.core.audit import audit
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import AgentKey, EngineKey
 from restow.broker.core.common.limits import Limits
@@ -274,3 +275,16 @@ def test_cancelled_while_reading_frees_p_at_once_and_d_when_all_have_settled(who
     world.settle(d, number, 1)
     assert ends(p) == ends(d) == [("CANCELLED", "CANCELLED")]
     assert kinds(world.cancel(p)) == ["TellEnded"]
+
+
+# -- the audit ------------------------------------------------------------------------------------
+
+
+def test_the_audit_recounts_what_is_said_to_be_complete() -> None:
+    world, p = alone("p", 2)
+    world.publish(p)
+    world.fence(p)
+    world.find().side.complete = True
+    assert any("fenced on all ranks: False" in words for words in audit(world.directory))
+    world.find().side.complete = p.record.complete = False
+    assert any("engine p is complete: False" in words for words in audit(world.directory))

@@ -16,12 +16,11 @@ from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.traffic import (
     KEPT_S,
     MAX_PAIRS,
-    CountedEnd,
     QuantileCounts,
-    Tally,
     TallySeries,
     Traffic,
     busiest,
+    count_end,
     slot_of,
 )
 from restow.broker.core.handoffs.progress import SpanKind, TimeSpan, progress_of, spans_of
@@ -60,25 +59,26 @@ def test_a_series_is_what_a_list_of_all_ends_would_say(
     series, now_s, known = TallySeries(10.0), 5000.0, []
     for passed_s, state, lasted_s in ends:
         now_s += passed_s
-        end = CountedEnd.of(state, 100, lasted_s)
-        series.count(end, now_s)
-        known.append((now_s, end))
+        count_end([series], state, 100, lasted_s, now_s)
+        known.append((now_s, state, lasted_s))
         step = now_s // 10
-        kept = [(at, one) for at, one in known if at // 10 > step - series.steps]
-        expected = Tally()
-        for _, one in kept:
-            expected.count(one)
+        kept = [end for end in known if end[0] // 10 > step - series.steps]
+        states = Counter(state for _, state, _ in kept)
+        transfers = QuantileCounts()
+        for _, state, lasted_s in kept:
+            if state is State.DONE:
+                transfers.add(slot_of(lasted_s))
         whole = series.whole(now_s)
         assert (whole.done, whole.failed, whole.cancelled, whole.bytes_read) == (
-            *(expected.done, expected.failed, expected.cancelled),
-            expected.bytes_read,
+            *(states[State.DONE], states[State.FAILED] + states[State.EXPIRED]),
+            *(states[State.CANCELLED], 100 * len(kept)),
         )
         for share in (0.5, 0.99):
-            assert whole.transfers.quantile(share) == expected.transfers.quantile(share)
+            assert whole.transfers.quantile(share) == transfers.quantile(share)
         steps = series.latest(now_s)
         assert len(steps) == series.steps
         by_step = [
-            sum(at // 10 == step - series.steps + 1 + n for at, _ in kept) for n in range(90)
+            sum(at // 10 == step - series.steps + 1 + n for at, _, _ in kept) for n in range(90)
         ]
         assert [one.ended for one in steps] == by_step
     assert len(series._tallies) <= series.steps
@@ -96,7 +96,7 @@ def test_a_broker_that_has_just_begun_shows_no_time_before() -> None:
 def test_pairs_are_bounded_and_the_latest_stay() -> None:
     traffic = Traffic()
     for number in range(MAX_PAIRS + 5):
-        traffic.count(CountedEnd.of(State.DONE, number, 1.0), (f"p{number}", "d"), 1000.0)
+        count_end([traffic.of((f"p{number}", "d"))], State.DONE, number, 1.0, 1000.0)
     pairs = list(traffic.pairs("t", 1000.0))
     assert len(pairs) == MAX_PAIRS
     assert pairs[0].source == f"p{MAX_PAIRS + 4}"

@@ -51,13 +51,14 @@ def events(house: House, name: str) -> list[str]:
 
 async def test_leading_tokens_are_read_while_p_computes(house: House) -> None:
     live = house.broker.hub.directory.ledger.live
-    for number, ids in enumerate(long_prompts()[:3]):
+    for number, ids in enumerate(long_prompts()[:4]):
         name = f"read early {number}"
         answer = asyncio.create_task(house["D"].ask(ids, STEPS, {"handoff_id": name}))
         await until(lambda name=name: ("default", name) in live)  # type: ignore[misc]
         await house["P"].ask(ids, 1, {"handoff_id": name})
         assert (await answer).tokens == (await house.alone("D", ids, STEPS)).tokens
-        assert "read early" in events(house, name)
+        # The first handoff may wait for the plan, and for costs that are being measured.
+        assert number == 0 or "read early" in events(house, name)
 
 
 async def test_a_d_that_is_full_waits_without_pages_and_one_that_gives_up_makes_room(

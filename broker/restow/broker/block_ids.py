@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,8 @@ MAX_BLOCKS = 1 << 20
 """Largest number of ids in a list."""
 MAX_LIST_BYTES = ID_BYTES * MAX_BLOCKS
 _ID = np.dtype("<i4")
-_UNSIGNED_ID = np.dtype("<u4")
+unsigned: Callable[[bytes], npt.NDArray[np.uint32]] = partial(np.frombuffer, dtype=np.dtype("<u4"))
+"""View packed ids as unsigned, so that a negative id exceeds every limit. Copies nothing."""
 
 
 def whole_numbers(values: object, limit: int) -> npt.NDArray[np.int64] | None:
@@ -72,11 +74,6 @@ def unpacked(group: str, data: bytes) -> npt.NDArray[np.int64]:
     """
     check_whole(group, data)
     return np.frombuffer(data, _ID).astype(np.int64)
-
-
-def unsigned(data: bytes) -> npt.NDArray[np.uint32]:
-    """View packed ids as unsigned, so that a negative id exceeds every limit. Copies nothing."""
-    return np.frombuffer(data, _UNSIGNED_ID)
 
 
 def check_whole(group: str, data: bytes) -> None:

@@ -71,7 +71,8 @@ class Reports:
             until_s = unpublished_until_s(self._limits, now_s)
             engine.unpublished_fences.add(handoff_id, agent.key.rank, until_s)
             return []
-        known.check_source(engine)
+        if known.side.engine is not engine:
+            known.check_source(engine)
         known.fence(agent.key.rank, tokens, now_s)
         may_read = known.side.complete or known.side.early_tokens
         return self._granting.advance(known, now_s) if may_read else []

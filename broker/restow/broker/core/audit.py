@@ -91,6 +91,7 @@ def _check_tables(directory: Directory) -> Iterator[str]:
 
 def _check_live(handoff: Handoff) -> Iterator[str]:
     name, source, destination = handoff.handoff_id, handoff.source, handoff.destination
+    complete = handoff.side.complete
     if handoff.ended or handoff.state.ended:
         yield f"handoff {name} is live and {handoff.state}, ended: {handoff.ended}"
     if handoff.granted != (handoff.state in (State.STAGING, State.READING)):
@@ -104,14 +105,17 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
             yield f"handoff {name} waits for engine {engine.key.engine_id}, which is gone"
     if destination is not None and not destination.has_revision(handoff.demand.revision):
         yield f"handoff {name}: D waits for a state of weights that it no longer has"
-    if source is not None and not (handoff.complete or source.has_revision(handoff.side.revision)):
+    if source is not None and not (complete or source.has_revision(handoff.side.revision)):
         yield f"handoff {name}: P computes a state of weights that it no longer has"
+    fenced = source is not None and len(handoff.side.fenced) >= len(source.layout.ranks)
+    if complete != (handoff.publication.final and fenced):
+        yield f"handoff {name} is complete: {complete}, fenced on all ranks: {fenced}"
     if source is None and destination is None and not handoff.shared:
         yield f"handoff {name} has no side"
-    if handoff.state is State.WAITING and handoff.complete and not handoff.granted:
+    if handoff.state is State.WAITING and complete and not handoff.granted:
         yield f"handoff {name} is complete, but WAITING"
-    if not (handoff.state is State.WAITING or handoff.complete or handoff.part_tokens):
-        yield f"handoff {name} is {handoff.state}, complete: {handoff.complete}"
+    if not (handoff.state is State.WAITING or complete or handoff.part_tokens):
+        yield f"handoff {name} is {handoff.state}, complete: {complete}"
     if handoff.part_tokens and not handoff.granted:
         yield f"handoff {name} reads {handoff.part_tokens} tokens early without a grant"
     fenced_tokens = handoff.side.early_tokens
@@ -236,6 +240,8 @@ def _check_members(directory: Directory) -> Iterator[str]:
     for key, engine in members.engines.items():
         if engine.gone or engine.key != key:
             yield f"engine {engine.key.engine_id} is filed as {key}, gone: {engine.gone}"
+        if engine.complete != (bool(engine.agents) and not engine.missing_ranks):
+            yield f"engine {engine.key.engine_id} is complete: {engine.complete}, not so its agents"
         yield from _check_sides(engine, by_number)
 
 

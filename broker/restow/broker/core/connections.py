@@ -148,6 +148,7 @@ class Connections:
         if agent.gone:
             return []
         del engine.agents[agent.key.rank]
+        engine.complete = False
         engine.away[agent.key.rank] = agent
         engine.heard[agent.key.rank].gone_s = now_s
         engine.last_seen_s = now_s
@@ -168,6 +169,7 @@ class Connections:
         agent.gone = True
         engine.account.let_go(agent.kept_bytes)
         engine.agents.pop(agent.key.rank, None)
+        engine.complete = False
         engine.away.pop(agent.key.rank, None)
         return self._lose(engine, agent, now_s)
 

@@ -72,18 +72,21 @@ class Directory:
         self, engine: EngineRecord, handoff_id: str, chunk: Chunk, now_s: float
     ) -> list[Action]:
         """Publish a chunk of P's. Raises a typed error; then nothing has changed."""
-        engine.check_there()
+        if engine.gone:
+            engine.check_there()
         known = self.ledger.hear(engine, handoff_id, now_s)
         if known is not None and known.ended:
             known.check_published_before(engine, chunk)
             return [*_forget_fences(engine, handoff_id), told(known, engine)]
-        handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
+        handoff = known or self.ledger.make(engine.account, handoff_id, now_s)
         taken_back = chunk.anew and not handoff.side.anew
         try:
-            begins = handoff.side.engine is None and not chunk.repeated
-            if begins and engine.draining and not self.offering.is_offered(handoff, engine):
+            if handoff.side.engine is not None:
+                handoff.check_source(engine)
+            elif engine.drains_since_s and not (
+                chunk.repeated or self.offering.is_offered(handoff, engine)
+            ):
                 engine.check_takes(handoff_id, handoff.born_s if known else inf)
-            handoff.check_source(engine)
             if chunk.readers:
                 self.offering.check_alone(handoff)
                 self.ledger.readers.share(handoff, chunk.readers, now_s)
@@ -93,10 +96,11 @@ class Directory:
                 self.ledger.unmake(handoff)
             raise
         engine.handoffs.add(handoff.number)
-        for delivery in handoff.deliveries:
+        for delivery in handoff.deliveries if handoff.deliveries.by_engine else ():
             engine.handoffs.add(delivery.number)
         engine.publishes = True
-        self.offering.taken(handoff)
+        if self.offering.open:
+            self.offering.taken(handoff)
         if chunk.readers and handoff.deliveries.served:
             return self.ledger.readers.end_served(handoff, now_s)
         for rank in sorted(engine.unpublished_fences.take(handoff_id)):
@@ -129,7 +133,7 @@ class Directory:
         actions += self.offering.retract(engine, now_s)
         for handoff in self.ledger.live_of(engine):
             publishes = handoff.source is engine and handoff.parent is None
-            if handoff.destination is engine or (publishes and not handoff.complete):
+            if handoff.destination is engine or (publishes and not handoff.side.complete):
                 actions += self.ledger.stop(handoff, revision_changed(engine), now_s)
         return actions
 
@@ -144,10 +148,10 @@ class Directory:
         known = self.ledger.hear(engine, handoff_id, now_s)
         if known is None:
             try:
-                known = self.ledger.make(engine.key.tenant, handoff_id, now_s)
+                known = self.ledger.make(engine.account, handoff_id, now_s)
             except RestowError:
                 return []
-        if engine.gone or known.ended or known.complete or known.source not in (None, engine):
+        if engine.gone or known.ended or known.side.complete or known.source not in (None, engine):
             return []
         if self.offering.is_open(known):  # an answer to an offer, or to an offer that has passed on
             return self.offering.decline(engine, handoff_id, error.reason, now_s)
@@ -159,15 +163,17 @@ class Directory:
         self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
     ) -> list[Action]:
         """Add a demand of D's, or repeat it. Raises a typed error; then nothing has changed."""
-        engine.check_there()
-        known = self.ledger.hear(engine, handoff_id, now_s)
-        over = self._over(known, engine, wish.repeated, now_s)
+        if engine.gone:
+            engine.check_there()
+        known, over = self.ledger.hear(engine, handoff_id, now_s), None
+        if known is not None and (known.ended or known.deliveries.by_engine):
+            over = self._over(known, engine, wish.repeated, now_s)
         if over is not None:
             over.check_asked_before(engine, wish)
             if wish.repeated:
                 self.ledger.quarantine.hold(over, engine, engine.unheard_ranks, now_s)
             return self._told_again(over, engine, wish.demand)
-        handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
+        handoff = known or self.ledger.make(engine.account, handoff_id, now_s)
         try:
             asking = self._ask(handoff, engine, wish, now_s, handoff.born_s if known else inf)
         except RestowError:
@@ -193,8 +199,10 @@ class Directory:
         self, handoff: Handoff, engine: EngineRecord, wish: Wish, now_s: float, began_s: float
     ) -> Handoff | None:
         """Return what the demand is for, the handoff or a delivery of it; None for a repetition."""
-        readers, part = self.ledger.readers, self.ledger.part_of(handoff, engine)
-        shared = handoff.shared
+        readers, part = self.ledger.readers, handoff
+        if handoff.deliveries.by_engine:
+            part = self.ledger.part_of(handoff, engine)
+        shared = handoff.deliveries.readers > 0
         if shared and handoff.source is None and wish.prefix is not None:
             raise waited_for(handoff.handoff_id, engine)
         shared = shared or (wish.readers > 0 and handoff.destination is None)
@@ -202,7 +210,7 @@ class Directory:
         if begins:
             part = readers.begin(handoff, engine, now_s)
         try:
-            if part.destination is None and not wish.repeated:
+            if engine.drains_since_s and part.destination is None and not wish.repeated:
                 engine.check_takes(handoff.handoff_id, began_s)
             if engine.in_use is None:
                 engine.in_use = self._in_use(engine)
@@ -283,8 +291,8 @@ class Directory:
         The ended handoff stays known, because further fences may be on their way, and a later
         publication under the id must not use the present fences.
         """
-        tenant = engine.key.tenant
-        known = self.ledger.known(tenant, handoff_id) or self.ledger.make(tenant, handoff_id, now_s)
+        known = self.ledger.known(engine.key.tenant, handoff_id)
+        known = known or self.ledger.make(engine.account, handoff_id, now_s)
         actions = _forget_fences(engine, handoff_id)
         if self.offering.is_open(known):
             return actions + self.offering.decline(engine, handoff_id, failure.detail, now_s)
@@ -312,10 +320,10 @@ class Directory:
         known = self.ledger.hear(engine, handoff_id, now_s)
         if known is not None:
             known.check_destination(engine)
-        over = self._over(known, engine, False, now_s)
-        if over is not None:
-            return self._told_again(over, engine, demand)
-        handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
+            over = self._over(known, engine, False, now_s)
+            if over is not None:
+                return self._told_again(over, engine, demand)
+        handoff = known or self.ledger.make(engine.account, handoff_id, now_s)
         part = self.ledger.part_of(handoff, engine)
         shared = handoff.shared or (readers > 0 and handoff.destination is None)
         if shared and (part is handoff or part.ended):
@@ -330,15 +338,13 @@ class Directory:
         return self.ledger.stop(part, Failure(State.CANCELLED, "DECLINED", words), now_s)
 
     def _over(
-        self, handoff: Handoff | None, engine: EngineRecord, again: bool, now_s: float
+        self, handoff: Handoff, engine: EngineRecord, again: bool, now_s: float
     ) -> Handoff | None:
         """Return the ended part of a handoff that answers D; None if D may ask.
 
         D may ask again after a failed delivery. ``again`` says that D repeats a demand. Raises
         `HandoffOwnedError`.
         """
-        if handoff is None or not (handoff.ended or handoff.deliveries.by_engine):
-            return None
         part = self.ledger.part_of(handoff, engine)
         if handoff.ended and handoff.shared and part is handoff:
             return self.ledger.readers.late(handoff, engine, now_s)
@@ -384,7 +390,8 @@ class Directory:
         known = self.ledger.known(tenant, handoff_id)
         if known and (known.ended or known.destination is not None or any(known.deliveries)):
             return []
-        handoff = known or self.ledger.make(tenant, handoff_id, now_s)
+        account = self.ledger.tenants.account(tenant)
+        handoff = known or self.ledger.make(account, handoff_id, now_s)
         words = "the router abandoned it because its client had left"
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "ABANDONED", words), now_s)
 

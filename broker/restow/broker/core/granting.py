@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from restow.broker.core.common.actions import Action
 from restow.broker.core.common.events import Failure
 from restow.broker.core.common.keys import EngineKey, PairKey, State
-from restow.broker.core.common.pair import Digests, PairOutcome, PairPlan, PairRefused
+from restow.broker.core.common.pair import DigestMode, Digests, PairOutcome, PairPlan, PairRefused
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.handoffs.grant import Misfit, early_tokens, misfit, open_grant, read_bytes
+from restow.broker.core.handoffs.grant import Misfit, early_tokens, misfit, open_grant
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.late import waits_for
 from restow.broker.core.handoffs.timeline import COSTS, PLAN
@@ -46,7 +46,7 @@ class Granting:
         """Describe what a live handoff waits for; empty if it is granted."""
         if handoff.granted:
             return ""
-        if handoff.complete and handoff.destination and self.draining:
+        if handoff.side.complete and handoff.destination and self.draining:
             return "the broker is draining and grants nothing"
         return waits_for(handoff)
 
@@ -124,7 +124,7 @@ class Granting:
                 return actions
         if handoff.state is State.WAITING and side.complete:
             handoff.state = State.READY
-            handoff.timeline.note(now_s, "ready")
+            handoff.timeline.append((now_s, "ready", ""))
         if destination is not None:
             if handoff.state is State.READY and not handoff.met_s:
                 handoff.met_s = now_s
@@ -146,7 +146,7 @@ class Granting:
             ours, theirs = source.identity(handoff.side.revision), destination.identity(wanted)
             return self._ledger.stop(handoff, _other_weights(ours, theirs), now_s)
         complete = source.complete and destination.complete and handoff.stands
-        if complete:
+        if complete and handoff.lease.agents_until_s:
             handoff.lease.agents_came()
         key = self._plans.key_of(source, destination)
         pair = self._plans.known.get(key)
@@ -162,12 +162,20 @@ class Granting:
             failure = Failure(State.FAILED, pair.error.reason, pair.error.message)
             return self._ledger.stop(handoff, failure, now_s)
         # Tell D the token now: the state may take long to arrive, or is not yet fenced.
-        told = handoff.tell_sampled()
+        told: list[Action] = []
+        if handoff.side.publication.sampled_token is not None:
+            told = handoff.tell_sampled()
         if self.draining:
             return told
-        if complete:
-            read = self._try_whole if handoff.state is State.READY else self._try_part
-            return told + read(handoff, source, destination, pair, now_s)
+        if complete and handoff.state is State.READY:
+            if key.hosts is None:  # the plan is not of measured costs
+                probes = self._probing.wait(handoff.number, source, destination, pair, now_s)
+                if probes is not None:
+                    handoff.timeline.note_wait(now_s, COSTS)
+                    return told + probes
+            return told + self._try_whole(handoff, source, destination, pair, now_s)
+        if complete and handoff.side.early_tokens:
+            return told + self._try_part(handoff, source, destination, pair, now_s)
         if handoff.state is State.READY and handoff.lease.wait_for_agents(self._limits, now_s):
             handoff.timeline.note(now_s, "waits for agents")
         return told
@@ -181,10 +189,6 @@ class Granting:
         now_s: float,
     ) -> list[Action]:
         """Grant the read of a state that is complete."""
-        probes = self._probing.wait(handoff.number, source, destination, pair, now_s)
-        if probes is not None:
-            handoff.timeline.note_wait(now_s, COSTS)
-            return probes
         refused = misfit(handoff, source, destination, pair)
         if isinstance(refused, Misfit):
             if refused.of_demand:
@@ -229,9 +233,12 @@ class Granting:
         now_s: float,
     ) -> list[Action]:
         """Open the grant if it is the handoff's turn."""
-        if self._digests.choose(handoff.number):
+        if self._digests.mode is not DigestMode.OFF and self._digests.choose(handoff.number):
             pair = pair.with_digests()
-        size_bytes = read_bytes(handoff, destination)
+        # Roughly: windows may need fewer bytes.
+        size_bytes = destination.token_bytes * (handoff.stop_token - handoff.first_token)
+        if not handoff.part_tokens:
+            size_bytes += destination.snapshot_bytes
         admitted = self._ledger.flow.begin(destination.key, handoff.number, size_bytes, now_s)
         if admitted == handoff.queued:
             handoff.queued = not admitted

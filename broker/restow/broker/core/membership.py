@@ -173,7 +173,7 @@ class Membership:
         self.pools.setdefault(pool_of(engine), {})[key] = engine
         self._layouts.setdefault((key.tenant, layout_digest), set()).add(key)
         account.keep(more_bytes)
-        self._ledger.tenants.add_engines(key.tenant, 1)
+        self._ledger.tenants.add(key.tenant, engines=1)
         return actions
 
     def _freed_bytes(self, engine: EngineRecord) -> int:
@@ -260,7 +260,7 @@ class Membership:
         if not sharing:
             del self._layouts[engine.key.tenant, engine.layout_digest]
         engine.layout = NO_LAYOUT
-        self._ledger.tenants.add_engines(engine.key.tenant, -1)
+        self._ledger.tenants.add(engine.key.tenant, engines=-1)
         return actions
 
     def session_opened(self, engine: EngineRecord, now_s: float) -> list[Action]:

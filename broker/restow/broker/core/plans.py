@@ -28,7 +28,7 @@ class Plans:
 
     def key_of(self, source: EngineRecord, destination: EngineRecord) -> PairKey:
         """Return the key of two engines' plan; the key changes when costs become known."""
-        hosts = self._probing.costs(source, destination)
+        hosts = self._probing.costs(source, destination) if self._probing.known else None
         return PairKey(source.key.tenant, source.layout_digest, destination.layout_digest, hosts)
 
     def make(

@@ -160,8 +160,6 @@ class Probing:
 
     def costs(self, source: EngineRecord, destination: EngineRecord) -> HostPair | None:
         """Return the hosts of two engines if their costs are known; otherwise None."""
-        if not self.known:
-            return None
         hosts = _hosts(source, destination)
         known = None if hosts is None else self.known.get(hosts)
         return hosts if known is not None and known.costs is not None else None
@@ -175,11 +173,11 @@ class Probing:
         now_s: float,
     ) -> list[Action] | None:
         """Let a handoff wait until costs are known; None if there is nothing to wait for."""
-        if not self._enabled:
+        hosts = _hosts(source, destination) if self._enabled else None
+        if hosts is None:
             return None
         actions = self.measure(source, destination, plan, now_s)
-        hosts = self.hosts(source, destination)
-        if actions is not None and hosts is not None:
+        if actions is not None:
             self._by_hosts[hosts][1].add(handoff)
         return actions
 
@@ -263,7 +261,8 @@ def _first_agent(engine: EngineRecord) -> AgentRecord:
 def _hosts(source: EngineRecord, destination: EngineRecord) -> HostPair | None:
     if not (source.agents and destination.agents):
         return None
-    source_host, destination_host = _first_agent(source).host, _first_agent(destination).host
+    source_host = source.agents[min(source.agents)].host
+    destination_host = destination.agents[min(destination.agents)].host
     if not (source_host and destination_host):
         return None
     return HostPair(source.key.tenant, source_host, destination_host)

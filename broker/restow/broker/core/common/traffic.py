@@ -67,22 +67,6 @@ class QuantileCounts:
         return SHORTEST_S * 2 ** (max(slot - 0.5, 0) / PER_OCTAVE)
 
 
-class CountedEnd(NamedTuple):
-    """What the statistics count of a handoff that has ended."""
-
-    state: State
-    bytes_read: int
-    transfer_s: float | None
-    """From the grant to the end; None if the handoff was never granted."""
-    slot: int
-    """The slot of that duration, computed once for all tallies."""
-
-    @classmethod
-    def of(cls, state: State, bytes_read: int, transfer_s: float | None) -> CountedEnd:
-        """Create an entry and compute its slot."""
-        return cls(state, bytes_read, transfer_s, slot_of(transfer_s or 0.0))
-
-
 @dataclass(slots=True)
 class Tally:
     """Counts of ended handoffs, of constant size."""
@@ -97,20 +81,6 @@ class Tally:
     """Bytes and time of DONE handoffs that were granted; times of concurrent handoffs add up."""
     transfers: QuantileCounts = field(default_factory=QuantileCounts)
     """Durations of DONE handoffs only: broken or hanging reads would hide how long a read takes."""
-
-    def count(self, end: CountedEnd) -> None:
-        """Count an ended handoff."""
-        self.bytes_read += end.bytes_read
-        if end.state is State.DONE:
-            self.done += 1
-            if end.transfer_s is not None:
-                self.done_bytes += end.bytes_read
-                self.reading_s += end.transfer_s
-                self.transfers.counts[end.slot] += 1
-        elif end.state is State.CANCELLED:
-            self.cancelled += 1
-        else:
-            self.failed += 1
 
     def merge(self, other: Tally, sign: int = 1) -> None:
         """Add the counts of ``other``, or subtract them if ``sign`` is -1."""
@@ -140,8 +110,8 @@ KEPT_S: Final = 900.0
 class TallySeries:
     """Tallies of the latest time steps, and their sum. Steps without ends take no memory.
 
-    Every end is counted here, so it goes into a single tally first. That tally is added to its step
-    and to the sum when the step is over or somebody reads the series.
+    An end goes into a single tally first (`count_end`). That tally is added to its step and to the
+    sum when the step is over or somebody reads the series.
     """
 
     def __init__(self, step_s: float) -> None:
@@ -150,17 +120,15 @@ class TallySeries:
         self.steps = round(KEPT_S / step_s)
         self._tallies: OrderedDict[int, Tally] = OrderedDict()
         self._whole = Tally()
-        self._fresh = Tally()
-        """The tally of the step that ends at ``_fresh_until_s``; no other tally includes it yet."""
+        self.fresh = Tally()
+        """The tally of the step that ends at ``fresh_until_s``; no other tally includes it yet."""
         self._fresh_step = 0
-        self._fresh_until_s = -math.inf
+        self.fresh_until_s = -math.inf
 
-    def count(self, end: CountedEnd, now_s: float) -> None:
-        """Count a handoff that ends now."""
-        if now_s >= self._fresh_until_s:
-            self._fresh_step = self._forget(now_s)
-            self._fresh_until_s = (self._fresh_step + 1) * self.step_s
-        self._fresh.count(end)
+    def begin_step(self, now_s: float) -> None:
+        """Begin the step of the present time."""
+        self._fresh_step = self._forget(now_s)
+        self.fresh_until_s = (self._fresh_step + 1) * self.step_s
 
     def whole(self, now_s: float) -> Tally:
         """Return the sum of all steps; callers must not change it."""
@@ -179,10 +147,10 @@ class TallySeries:
 
     def _forget(self, now_s: float) -> int:
         """Forget steps that are too old, and return the number of the current step."""
-        if self._fresh.ended:
-            self._tallies.setdefault(self._fresh_step, Tally()).merge(self._fresh)
-            self._whole.merge(self._fresh)
-            self._fresh = Tally()
+        if self.fresh.ended:
+            self._tallies.setdefault(self._fresh_step, Tally()).merge(self.fresh)
+            self._whole.merge(self.fresh)
+            self.fresh = Tally()
         step = int(now_s // self.step_s)
         while self._tallies:
             oldest = next(iter(self._tallies))
@@ -191,6 +159,31 @@ class TallySeries:
             self._whole.merge(self._tallies.pop(oldest), -1)
         # A clock that is set back must not open a step before the latest step.
         return max(step, next(reversed(self._tallies), step))
+
+
+def count_end(
+    every: Iterable[TallySeries], state: State, bytes_read: int, took_s: float | None, now_s: float
+) -> None:
+    """Count a handoff that ends now in each series.
+
+    ``took_s`` is the time from the grant to the end; None if the handoff was never granted.
+    """
+    slot = 0 if took_s is None else slot_of(took_s)
+    for series in every:
+        if now_s >= series.fresh_until_s:
+            series.begin_step(now_s)
+        tally = series.fresh
+        tally.bytes_read += bytes_read
+        if state is State.DONE:
+            tally.done += 1
+            if took_s is not None:
+                tally.done_bytes += bytes_read
+                tally.reading_s += took_s
+                tally.transfers.counts[slot] += 1
+        elif state is State.CANCELLED:
+            tally.cancelled += 1
+        else:
+            tally.failed += 1
 
 
 STEP_S: Final = 10.0
@@ -219,18 +212,15 @@ class Traffic:
         self.series = TallySeries(STEP_S)
         self._pairs: OrderedDict[tuple[str, str], TallySeries] = OrderedDict()
 
-    def count(self, end: CountedEnd, pair: tuple[str, str] | None, now_s: float) -> None:
-        """Count an end between the engines of ``pair``; None if an engine was unknown."""
-        self.series.count(end, now_s)
-        if pair is None:
-            return
+    def of(self, pair: tuple[str, str]) -> TallySeries:
+        """Return the series of a pair between whose engines a handoff ends now."""
         series = self._pairs.get(pair)
         if series is None:
             series = self._pairs[pair] = TallySeries(PAIR_STEP_S)
             if len(self._pairs) > MAX_PAIRS:
                 self._pairs.popitem(last=False)
         self._pairs.move_to_end(pair)
-        series.count(end, now_s)
+        return series
 
     def pairs(self, tenant: str, now_s: float) -> Iterator[PairTally]:
         """Yield each pair with ended handoffs, the latest first; all belong to ``tenant``."""

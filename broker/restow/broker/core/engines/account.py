@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import Checks
-from restow.broker.core.common.traffic import CountedEnd, PairTally, Traffic
+from restow.broker.core.common.traffic import PairTally, TallySeries, Traffic
 from restow.broker.errors import DirectoryFullError, QuotaExceededError
 
 HANDOFF_BYTES = 6656
@@ -52,10 +52,12 @@ class Account:
 
     def keep(self, size_bytes: int) -> None:
         """Store ``size_bytes`` more; a negative number stores fewer. Raises as `check`."""
-        self.check(size_bytes)
+        total = self.total
+        if self.limit_bytes is not None or total.size_bytes + size_bytes > total.limit_bytes:
+            self.check(size_bytes)
         self.kept_bytes += size_bytes
-        self.total.size_bytes += size_bytes
-        self.total.keeping[self.tenant] = self
+        total.size_bytes += size_bytes
+        total.keeping[self.tenant] = self
 
     def let_go(self, size_bytes: int) -> None:
         """Store ``size_bytes`` fewer."""
@@ -66,9 +68,11 @@ class Account:
 
     def carry(self, size_bytes: int) -> None:
         """Add bytes in transit. Raises as `check`."""
-        self.check(size_bytes)
+        total = self.total
+        if self.limit_bytes is not None or total.size_bytes + size_bytes > total.limit_bytes:
+            self.check(size_bytes)
         self.passing_bytes += size_bytes
-        self.total.size_bytes += size_bytes
+        total.size_bytes += size_bytes
 
     def deliver(self, size_bytes: int) -> None:
         """Remove bytes in transit."""
@@ -160,43 +164,34 @@ class Tenants:
         if most is not None:
             _check(tenant, "engines", self.of(tenant).engines, most)
 
-    def check_handoff(self, tenant: str) -> None:
-        """Raise `QuotaExceededError` if the tenant must not begin another handoff."""
-        most = self._limits.tenant_max_live
-        if most is not None:
-            held = self.of(tenant)
-            _check(tenant, "handoffs", held.live + held.quarantined, most)
+    def check_handoff(self, tenant: str, most: int) -> None:
+        """Raise `QuotaExceededError` if the tenant has its ``most`` handoffs already."""
+        held = self.of(tenant)
+        _check(tenant, "handoffs", held.live + held.quarantined, most)
 
-    def add_engines(self, tenant: str, count: int) -> None:
-        """Count engines that registered or, with a negative ``count``, left."""
-        self.holdings[tenant].engines += count
-        self._forget_if_empty(tenant)
-
-    def add_live(self, tenant: str, count: int) -> None:
-        """Count handoffs that began or, with a negative ``count``, are no longer live."""
-        self.holdings[tenant].live += count
-        if count < 0:
-            self._forget_if_empty(tenant)
-
-    def add_quarantined(self, tenant: str, count: int) -> None:
-        """Count handoffs that entered or, with a negative ``count``, left quarantine."""
-        self.holdings[tenant].quarantined += count
+    def add(self, tenant: str, *, engines: int = 0, live: int = 0, quarantined: int = 0) -> None:
+        """Count what came: engines, live handoffs, handoffs in quarantine; negative: what left."""
+        held = self.holdings[tenant]
+        held.engines += engines
+        held.live += live
+        held.quarantined += quarantined
         self._forget_if_empty(tenant)
 
     def count_end(
-        self, tenant: str, end: CountedEnd, pair: tuple[str, str] | None, now_s: float
-    ) -> None:
-        """Count an ended handoff; ``pair`` has the ids of P and D if both are known."""
-        held = self.holdings[tenant]
-        held.ended_counts[end.state] += 1
-        held.bytes_read += end.bytes_read
-        held.traffic.count(end, pair, now_s)
+        self, tenant: str, state: State, bytes_read: int, pair: tuple[str, str] | None
+    ) -> list[TallySeries]:
+        """Count a live handoff that ends, and return the series in which to count it as well.
 
-    def remember(self, tenant: str, handoff_id: str) -> str | None:
-        """Remember an ended handoff; return the id of a handoff to forget in its place, if any."""
-        ended, most = self.holdings[tenant].ended, self._limits.tenant_max_ended
-        ended.append(handoff_id)
-        return ended.popleft() if most is not None and len(ended) > most else None
+        ``pair`` has the ids of P and D if both are known.
+        """
+        held = self.holdings[tenant]
+        held.live -= 1
+        held.ended_counts[state] += 1
+        held.bytes_read += bytes_read
+        traffic = held.traffic
+        if not held.live and not held.ended:
+            self._forget_if_empty(tenant)
+        return [traffic.series] if pair is None else [traffic.series, traffic.of(pair)]
 
     def pairs(self, tenant: str | None, now_s: float) -> Iterator[PairTally]:
         """Yield the recent ends by pair of engines, of a tenant or of all tenants for None."""

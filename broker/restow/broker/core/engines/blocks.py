@@ -72,7 +72,8 @@ class BlockLists:
         if size_bytes == ID_BYTES:  # a snapshot's single id needs no array
             highest = int.from_bytes(data, "little")
         else:
-            check_whole(group, data)
+            if size_bytes % ID_BYTES:
+                check_whole(group, data)
             highest = self.check_distinct(group, data)
         if highest >= limit:
             wrong = unpacked(group, data).item(int(np.argmax(unsigned(data) >= limit)))

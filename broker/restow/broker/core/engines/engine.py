@@ -149,6 +149,8 @@ class EngineRecord(BlockLists):
     unpublished_fences: UnpublishedFences
     agents: dict[int, AgentRecord] = field(default_factory=dict)
     """Connected agents by rank."""
+    complete: bool = False
+    """Whether the agents of all ranks are connected."""
     away: dict[int, AgentRecord] = field(default_factory=dict)
     """Agents by rank whose streams broke and that may come back."""
     in_use: PagesInUse | None = None
@@ -275,11 +277,6 @@ class EngineRecord(BlockLists):
         """Return whether it may act as P, as far as the broker knows."""
         return self.publishes or not self.asks
 
-    @property
-    def complete(self) -> bool:
-        """Return whether the agents of all ranks are connected."""
-        return len(self.agents) == len(self.layout.ranks)
-
     def session_over(self, now_s: float) -> None:
         """Note that a session has ended, or that another session begins."""
         if self.unheard_ranks:
@@ -383,6 +380,7 @@ class EngineRecord(BlockLists):
             for groups in self.overlaid:
                 self.in_use.join(groups)
         self.agents[rank] = agent
+        self.complete = len(self.agents) == len(self.layout.ranks)
         self.heard[rank] = Heard(agent.agent_name)
         self.admitted += 1
         self.block_limits = self._limits()

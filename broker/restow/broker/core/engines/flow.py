@@ -54,13 +54,6 @@ class _Inbound:
     small_reads_per_s: float = 0.0
     """0 while the rate is unknown."""
 
-    def count(self, size_bytes: int, sign: int) -> None:
-        """Add a read to those under way, or remove it if ``sign`` is -1."""
-        self.under_way_bytes += sign * size_bytes
-        if size_bytes <= SMALL_BYTES:
-            self.small_bytes += sign * size_bytes
-            self.small_reads += sign
-
     def learn(self, read: _Read, now_s: float) -> None:
         """Update the rates from a finished read."""
         took_s = max(now_s - read.began_s, 1e-4)
@@ -97,13 +90,17 @@ class Flow:
         inbound = self._engines.get(engine)
         if inbound is None:
             inbound = self._engines[engine] = _Inbound()
-        queue = inbound.small_waiting if size_bytes <= SMALL_BYTES else inbound.waiting
+        small = size_bytes <= SMALL_BYTES
+        queue = inbound.small_waiting if small else inbound.waiting
         first = number in inbound.called or not queue
         inbound.called.discard(number)
         if not (first and inbound.has_room(size_bytes)):
             queue.setdefault(number, size_bytes)
             return False
-        inbound.count(size_bytes, 1)
+        inbound.under_way_bytes += size_bytes
+        if small:
+            inbound.small_bytes += size_bytes
+            inbound.small_reads += 1
         inbound.reads[number] = _Read(
             size_bytes, inbound.under_way_bytes, inbound.small_reads, now_s
         )
@@ -119,7 +116,10 @@ class Flow:
         inbound.small_waiting.pop(number, None)
         read = inbound.reads.pop(number, None)
         if read is not None:
-            inbound.count(read.size_bytes, -1)
+            inbound.under_way_bytes -= read.size_bytes
+            if read.size_bytes <= SMALL_BYTES:
+                inbound.small_bytes -= read.size_bytes
+                inbound.small_reads -= 1
             if done and read.size_bytes:
                 inbound.learn(read, now_s)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from restow.broker.block_ids import MAX_BLOCKS, MAX_LIST_BYTES
 from restow.broker.core.common.events import NamedPrefix, Wish
-from restow.broker.core.common.keys import EngineKey, size_of
+from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines.blocks import BlockLists
 from restow.broker.core.handoffs.publication import Publication
 from restow.broker.errors import ContentMismatchError, PagesError
@@ -58,8 +58,8 @@ class Demand(NamedTuple):
     """Bytes of block ids and hashes."""
 
     @classmethod
-    def of(cls, wish: Wish) -> Demand:
-        """Return the demand of a wish without checking it."""
+    def of(cls, wish: Wish, size_bytes: int = 0) -> Demand:
+        """Return the demand of a wish, unchecked; its ids have ``size_bytes``."""
         prefix = wish.prefix
         return cls(
             dict(wish.blocks),
@@ -70,13 +70,14 @@ class Demand(NamedTuple):
             wish.takes_sampled,
             wish.revision,
             wish.write_mark,
-            size_of(wish.blocks) + (0 if prefix is None else prefix.size_bytes),
+            size_bytes + (0 if prefix is None else prefix.size_bytes),
         )
 
     @classmethod
     def checked(cls, handoff_id: str, lists: BlockLists, wish: Wish) -> Demand:
         """Return the demand of a wish, checked against D's ``lists``. Raises a `PagesError`."""
         seen: set[str] = set()
+        size_bytes = 0
         for group, data in wish.blocks:
             lists.check_ids(group, data)
             if group in seen or len(data) > MAX_LIST_BYTES:
@@ -87,7 +88,8 @@ class Demand(NamedTuple):
                     group=group,
                 )
             seen.add(group)
-        demand = cls.of(wish)
+            size_bytes += len(data)
+        demand = cls.of(wish, size_bytes)
         if lists.overlaid:
             lists.check_overlaid(demand.blocks)
         return demand
@@ -120,7 +122,7 @@ class Demand(NamedTuple):
 
     def without_blocks(self) -> Demand:
         """Return what is remembered of the demand after the end."""
-        return self._replace(blocks={}, prefix=None, size_bytes=0)
+        return Demand({}, *self[1:4], None, *self[5:8])
 
     @property
     def key(self) -> int:

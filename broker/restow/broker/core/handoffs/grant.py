@@ -54,11 +54,15 @@ def open_grant(
         handoff.lives = (source.replacements, destination.replacements)
     handoff.unsettled = set(pair.programs)
     handoff.state = State.STAGING if pair.gathers else State.READING
-    handoff.timeline.note(now_s, "granted", (handoff.lease.grant_until_s - now_s, pair.strategies))
+    detail = (handoff.lease.grant_until_s - now_s, pair.strategies)
+    handoff.timeline.append((now_s, "granted", detail))
     actions: list[Action] = []
     for gather in pair.gathers:
         actions += _stage(handoff, source, pair, gather)
-    at_once = [dst_rank for dst_rank, staging in pair.staging.items() if not staging]
+    at_once = []
+    for dst_rank, staging in pair.staging.items():
+        if not staging:
+            at_once.append(dst_rank)
     return actions + execute(handoff, pair, at_once, now_s) if at_once else actions
 
 
@@ -92,7 +96,8 @@ def misfit(
             failure = Failure(State.FAILED, error.reason, error.message)
             return Misfit(failure, of_demand=False)
     try:
-        wanted.check_content(handoff.handoff_id, published)
+        if wanted.content or wanted.prefix is not None:
+            wanted.check_content(handoff.handoff_id, published)
         destination.check_counts(pair.dst_groups, wanted.blocks, position_tokens)
         if handoff.dst_checked != destination.admitted:
             for group, data in wanted.blocks.items():
@@ -135,14 +140,6 @@ def early_tokens(
     except PagesError:
         return 0
     return stop
-
-
-def read_bytes(handoff: Handoff, destination: EngineRecord) -> int:
-    """Return roughly how many bytes the handoff's grant reads."""
-    first, stop = handoff.first_token, handoff.stop_token
-    if handoff.part_tokens:
-        return destination.token_bytes * (stop - first)
-    return destination.state_bytes(first, stop)
 
 
 def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gather) -> list[Action]:
@@ -199,7 +196,7 @@ def execute(
             actions.append(SendProgram(agent.key, program, None))
         runs = []
         for src_rank in pair.sources[dst_rank]:
-            peer = source.memory_of(src_rank)
+            peer = source.agents.get(src_rank) or source.memory_of(src_rank)
             if peer.agent_name not in agent.peers:
                 agent.peers.add(peer.agent_name)
                 actions.append(SendPeer(agent.key, peer.key))
@@ -225,6 +222,8 @@ def execute(
 
 
 def _needed(blocks: Mapping[str, bytes], groups: frozenset[str]) -> tuple[GroupIds, ...]:
+    if blocks.keys() == groups:  # nearly always
+        return tuple(blocks.items())
     return tuple([item for item in blocks.items() if item[0] in groups])
 
 

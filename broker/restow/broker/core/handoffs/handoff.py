@@ -10,7 +10,7 @@ from restow.broker.core.common.actions import Action, TellSampled
 from restow.broker.core.common.events import Chunk, Failure, StagedRun, Wish
 from restow.broker.core.common.keys import EngineKey, State
 from restow.broker.core.common.pair import PairPlan
-from restow.broker.core.engines.account import Account
+from restow.broker.core.engines.account import HANDOFF_BYTES, Account
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.demand import NO_DEMAND, Demand, DemandMessages, PrefixOffers
@@ -99,8 +99,6 @@ class Deliveries:
 
     def __iter__(self) -> Iterator[Handoff]:
         """Iterate over the deliveries that have not ended, in the order of their demands."""
-        if not self.by_engine:  # most handoffs have no deliveries
-            return iter(())
         return iter([delivery for delivery in self.by_engine.values() if not delivery.ended])
 
     @property
@@ -270,23 +268,14 @@ class Handoff:
         return self.side.publication
 
     @property
-    def complete(self) -> bool:
-        """Return whether P's state is published whole, and fenced on every rank."""
-        return self.side.complete
-
-    @property
     def shared(self) -> bool:
         """Return whether it is a publication whose deliveries are handoffs of their own."""
         return self.deliveries.readers > 0
 
     def next_look_s(self) -> float:
         """Return when the clock must act if no message comes; not while deliveries may read."""
-        look_s = self.lease.next_look_s()
-        if self.deliveries.by_engine:
-            for delivery in self.deliveries:
-                if delivery.granted:
-                    look_s = max(look_s, delivery.lease.settle_until_s)
-        return look_s
+        until_s = [delivery.lease.settle_until_s for delivery in self.deliveries.reading]
+        return max([self.lease.next_look_s(), *until_s])
 
     @property
     def transfer_s(self) -> float | None:
@@ -323,7 +312,8 @@ class Handoff:
 
     def weights_differ(self, destination: EngineRecord) -> bool:
         """Return whether P and D computed with different weights."""
-        return self.side.revision != destination.revision_said(self.demand.revision)
+        wanted = self.demand.revision or destination.layout.model.revision
+        return self.side.revision != wanted
 
     def publish(self, engine: EngineRecord, chunk: Chunk, now_s: float) -> None:
         """Add a chunk of P's, or a repetition of an earlier chunk. Raises as `SourceSide.publish`.
@@ -332,7 +322,7 @@ class Handoff:
         """
         self.side.publish(self.handoff_id, engine, chunk, now_s)
         self.deliveries.readers = self.side.publication.readers or self.deliveries.readers
-        for part in (self, *self.deliveries):
+        for part in (self, *self.deliveries) if self.deliveries.by_engine else (self,):
             part.lease.renew(chunk.lease_s, now_s)
         self.trace_parent = self.trace_parent or chunk.trace_parent
         at = chunk.position_tokens if chunk.final else "a chunk"
@@ -351,7 +341,7 @@ class Handoff:
             side.fenced_tokens[rank] = max(tokens, side.fenced_tokens.get(rank, 0))
             self.timeline.note_often(now_s, "fenced early", (rank, tokens))
         else:
-            side.fenced.add(rank)
+            side.fence(rank)
             self.timeline.note(now_s, "fenced", rank)
 
     def ask(self, engine: EngineRecord, wish: Wish, now_s: float) -> bool:
@@ -360,7 +350,8 @@ class Handoff:
         Raises a `PagesError`, `HandoffOwnedError`, `HandoffConflictError`, and what `Account.keep`
         raises; in any case nothing changes.
         """
-        self.check_destination(engine)
+        if self.destination is not None:
+            self.check_destination(engine)
         demand = Demand.checked(self.handoff_id, engine, wish)
         if self.destination is not None:
             if demand != self.demand or not wish.repeated:
@@ -368,7 +359,7 @@ class Handoff:
             self.add_demand_message(engine, wish.demand)
             self.asked_s = now_s
             return False
-        if self.side.publication.final:
+        if self.side.publication.final and (demand.content or demand.prefix is not None):
             demand.check_content(self.handoff_id, self.side.publication)
         engine.account.keep(demand.size_bytes)
         if engine.in_use is not None:
@@ -386,7 +377,7 @@ class Handoff:
         if wish.repeated:
             self.unheard = engine.unheard_ranks
         self.trace_parent = self.trace_parent or wish.trace_parent
-        self.timeline.note(now_s, "requested", wish.held_tokens)
+        self.timeline.append((now_s, "requested", wish.held_tokens))
         return True
 
     def tell_sampled(self) -> list[Action]:
@@ -441,12 +432,17 @@ class Handoff:
 
     def forget_blocks(self) -> None:
         """Keep only what the timeline of an ended handoff needs."""
-        self.asked = self.demand.key
-        self._let_blocks_go()
+        size_bytes = HANDOFF_BYTES
         if self.parent is None:
-            self.side.forget_blocks()
-        self.demand = self.demand.without_blocks()
-        self.staged, self.stagers = {}, {}
+            size_bytes += self.side.forget_blocks()
+        if self.destination is not None:
+            self.asked = self.demand.key
+            self._give_blocks_back(self.destination)
+            size_bytes += self.demand.size_bytes
+            self.demand = self.demand.without_blocks()
+        self.account.let_go(size_bytes)
+        if self.staged:
+            self.staged, self.stagers = {}, {}
         self.pair = None
 
     def keep_part(self) -> None:
@@ -456,7 +452,7 @@ class Handoff:
     def forget_grant(self, number: int) -> None:
         """Drop the grant and take another number, so that late reports of it are ignored."""
         self.number = number
-        self.state = State.READY if self.complete else State.WAITING
+        self.state = State.READY if self.side.complete else State.WAITING
         self.pair = None
         self.staged, self.stagers = {}, {}
         self.unsettled = set()
@@ -472,11 +468,8 @@ class Handoff:
         """Discard what was read early."""
         self.early_tokens = self.early_bytes = self.bytes_read = 0
 
-    def _let_blocks_go(self) -> None:
+    def _give_blocks_back(self, engine: EngineRecord) -> None:
         """Return D's blocks to D; blocks of a handoff in quarantine may still be written."""
-        if (engine := self.destination) is None:
-            return
-        engine.account.let_go(self.demand.size_bytes)
         if engine.in_use is not None:
             if self.demand.held_tokens:
                 engine.in_use.forget_held(self.demand.blocks, self.demand.held_tokens)
@@ -485,7 +478,9 @@ class Handoff:
 
     def forget_demand(self) -> None:
         """Remove the demand, so that another D may ask."""
-        self._let_blocks_go()
+        if self.destination is not None:
+            self._give_blocks_back(self.destination)
+            self.account.let_go(self.demand.size_bytes)
         self.destination = None
         self.demand, self.demand_messages = NO_DEMAND, DemandMessages()
         self.sampled_told = False

@@ -18,7 +18,7 @@ def waits_for(handoff: Handoff) -> str:
         return "nobody published it"
     if not handoff.publication.final:
         return f"engine {source.key.engine_id} has not published all of it"
-    if not handoff.complete:
+    if not handoff.side.complete:
         ranks = [rank.rank for rank in source.layout.ranks if rank.rank not in handoff.side.fenced]
         return f"ranks {ranks} of engine {source.key.engine_id} have not fenced it"
     if handoff.shared:
@@ -76,7 +76,7 @@ def why_late(handoff: Handoff, lacks: str, draining: bool, now_s: float) -> Fail
 
 def _why_impatient(handoff: Handoff, draining: bool, words: str) -> Failure:
     """Return why a handoff failed whose D no longer waits."""
-    if not handoff.complete:
+    if not handoff.side.complete:
         return Failure(State.EXPIRED, "NOT_PUBLISHED", words)
     if draining:
         return Failure(State.EXPIRED, "BROKER_DRAINING", words)

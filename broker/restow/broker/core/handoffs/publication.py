@@ -93,7 +93,7 @@ class Publication(NamedTuple):
 
     def without_blocks(self) -> Publication:
         """Return what is remembered of the publication after the end."""
-        return self._replace(blocks={}, size_bytes=0)
+        return Publication({}, *self[1:6])
 
 
 NOTHING_PUBLISHED = Publication({})
@@ -136,6 +136,8 @@ class SourceSide:
     """Revision of the weights that P computed the state with."""
     checked: int = 0
     """`EngineRecord.admitted` when the oldest ids were checked."""
+    complete: bool = False
+    """Whether P's state is published whole, and fenced on every rank."""
     anew: bool = False
     """Whether P withdrew chunks. Leading tokens are then no longer read early, because a fence does
     not tell whether it is for the withdrawn chunks or for the new chunks."""
@@ -143,16 +145,6 @@ class SourceSide:
     """The number of P's message that published the last chunk."""
     repeated: bool = False
     """Whether P had already sent that message to an earlier broker."""
-
-    @property
-    def complete(self) -> bool:
-        """Return whether P's state is published whole, and fenced on every rank."""
-        engine = self.engine
-        return (
-            self.publication.final
-            and engine is not None
-            and len(self.fenced) >= len(engine.layout.ranks)
-        )
 
     @property
     def begun(self) -> bool:
@@ -167,8 +159,16 @@ class SourceSide:
             return 0
         return min(self.fenced_tokens.values())
 
+    def fence(self, rank: int) -> None:
+        """Record that a rank has the whole state in memory."""
+        self.fenced.add(rank)
+        engine = self.engine
+        if engine is not None and len(self.fenced) >= len(engine.layout.ranks):
+            self.complete = self.publication.final
+
     def unfence(self, rank: int) -> None:
         """Remove the fences of a rank that has lost its memory."""
+        self.complete = False
         self.fenced.discard(rank)
         self.fenced_tokens.pop(rank, None)
 
@@ -178,7 +178,7 @@ class SourceSide:
         Raises a `PagesError`, `HandoffConflictError`, `RevisionChangedError`, and what
         `Account.keep` raises; in any case nothing changes.
         """
-        revision = engine.revision_said(chunk.revision)
+        revision = chunk.revision or engine.layout.model.revision
         if self.engine is None:
             if revision != engine.revision:
                 check_revision(engine, chunk.revision, f"publishes handoff {handoff_id}")
@@ -216,14 +216,16 @@ class SourceSide:
         if publication.final and not self.publication.final:
             self.number, self.repeated = chunk.number, chunk.repeated
         self.publication = publication
+        if self.fenced and publication.final:  # ranks may be faster than P's session
+            self.complete = len(self.fenced) >= len(engine.layout.ranks)
 
-    def forget_blocks(self) -> None:
-        """Keep only what the timeline of an ended publication needs."""
-        if self.engine is not None:
-            self.engine.account.let_go(self.publication.size_bytes)
-            if self.engine.in_use is not None:
-                self.engine.in_use.unpublish(self)
+    def forget_blocks(self) -> int:
+        """Keep what the timeline of an ended publication needs; return the bytes of the rest."""
+        size_bytes = self.publication.size_bytes
+        if self.engine is not None and self.engine.in_use is not None:
+            self.engine.in_use.unpublish(self)
         self.publication = self.publication.without_blocks()
+        return size_bytes
 
 
 def check_revision(engine: EngineRecord, revision: str, what: str) -> None:

@@ -13,14 +13,17 @@ MAX_WORDS = 256
 
 
 class Timeline(list[tuple[float, str, object]]):
-    """Entries of time, event and unformatted details: handoffs are many, and few are looked at."""
+    """Entries of time, event and unformatted details: handoffs are many, and few are looked at.
+
+    `append` adds an entry of a step that a handoff takes only once before something is noted.
+    """
 
     __slots__ = ()
 
     def note(self, now_s: float, event: str, detail: object = "") -> None:
         """Add an entry; a long timeline keeps its beginning and its end."""
         self.append((now_s, event, detail))
-        if len(self) > MAX_ENTRIES:
+        while len(self) > MAX_ENTRIES:
             del self[MAX_ENTRIES // 2]
 
     def note_often(self, now_s: float, event: str, detail: object = "") -> None:
@@ -29,7 +32,9 @@ class Timeline(list[tuple[float, str, object]]):
             known = [index for index, entry in enumerate(self) if entry[1] == event]
             if len(known) >= MAX_OFTEN:
                 del self[known[1]]
-        self.note(now_s, event, detail)
+            self.note(now_s, event, detail)
+        else:
+            self.append((now_s, event, detail))
 
     def note_wait(self, now_s: float, wait: tuple[str, str]) -> None:
         """Add the beginning of a wait, unless the wait has begun."""

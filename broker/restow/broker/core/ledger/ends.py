@@ -17,10 +17,9 @@ def told(handoff: Handoff, engine: EngineRecord, demand: int | None = None) -> T
     """Return how the handoff ended, for P; for D, ``demand`` is the message that it ends."""
     state, failure, published = handoff.state, handoff.failure, handoff.side.publication
     readers = (handoff.parent or handoff).deliveries.readers
-    if demand is not None:
-        compared, counterparts = is_compared(published, handoff.demand), _publication(handoff)
-    elif not readers:
-        compared, counterparts = is_compared(published, handoff.demand), _demand(handoff)
+    if demand is not None or not readers:
+        compared = bool(published.content) and is_compared(published, handoff.demand)
+        counterparts = _demand(handoff) if demand is None else _publication(handoff)
     else:
         # The deliveries that ended as their publication ended, with success or without.
         parts = [
@@ -114,7 +113,7 @@ class Quarantine:
         if handoff.number not in engine.quarantined:
             self.held[engine.key, handoff.number] = _Held(handoff, set(ranks))
             engine.quarantined.add(handoff.number)
-            self._tenants.add_quarantined(engine.key.tenant, 1)
+            self._tenants.add(engine.key.tenant, quarantined=1)
             handoff.timeline.note(now_s, "quarantined", sorted(ranks))
         return True
 
@@ -128,7 +127,7 @@ class Quarantine:
             return []
         del self.held[engine.key, number]
         engine.quarantined.discard(number)
-        self._tenants.add_quarantined(engine.key.tenant, -1)
+        self._tenants.add(engine.key.tenant, quarantined=-1)
         held.handoff.timeline.note(now_s, "released")
         if engine.in_use is not None:
             engine.in_use.give_back(held.handoff)
@@ -145,5 +144,5 @@ class Quarantine:
         """Forget the handoffs of an engine that is gone with its pages."""
         for number in engine.quarantined:
             self.held.pop((engine.key, number)).handoff.writing = 0
-        self._tenants.add_quarantined(engine.key.tenant, -len(engine.quarantined))
+        self._tenants.add(engine.key.tenant, quarantined=-len(engine.quarantined))
         engine.quarantined.clear()

@@ -7,7 +7,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 
 from restow.broker.core.common.limits import Limits, Numbering
-from restow.broker.core.engines.account import HANDOFF_BYTES, Tenants
+from restow.broker.core.engines.account import HANDOFF_BYTES, Account, Tenants
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.ends import Quarantine
@@ -100,25 +100,26 @@ class HandoffTable:
             if handoff is not None:
                 yield handoff
 
-    def make(self, tenant: str, handoff_id: str, now_s: float) -> Handoff:
-        """Create a handoff for an unknown id.
+    def make(self, account: Account, handoff_id: str, now_s: float) -> Handoff:
+        """Create a handoff of the account's tenant for an unknown id.
 
         Raises `RequestError`, `QuotaExceededError` or `DirectoryFullError`.
         """
+        tenant = account.tenant
         check_handoff_id(handoff_id)
         self.check_room(tenant)
-        account = self.tenants.account(tenant)
         account.keep(HANDOFF_BYTES)
         number = self.numbering.take(now_s)
         handoff = Handoff(number, tenant, handoff_id, now_s, account)
         self.live[tenant, handoff_id] = handoff
         self.by_number[number] = handoff
-        self.tenants.add_live(tenant, 1)
+        self.tenants.holdings[tenant].live += 1
         return handoff
 
     def check_room(self, tenant: str) -> None:
         """Raise `QuotaExceededError` or `DirectoryFullError` if no further handoff may begin."""
-        self.tenants.check_handoff(tenant)
+        if self.limits.tenant_max_live is not None:
+            self.tenants.check_handoff(tenant, self.limits.tenant_max_live)
         if len(self.by_number) + len(self.quarantine.held) >= self.limits.max_live:
             raise DirectoryFullError(
                 f"the broker holds its maximum of {self.limits.max_live} handoffs: try again later"
@@ -129,16 +130,17 @@ class HandoffTable:
         del self.live[handoff.tenant, handoff.handoff_id]
         del self.by_number[handoff.number]
         handoff.account.let_go(HANDOFF_BYTES)
-        self.tenants.add_live(handoff.tenant, -1)
+        self.tenants.add(handoff.tenant, live=-1)
 
     def remember(self, handoff: Handoff) -> None:
         """Remember an ended handoff, and forget the oldest if there are too many."""
         key = (handoff.tenant, handoff.handoff_id)
         del self.live[key]
         self.ended[key] = handoff
-        forgotten = self.tenants.remember(*key)
-        if forgotten is not None:
-            del self.ended[handoff.tenant, forgotten]
+        ended, most = self.tenants.holdings[handoff.tenant].ended, self.limits.tenant_max_ended
+        ended.append(handoff.handoff_id)
+        if most is not None and len(ended) > most:
+            del self.ended[handoff.tenant, ended.popleft()]
         if len(self.ended) > self.limits.max_ended:
             self._forget_oldest()
 

@@ -9,14 +9,14 @@ from restow.broker.core.common.events import Failure
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.common.pair import Checks
-from restow.broker.core.common.traffic import CountedEnd
+from restow.broker.core.common.traffic import count_end
 from restow.broker.core.engines.account import HANDOFF_BYTES
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.flow import Flow
 from restow.broker.core.handoffs.demand import NO_DEMAND, DemandMessages, is_compared
 from restow.broker.core.handoffs.grant import release_staging
 from restow.broker.core.handoffs.handoff import Handoff, named_late, no_place
-from restow.broker.core.ledger.ends import told, told_destination
+from restow.broker.core.ledger.ends import told
 from restow.broker.core.ledger.handoff_table import Deadlines, HandoffTable
 from restow.broker.core.ledger.statistics import Statistics
 from restow.broker.errors import HandoffUnknownError
@@ -111,7 +111,7 @@ class Readers:
         ledger, parent = self._ledger, delivery.parent
         if parent is None:
             return
-        ledger.tenants.add_live(delivery.tenant, 1)
+        ledger.tenants.add(delivery.tenant, live=1)
         ledger.by_number[delivery.number] = delivery
         engine.handoffs.add(delivery.number)
         if parent.source is not None:
@@ -140,8 +140,6 @@ class Readers:
     def end_all(self, handoff: Handoff, now_s: float) -> list[Action]:
         """End the deliveries of a publication that ends, with its failure."""
         actions: list[Action] = []
-        if not handoff.deliveries.by_engine:  # most handoffs have no deliveries
-            return actions
         failure = handoff.failure
         if failure is None:
             words = f"no reader's place was left: {handoff.deliveries.in_words()}"
@@ -209,7 +207,11 @@ class Ledger(HandoffTable):
 
     def hear(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff | None:
         """Return the handoff that an engine speaks of; give it back to a re-registered engine."""
-        handoff = self.known(engine.key.tenant, handoff_id)
+        key = (engine.key.tenant, handoff_id)
+        handoff = self.live.get(key)
+        if handoff is not None and not handoff.deliveries.by_engine:
+            return handoff
+        handoff = handoff or self.ended.get(key)
         if handoff is not None:
             for part in (handoff, handoff.deliveries.by_engine.get(engine.key)):
                 if part is not None and part.ended:
@@ -252,7 +254,8 @@ class Ledger(HandoffTable):
 
     def watch(self, handoff: Handoff) -> None:
         """Set a deadline for the handoff's next check by the clock."""
-        look_s = handoff.next_look_s()
+        lease, deliveries = handoff.lease, handoff.deliveries.by_engine
+        look_s = handoff.next_look_s() if deliveries else lease.next_look_s()
         if look_s < handoff.looked_s:
             handoff.looked_s = look_s
             self.deadlines.add(look_s, handoff.number)
@@ -395,8 +398,7 @@ class Ledger(HandoffTable):
                 if engine is not None:
                     engine.handoffs.discard(part.number)
             part.forget_blocks()
-            part.account.let_go(HANDOFF_BYTES)
-            self.tenants.add_live(part.tenant, -1)
+            self.tenants.add(part.tenant, live=-1)
         del self.live[handoff.tenant, handoff.handoff_id]
 
     def _leave_flow(self, handoff: Handoff, now_s: float, done: bool = False) -> None:
@@ -417,14 +419,19 @@ class Ledger(HandoffTable):
         Every end goes through this method. D is told later if a rank of D may still write.
         """
         failure = handoff.failure
-        handoff.forget_untold()
+        if handoff.state is State.STAGING:
+            handoff.forget_untold()
         handoff.ended = True
         handoff.ended_s = now_s
         handoff.state = State.DONE if failure is None else failure.state
-        actions = self.readers.end_all(handoff, now_s)
+        actions: list[Action] = []
+        if handoff.deliveries.by_engine:
+            actions = self.readers.end_all(handoff, now_s)
         if handoff.stagers:
             actions += release_staging(handoff)
-        self._leave_flow(handoff, now_s)
+        source, destination = handoff.side.engine, handoff.destination
+        if destination is not None:
+            self.flow.leave(destination.key, handoff.number, now_s, failure is None)
         if handoff.pair is not None and handoff.pair.hashed:
             if failure is None:
                 handoff.timeline.note(now_s, "checked", "D read what P hashed")
@@ -434,21 +441,23 @@ class Ledger(HandoffTable):
         del self.by_number[handoff.number]
         self.returned.discard(handoff.number)
         if handoff.parent is None:
-            actions += _unfence(handoff)
+            agents = source.agents if source is not None else {}
+            for rank in sorted(handoff.side.fenced):
+                if rank in agents:  # an absent agent is told when it repeats its fence
+                    actions.append(SendUnfence(agents[rank].key, handoff.handoff_id))
             self.remember(handoff)
         self._count(handoff, now_s)
         writing = handoff.unsettled | handoff.unheard
-        source, destination = handoff.side.engine, handoff.destination
         if source is not None:
             source.handoffs.discard(handoff.number)
             if handoff.parent is None:
                 actions.append(told(handoff, source))
         if destination is not None:
             destination.handoffs.discard(handoff.number)
-            if not self.quarantine.hold(handoff, destination, writing, now_s):
-                actions += told_destination(handoff, destination)
+            if not (writing and self.quarantine.hold(handoff, destination, writing, now_s)):
+                for number in handoff.demand_messages.numbers:
+                    actions.append(told(handoff, destination, number))
         handoff.forget_blocks()
-        handoff.account.let_go(HANDOFF_BYTES)
         if self.fresh_ends is not None:
             self.fresh_ends.append(handoff)
         if failure is not None and failure.reason not in ORDINARY:
@@ -457,31 +466,21 @@ class Ledger(HandoffTable):
 
     def _count(self, handoff: Handoff, now_s: float) -> None:
         """Count an end; a shared publication counts apart, because its deliveries were counted."""
-        self.tenants.add_live(handoff.tenant, -1)
         if handoff.deliveries.readers:
+            self.tenants.add(handoff.tenant, live=-1)
             self.statistics.count_publication(handoff)
             return
         source, destination = handoff.side.engine, handoff.destination
         pair = None
         if source is not None and destination is not None:
             pair = source.key.engine_id, destination.key.engine_id
+        state, bytes_read = handoff.state, handoff.bytes_read
+        series = self.tenants.count_end(handoff.tenant, state, bytes_read, pair)
+        series.append(self.statistics.series)
         took_s = now_s - handoff.granted_s if handoff.granted_s else None
-        end = CountedEnd.of(handoff.state, handoff.bytes_read, took_s)
-        self.tenants.count_end(handoff.tenant, end, pair, now_s)
-        self.statistics.count(handoff, end)
+        count_end(series, state, bytes_read, took_s, now_s)
+        self.statistics.count(handoff)
 
     def _tell_failure(self, handoff: Handoff, failure: Failure) -> None:
         if self.fresh_failures is not None:
             self.fresh_failures.append((handoff, failure))
-
-
-def _unfence(handoff: Handoff) -> list[Action]:
-    """Tell P's agents to forget their fences; absent agents are told when they repeat them."""
-    source = handoff.side.engine
-    if source is None:
-        return []
-    return [
-        SendUnfence(source.agents[rank].key, handoff.handoff_id)
-        for rank in sorted(handoff.side.fenced)
-        if rank in source.agents
-    ]

@@ -7,7 +7,7 @@ from collections import Counter
 from enum import StrEnum
 
 from restow.broker.core.common.keys import State
-from restow.broker.core.common.traffic import STEP_S, CountedEnd, TallySeries
+from restow.broker.core.common.traffic import STEP_S, TallySeries
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.errors import QuotaExceededError, RestowError
 from restow.broker.reasons import REASONS
@@ -101,16 +101,17 @@ class Statistics:
         reason = "" if handoff.failure is None else _known(handoff.failure.reason)
         self.publications[handoff.state, reason] += 1
 
-    def count(self, handoff: Handoff, end: CountedEnd) -> None:
-        """Count a handoff that has just ended."""
-        self.series.count(end, handoff.ended_s)
+    def count(self, handoff: Handoff) -> None:
+        """Count a handoff that has just ended; ``series`` counts it apart."""
         self.bytes_read += handoff.bytes_read
         self.early_bytes += handoff.early_bytes
         reason = "" if handoff.failure is None else _known(handoff.failure.reason)
         self.ends[handoff.state, reason] += 1
-        for phase, begin_s, end_s in phases_of(handoff):
-            self.phases[phase].add(end_s - begin_s)
-        self.phases[Phase.ALL].add(handoff.ended_s - handoff.born_s)
+        whole = (Phase.ALL, handoff.born_s, handoff.ended_s)
+        for phase, begin_s, end_s in (whole, *phases_of(handoff)):
+            durations, seconds = self.phases[phase], end_s - begin_s
+            durations.counts[bisect_left(BOUNDS_S, seconds)] += 1
+            durations.total_s += seconds
 
 
 def _known(reason: str) -> str:

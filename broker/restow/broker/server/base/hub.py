@@ -90,7 +90,6 @@ class Hub:
         self._tasks: set[asyncio.Task[PairOutcome]] = set()
         self._log = get_logger("restow.broker")
         self._do: dict[type, Callable[[Any], None]] = {
-            **dict.fromkeys(WRITE, self._send),
             act.SendPeer: self._send_peer,
             act.SendProbe: self._send_probe,
             act.TellEnded: self._tell_ended,
@@ -108,8 +107,14 @@ class Hub:
 
     def perform(self, actions: list[act.Action]) -> None:
         """Carry out the actions that the directory wants."""
+        action: Any
         for action in actions:
-            self._do[type(action)](action)
+            kind = type(action)
+            write = WRITE.get(kind)
+            if write is None:
+                self._do[kind](action)
+            elif (outbox := self.agents.get(action.agent)) is not None:
+                write(outbox, action)
         ledger = self.directory.ledger
         if ledger.fresh_failures:
             tell_failures(self.said, ledger.fresh_failures)
@@ -244,10 +249,6 @@ class Hub:
     def _tell(self, action: Any) -> None:
         if (outbox := self.engines.get(action.engine)) is not None:
             TELL[type(action)](outbox, action)
-
-    def _send(self, action: Any) -> None:
-        if (outbox := self.agents.get(action.agent)) is not None:
-            WRITE[type(action)](outbox, action)
 
     def _send_peer(self, action: act.SendPeer) -> None:
         engine = self.directory.members.engines[action.peer.engine]

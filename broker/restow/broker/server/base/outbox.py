@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.events import NamedPrefix
-from restow.broker.core.common.keys import GroupIds, State, size_of
+from restow.broker.core.common.keys import State, size_of
 from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.errors import (
@@ -73,7 +73,8 @@ class Outbox(Generic[Batch]):
         self._max_full = max(1, -(-max_queue // MAX_BATCH))
         self._wake = asyncio.Event()
         self._end: RestowError | None = None
-        self._closed = False
+        self.closed = False
+        """Whether the stream ends, though its reader may not know yet."""
 
     def open(self, size_bytes: int = 0) -> Batch:
         """Return the batch to add exactly one message to; never blocks.
@@ -92,33 +93,29 @@ class Outbox(Generic[Batch]):
                 self._in_full += self._in_last
             self._start()
             self._bytes_in_last = size_bytes
-        if self._closed or not self._carry(MESSAGE_BYTES + COPIES * size_bytes):
+        if self.closed:
             return self._make()
+        copied_bytes = MESSAGE_BYTES + COPIES * size_bytes
+        carried_bytes = self._carried_bytes + copied_bytes
+        if carried_bytes > self._free_bytes and self._account is not None:
+            try:
+                self._account.carry(min(copied_bytes, carried_bytes - self._free_bytes))
+            except (QuotaExceededError, DirectoryFullError) as error:
+                self._overflow(f", and its tenant has no room for more: {error.message}")
+                return self._make()
+        self._carried_bytes = carried_bytes
+        self._carried_in_last += copied_bytes
         if not self._in_last:  # a reader waits only while there is no message
             self._wake.set()
         self._in_last += 1
         return self._last
 
-    def _carry(self, size_bytes: int) -> bool:
-        """Let the account carry more bytes; close the stream and return False if it cannot."""
-        if self._account is None:
-            return True
-        carried_bytes = self._carried_bytes + size_bytes
-        if carried_bytes > self._free_bytes:
-            try:
-                self._account.carry(min(size_bytes, carried_bytes - self._free_bytes))
-            except (QuotaExceededError, DirectoryFullError) as error:
-                self._overflow(f", and its tenant has no room for more: {error.message}")
-                return False
-        self._carried_bytes = carried_bytes
-        self._carried_in_last += size_bytes
-        return True
-
     def _deliver(self, size_bytes: int) -> None:
-        if self._account is not None:
-            self._carried_bytes -= size_bytes
-            left = max(self._carried_bytes, self._free_bytes)
-            self._account.deliver(max(0, self._carried_bytes + size_bytes - left))
+        before_bytes = self._carried_bytes
+        self._carried_bytes -= size_bytes
+        if before_bytes > self._free_bytes and self._account is not None:
+            left_bytes = max(self._carried_bytes, self._free_bytes)
+            self._account.deliver(before_bytes - left_bytes)
 
     def drop(self) -> None:
         """Close the outbox for good, because nobody will take a batch any more."""
@@ -145,15 +142,10 @@ class Outbox(Generic[Batch]):
 
     def close(self, end: RestowError | None = None) -> None:
         """End the stream after the queued messages, with the error ``end`` if it is given."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self._end = end
         self._wake.set()
-
-    @property
-    def closed(self) -> bool:
-        """Whether the stream ends, though its reader may not know yet."""
-        return self._closed
 
     def has_room(self, size_bytes: int) -> bool:
         """Return whether an optional message may be added without risk to the stream."""
@@ -190,7 +182,7 @@ class Outbox(Generic[Batch]):
                 batch, self._carried_in_taken = self._last, self._carried_in_last
                 self._start()
                 return batch
-            if self._closed:
+            if self.closed:
                 if self._end is not None:
                     raise self._end
                 return None
@@ -206,10 +198,6 @@ _KINDS = {False: link.DIGEST_KIND_UNSPECIFIED, True: link.DIGEST_KIND_XXH3_128}
 STATE_NUMBERS: dict[State, broker_pb2.HandoffState.ValueType] = {
     state: broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state.value}") for state in State
 }
-
-
-class _BlockLists(Protocol):
-    def add(self) -> broker_pb2.BlockList: ...
 
 
 def fill_ended(ended: broker_pb2.Ended, action: act.TellEnded) -> None:
@@ -267,13 +255,6 @@ def _write_sampled(outbox: EngineOutbox, action: act.TellSampled) -> None:
     sampled.token = action.token
 
 
-def _fill_blocks(lists: _BlockLists, blocks: tuple[GroupIds, ...]) -> None:
-    for group, ids in blocks:
-        message = lists.add()
-        message.group = group
-        message.block_ids = ids
-
-
 def _write_program(outbox: AgentOutbox, action: act.SendProgram) -> None:
     program = wire_program.program_to_proto(action.program, action.src_rank, action.hashed)
     outbox.open(action.program.size_bytes).orders.add().program.CopyFrom(program)
@@ -305,7 +286,8 @@ def _write_forget(outbox: AgentOutbox, action: act.SendForget) -> None:
 def _write_stage(outbox: AgentOutbox, action: act.SendStage) -> None:
     stage = outbox.open(size_of(action.blocks)).orders.add().stage
     stage.handoff = action.handoff
-    _fill_blocks(stage.src_blocks, action.blocks)
+    for group, ids in action.blocks:
+        stage.src_blocks.add(group=group, block_ids=ids)
     stage.first_token = action.first_token
     stage.stop_token = action.stop_token
     for part in action.parts:
@@ -319,8 +301,10 @@ def _write_execute(outbox: AgentOutbox, action: act.SendExecute) -> None:
     execute.handoff = action.handoff
     execute.handoff_id = action.handoff_id
     execute.program_id = action.program_id
-    _fill_blocks(execute.src_blocks, action.src_blocks)
-    _fill_blocks(execute.dst_blocks, action.dst_blocks)
+    for group, ids in action.src_blocks:
+        execute.src_blocks.add(group=group, block_ids=ids)
+    for group, ids in action.dst_blocks:
+        execute.dst_blocks.add(group=group, block_ids=ids)
     execute.first_token = action.first_token
     execute.stop_token = action.stop_token
     for run in action.sources:

@@ -150,15 +150,18 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         reports, rank = self._hub.directory.reports, agent.key.rank
         body = message.WhichOneof("body")
         if body == "fenced":
-            actions = self._fence(engine, agent, message.fenced, now_s)
+            fenced = message.fenced
+            try:
+                actions = reports.fence(engine, agent, fenced.handoff_id, now_s, fenced.tokens)
+            except RestowError as error:
+                actions = self._refuse_fence(engine, agent, fenced.handoff_id, error)
         elif body == "settled":
             settled = message.settled
+            reason = detail = ""
+            if settled.reason:
+                reason, detail = failure_of(settled.reason, settled.detail)
             settlement = Settlement(
-                settled.handoff,
-                settled.bytes,
-                settled.elapsed_us,
-                *failure_of(settled.reason, settled.detail),
-                settled.compared,
+                settled.handoff, settled.bytes, settled.elapsed_us, reason, detail, settled.compared
             )
             actions = reports.settled(engine, agent, settlement, now_s)
         elif body == "staged":
@@ -177,28 +180,24 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         if actions:
             self._hub.perform(actions)
 
-    def _fence(
-        self, engine: EngineRecord, agent: AgentRecord, fenced: pb.Fenced, now_s: float
+    def _refuse_fence(
+        self, engine: EngineRecord, agent: AgentRecord, handoff_id: str, error: RestowError
     ) -> list[act.Action]:
-        """Take a fence; a refusal concerns its handoff, and must not end the agent's stream."""
-        reports, handoff_id = self._hub.directory.reports, fenced.handoff_id
-        try:
-            return reports.fence(engine, agent, handoff_id, now_s, fenced.tokens)
-        except RestowError as error:
-            statistics = self._hub.directory.ledger.statistics
-            statistics.refuse(error.reason)
-            statistics.count_quota(error)
-            self._hub.said.warning(
-                "word refused",
-                tenant=engine.key.tenant,
-                engine=engine.key.engine_id,
-                rank=agent.key.rank,
-                word="fence",
-                handoff=cut(handoff_id, MAX_SUBJECT_BYTES),
-                reason=error.reason,
-                detail=error.message,
-            )
-            return [act.SendUnfence(agent.key, handoff_id)]
+        """Have a refused fence forgotten; it concerns its handoff, and must not end the stream."""
+        statistics = self._hub.directory.ledger.statistics
+        statistics.refuse(error.reason)
+        statistics.count_quota(error)
+        self._hub.said.warning(
+            "word refused",
+            tenant=engine.key.tenant,
+            engine=engine.key.engine_id,
+            rank=agent.key.rank,
+            word="fence",
+            handoff=cut(handoff_id, MAX_SUBJECT_BYTES),
+            reason=error.reason,
+            detail=error.message,
+        )
+        return [act.SendUnfence(agent.key, handoff_id)]
 
 
 def probed_from_proto(message: pb.Probed) -> Probed:

@@ -6,7 +6,6 @@ import hashlib
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sized
 from dataclasses import replace
 from typing import Final
 from weakref import WeakValueDictionary
@@ -118,17 +117,24 @@ def version_of(text: str) -> str:
 
 def chunk_of(publication: pb.Publication, limits: Limits, number: int = 0) -> Chunk:
     """Return a part of P's publication; ``number`` is its message's. Raises `RequestError`."""
-    _check_lists(publication.blocks)
+    if len(publication.blocks) > MAX_GROUPS:
+        raise _too_many_lists(len(publication.blocks))
+    blocks = []
+    for listed in publication.blocks:
+        blocks.append((listed.group, listed.first_block, listed.block_ids))
+    content = b""
+    if publication.final and (publication.content or limits.require_content):
+        content = _named_content(publication, "publishes it")
     return Chunk(
-        tuple([(b.group, b.first_block, b.block_ids) for b in publication.blocks]),
+        tuple(blocks),
         publication.position_tokens,
         publication.final,
-        lease_s_of(publication.lease_ms, limits),
-        known_trace(publication.trace_parent),
-        _named_content(publication, limits, "publishes it") if publication.final else b"",
+        lease_s_of(publication.lease_ms, limits) if publication.lease_ms else limits.lease_s,
+        known_trace(publication.trace_parent) if publication.trace_parent else "",
+        content,
         publication.repeated,
-        readers_of(publication.readers),
-        _sampled(publication),
+        readers_of(publication.readers) if publication.readers else 0,
+        _sampled(publication) if publication.HasField("sampled_token") else None,
         publication.anew,
         revision_of(publication.revision) if publication.revision else "",
         number,
@@ -172,7 +178,8 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
                 field="prefix",
             )
         prefix = named_of(demand.prefix, demand.position_tokens)
-    _check_lists(demand.blocks)
+    if len(demand.blocks) > MAX_GROUPS:
+        raise _too_many_lists(len(demand.blocks))
     blocks = []
     for listed in demand.blocks:
         if listed.first_block:
@@ -180,6 +187,9 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
                 "a demand must name all blocks, from block 0 on", field="first_block"
             )
         blocks.append((listed.group, listed.block_ids))
+    content = b""
+    if prefix is None and (demand.content or limits.require_content):
+        content = _named_content(demand, "asks for it")
     timeout_s = timeout_ms / 1000 if timeout_ms else limits.timeout_s
     return Wish(
         tuple(blocks),
@@ -187,10 +197,10 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         timeout_s,
         demand.position_tokens,
         demand.repeated,
-        known_trace(demand.trace_parent),
-        _named_content(demand, limits, "asks for it") if prefix is None else b"",
+        known_trace(demand.trace_parent) if demand.trace_parent else "",
+        content,
         number,
-        readers_of(demand.readers),
+        readers_of(demand.readers) if demand.readers else 0,
         prefix,
         demand.takes_sampled_token,
         revision_of(demand.revision) if demand.revision else "",
@@ -198,9 +208,8 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
     )
 
 
-def _sampled(said: pb.Publication | pb.Ended) -> int | None:
-    if not said.HasField("sampled_token"):
-        return None
+def _sampled(said: pb.Publication | pb.Ended) -> int:
+    """Check and return the token that P sampled. Raises `RequestError`."""
     if said.sampled_token < 0:
         raise RequestError(
             f"sampled_token {said.sampled_token} must not be negative",
@@ -246,7 +255,7 @@ def known_end_of(ended: pb.Ended) -> KnownEnd:
             )
             for counterpart in counterparts
         ),
-        sampled=_sampled(ended),
+        sampled=_sampled(ended) if ended.HasField("sampled_token") else None,
         readers=readers_of(ended.readers),
     )
 
@@ -264,20 +273,19 @@ def failure_of(reason: str, detail: str) -> tuple[str, str]:
     return reason, cut(detail)
 
 
-def _named_content(said: pb.Publication | pb.Demand, limits: Limits, verb: str) -> bytes:
-    """Return the content that a side names. Raises `ContentNotNamedError` if it must name it."""
-    if not said.content and limits.require_content:
+def _named_content(said: pb.Publication | pb.Demand, verb: str) -> bytes:
+    """Check and return the content that a side names.
+
+    Raises `ContentNotNamedError` if it names none, and `RequestError` if that is no hash.
+    """
+    content = said.content
+    if not content:
         raise ContentNotNamedError(
             f"handoff {said.handoff_id[:64]}: the engine {verb} without naming its content, but "
             f"this broker requires content to compare: give content and position_tokens",
             handoff=said.handoff_id,
         )
-    return _content(said.content)
-
-
-def _content(content: bytes) -> bytes:
-    """Check and return a content hash. Raises `RequestError`."""
-    if content and not MIN_CONTENT_BYTES <= len(content) <= MAX_CONTENT_BYTES:
+    if not MIN_CONTENT_BYTES <= len(content) <= MAX_CONTENT_BYTES:
         raise RequestError(
             f"content has {len(content)} bytes, but a hash has {MIN_CONTENT_BYTES} to "
             f"{MAX_CONTENT_BYTES}",
@@ -286,10 +294,8 @@ def _content(content: bytes) -> bytes:
     return content
 
 
-def _check_lists(lists: Sized) -> None:
-    """Raise `RequestError` for more block lists than an engine may have groups."""
-    if len(lists) > MAX_GROUPS:
-        raise RequestError(
-            f"{len(lists)} lists of blocks, but an engine has at most {MAX_GROUPS} groups",
-            field="blocks",
-        )
+def _too_many_lists(count: int) -> RequestError:
+    """Return the error for more block lists than an engine may have groups."""
+    return RequestError(
+        f"{count} lists of blocks, but an engine has at most {MAX_GROUPS} groups", field="blocks"
+    )

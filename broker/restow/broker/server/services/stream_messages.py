@@ -106,54 +106,67 @@ class SessionWords:
         self, engine: EngineRecord, outbox: EngineOutbox, message: pb.EngineMessage, now_s: float
     ) -> bool:
         """Handle a message, and return whether that took long."""
-        hub, body = self._hub, message.WhichOneof("body")
+        hub, body, number = self._hub, message.WhichOneof("body"), message.message_id
+        directory = hub.directory
         try:
-            actions = self._apply(engine, message, body, now_s)
+            if number < 0:
+                raise RequestError(f"message_id {number} must not be negative", field="message_id")
+            if body == "publish":
+                publication = message.publish
+                chunk = chunk_of(publication, directory.limits, number)
+                actions = directory.publish(engine, publication.handoff_id, chunk, now_s)
+            elif body == "request":
+                demand = message.request
+                wish = wish_of(demand, number, directory.limits)
+                actions = directory.request(engine, demand.handoff_id, wish, now_s)
+            else:
+                actions = self._apply(engine, message, body, now_s)
             if actions:
                 hub.perform(actions)
         except RestowError as error:
-            handoff_id = getattr(getattr(message, body), "handoff_id", "") if body else ""
-            statistics = hub.directory.ledger.statistics
-            statistics.count_quota(error)
-            if body in ("publish", "request"):
-                hub.refuse(engine, handoff_id, error)
-            else:
-                statistics.refuse(error.reason)
-            hub.said.warning(
-                "word refused",
-                tenant=engine.key.tenant,
-                engine=engine.key.engine_id,
-                word=body,
-                handoff=cut(handoff_id, MAX_SUBJECT_BYTES),
-                reason=error.reason,
-                detail=error.message,
-            )
-            refused = outbox.open(len(handoff_id.encode())).events.add().refused
-            refused.message_id = message.message_id
-            refused.handoff_id = handoff_id
-            refused.status = error.status
-            refused.reason = error.reason
-            refused.detail = cut(error.message)
-            if body == "publish":
-                self.tell_refused(engine, handoff_id, error)
+            self._refuse(engine, outbox, message, body, error)
         return body == "holdings" or (body == "request" and message.request.HasField("prefix"))
+
+    def _refuse(
+        self,
+        engine: EngineRecord,
+        outbox: EngineOutbox,
+        message: pb.EngineMessage,
+        body: str | None,
+        error: RestowError,
+    ) -> None:
+        """Count, log and answer a refused message."""
+        hub = self._hub
+        handoff_id = getattr(getattr(message, body), "handoff_id", "") if body else ""
+        statistics = hub.directory.ledger.statistics
+        statistics.count_quota(error)
+        if body in ("publish", "request"):
+            hub.refuse(engine, handoff_id, error)
+        else:
+            statistics.refuse(error.reason)
+        hub.said.warning(
+            "word refused",
+            tenant=engine.key.tenant,
+            engine=engine.key.engine_id,
+            word=body,
+            handoff=cut(handoff_id, MAX_SUBJECT_BYTES),
+            reason=error.reason,
+            detail=error.message,
+        )
+        refused = outbox.open(len(handoff_id.encode())).events.add().refused
+        refused.message_id = message.message_id
+        refused.handoff_id = handoff_id
+        refused.status = error.status
+        refused.reason = error.reason
+        refused.detail = cut(error.message)
+        if body == "publish":
+            self.tell_refused(engine, handoff_id, error)
 
     def _apply(
         self, engine: EngineRecord, message: pb.EngineMessage, body: str | None, now_s: float
     ) -> list[act.Action]:
+        """Handle a message that is no publication and no demand."""
         directory = self._hub.directory
-        if message.message_id < 0:
-            raise RequestError(
-                f"message_id {message.message_id} must not be negative", field="message_id"
-            )
-        if body == "publish":
-            publication = message.publish
-            chunk = chunk_of(publication, directory.limits, message.message_id)
-            return directory.publish(engine, publication.handoff_id, chunk, now_s)
-        if body == "request":
-            demand = message.request
-            wish = wish_of(demand, message.message_id, directory.limits)
-            return directory.request(engine, demand.handoff_id, wish, now_s)
         if body == "renew":
             lease_s = lease_s_of(message.renew.lease_ms, directory.limits)
             return directory.renew(engine, message.renew.handoff_id, lease_s, now_s)
