@@ -76,19 +76,19 @@ class Store:
         self.written.append(pinned)
         return True
 
-    def evict(self, victim: KeptState) -> None:
+    def evict(self, state: KeptState) -> None:
         """Check that the victim is the least valuable state that can go, and see what goes."""
         kept = self.kept
         if not kept.shape.by_block:
-            self._evict(victim)
+            self._evict(state)
             return
-        assert kept.worth(victim) == min(
+        assert kept.worth(state) == min(
             kept.worth(state)
             for state in kept._states.by_key.values()
             if not kept._pieces[state.pieces[-1]].pins
         )
-        pieces = [*victim.pieces]
-        self._evict(victim)
+        pieces = [*state.pieces]
+        self._evict(state)
         assert kept.lacks(pieces) == pieces[-1:], "other pieces than the last one are gone"
 
     def _move(self, moves: tuple[PageMove, ...]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,7 @@ MAX_BLOCKS = 1 << 20
 """Largest number of ids in a list."""
 MAX_LIST_BYTES = ID_BYTES * MAX_BLOCKS
 _ID = np.dtype("<i4")
-unsigned: Callable[[bytes], npt.NDArray[np.uint32]] = partial(np.frombuffer, dtype=np.dtype("<u4"))
-"""View packed ids as unsigned, so that a negative id exceeds every limit. Copies nothing."""
+_UNSIGNED_ID = np.dtype("<u4")
 
 
 def whole_numbers(values: object, limit: int) -> npt.NDArray[np.int64] | None:
@@ -74,6 +72,11 @@ def unpacked(group: str, data: bytes) -> npt.NDArray[np.int64]:
     """
     check_whole(group, data)
     return np.frombuffer(data, _ID).astype(np.int64)
+
+
+def unsigned(data: bytes) -> npt.NDArray[np.uint32]:
+    """View packed ids as unsigned, so that a negative id exceeds every limit. Copies nothing."""
+    return np.frombuffer(data, _UNSIGNED_ID)
 
 
 def check_whole(group: str, data: bytes) -> None:
