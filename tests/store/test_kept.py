@@ -331,6 +331,15 @@ def test_states_that_save_more_tokens_a_byte_stay_longer() -> None:
     assert kept.holds(prefix_of([9] * 50, 50))
 
 
+def test_a_state_is_worth_the_tokens_that_it_saves_for_each_byte() -> None:
+    kept = small("hybrid", 300_000)
+    keep(kept, [9] * 50)
+    (state,) = kept._states.by_key.values()
+    assert kept.worth(state) == 50 / sum(kept.room.strides[key.group] for key in state.pieces)
+    keep(kept, [9] * 60)  # the first state's whole blocks are part of the second
+    assert kept.worth(state) > 50 / (kept.room.usable_bytes - kept.room.free_bytes)
+
+
 def test_a_state_of_many_uses_stays_until_the_clock_has_passed_it() -> None:
     kept = small("recurrent", 5 * 8192)
     keep(kept, [1])
