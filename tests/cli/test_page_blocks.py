@@ -42,6 +42,8 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     },
     "docs/benchmarks.md": {
         "./run bench --suite models": "measures for an hour",
+        "./run bench --suite eviction": "needs a trace that is not in this repository; "
+        "tests/bench/test_suites.py reads one of its form",
         "RESTOW_LMCACHE_PYTHON=": "measures for minutes, with LMCache where it is installed",
     },
     "docs/operators.md": {
