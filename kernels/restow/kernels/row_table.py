@@ -210,10 +210,10 @@ class RowCall:
         Raises `RowTableError` for a list of too many tokens, and for begins that are not aligned.
         """
         rows = table.device_rows
-        tokens = np.array([one.tokens for one in lists], np.int64)
+        tokens = np.array([listed.tokens for listed in lists], np.int64)
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < _MOST:
             raise RowTableError(None, f"a list has {tokens.max()} tokens, not [0, {_MOST})")
-        bases = [side.base_address for one in lists for side in (one.src, one.dst)]
+        bases = [side.base_address for listed in lists for side in (listed.src, listed.dst)]
         if any(base % VECTOR_BYTES for base in bases):
             raise RowTableError(None, f"base addresses must be multiples of {VECTOR_BYTES}")
         units = tokens[rows[:, RowColumn.LIST]] * rows[:, RowColumn.COUNT]
@@ -235,14 +235,17 @@ class RowCall:
             return placed[id(numbers)]
 
         header = np.empty((len(lists), len(ListColumn)), np.int64)
-        for row, one in zip(header, lists, strict=True):
-            row[ListColumn.TOKENS] = one.tokens
+        for row, listed in zip(header, lists, strict=True):
+            row[ListColumn.TOKENS] = listed.tokens
             row[ListColumn.PLACES] = -1
-            if one.places is not None:
+            if listed.places is not None:
                 row[ListColumn.PLACES] = at
-                parts += one.places
-                at += 2 * one.tokens
-            for first, side in ((ListColumn.SRC_BASE, one.src), (ListColumn.DST_BASE, one.dst)):
+                parts += listed.places
+                at += 2 * listed.tokens
+            for first, side in (
+                (ListColumn.SRC_BASE, listed.src),
+                (ListColumn.DST_BASE, listed.dst),
+            ):
                 pages = -1 if side.pages is None else put(side.pages)
                 row[first : first + SIDE_COLUMNS] = (
                     *(side.base_address, side.first_place, side.page_tokens),

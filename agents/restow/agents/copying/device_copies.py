@@ -82,7 +82,8 @@ class DeviceTables:
     ) -> None:
         """Begin without tables; ``upload`` moves a table to the device."""
         self._device, self._upload = device, upload
-        self._tables: dict[tuple[object, ...], _Table] = {}
+        self._tables: dict[tuple[tuple[object, ...], ...], _Table] = {}
+        """Tables by the names of their parts."""
 
     def bind(self, parts: Sequence[RowCopies]) -> DeviceLaunch | None:
         """Return the launch of all parts, none of which is without rows; None if there are none.
@@ -104,7 +105,7 @@ class DeviceTables:
             for part in parts
             for end in [part.dst if staged == DST_SIDE else part.src]
         ]
-        lists = [_tokens(parts[one.part], one) for one in table.lists]
+        lists = [_tokens(parts[rows.part], rows) for rows in table.lists]
         try:
             call = RowCall.of(table.rows.table, lists, np.concatenate(begins))
         except RowTableError as error:
@@ -113,8 +114,9 @@ class DeviceTables:
 
     def forget_program(self, program_id: str) -> None:
         """Forget a program, whose id another program may have from now on. May be called again."""
-        for name in [name for name in self._tables if any(program_id in part for part in name)]:  # type: ignore[operator]
-            del self._tables[name]
+        for names in list(self._tables):
+            if any(program_id in name for name in names):
+                del self._tables[names]
 
     def clear(self) -> None:
         """Forget all programs."""

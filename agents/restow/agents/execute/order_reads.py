@@ -145,7 +145,7 @@ def cleared(program: Program, order: ExecuteOrder, memory: RegionTable) -> list[
 
 
 def snapshots(program: Program, order: ExecuteOrder, memory: RegionTable) -> list[RowCopies]:
-    """Return all snapshots of an order that failed, to zero them: no half and no old one may stay.
+    """Return all snapshots of an order that failed: they are zeroed, so that no old state stays.
 
     Per-token pages need no zeroing: they are never read beyond the tokens that their request has
     computed.

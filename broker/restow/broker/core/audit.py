@@ -241,7 +241,8 @@ def _check_members(directory: Directory) -> Iterator[str]:
         if engine.gone or engine.key != key:
             yield f"engine {engine.key.engine_id} is filed as {key}, gone: {engine.gone}"
         if engine.complete != (bool(engine.agents) and not engine.missing_ranks):
-            yield f"engine {engine.key.engine_id} is complete: {engine.complete}, not so its agents"
+            name, complete = engine.key.engine_id, engine.complete
+            yield f"engine {name} is complete: {complete}, but its agents differ"
         yield from _check_sides(engine, by_number)
 
 
