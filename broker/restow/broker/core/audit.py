@@ -241,8 +241,8 @@ def _check_members(directory: Directory) -> Iterator[str]:
         if engine.gone or engine.key != key:
             yield f"engine {engine.key.engine_id} is filed as {key}, gone: {engine.gone}"
         if engine.complete != (bool(engine.agents) and not engine.missing_ranks):
-            name, complete = engine.key.engine_id, engine.complete
-            yield f"engine {name} is complete: {complete}, but its agents differ"
+            complete = f"complete: {engine.complete}, but its agents differ"
+            yield f"engine {engine.key.engine_id} is {complete}"
         yield from _check_sides(engine, by_number)
 
 
