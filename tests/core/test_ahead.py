@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core.test_probing import HOSTS, SECONDS, answer, measured, probes
+from core.test_probing import HOSTS, SECONDS, answer, probes
 from core.world import LIMITS, World, alone, layout
 from restow.broker.core.ahead import MAX_QUEUED
 from restow.broker.core.common import actions as act
@@ -50,7 +50,7 @@ def test_a_first_handoff_is_granted_at_once() -> None:
     world.begin(world.side("p"), world.side("d"))
     assert world.find().granted
     assert not {"MakePlan", "SendProbe"} & {type(one).__name__ for one in world.sent[before:]}
-    assert not {"waits for a plan", "waits for costs"} & set(world.events())
+    assert "waits for a plan" not in world.events()
 
 
 def test_engines_that_say_no_side_are_planned_for_and_show_nobody_their_memory() -> None:
@@ -110,10 +110,10 @@ def test_what_requests_wait_for_comes_first() -> None:
 
 def test_agents_that_read_are_not_measured_meanwhile() -> None:
     world = house("PD")
+    settle_down(world)
     world.engine("d2", 2, host="host-d2", sides="D")
     p, d = world.side("p"), world.side("d")
     world.begin(p, d)
-    measured(world, p, d)
     handoff = world.find()
     assert handoff.granted
     count = len(probes(world))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.test_probing import COPYING
+from core.test_probing import COPYING, measure
 from core.world import LIMITS, Side, World, kinds
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.events import Probed
@@ -60,7 +60,7 @@ def test_the_source_holds_memory_and_the_destination_reads_it() -> None:
 def test_costs_that_are_measured_meanwhile_are_another_matter() -> None:
     world = World(measures=True)
     p, d = world.engine("p", host="host-p"), world.engine("d", host="host-d")
-    world.begin(p, d)
+    measure(world, p, d)
     number = begin(world, p, d)
     measured, examined = world.orders(act.SendProbe)
     assert isinstance(measured, act.SendProbe)

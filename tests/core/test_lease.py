@@ -121,9 +121,6 @@ def test_what_a_handoff_waits_for_is_said() -> None:
     holder(world, "holder")
     asking(world)
     assert said(world) == "engine holder has not answered the offer"
-    world = World(measures=True)
-    p, d = world.engine("p", host="one"), world.engine("d", host="two")
+    world, p, d = p_and_d()
     world.ready(p)
     assert said(world) == "nobody asked for it"
-    world.request(d)
-    assert said(world) == "the costs of reading are being measured"

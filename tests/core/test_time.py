@@ -38,15 +38,12 @@ def test_a_rank_that_never_fences_is_named() -> None:
     ("why", "reason"),
     [
         ("plan", "PLAN_LATE"),
-        ("costs", "COSTS_LATE"),
         ("drain", "BROKER_DRAINING"),
         ("agent", "AGENT_MISSING"),
     ],
 )
 def test_d_whose_patience_ends_hears_what_the_broker_was_waiting_for(why: str, reason: str) -> None:
-    world = World(measures=why == "costs")
-    hosts = ("one", "two") if why == "costs" else ("", "")
-    p, d = (world.engine(name, host=host) for name, host in zip("pd", hosts, strict=True))
+    world, p, d = p_and_d()
     world.plans_at_once = why != "plan"
     world.drain(why == "drain")
     if why == "agent":

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from core.test_probing import SECONDS, answer, probes
-from core.world import World, alone
+from core.world import alone, p_and_d
 from restow.broker.core.handoffs import timeline
-from restow.broker.core.handoffs.timeline import COSTS, PLAN, Timeline, in_words
+from restow.broker.core.handoffs.timeline import Timeline, in_words
 
 
 def test_a_story_does_not_grow_with_what_a_side_repeats() -> None:
@@ -35,45 +34,33 @@ def test_a_long_story_keeps_its_beginning_and_its_end() -> None:
     assert (world.events()[0], world.events()[-1]) == ("published", "ended")
 
 
-def test_the_timeline_says_how_long_a_handoff_waited() -> None:
-    world = World(measures=True)
+def test_the_timeline_says_how_long_a_handoff_waited_for_its_plan() -> None:
+    world, p, d = p_and_d()
     world.plans_at_once = False
-    p, d = (world.engine(name, host=f"host-{name}") for name in "pd")
     world.begin(p, d)
     world.now_s += 0.4
     world.plan()
-    world.now_s += 0.1
-    number = probes(world)[0].number
-    answer(world, p, number)
-    answer(world, d, number, seconds=SECONDS)
-    world.now_s += 0.3
-    world.plan()
     told = [(event, detail) for _, event, detail in world.find().timeline]
-    waits = [one for one in told if one[0] in ("planned", "measured")]
-    assert [event for event, _ in waits] == ["planned", "measured", "planned"]
-    assert [detail[0] for _, detail in waits] == pytest.approx([0.4, 0.1, 0.3])  # type: ignore[index]
-    assert [event for event, _ in told].count("waits for a plan") == 2
+    assert [event for event, _ in told].count("waits for a plan") == 1
+    assert [detail for event, detail in told if event == "planned"] == [pytest.approx(0.4)]
 
 
-@pytest.mark.parametrize("wait", [PLAN, COSTS])
-def test_a_wait_is_noted_when_it_begins_and_when_it_ends(wait: tuple[str, str]) -> None:
-    other = COSTS if wait is PLAN else PLAN
+def test_a_wait_is_noted_when_it_begins_and_when_it_ends() -> None:
     story = Timeline()
-    story.note_waited(1.0, wait)
-    assert not story.waits(wait)
+    story.note_planned(1.0)
+    assert not story.waits_for_plan
     for at_s in (2.0, 3.0):
-        story.note_wait(at_s, wait)
+        story.note_wait_for_plan(at_s)
         story.note(at_s, "renewed")
-    assert (story.waits(wait), story.waits(other)) == (True, False)
-    story.note_waited(5.0, other)
-    story.note_waited(5.0, wait, "TIMEOUT")
-    assert not story.waits(wait)
-    assert [one for one in story if one[1] != "renewed"] == [
-        (2.0, wait[0], ""),
-        (5.0, wait[1], (3.0, "TIMEOUT")),
+    assert story.waits_for_plan
+    story.note_planned(5.0)
+    assert not story.waits_for_plan
+    assert [entry for entry in story if entry[1] != "renewed"] == [
+        (2.0, "waits for a plan", ""),
+        (5.0, "planned", 3.0),
     ]
-    story.note_wait(6.0, wait)
-    assert story.waits(wait)
+    story.note_wait_for_plan(6.0)
+    assert story.waits_for_plan
 
 
 @pytest.mark.parametrize(
@@ -88,8 +75,7 @@ def test_a_wait_is_noted_when_it_begins_and_when_it_ends(wait: tuple[str, str]) 
         ("looked up", (2, 48), "engines that hold its 48 tokens: 2"),
         ("granted", (2.5, ()), "for 2.500 s"),
         ("granted", (2.5, ("slices", "pack")), "for 2.500 s, by slices and pack"),
-        ("planned", (0.25, ""), "after 0.250 s"),
-        ("measured", (0.25, "TIMEOUT"), "after 0.250 s, without success: TIMEOUT"),
+        ("planned", 0.25, "after 0.250 s"),
         ("staged", (1, 0), "rank 1 gathered for rank 0"),
         ("refused", ("PAGE_COUNT", "d", "few"), "PAGE_COUNT to d: few"),
         ("settled", (1, 7, 5), "rank 1 read 7 bytes in 5 us"),

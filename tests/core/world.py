@@ -146,6 +146,7 @@ class World:
         tenant: str = "t",
         agents: bool = True,
         host: str = "",
+        memory: int = 1,
         pages_per_block: int = 1,
         life: str = "",
         sides: str = "",
@@ -166,7 +167,7 @@ class World:
         side = self.sides[key] = Side(self.directory.members.engines[key])
         if agents:
             for rank in range(ranks):
-                self.connect(side, rank, host=host)
+                self.connect(side, rank, host=host, memory=memory)
         return side
 
     def connect(
@@ -176,13 +177,14 @@ class World:
         pages: int = PAGES,
         *,
         host: str = "",
+        memory: int = 1,
         name: str = "",
     ) -> AgentRecord:
         """Connect the agent of a rank anew."""
         self._agents += 1
         name = name or f"agent{self._agents}"
         regions = [
-            RegionMemory(one.name, 1 << 20, pages, one.page_stride_bytes, 1, 0)
+            RegionMemory(one.name, 1 << 20, pages, one.page_stride_bytes, memory, 0)
             for one in layout(1).ranks[0].regions
         ]
         key = AgentKey(side.record.key, rank)

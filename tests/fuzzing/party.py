@@ -143,7 +143,7 @@ def known(house: House, tenant: str, path: str = "", first: bool = False) -> Kno
     business.
     """
     directory = house.hub.directory
-    probes = [probe.number for probe, _ in directory.probing._by_hosts.values()]
+    probes = [probe.number for probe in directory.probing._running.values()]
     numbers = [*directory.ledger.by_number, *probes, 1]
     names = [*(name for _, name in [*directory.ledger.live][-4:]), VICTIM, "new"]
     if path == RELEASE and tenant == TENANTS[0]:  # which would be their right

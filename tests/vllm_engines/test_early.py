@@ -57,7 +57,7 @@ async def test_leading_tokens_are_read_while_p_computes(house: House) -> None:
         await until(lambda name=name: ("default", name) in live)  # type: ignore[misc]
         await house["P"].ask(ids, 1, {"handoff_id": name})
         assert (await answer).tokens == (await house.alone("D", ids, STEPS)).tokens
-        # The first handoff may wait for the plan, and for costs that are being measured.
+        # The first handoff may wait for the plan.
         assert number == 0 or "read early" in events(house, name)
 
 

@@ -101,12 +101,6 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Nothing, if it is rare: the plan is kept for the next handoff. Otherwise give D's "
             "requests a longer timeout, and check that the broker has a processor of its own.",
         ),
-        "COSTS_LATE": Advice(
-            "D's request timed out before the agents had measured the cost of reading between "
-            "P's host and D's.",
-            "Nothing, if it is rare: costs are kept. Otherwise give D's requests a longer "
-            "timeout, or name the costs (`restow serve --costs`), so that nothing is measured.",
-        ),
         "BROKER_DRAINING": Advice(
             "D's request timed out while the broker was draining and granted nothing.",
             "End the drain (`restow drain --off`), or send the request again: where there are "

@@ -1265,8 +1265,8 @@ class ListCostsResponse(google.protobuf.message.Message):
 
     @property
     def otherwise(self) -> Global___Costs:
-        """Costs that the operator gave, which apply to all pairs; or the costs of pairs that were not
-        measured.
+        """Costs that the operator gave, which apply to all pairs; or the costs of pairs of hosts that were
+        not measured and resemble no measured pair. Pages on devices have other default costs.
         """
 
     def __init__(

@@ -160,6 +160,5 @@ class Reports:
         """Process an agent's measurement or its failure."""
         if agent.gone:
             return []
-        actions, waiting = self._probing.answered(agent, answer, now_s)
-        examined = self._examining.answered(agent, answer, now_s)
-        return examined + actions + self._granting.measured(waiting, now_s)
+        actions = self._probing.answered(agent, answer, now_s)
+        return actions + self._examining.answered(agent, answer, now_s)

@@ -1,7 +1,8 @@
-"""Prepare plans and costs of pairs when engines register, before a request needs them.
+"""Prepare plans and costs of pairs in the background, so that no handoff waits for costs.
 
-Pairs are prepared singly, and only when no handoff waits for a plan. A failure here is not
-reported: the first handoff of the pair finds it again and reports it.
+A pair is prepared when its engines register, and when it hands over by a plan of other costs than
+its own. Pairs are prepared singly, and only when no handoff waits for a plan. A failure here is not
+reported: a handoff that needs the plan finds it again and reports it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 
 from restow.broker.core.common.actions import Action
 from restow.broker.core.common.keys import PairKey
@@ -25,6 +27,8 @@ LOOKED_AT = 64
 """Engines of the pool, the latest first, that are considered as partners of a new engine."""
 MAX_QUEUED = 256
 """Queued pairs per tenant."""
+BUSY_S = 10.0
+"""How long a pair waits for its agents to be idle; then it is measured while they read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +37,8 @@ class _Expected:
 
     source: EngineRecord
     destination: EngineRecord
+    busy_until_s: float = inf
+    """When it is measured although its agents read."""
     planned: set[PairKey] = field(default_factory=set)
     """Plans already requested; a plan that was not kept is made again only when a handoff needs
     it."""
@@ -66,7 +72,8 @@ class Ahead:
 
     def __len__(self) -> int:
         """Return the number of pairs that wait or are being prepared."""
-        return sum(map(len, self._queues.values())) + (self._current is not None)
+        queued = sum(map(len, self._queues.values())) + len(self._plans.rough)
+        return queued + (self._current is not None)
 
     def expect(self, engine: EngineRecord) -> None:
         """Queue the pairs of an engine whose agents are all connected."""
@@ -77,8 +84,8 @@ class Ahead:
         for pair in self._pairs(engine):
             if more == self._ledger.limits.pairs_ahead or len(queue) >= MAX_QUEUED:
                 break
-            hosts = self._probing.hosts(pair.source, pair.destination)
-            key = self._plans.key_of(pair.source, pair.destination)._replace(hosts=hosts)
+            best = self._plans.best(pair.source, pair.destination)
+            key = best.key._replace(hosts=best.own)
             known = queue.get(key)
             if (known is None or not known.there) and key not in self._plans.known:
                 queue[key] = pair
@@ -105,27 +112,40 @@ class Ahead:
         """Continue with a single pair."""
         if self._granting.draining:
             return []
+        if self._plans.rough:
+            self._improve()
         current, self._current = self._current or self._next(), None
         if current is None or not current[1].there:
             return []
         key, pair = current
         source, destination = pair.source, pair.destination
-        wanted = self._plans.key_of(source, destination)
-        plan = self._plans.known.get(wanted)
+        own, used, plan = self._plans.best(source, destination)
         if plan is None:
-            return self._plan(key, pair, wanted)
-        # Measuring grants the right to read, so measure only if a handoff would also grant it.
-        if isinstance(plan, PairRefused) or not (source.publishes and destination.asks):
+            return self._plan(key, pair, used)
+        if isinstance(plan, PairRefused) or used.hosts == own or own is None:
             return []
-        if wanted.hosts is not None:
+        if self._probing.are_known(own):
+            return self._plan(key, pair, used._replace(hosts=own))
+        # Measuring grants the right to read, so measure only if a handoff would also grant it.
+        if not (source.publishes and destination.asks):
             return []
         if self._is_busy(source) or self._is_busy(destination):
-            self._put_back(key, pair)
-            return []
+            pair.busy_until_s = min(pair.busy_until_s, now_s + BUSY_S)
+            if now_s < pair.busy_until_s:
+                self._put_back(key, pair)
+                return []
         actions = self._probing.measure(source, destination, plan, now_s)
         if actions is not None:
             self._current = current
         return actions or []
+
+    def _improve(self) -> None:
+        """Queue the pairs that handed over by a plan of other costs than their own."""
+        while self._plans.rough:
+            key, (source, destination) = self._plans.rough.popitem(last=False)
+            queue = self._queues.setdefault(key.tenant, OrderedDict())
+            if len(queue) < MAX_QUEUED:
+                queue[key] = _Expected(source, destination)
 
     def _plan(self, key: PairKey, pair: _Expected, wanted: PairKey) -> list[Action]:
         planning = self._plans.planning

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from math import inf
 
-from restow.broker.core.common.keys import EngineKey, PairKey, State
+from restow.broker.core.common.keys import EngineKey, State
 from restow.broker.core.common.pair import PairPlan, pair_bytes
 from restow.broker.core.engine_events import Directory
 from restow.broker.core.engines.account import ENGINE_BYTES, HANDOFF_BYTES
@@ -187,9 +187,7 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
             yield f"the clock does not check handoff {name} in time"
         if source is None or destination is None or handoff.granted:
             continue
-        hosts = directory.probing.costs(source, destination)
-        key = PairKey(handoff.tenant, source.layout_digest, destination.layout_digest, hosts)
-        pair = directory.plans.known.get(key)
+        _, key, pair = directory.plans.best(source, destination)
         if pair is not None and not isinstance(pair, PairPlan):
             yield f"handoff {name} is live, but nothing can be planned for it"
         if handoff.state is State.READY and source.complete and destination.complete:
@@ -198,7 +196,7 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
                 continue
             if handoff.parent is not None and not handoff.parent.deliveries.has_place:
                 continue
-            if returned or directory.probing.awaited_by(handoff.number):
+            if returned:
                 continue
             if pair is not None and handoff.stands and not directory.granting.draining:
                 yield f"handoff {name} could be granted, but is not"

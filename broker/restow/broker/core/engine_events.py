@@ -58,7 +58,7 @@ class Directory:
         self.probing = Probing(self.limits, measures, numbering)
         self.examining = Examining(self.limits, numbering)
         self.plans = Plans(self.ledger, self.probing)
-        self.granting = Granting(self.ledger, self.plans, self.probing, digests or Digests())
+        self.granting = Granting(self.ledger, self.plans, digests or Digests())
         self.offering = Offering(self.ledger, self.members, self.prefixes)
         self.ahead = Ahead(self.ledger, self.members, self.granting, self.plans, self.probing)
         self.reports = Reports(self.ledger, self.granting, self.probing, self.examining)
@@ -405,10 +405,8 @@ class Directory:
         actions += self.granting.tick(now_s)
         self.prefixes.tick()
         self.granting.known_ends.tick(now_s)
-        more, waiting = self.probing.tick(now_s)
-        more += self.examining.tick(now_s)
-        more += self.granting.measured(waiting, now_s) + self.members.sweep(now_s)
-        return actions + more + self.ahead.tick(now_s)
+        actions += self.probing.tick(now_s) + self.examining.tick(now_s)
+        return actions + self.members.sweep(now_s) + self.ahead.tick(now_s)
 
     def _late(self, handoff: Handoff, now_s: float) -> list[Action]:
         """End a handoff that ran out of time; if only D's agents are missing, P's side goes on."""

@@ -1,4 +1,4 @@
-"""Granting: a handoff waits for its plan, agents, costs and turn, and is then granted."""
+"""Granting: a handoff waits for its plan, agents and turn, and is then granted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.grant import Misfit, early_tokens, misfit, open_grant
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.late import waits_for
-from restow.broker.core.handoffs.timeline import COSTS, PLAN
 from restow.broker.core.ledger.known_ends import KnownEnds
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.plans import Plans
-from restow.broker.core.probing import Probing
 from restow.broker.errors import RestowError
 from restow.broker.layout.values import ModelIdentity
 
@@ -24,7 +22,7 @@ from restow.broker.layout.values import ModelIdentity
 class Granting:
     """Handoffs on their way to a grant."""
 
-    def __init__(self, ledger: Ledger, plans: Plans, probing: Probing, digests: Digests) -> None:
+    def __init__(self, ledger: Ledger, plans: Plans, digests: Digests) -> None:
         """Begin without handoffs."""
         self.draining = False
         """Whether nothing is granted any more; the next broker will serve what waits."""
@@ -32,7 +30,6 @@ class Granting:
         self._ledger = ledger
         self._limits = ledger.limits
         self._plans = plans
-        self._probing = probing
         self._digests = digests
 
     def drain(self, draining: bool, now_s: float) -> list[Action]:
@@ -76,16 +73,7 @@ class Granting:
             ]
         for number in waiting if isinstance(outcome, PairPlan) else ():
             if (handoff := self._ledger.by_number.get(number)) is not None:
-                handoff.timeline.note_waited(now_s, PLAN)
-        return self.go_on(waiting, now_s)
-
-    def measured(self, waiting: Iterable[int], now_s: float) -> list[Action]:
-        """Continue handoffs that waited for costs, whether measured or failed."""
-        for number in waiting:
-            handoff = self._ledger.by_number.get(number)
-            if handoff is not None and handoff.source and handoff.destination:
-                failure = self._probing.failure(handoff.source, handoff.destination)
-                handoff.timeline.note_waited(now_s, COSTS, failure)
+                handoff.timeline.note_planned(now_s)
         return self.go_on(waiting, now_s)
 
     def tick(self, now_s: float) -> list[Action]:
@@ -148,16 +136,17 @@ class Granting:
         complete = source.complete and destination.complete and handoff.stands
         if complete and handoff.lease.agents_until_s:
             handoff.lease.agents_came()
-        key = self._plans.key_of(source, destination)
-        pair = self._plans.known.get(key)
+        best = own, key, pair = self._plans.best(source, destination)
         if pair is None:
-            handoff.timeline.note_wait(now_s, PLAN)
+            handoff.timeline.note_wait_for_plan(now_s)
             actions = (
                 [] if key in self._plans.planning else self._plans.make(key, source, destination)
             )
             self._plans.planning[key].add(handoff.number)
             return actions
         self._plans.known.move_to_end(key)
+        if key.hosts != own:
+            self._plans.improve(best, source, destination, now_s)
         if isinstance(pair, PairRefused):
             failure = Failure(State.FAILED, pair.error.reason, pair.error.message)
             return self._ledger.stop(handoff, failure, now_s)
@@ -168,11 +157,6 @@ class Granting:
         if self.draining:
             return told
         if complete and handoff.state is State.READY:
-            if key.hosts is None:  # the plan is not of measured costs
-                probes = self._probing.wait(handoff.number, source, destination, pair, now_s)
-                if probes is not None:
-                    handoff.timeline.note_wait(now_s, COSTS)
-                    return told + probes
             return told + self._try_whole(handoff, source, destination, pair, now_s)
         if complete and handoff.side.early_tokens:
             return told + self._try_part(handoff, source, destination, pair, now_s)
@@ -215,9 +199,6 @@ class Granting:
             return []
         if handoff.parent is not None and not handoff.parent.deliveries.has_place:
             return []
-        probes = self._probing.wait(handoff.number, source, destination, pair, now_s)
-        if probes is not None:
-            return probes
         handoff.part_tokens = stop
         actions = self._read(handoff, source, destination, pair.early, now_s)
         if not handoff.granted:

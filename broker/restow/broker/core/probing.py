@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from restow.broker.core.common.actions import Action, SendPeer, SendProbe, SendUnprobe, TellExamined
 from restow.broker.core.common.events import Probed
-from restow.broker.core.common.keys import HostPair
+from restow.broker.core.common.keys import HostPair, PairKey
 from restow.broker.core.common.limits import Limits, Numbering
 from restow.broker.core.common.pair import PairPlan
 from restow.broker.core.engines.agent import AgentRecord, is_memory
@@ -151,42 +151,44 @@ class Probing:
         self.measuring = Durations()
         """Durations of measurements, including failed measurements."""
         self._probes = Probes(numbering)
-        self._by_hosts: dict[HostPair, tuple[Probe, set[int]]] = {}
-        """For each running measurement: its probe, and the handoffs that wait for it."""
+        self._running: dict[HostPair, Probe] = {}
+        self._latest: dict[tuple[str, bool, bool], HostPair] = {}
+        """Hosts whose costs were measured last, by tenant, whether pages lie on devices, and
+        whether both hosts are the same."""
 
-    def hosts(self, source: EngineRecord, destination: EngineRecord) -> HostPair | None:
-        """Return the hosts of two engines' first ranks, between which costs are measured."""
-        return _hosts(source, destination) if self._enabled else None
+    def at_hand(
+        self, source: EngineRecord, destination: EngineRecord
+    ) -> tuple[HostPair | None, HostPair | None]:
+        """Return the hosts of two engines, and the hosts whose measured costs fit them best.
 
-    def costs(self, source: EngineRecord, destination: EngineRecord) -> HostPair | None:
-        """Return the hosts of two engines if their costs are known; otherwise None."""
-        hosts = _hosts(source, destination)
-        known = None if hosts is None else self.known.get(hosts)
-        return hosts if known is not None and known.costs is not None else None
+        The latter are their own hosts, or else similar hosts of the tenant that were measured last.
+        """
+        if not (self._enabled and source.host and destination.host):
+            return None, None
+        hosts = HostPair(source.key.tenant, source.host, destination.host)
+        if self.are_known(hosts):
+            return hosts, hosts
+        similar = self._latest.get(_kind(hosts, source.on_device and destination.on_device))
+        return hosts, similar if similar in self.known else None
 
-    def wait(
-        self,
-        handoff: int,
-        source: EngineRecord,
-        destination: EngineRecord,
-        plan: PairPlan,
-        now_s: float,
-    ) -> list[Action] | None:
-        """Let a handoff wait until costs are known; None if there is nothing to wait for."""
-        hosts = _hosts(source, destination) if self._enabled else None
-        if hosts is None:
-            return None
-        actions = self.measure(source, destination, plan, now_s)
-        if actions is not None:
-            self._by_hosts[hosts][1].add(handoff)
-        return actions
+    def are_known(self, hosts: HostPair) -> bool:
+        """Return whether the costs between two hosts were measured."""
+        known = self.known.get(hosts)
+        return known is not None and known.costs is not None
+
+    def costs(self, key: PairKey) -> CostModel | None:
+        """Return the costs for which a plan is made; None for the broker's default costs."""
+        known = None if key.hosts is None else self.known.get(key.hosts)
+        if known is not None and known.costs is not None:
+            return known.costs
+        return CostModel.of_devices() if self._enabled and key.on_devices else None
 
     def measure(
         self, source: EngineRecord, destination: EngineRecord, plan: PairPlan, now_s: float
     ) -> list[Action] | None:
         """Start measuring unknown costs, unless that is running; None if nothing is measured."""
-        hosts = self.hosts(source, destination)
-        if hosts is None:
+        hosts, _ = self.at_hand(source, destination)
+        if hosts is None or not (source.agents and destination.agents):
             return None
         first, second = _first_agent(source), _first_agent(destination)
         # A measurement grants the right to read: only pairs that the plan lets read may measure.
@@ -195,49 +197,48 @@ class Probing:
         known = self.known.get(hosts)
         if known is not None and (known.costs is not None or now_s < known.again_s):
             return None
-        if hosts in self._by_hosts:
+        if hosts in self._running:
             return []
         size_bytes = min(self._limits.probe_bytes, first.staging_bytes, second.staging_bytes)
         if not size_bytes:
             return None
         until_s = now_s + self._limits.probe_s
-        probe, actions = self._probes.begin(first, second, size_bytes, now_s, until_s)
-        self._by_hosts[hosts] = probe, set()
+        self._running[hosts], actions = self._probes.begin(
+            first, second, size_bytes, now_s, until_s
+        )
         return actions
 
-    def failure(self, source: EngineRecord, destination: EngineRecord) -> str:
-        """Return why the costs of two engines could not be measured; empty without a failure."""
-        hosts = self.hosts(source, destination)
-        known = None if hosts is None else self.known.get(hosts)
-        return "" if known is None else known.failure
-
-    def awaited_by(self, handoff: int) -> bool:
-        """Return whether a handoff waits for a running measurement."""
-        return any(handoff in waiting for _, waiting in self._by_hosts.values())
-
-    def answered(
-        self, agent: AgentRecord, answer: Probed, now_s: float
-    ) -> tuple[list[Action], set[int]]:
-        """Process an agent's answer; return actions and the handoffs that no longer wait."""
+    def answered(self, agent: AgentRecord, answer: Probed, now_s: float) -> list[Action]:
+        """Process an agent's answer; answers to anything else are ignored."""
         actions, end = self._probes.answered(agent, answer, now_s)
-        return actions, set() if end is None else self._learn(end, now_s)
+        if end is not None:
+            self._learn(end, now_s)
+        return actions
 
-    def tick(self, now_s: float) -> tuple[list[Action], set[int]]:
-        """End probes that time out or have lost an agent; return the handoffs that waited."""
+    def tick(self, now_s: float) -> list[Action]:
+        """End probes that time out or have lost an agent."""
         actions, ends = self._probes.tick(now_s)
-        return actions, set().union(*(self._learn(end, now_s) for end in ends))
+        for end in ends:
+            self._learn(end, now_s)
+        return actions
 
-    def _learn(self, end: ProbeEnd, now_s: float) -> set[int]:
-        """Store the costs or the failure; return the handoffs that waited for them."""
-        hosts = next(pair for pair, (probe, _) in self._by_hosts.items() if probe is end.probe)
-        _, waiting = self._by_hosts.pop(hosts)
+    def _learn(self, end: ProbeEnd, now_s: float) -> None:
+        """Store the costs or the failure."""
+        hosts = next(pair for pair, probe in self._running.items() if probe is end.probe)
+        del self._running[hosts]
         self.measuring.add(now_s - end.probe.begun_s)
         outcome = _outcome(end)
         outcome.again_s = now_s + self._limits.probe_again_s
         self.known[hosts] = outcome
         if len(self.known) > self._limits.max_pairs:
             self.known.popitem(last=False)
-        return waiting
+        if outcome.costs is not None:
+            devices = end.probe.source.on_device and end.probe.destination.on_device
+            self._latest[_kind(hosts, devices)] = hosts
+
+
+def _kind(hosts: HostPair, devices: bool) -> tuple[str, bool, bool]:
+    return hosts.tenant, devices, hosts.source_host == hosts.destination_host
 
 
 def _outcome(end: ProbeEnd) -> HostCosts:
@@ -256,16 +257,6 @@ def _outcome(end: ProbeEnd) -> HostCosts:
 
 def _first_agent(engine: EngineRecord) -> AgentRecord:
     return engine.agents[min(engine.agents)]
-
-
-def _hosts(source: EngineRecord, destination: EngineRecord) -> HostPair | None:
-    if not (source.agents and destination.agents):
-        return None
-    source_host = source.agents[min(source.agents)].host
-    destination_host = destination.agents[min(destination.agents)].host
-    if not (source_host and destination_host):
-        return None
-    return HostPair(source.key.tenant, source_host, destination_host)
 
 
 MAX_EXAMINATIONS = 8

@@ -71,6 +71,22 @@ class CostModel:
         return int(self.seconds_per_descriptor * self.read_bytes_per_second)
 
     @classmethod
+    def of_devices(cls) -> CostModel:
+        """Return the defaults between devices, as measured on one H200 (docs/benchmarks.md).
+
+        They hold until costs are measured. With a host's costs many pieces would be read one by
+        one, which takes a second where packing takes 14 ms.
+        """
+        return cls(
+            seconds_per_descriptor=9e-6,
+            read_bytes_per_second=1.6e11,
+            copy_bytes_per_second=5e10,
+            seconds_per_launch=1e-4,
+            seconds_per_copy=0.3e-6,
+            seconds_per_element=1e-10,
+        )
+
+    @classmethod
     def measured(
         cls, source: CopyCosts, destination: CopyCosts, reading: ReadCosts, stage_s: float
     ) -> CostModel:

@@ -53,7 +53,7 @@ class HostPair(NamedTuple):
 
 
 class PairKey(NamedTuple):
-    """Two layouts of a tenant, by digest, and the hosts between which costs were measured.
+    """Two layouts of a tenant, by digest, and the costs for which their plan is made.
 
     Tenants share no plans, so that no tenant learns what another tenant uses.
     """
@@ -61,7 +61,14 @@ class PairKey(NamedTuple):
     tenant: str
     source_digest: str
     destination_digest: str
+    on_devices: bool = False
+    """Whether both engines keep their pages in devices' memory, for which other costs hold."""
     hosts: HostPair | None = None
+    """The hosts between which the costs were measured; None: costs that nobody measured."""
+
+    def is_alike(self, other: PairKey) -> bool:
+        """Return whether the plans of two keys differ in nothing but costs."""
+        return self[:-1] == other[:-1]
 
 
 GroupIds = tuple[str, bytes]

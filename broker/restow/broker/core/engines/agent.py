@@ -41,6 +41,10 @@ def is_memory(address: int, size_bytes: int) -> bool:
     return size_bytes >= 0 and (not size_bytes or 0 < address <= MAX_ADDRESS - size_bytes)
 
 
+CUDA_MEMORY = 2
+"""The kind of memory (``MemoryKind``) of a CUDA device."""
+
+
 @dataclass(frozen=True, slots=True)
 class RegionMemory:
     """The memory of a region of a rank."""
@@ -89,6 +93,11 @@ class AgentRecord:
     """Whether its stream broke; anything that still arrives from it is ignored."""
     gone_s: float = 0.0
     """When its stream broke."""
+
+    @property
+    def on_device(self) -> bool:
+        """Return whether its pages are in a device's memory."""
+        return any(memory.memory == CUDA_MEMORY for memory in self.regions)
 
     @property
     def kept_bytes(self) -> int:

@@ -151,6 +151,10 @@ class EngineRecord(BlockLists):
     """Connected agents by rank."""
     complete: bool = False
     """Whether the agents of all ranks are connected."""
+    host: str = ""
+    """Host of the first rank's agent, as it named it; empty until that agent connects."""
+    on_device: bool = False
+    """Whether that agent's pages are in a device's memory."""
     away: dict[int, AgentRecord] = field(default_factory=dict)
     """Agents by rank whose streams broke and that may come back."""
     in_use: PagesInUse | None = None
@@ -381,6 +385,9 @@ class EngineRecord(BlockLists):
                 self.in_use.join(groups)
         self.agents[rank] = agent
         self.complete = len(self.agents) == len(self.layout.ranks)
+        if rank == min(self.agents):
+            self.host = agent.host
+            self.on_device = agent.on_device
         self.heard[rank] = Heard(agent.agent_name)
         self.admitted += 1
         self.block_limits = self._limits()

@@ -6,7 +6,6 @@ from restow.broker.core.common.events import Failure
 from restow.broker.core.common.keys import State
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.timeline import PLAN
 
 
 def waits_for(handoff: Handoff) -> str:
@@ -36,9 +35,9 @@ def waits_for(handoff: Handoff) -> str:
         return taken
     if handoff.queued:
         return f"engine {destination.key.engine_id} reads other states first"
-    if handoff.timeline.waits(PLAN):
+    if handoff.timeline.waits_for_plan:
         return "the plan is not ready"
-    return "the costs of reading are being measured"
+    return "its grant was revoked and is not renewed yet"
 
 
 def _lacking(handoff: Handoff) -> EngineRecord | None:
@@ -84,11 +83,9 @@ def _why_impatient(handoff: Handoff, draining: bool, words: str) -> Failure:
         return Failure(State.EXPIRED, "AGENT_MISSING", words)
     if _no_place(handoff) is not None:
         return Failure(State.EXPIRED, "HANDOFF_OWNED", words)
-    if handoff.queued:
-        return Failure(State.EXPIRED, "READS_QUEUED", words)
-    if handoff.timeline.waits(PLAN):
+    if handoff.timeline.waits_for_plan:
         return Failure(State.EXPIRED, "PLAN_LATE", words)
-    return Failure(State.EXPIRED, "COSTS_LATE", words)
+    return Failure(State.EXPIRED, "READS_QUEUED", words)
 
 
 def _why_unsettled(handoff: Handoff) -> Failure:

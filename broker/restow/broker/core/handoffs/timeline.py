@@ -5,9 +5,8 @@ from __future__ import annotations
 MAX_ENTRIES = 256
 MAX_OFTEN = 8
 """Entries of an event that a side can cause as often as it likes."""
-PLAN = ("waits for a plan", "planned")
-COSTS = ("waits for costs", "measured")
-"""Waits for what the broker prepares once per pair: the events of beginning and end."""
+WAITS, PLANNED = "waits for a plan", "planned"
+"""The events when a handoff begins to wait for the plan of its pair, and when the plan is made."""
 MAX_WORDS = 256
 """Longest text of a refusal."""
 
@@ -36,26 +35,27 @@ class Timeline(list[tuple[float, str, object]]):
         else:
             self.append((now_s, event, detail))
 
-    def note_wait(self, now_s: float, wait: tuple[str, str]) -> None:
-        """Add the beginning of a wait, unless the wait has begun."""
-        if self._waits_since_s(wait) is None:
-            self.note(now_s, wait[0])
+    def note_wait_for_plan(self, now_s: float) -> None:
+        """Add the beginning of the wait for a plan, unless it has begun."""
+        if not self.waits_for_plan:
+            self.note(now_s, WAITS)
 
-    def note_waited(self, now_s: float, wait: tuple[str, str], failure: str = "") -> None:
-        """Add the end of a wait that has begun, with its ``failure`` or as a success."""
-        since_s = self._waits_since_s(wait)
+    def note_planned(self, now_s: float) -> None:
+        """Add the end of the wait for a plan, if it has begun."""
+        since_s = self._waits_since_s()
         if since_s is not None:
-            self.note(now_s, wait[1], (now_s - since_s, failure))
+            self.note(now_s, PLANNED, now_s - since_s)
 
-    def _waits_since_s(self, wait: tuple[str, str]) -> float | None:
+    def _waits_since_s(self) -> float | None:
         for at_s, event, _ in reversed(self):
-            if event in wait:
-                return at_s if event == wait[0] else None
+            if event in (WAITS, PLANNED):
+                return at_s if event == WAITS else None
         return None
 
-    def waits(self, wait: tuple[str, str]) -> bool:
-        """Return whether a wait has begun and not ended."""
-        return self._waits_since_s(wait) is not None
+    @property
+    def waits_for_plan(self) -> bool:
+        """Return whether the wait for a plan has begun and not ended."""
+        return self._waits_since_s() is not None
 
     @property
     def refusal(self) -> str:
@@ -85,8 +85,8 @@ def in_words(event: str, detail: object) -> str:
             return f"engines that hold its {tokens} tokens: {count}"
         case "granted", (float(seconds), tuple(strategies)):
             return f"for {seconds:.3f} s" + (f", by {' and '.join(strategies)}" * bool(strategies))
-        case "planned" | "measured", (float(seconds), str(failure)):
-            return f"after {seconds:.3f} s" + (f", without success: {failure}" * bool(failure))
+        case "planned", float(seconds):
+            return f"after {seconds:.3f} s"
         case "staged", (int(src_rank), int(dst_rank)):
             return f"rank {src_rank} gathered for rank {dst_rank}"
         case "refused", (str(reason), str(engine), str(words)):
