@@ -90,6 +90,12 @@ def running_broker(*options: str, command: Sequence[str] = BROKER) -> Iterator[B
         broker.kill()
 
 
+def cpu_seconds_of(pid: int) -> float:
+    """Return the processor seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def peak_bytes_of(pid: int) -> int:
     """Return the largest resident size that a process ever had."""
     match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())

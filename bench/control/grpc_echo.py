@@ -66,10 +66,12 @@ async def unary_seconds(address: str, calls: int, in_flight: int) -> float:
         return time.perf_counter() - begun_s
 
 
-async def batches_seconds(address: str, messages: int, streams: int = 4) -> float:
+async def batches_seconds(
+    address: str, messages: int, streams: int = 4, batch: int = BATCH
+) -> float:
     """Return the seconds that ``messages`` take, echoed in batches over several streams."""
     request = pb.SessionRequest()
-    for index in range(BATCH):
+    for index in range(batch):
         request.messages.add().cancel.handoff_id = f"handoff-{index}"
     async with grpc.aio.insecure_channel(address) as channel:
         open_stream = channel.stream_stream(
@@ -85,7 +87,7 @@ async def batches_seconds(address: str, messages: int, streams: int = 4) -> floa
 
         begun_s = time.perf_counter()
         await asyncio.gather(
-            *(stream_batches(messages // BATCH // streams) for _ in range(streams))
+            *(stream_batches(messages // batch // streams) for _ in range(streams))
         )
         return time.perf_counter() - begun_s
 

@@ -6,19 +6,22 @@ stream each, and share the machine with the broker. The references are echoes of
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 
 import uvloop
 
 from bench.control.grpc_echo import ECHO, batches_seconds, unary_seconds
 from bench.control.simulated_engines import PROMPT_TOKENS, run_handoffs
-from bench.processes import running, running_broker
+from bench.processes import cpu_seconds_of, running, running_broker
 from bench.report import Put, Row, compared
 
 SUITE = "handoff-rate"
 UNDER_WAY = 1024
 HANDOFFS = 20_000
 STEADY_PER_S = 500
+MANY_PAIRS = (1, 16, 128, 500)
+FEW_HANDOFFS, MANY_HANDOFFS = 1024, 8192
 MESSAGES_PER_HANDOFF = 7
 """Publication, fence, request, execute, settled, and the end for each side."""
 RATE_GOAL_PER_S = 10_000
@@ -53,6 +56,8 @@ def run(put: Put, repeats: int) -> None:
             put(compared(SUITE, name, seconds, reference, of_echoes, note=rate))
         for row in _steady(broker, echo):
             put(row)
+    for pairs in MANY_PAIRS:
+        put(_many_engines(pairs))
 
 
 def _steady(broker: str, echo: str) -> list[Row]:
@@ -71,3 +76,36 @@ def _steady(broker: str, echo: str) -> list[Row]:
         compared(SUITE, name, latencies, "budget of 1.5 ms", budget, goal=1.0, note=note),
         compared(SUITE, name, latencies, "two bare unary echoes", echoes, note=note),
     ]
+
+
+def _many_engines(pairs: int) -> Row:
+    """Measure the broker's CPU for a handoff if many engines send few messages each.
+
+    The reference are echoes of single messages over as many streams: messages of different streams
+    make no batches. Registrations are left out as the difference between two runs.
+    """
+
+    async def hand_over(handoffs: int) -> None:
+        each, under_way = handoffs // pairs, max(1, UNDER_WAY // pairs)
+        await asyncio.gather(
+            *(run_handoffs(broker.address, each, under_way, 64) for _ in range(pairs))
+        )
+
+    async def echo_messages(handoffs: int) -> None:
+        messages = handoffs * MESSAGES_PER_HANDOFF // 2
+        await batches_seconds(echo.address, messages, 4 * pairs, batch=1)
+
+    costs: dict[int, list[float]] = {}
+    with running_broker() as broker, running_broker(command=ECHO) as echo:
+        for process, work in ((broker, hand_over), (echo, echo_messages)):
+            for handoffs in (FEW_HANDOFFS, MANY_HANDOFFS):
+                begun_s = cpu_seconds_of(process.pid)
+                uvloop.run(work(handoffs))
+                costs.setdefault(process.pid, []).append(cpu_seconds_of(process.pid) - begun_s)
+        ours, echoes = (
+            (costs[process.pid][1] - costs[process.pid][0]) / (MANY_HANDOFFS - FEW_HANDOFFS)
+            for process in (broker, echo)
+        )
+    name = f"the broker's CPU for a handoff, {2 * pairs} engines with an agent each, 64 tokens"
+    reference = f"{MESSAGES_PER_HANDOFF} messages of unbatched echoes on {4 * pairs} streams"
+    return compared(SUITE, name, [ours], reference, [echoes])

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 import grpc
 import numpy as np
@@ -177,7 +178,7 @@ async def run_handoffs(
     ``rate`` handoffs begin each second; with None, ``in_flight`` handoffs are kept under way.
     """
     tally = Tally(count)
-    stamp = time.time_ns()
+    stamp = uuid4().hex
     async with side(address, f"p{stamp}") as source, side(address, f"d{stamp}") as destination:
         blocks = block_lists(tokens)
         tasks = [
