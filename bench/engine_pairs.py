@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -210,11 +210,12 @@ async def running_pairs(
     environment: Mapping[str, str] | None = None,
     on_gpu: bool = False,
     prompts: int = 2,
+    prefixes: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> AsyncIterator[RunningPairs]:
     """Run all engines and their ranks, with pages for ``prompts`` prompts.
 
     ``environment`` is added to that of the rank processes. With ``on_gpu`` all memory is on this
-    machine's first GPU.
+    machine's first GPU. ``prefixes`` begin the commands of P's and D's rank processes.
     """
     layouts = {pair: engines.layouts for pair, engines in pairs.items()}
     running = RunningPairs(name, tokens, prompts, scattered, {}, {}, layouts)
@@ -234,7 +235,9 @@ async def running_pairs(
             ranks = max(len(engines.layouts[index].ranks) for engines in pairs.values())
             running.workers[side] = [
                 stack.enter_context(
-                    _rank_process(running, pairs, index, rank, environment or {}, on_gpu)
+                    _rank_process(
+                        running, pairs, index, rank, environment or {}, on_gpu, prefixes[index]
+                    )
                 )
                 for rank in range(ranks)
             ]
@@ -253,6 +256,7 @@ def _rank_process(
     position: int,
     environment: Mapping[str, str],
     on_gpu: bool,
+    prefix: Sequence[str],
 ) -> Iterator[subprocess.Popen[str]]:
     agents = []
     for pair, engines in pairs.items():
@@ -273,7 +277,7 @@ def _rank_process(
         )
     with open_log("ranks") as log:
         process = subprocess.Popen(
-            RANK,
+            [*prefix, *RANK],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

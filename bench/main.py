@@ -53,6 +53,7 @@ SUITES = (
         by_case=True,
     ),
     Suite("at-once", "transfer.at_once:run", "time up to 32 handoffs at once"),
+    Suite("tcp", "transfer.tcp:run", "hand over between network namespaces", "root"),
     Suite("planning", "transfer.planning:run", "plan pairs of layouts, and bind pages"),
     Suite("first-handoff", "transfer.first_handoff:run", "time the first handoff of two engines"),
     Suite(

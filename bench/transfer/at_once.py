@@ -68,7 +68,7 @@ async def _measure(
                 taken: dict[str, list[float]] = {pair: [] for pair in pairs}
                 for repeat in range(-WARM_UPS, repeats):
                     for pair in pairs:
-                        seconds = await _at_once(engines, pair, f"{count}/{repeat}", count)
+                        seconds = await at_once(engines, pair, f"{count}/{repeat}", count)
                         if repeat >= 0:
                             taken[pair].append(seconds)
                 alone_s = alone_s or float(np.median(taken[AUTO]))
@@ -86,7 +86,7 @@ async def _measure(
                 )
 
 
-async def _at_once(engines: RunningPairs, pair: str, name: str, count: int) -> float:
+async def at_once(engines: RunningPairs, pair: str, name: str, count: int) -> float:
     """Hand over ``count`` states to places of their own at D; return the seconds until all end."""
     rng = np.random.default_rng(count)
     began_s = time.perf_counter()
