@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from core.test_probing import HOSTS, SECONDS, answer, probes
 from core.world import LIMITS, World, alone, layout
 from restow.broker.core.ahead import MAX_QUEUED
@@ -13,8 +15,8 @@ from restow.broker.layout import Model
 from restow.broker.layout.values import Layout
 
 
-def house(sides: str = "PD", *, measures: bool = True, limits: Limits = LIMITS) -> World:
-    world = World(measures=measures, limits=limits)
+def house(sides: str = "PD", *, limits: Limits = LIMITS, staged: bool = False) -> World:
+    world = World(measures=True, limits=limits, staged=staged)
     for name in sides:
         world.engine(name.lower(), 1 + (name == "D"), host=f"host-{name.lower()}", sides=name)
     return world
@@ -41,15 +43,19 @@ def measured_between(world: World) -> None:
     answer(world, world.sides[probes(world)[-1].agent.engine], number, seconds=SECONDS)
 
 
-def test_a_first_handoff_is_granted_at_once() -> None:
-    world = house()
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_first_handoff_sends_orders_and_nothing_else(staged: bool) -> None:
+    world = house(staged=staged)
     settle_down(world)
     assert world.directory.probing.known[HOSTS].costs is not None
-    assert [one.ahead for one in world.orders(act.MakePlan)] == [True, True]
+    assert [made.ahead for made in world.orders(act.MakePlan)] == [True, True]
+    p, d = world.side("p"), world.side("d")
     before = len(world.sent)
-    world.begin(world.side("p"), world.side("d"))
-    assert world.find().granted
-    assert not {"MakePlan", "SendProbe"} & {type(one).__name__ for one in world.sent[before:]}
+    world.begin(p, d)
+    if staged:
+        world.stage_all(p, world.find().number, 2)
+    assert {type(sent) for sent in world.sent[before:]} <= {act.SendStage, act.SendExecute}
+    assert len(world.orders(act.SendExecute)) == 2
     assert "waits for a plan" not in world.events()
 
 

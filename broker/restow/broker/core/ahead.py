@@ -1,4 +1,4 @@
-"""Prepare plans and costs of pairs in the background, so that no handoff waits for costs.
+"""Prepare plans, costs and agents of pairs in the background, so that no handoff waits for costs.
 
 A pair is prepared when its engines register, and when it hands over by a plan of other costs than
 its own. Pairs are prepared singly, and only when no handoff waits for a plan. A failure here is not
@@ -18,6 +18,7 @@ from restow.broker.core.common.keys import PairKey
 from restow.broker.core.common.pair import PairRefused
 from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.core.granting import Granting
+from restow.broker.core.handoffs.grant import introduce
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.membership import Membership
 from restow.broker.core.plans import Plans
@@ -122,22 +123,24 @@ class Ahead:
         own, used, plan = self._plans.best(source, destination)
         if plan is None:
             return self._plan(key, pair, used)
-        if isinstance(plan, PairRefused) or used.hosts == own or own is None:
+        if isinstance(plan, PairRefused):
             return []
-        if self._probing.are_known(own):
+        if used.hosts != own and own is not None and self._probing.are_known(own):
             return self._plan(key, pair, used._replace(hosts=own))
-        # Measuring grants the right to read, so measure only if a handoff would also grant it.
+        # Measuring and introducing agents grants the right to read, as a handoff would.
         if not (source.publishes and destination.asks):
             return []
-        if self._is_busy(source) or self._is_busy(destination):
-            pair.busy_until_s = min(pair.busy_until_s, now_s + BUSY_S)
-            if now_s < pair.busy_until_s:
-                self._put_back(key, pair)
-                return []
-        actions = self._probing.measure(source, destination, plan, now_s)
-        if actions is not None:
-            self._current = current
-        return actions or []
+        if used.hosts != own:
+            if self._is_busy(source) or self._is_busy(destination):
+                pair.busy_until_s = min(pair.busy_until_s, now_s + BUSY_S)
+                if now_s < pair.busy_until_s:
+                    self._put_back(key, pair)
+                    return []
+            actions = self._probing.measure(source, destination, plan, now_s)
+            if actions is not None:
+                self._current = current
+                return actions
+        return introduce(source, destination, plan)
 
     def _improve(self) -> None:
         """Queue the pairs that handed over by a plan of other costs than their own."""

@@ -23,6 +23,7 @@ from restow.broker.core.engines.agent import AgentRecord, is_memory
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.errors import ContentMismatchError, PagesError
+from restow.broker.planner import Program
 
 NOTHING = StagedRun(0, 0)
 
@@ -151,8 +152,7 @@ def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gathe
         named = program.hashed_id if pair.hashed else program.gather_id
         program_id = named(gather.src_rank)
         if program_id not in agent.programs:
-            agent.programs.add(program_id)
-            actions.append(SendProgram(agent.key, program, gather.src_rank, pair.hashed))
+            actions.append(_gather_program(agent, program, pair.hashed))
         parts.append(StagePart(program_id, dst_rank))
     actions.append(
         SendStage(
@@ -192,14 +192,12 @@ def execute(
         program = pair.programs[dst_rank]
         agent = destination.agents[dst_rank]
         if program.program_id not in agent.programs:
-            agent.programs.add(program.program_id)
-            actions.append(SendProgram(agent.key, program, None))
+            actions.append(_read_program(agent, program))
         runs = []
         for src_rank in pair.sources[dst_rank]:
             peer = source.agents.get(src_rank) or source.memory_of(src_rank)
             if peer.agent_name not in agent.peers:
-                agent.peers.add(peer.agent_name)
-                actions.append(SendPeer(agent.key, peer.key))
+                actions.append(_peer(agent, peer))
             run = handoff.staged.get((dst_rank, src_rank), NOTHING)
             runs.append(SourceRun(src_rank, peer.agent_name, *run))
         actions.append(
@@ -219,6 +217,43 @@ def execute(
             )
         )
     return actions
+
+
+def introduce(source: EngineRecord, destination: EngineRecord, pair: PairPlan) -> list[Action]:
+    """Return the programs and peers that the agents of two engines lack for a handoff.
+
+    As a handoff would, this lets agents read from the peers that the plan names.
+    """
+    actions: list[Action] = []
+    for gather in pair.gathers:
+        agent = source.agents[gather.src_rank]
+        for program in (pair.programs[dst_rank] for dst_rank in gather.dst_ranks):
+            if program.gather_id(gather.src_rank) not in agent.programs:
+                actions.append(_gather_program(agent, program, hashed=False))
+    for dst_rank, program in pair.programs.items():
+        agent = destination.agents[dst_rank]
+        if program.program_id not in agent.programs:
+            actions.append(_read_program(agent, program))
+        for peer in (source.agents[src_rank] for src_rank in pair.sources[dst_rank]):
+            if peer.agent_name not in agent.peers:
+                actions.append(_peer(agent, peer))
+    return actions
+
+
+def _gather_program(agent: AgentRecord, program: Program, hashed: bool) -> SendProgram:
+    rank = agent.key.rank
+    agent.programs.add(program.hashed_id(rank) if hashed else program.gather_id(rank))
+    return SendProgram(agent.key, program, rank, hashed)
+
+
+def _read_program(agent: AgentRecord, program: Program) -> SendProgram:
+    agent.programs.add(program.program_id)
+    return SendProgram(agent.key, program, None)
+
+
+def _peer(agent: AgentRecord, peer: AgentRecord) -> SendPeer:
+    agent.peers.add(peer.agent_name)
+    return SendPeer(agent.key, peer.key)
 
 
 def _needed(blocks: Mapping[str, bytes], groups: frozenset[str]) -> tuple[GroupIds, ...]:
