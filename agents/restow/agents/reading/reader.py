@@ -73,8 +73,8 @@ class Reader:
     ) -> None:
         """Open a lane; ``open_transports`` opens its transports, in the order that `Lane` expects.
 
-        ``try_peer`` is called before the first read of each peer, and raises if the peer's metadata
-        must not be loaded.
+        ``try_peer`` is called for each peer that is added, and raises if the peer's metadata must
+        not be loaded. The first read of the peer waits for its end.
         """
         self._open_transports = open_transports
         self._quarantine_s = quarantine_s
@@ -98,9 +98,10 @@ class Reader:
         self._log = get_logger("restow.agent")
 
     def add_peer(self, peer: str, metadata: bytes, host_memory: HostMemory | None = None) -> None:
-        """Add a peer; its first read connects it."""
+        """Add a peer and try its metadata; the first read connects it."""
         self._drop_trial(peer)
-        self._known[peer] = Known(metadata, host_memory)
+        known = self._known[peer] = Known(metadata, host_memory)
+        self._trial(peer, known)
 
     def forget_peer(self, peer: str) -> None:
         """Forget a peer that is gone: reads of it fail or are refused. May be called again."""
@@ -235,11 +236,7 @@ class Reader:
 
     async def _pass_trial(self, peer: str, known: Known, deadline_s: float) -> None:
         """Wait for a peer's trial. A trial that takes longer than this read serves the next."""
-        trial = self._trials.get(peer)
-        if trial is None:
-            trial = asyncio.ensure_future(self._try_peer(peer, known.metadata))
-            trial.add_done_callback(_retrieve_failure)
-            self._trials[peer] = trial
+        trial = self._trial(peer, known)
         await asyncio.wait([trial], timeout=max(0.0, deadline_s - self._clock()))
         if not trial.done():
             raise ReadNotBegunError(f"the trial of agent {peer} lasted until the grant ended")
@@ -252,6 +249,15 @@ class Reader:
             raise
         if self._known.get(peer) is known:
             self._passed[peer] = known
+
+    def _trial(self, peer: str, known: Known) -> asyncio.Future[None]:
+        """Return the peer's trial, which begins unless it has begun."""
+        trial = self._trials.get(peer)
+        if trial is None:
+            trial = asyncio.ensure_future(self._try_peer(peer, known.metadata))
+            trial.add_done_callback(_retrieve_failure)
+            self._trials[peer] = trial
+        return trial
 
     def _drop_trial(self, peer: str) -> None:
         self._trials.pop(peer, None)
