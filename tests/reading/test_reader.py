@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent_harness.reader_scene import QUARANTINE_S, Scene, one_byte
+from agent_harness.reader_scene import QUARANTINE_S, FakeTransport, Scene, one_byte
 from agent_harness.waiting import until
 from restow.agents.memory.errors import (
     AgentClosedError,
@@ -17,6 +17,7 @@ from restow.agents.memory.errors import (
     ReadNotBegunError,
 )
 from restow.agents.reading.lane import Flight, Read
+from restow.agents.reading.reader import Reader
 
 
 @pytest.fixture
@@ -213,3 +214,28 @@ async def test_counts_never_fall_while_a_lane_ends(
     scene.reader.close()
     assert seen == [1, 2, 2]
     assert scene.reader.counts["fake"].reads == 2
+
+
+async def test_a_peer_is_tried_when_it_is_added_and_its_first_read_waits_for_that() -> None:
+    tried: list[str] = []
+    passed = asyncio.Event()
+
+    async def try_peer(peer: str, metadata: bytes) -> None:
+        tried.append(peer)
+        await passed.wait()
+
+    lane = FakeTransport()
+    lane.copies = True
+    reader = Reader(lambda: [lane], QUARANTINE_S, lambda: 0.0, try_peer)
+    reader.add_peer("a", b"metadata")
+    await until(lambda: tried == ["a"])
+    read = asyncio.create_task(reader.read([one_byte("a")], 1.0))
+    await asyncio.sleep(0.01)
+    assert not lane.posted
+    passed.set()
+    await read
+    await reader.read([one_byte("a")], 1.0)
+    assert tried == ["a"]
+    reader.add_peer("a", b"other metadata")
+    await reader.read([one_byte("a")], 1.0)
+    assert tried == ["a", "a"]
