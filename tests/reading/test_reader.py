@@ -21,7 +21,7 @@ from restow.agents.reading.reader import Reader
 
 
 @pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+async def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setattr("restow.agents.reading.reader.POLL_S", 0.0)
     return Scene()
 
@@ -229,13 +229,13 @@ async def test_a_peer_is_tried_when_it_is_added_and_its_first_read_waits_for_tha
     reader = Reader(lambda: [lane], QUARANTINE_S, lambda: 0.0, try_peer)
     reader.add_peer("a", b"metadata")
     await until(lambda: tried == ["a"])
-    read = asyncio.create_task(reader.read([one_byte("a")], 1.0))
+    read = asyncio.create_task(reader.read([one_byte("a")], 1000.0))
     await asyncio.sleep(0.01)
     assert not lane.posted
     passed.set()
     await read
-    await reader.read([one_byte("a")], 1.0)
+    await reader.read([one_byte("a")], 1000.0)
     assert tried == ["a"]
     reader.add_peer("a", b"other metadata")
-    await reader.read([one_byte("a")], 1.0)
+    await reader.read([one_byte("a")], 1000.0)
     assert tried == ["a", "a"]
