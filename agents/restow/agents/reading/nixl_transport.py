@@ -31,7 +31,7 @@ from restow.agents.reading.ucx import loaded_ucx, ucx_settings
 _OF_A_GPU = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"} if Path("/dev/nvidiactl").exists() else {}
 # UCX reads these variables when it is loaded. With the TCP settings a silent partition ends a read
 # after about 5 s, and does not block a connecting thread; without them it takes minutes, in which
-# the thread blocks.
+# the thread blocks. Over TCP a peer sends what is read in segments of 8 KiB unless they are set.
 for _name, _value in {
     **_OF_A_GPU,
     "UCX_TCP_KEEPIDLE": "2s",
@@ -39,6 +39,7 @@ for _name, _value in {
     "UCX_TCP_KEEPCNT": "3",
     "UCX_TCP_CONN_NB": "y",
     "UCX_TCP_SYN_CNT": "2",
+    "UCX_TCP_TX_SEG_SIZE": "64k",
     "NIXL_LOG_LEVEL": "WARN",
 }.items():
     os.environ.setdefault(_name, _value)
