@@ -39,7 +39,7 @@ from restow.broker.planner import Plan
 
 STAGING_BYTES = 384 << 20
 RANK = module("bench.rank_process")
-CONNECT_S = 60.0
+CONNECT_S, ANSWER_S, END_S = 60.0, 60.0, 30.0
 Blocks = dict[str, list[int]]
 
 
@@ -159,7 +159,9 @@ class RunningPairs:
         """Give a command to all ranks of a side at once, and return their answers."""
         for worker in self.workers[side]:
             _say(worker, {"engine_id": f"{side}{pair}{self.name}", **command})
-        return [json.loads(await asyncio.to_thread(_line, worker)) for worker in self.workers[side]]
+        async with asyncio.timeout(ANSWER_S):
+            lines = [await asyncio.to_thread(_line, worker) for worker in self.workers[side]]
+        return [json.loads(line) for line in lines]
 
     async def check_bytes(self, pair: str, places: int = 1) -> None:
         """Hand a known state over to several places at once; the pair keeps to it from now on.
@@ -341,7 +343,11 @@ def _rank_process(
     finally:
         if process.stdin is not None:
             process.stdin.close()
-        process.wait()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _say(process: subprocess.Popen[str], message: object) -> None:

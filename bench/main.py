@@ -97,6 +97,8 @@ SUITES = (
     Suite("host-copies", "gpu.host_copies:run", "copy host memory, beside memcpy"),
     Suite("gpu-host-work", "gpu.host_work:run", "bind a packed handoff between two GPUs"),
     Suite("gpu-kernels", "gpu.kernels:run", "run the Triton kernels, beside torch", GPU),
+    Suite("gpu-decoding", "gpu.decoding:run", "hand over to a D that decodes", GPU),
+    Suite("gpu-at-once", "transfer.at_once:run_gpu", "time up to 64 handoffs at once", GPU),
     Suite(
         "gpu-strategies",
         f"{STRATEGIES}:run_gpu",
@@ -104,8 +106,6 @@ SUITES = (
         GPU,
         by_case=True,
     ),
-    Suite("gpu-at-once", "transfer.at_once:run_gpu", "time up to 64 handoffs at once", GPU),
-    Suite("gpu-decoding", "gpu.decoding:run", "hand over to a D that decodes", GPU),
 )
 BY_NAME = {suite.name: suite for suite in SUITES}
 

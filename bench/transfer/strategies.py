@@ -1,7 +1,7 @@
 """Whether `auto` chooses the fastest strategy: all are forced in turn and measured beside it.
 
 Three suites: ``pieces`` has pages of one size over shared memory and TCP, ``models`` real models'
-sizes, ``gpu`` both of these between two processes' memory on one GPU.
+sizes, ``gpu-strategies`` both of these between two processes' memory on one GPU.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_a_suite_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Suite, "run", run)
     done = CliRunner().invoke(app, ["--suite", "gpu", "--case", "nano"])
-    assert ran == ["gpu-host-work", "gpu-kernels", "gpu-strategies", "gpu-at-once", "gpu-decoding"]
+    assert ran == ["gpu-host-work", "gpu-kernels", "gpu-decoding", "gpu-at-once", "gpu-strategies"]
     assert done.exit_code == 1
     assert "FAILED: gpu-kernels" in done.stdout
-    assert "gpu-decoding: a case" in done.stdout
+    assert "gpu-strategies: a case" in done.stdout
