@@ -31,7 +31,7 @@ from restow.broker.layout import Layout
 SUITE = "gpu-decoding"
 PLACES, A_SECOND = 4, 20
 """Places at D to which handoffs go in turns, and handoffs a second."""
-ON_GPU = {
+STEPS = {
     KERNELS: "step of small kernels",
     "thread_local": "step with the capture of a graph (thread_local)",
     REPLAY: "step of a graph",
@@ -71,7 +71,7 @@ async def _measure(put: Put, repeats: int, size: Size, gpu: bool) -> None:
             await engines.check_bytes(AUTO, PLACES)
             busy = BusyEngines(engines, size)
             await busy.write_late(put, repeats)
-            for how, words in ON_GPU.items():
+            for how, words in STEPS.items():
                 if gpu or how == KERNELS:
                     await busy.decode(put, repeats, how, words)
 
