@@ -14,11 +14,12 @@ import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from bench.processes import module, open_log
+from bench.processes import logs_folder, module, open_log
 from restow.broker.client import AdminClient, EngineSession, Offer
 from restow.broker.client.engine.handoff_futures import Delivery, HandoffEnded
 from restow.broker.errors import RestowError
@@ -33,11 +34,13 @@ from restow.broker.layout import (
     Shard,
     Span,
 )
+from restow.broker.layout.json_form import layout_to_json
 from restow.broker.planner import Plan
 
 STAGING_BYTES = 384 << 20
 RANK = module("bench.rank_process")
-CONNECT_S = 60.0
+CONNECT_S, ANSWER_S, END_S = 60.0, 60.0, 30.0
+Blocks = dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ class RunningPairs:
     workers: dict[str, list[subprocess.Popen[str]]]
     """Rank processes, by side."""
     layouts: Mapping[str, tuple[Layout, Layout]]
+    written: dict[str, Blocks] = field(default_factory=dict)
+    """P's blocks of pairs that hand over the known state."""
 
     def handoff_id(self, pair: str, number: object) -> str:
         """Return the id of a handoff of a pair."""
@@ -110,7 +115,7 @@ class RunningPairs:
         self, pair: str, handoff_id: str, rng: np.random.Generator, content: bytes
     ) -> None:
         """Have P publish and fence a state under an id that the caller chose."""
-        blocks = self.blocks(self.layouts[pair][0], rng)
+        blocks = self.written.get(pair) or self.blocks(self.layouts[pair][0], rng)
         self.sessions["P", pair].publish(handoff_id, blocks, self.tokens, content=content)
         for worker in self.workers["P"]:
             _say(worker, {"engine_id": f"P{pair}{self.name}", "fence": handoff_id})
@@ -119,9 +124,13 @@ class RunningPairs:
         """Have D request the state."""
         return self._request(pair, number, self.blocks(self.layouts[pair][1], rng))
 
-    def _request(self, pair: str, number: object, blocks: dict[str, list[int]]) -> Delivery:
+    def _request(self, pair: str, number: object, blocks: Blocks, write_mark: int = 0) -> Delivery:
         return self.sessions["D", pair].request(
-            self.handoff_id(pair, number), blocks, position_tokens=self.tokens, timeout_ms=30_000
+            self.handoff_id(pair, number),
+            blocks,
+            position_tokens=self.tokens,
+            timeout_ms=30_000,
+            write_mark=write_mark,
         )
 
     async def attempt(self, pair: str, number: object, rng: np.random.Generator) -> HandoffEnded:
@@ -130,16 +139,66 @@ class RunningPairs:
         return await self.request(pair, number, rng)
 
     async def attempt_in_place(
-        self, pair: str, number: object, place: int, rng: np.random.Generator
+        self,
+        pair: str,
+        number: object,
+        place: int,
+        rng: np.random.Generator,
+        write_mark: int = 0,
     ) -> HandoffEnded:
         """Hand a state over to a place of its own at D, as other handoffs are under way."""
         self.publish(pair, number, rng)
         blocks = self.blocks_of_place(self.layouts[pair][1], place)
-        return await self._request(pair, number, blocks)
+        return await self._request(pair, number, blocks, write_mark)
 
     async def hand_over(self, pair: str, number: object, rng: np.random.Generator) -> float:
         """Hand a state over; return the seconds from the grant to the last rank's report."""
         return must_be_done(await self.attempt(pair, number, rng)).transfer_us / 1e6
+
+    async def ask(self, side: str, pair: str, command: Mapping[str, object]) -> list[Any]:
+        """Give a command to all ranks of a side at once, and return their answers."""
+        for worker in self.workers[side]:
+            _say(worker, {"engine_id": f"{side}{pair}{self.name}", **command})
+        async with asyncio.timeout(ANSWER_S):
+            lines = [await asyncio.to_thread(_line, worker) for worker in self.workers[side]]
+        return [json.loads(line) for line in lines]
+
+    async def check_bytes(self, pair: str, places: int = 1) -> None:
+        """Hand a known state over to several places at once; the pair keeps to it from now on.
+
+        Raises `RuntimeError` unless every byte arrives.
+        """
+        rng = np.random.default_rng(places)
+        blocks = self.written[pair] = self.blocks(self.layouts[pair][0], rng)
+        await self.ask("P", pair, {"write": blocks})
+        await self.overwrite(pair, places, wait=True)
+        for end in await asyncio.gather(
+            *(self.attempt_in_place(pair, f"check-{n}", n, rng) for n in range(places))
+        ):
+            must_be_done(end)
+        await self.check(pair, places)
+
+    async def check(self, pair: str, places: int) -> None:
+        """Raise `RuntimeError` unless D's first places hold the known state."""
+        if wrong := await self.wrong_bytes(pair, places):
+            raise RuntimeError(f"{pair}: {wrong} wrong bytes at D")
+
+    async def overwrite(
+        self, pair: str, places: int, late_s: float = 0, mark: int = 0, wait: bool = False
+    ) -> None:
+        """Have D's ranks write other bytes to the first places, ``late_s`` from now on.
+
+        With a ``mark`` their agents are told when they have; with ``wait`` they have on return.
+        """
+        told = {"late_s": late_s, "mark": mark, "wait": wait}
+        await self.ask("D", pair, {"overwrite": self._places(pair, places), **told})
+
+    async def wrong_bytes(self, pair: str, places: int) -> int:
+        """Count bytes that are not the known state's in D's first places, when D has written."""
+        return sum(await self.ask("D", pair, {"count_wrong": self._places(pair, places)}))
+
+    def _places(self, pair: str, places: int) -> list[Blocks]:
+        return [self.blocks_of_place(self.layouts[pair][1], place) for place in range(places)]
 
     async def strategies(self, pair: str, number: object) -> list[str]:
         """Return the strategies that a completed handoff used."""
@@ -151,9 +210,9 @@ class RunningPairs:
 
         return await asyncio.to_thread(ask)
 
-    def blocks(self, layout: Layout, rng: np.random.Generator) -> dict[str, list[int]]:
+    def blocks(self, layout: Layout, rng: np.random.Generator) -> Blocks:
         """Draw a prompt's blocks from the room of two prompts, in order unless scattered."""
-        by_group: dict[str, list[int]] = {}
+        by_group: Blocks = {}
         for group, page_tokens in page_tokens_of(layout).items():
             count = -(-self.tokens // page_tokens) if page_tokens else 1
             ids = rng.permutation(2 * count)[:count]
@@ -162,9 +221,9 @@ class RunningPairs:
             by_group[group] = ids.tolist()
         return by_group
 
-    def blocks_of_place(self, layout: Layout, place: int) -> dict[str, list[int]]:
+    def blocks_of_place(self, layout: Layout, place: int) -> Blocks:
         """Return the blocks of one of ``prompts`` places, which have no block in common."""
-        by_group: dict[str, list[int]] = {}
+        by_group: Blocks = {}
         for group, page_tokens in page_tokens_of(layout).items():
             count = -(-self.tokens // page_tokens) if page_tokens else 1
             by_group[group] = (place + self.prompts * np.arange(count)).tolist()
@@ -242,8 +301,7 @@ async def running_pairs(
                 for rank in range(ranks)
             ]
         for worker in (*running.workers["P"], *running.workers["D"]):
-            line = await asyncio.to_thread(worker.stdout.readline) if worker.stdout else ""
-            if line.strip() != "ready":
+            if (await asyncio.to_thread(_line, worker)).strip() != "ready":
                 raise RuntimeError("a rank's process did not start")
         yield running
 
@@ -261,15 +319,14 @@ def _rank_process(
     agents = []
     for pair, engines in pairs.items():
         layout = engines.layouts[index]
-        pages = page_counts(layout, running.tokens, running.prompts)
-        rank = layout.ranks[position]
         agents.append(
             {
                 "broker": engines.broker,
                 "engine_id": f"{'PD'[index]}{pair}{running.name}",
                 "incarnation": running.name,
-                "rank": rank.rank,
-                "regions": [(r.name, pages[r.group], r.page_stride_bytes) for r in rank.regions],
+                "layout": layout_to_json(Layout(layout.model, (layout.ranks[position],))),
+                "tokens": running.tokens,
+                "pages": page_counts(layout, running.tokens, running.prompts),
                 "staging_bytes": STAGING_BYTES,
                 "read_threads": engines.read_threads,
                 "host_reads": engines.host_reads,
@@ -290,10 +347,22 @@ def _rank_process(
     finally:
         if process.stdin is not None:
             process.stdin.close()
-        process.wait()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _say(process: subprocess.Popen[str], message: object) -> None:
     if process.stdin is not None:
         process.stdin.write(json.dumps(message) + "\n")
         process.stdin.flush()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    line = process.stdout.readline() if process.stdout else ""
+    if not line:
+        log = (logs_folder() / "ranks.log").read_text(errors="replace")
+        raise RuntimeError(f"a rank's process has ended, and ranks.log with: {log[-2000:]}")
+    return line

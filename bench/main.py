@@ -13,6 +13,7 @@ from rich.console import Console
 
 from bench.processes import logs_folder
 from bench.report import Put, Row, machine, show, write_json
+from restow.broker.errors import RestowError
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Suite:
 
 STRATEGIES = "transfer.strategies"
 VLLM, GPU = "vLLM", "a GPU"
+ALL_OF_GPU = "gpu"
 SUITES = (
     Suite("handoff", "transfer.handoff:run", "time a handoff beside a contiguous READ"),
     Suite(
@@ -96,6 +98,7 @@ SUITES = (
     Suite("host-copies", "gpu.host_copies:run", "copy host memory, beside memcpy"),
     Suite("gpu-host-work", "gpu.host_work:run", "bind a packed handoff between two GPUs"),
     Suite("gpu-kernels", "gpu.kernels:run", "run the Triton kernels, beside torch", GPU),
+    Suite("gpu-decoding", "gpu.decoding:run", "hand over to a D that decodes", GPU),
     Suite("gpu-at-once", "transfer.at_once:run_gpu", "time up to 64 handoffs at once", GPU),
     Suite(
         "gpu-strategies",
@@ -114,10 +117,13 @@ def _list_of_suites() -> str:
     for suite in SUITES:
         needs = f" ({suite.needs})" if suite.needs else ""
         lines.append(f"  {suite.name:17} {suite.does}{needs}")
+    lines.append(f"  {ALL_OF_GPU:17} all suites of that name, in this order")
     return "\n".join(lines)
 
 
 def _chosen(names: list[str]) -> list[Suite]:
+    of_gpu = [name for name in BY_NAME if name.startswith(f"{ALL_OF_GPU}-")]
+    names = [one for name in names for one in (of_gpu if name == ALL_OF_GPU else [name])]
     unknown = [name for name in names if name not in BY_NAME]
     if unknown:
         words = f"there is no suite {unknown[0]!r}: ./run bench --help lists all"
@@ -145,7 +151,7 @@ def main(
         list[str] | None,
         typer.Option(
             metavar="WORDS",
-            help="With models, pieces and gpu-strategies: measure only cases with these words in "
+            help="Of models, pieces and gpu-strategies measure only cases with these words in "
             "their name; may be repeated.",
         ),
     ] = None,
@@ -176,8 +182,8 @@ def main(
     is printed at the end. Suites that need nothing are measured if none is named.
     """
     suites = _chosen(suite or [])
-    for given, option, enough in ((case, "--case", all), (sets > 1, "--sets", any)):
-        if given and not (suite and enough(named.by_case for named in suites)):
+    for given, option in ((case, "--case"), (sets > 1, "--sets")):
+        if given and not (suite and any(named.by_case for named in suites)):
             by_case = ", ".join(possible.name for possible in SUITES if possible.by_case)
             words = f"name suites too: {by_case}"
             raise typer.BadParameter(words, param_hint=option)
@@ -195,11 +201,19 @@ def main(
         if json_file is not None:  # at once, so that it is kept if a later suite fails
             write_json(list(rows.values()), json_file, about)
 
+    failed = []
     for chosen in suites:
         options = (case or (), sets) if chosen.by_case else (trace,) if chosen.by_trace else ()
-        chosen.run(put, repeats, *options)
+        try:
+            chosen.run(put, repeats, *options)
+        except (OSError, RestowError, RuntimeError):  # the other suites are measured all the same
+            console.print_exception()
+            failed.append(chosen.name)
     show(list(rows.values()), console)
     console.print(f"Logs: {logs_folder()}")
+    if failed:
+        console.print(f"FAILED: {', '.join(failed)}")
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bench.model_sizes import real_models
+from bench.gpu.device import on_gpu
+from bench.model_sizes import real_models, tiny_hybrid
 from bench.report import Put, Row, compared
 from restow.agents.binding.copies import RowCopies
 from restow.agents.binding.operands import DST, SRC, in_order, paged
@@ -23,7 +24,7 @@ from restow.agents.binding.pages import Blocks, RegionTable, TokenRange, staged_
 from restow.agents.copying.copier import piece_table
 from restow.agents.copying.device_copies import SRC_SIDE, DeviceLaunch, DeviceTables
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
-from restow.broker.layout import RankLayout
+from restow.broker.layout import Layout, RankLayout
 from restow.broker.planner import Strategy, compile_programs, make_plan
 from restow.broker.planner.program import GATHER_IN_ORDER, Column, Program
 from restow.kernels import (
@@ -87,11 +88,10 @@ def piece_cases(device: torch.device, size: int, total: int) -> Iterator[DeviceC
                call=lambda: other.index_copy_(0, dst, pool[src]))  # fmt: skip
 
 
-def state_cases(device: torch.device, tokens: int) -> Iterator[DeviceCase]:
-    """Yield what a rank of D (TP 4, DS, pages of 64) needs of P's rank (TP 2, SD, pages of 16)."""
-    spec = real_models()[MODEL]
-    source = build_layout(spec, EngineSettings(tp=2, page_tokens=16, conv_layout=ConvLayout.SD))
-    target = build_layout(spec, EngineSettings(tp=4, page_tokens=64, conv_layout=ConvLayout.DS))
+def state_cases(
+    device: torch.device, source: Layout, target: Layout, tokens: int
+) -> Iterator[DeviceCase]:
+    """Yield what the first rank of a D needs of one of P's ranks."""
     program = next(iter(compile_programs(make_plan(source, target), Strategy.PACK)))
     rows = program.rows(GATHER_IN_ORDER)
     src_rank = int(rows[0, Column.SRC_RANK])
@@ -100,7 +100,7 @@ def state_cases(device: torch.device, tokens: int) -> Iterator[DeviceCase]:
     staging = _noise(device, 1, -(-staged_bytes(rows, program.group_pairs, span) // 16) * 16)
     p_rank = next(rank for rank in source.ranks if rank.rank == src_rank)
     d_rank = next(rank for rank in target.ranks if rank.rank == program.dst_rank)
-    name = f"{MODEL}, {tokens} tokens, P rank {src_rank} to D rank {program.dst_rank}"
+    name = f"{source.model.name}, {tokens} tokens, P rank {src_rank} to D rank {program.dst_rank}"
     run = in_order(rows, program.group_pairs, span, staging.data_ptr())
     for verb, layout, side in (("gather", p_rank, SRC), ("scatter", d_rank, DST)):
         memory = _RankPages(device, layout, program, span)
@@ -126,27 +126,26 @@ def _bind_part(part: RowCopies, device: torch.device) -> Callable[[], DeviceLaun
 
 
 def run(put: Put, repeats: int) -> None:
-    """Measure every case on the first GPU. Raises `RuntimeError` if torch finds none."""
-    if not torch.cuda.is_available():
-        raise RuntimeError("torch finds no GPU on this machine")
-    for row in measure(torch.device("cuda"), repeats):
-        put(row)
-
-
-def measure(
-    device: torch.device,
-    repeats: int,
-    total: int = TOTAL_BYTES,
-    sizes: tuple[int, ...] = SIZES,
-    tokens: int = TOKENS,
-) -> Iterator[Row]:
-    """Yield the rows of every case."""
-    for cases in (
-        *(piece_cases(device, size, total) for size in sizes),
-        state_cases(device, tokens),
-    ):
+    """Measure every case on the first GPU, or rehearse. Raises `RuntimeError` as `on_gpu` does."""
+    if on_gpu():
+        device, sizes, total_bytes = torch.device("cuda"), SIZES, TOTAL_BYTES
+        states = state_cases(device, *_layouts(), TOKENS)
+    else:
+        device, sizes, total_bytes = torch.device("cpu"), (256, 4096), 64 << 10
+        states = state_cases(device, tiny_hybrid(1), tiny_hybrid(2), 64)
+    for cases in (states, *(piece_cases(device, size, total_bytes) for size in sizes)):
         for case in cases:
-            yield from _measured(case, device, repeats)
+            for row in _measured(case, device, repeats):
+                put(row)
+
+
+def _layouts() -> tuple[Layout, Layout]:
+    """Return a P (TP 2, SD, pages of 16) and a D (TP 4, DS, pages of 64)."""
+    spec = real_models()[MODEL]
+    return (
+        build_layout(spec, EngineSettings(tp=2, page_tokens=16, conv_layout=ConvLayout.SD)),
+        build_layout(spec, EngineSettings(tp=4, page_tokens=64, conv_layout=ConvLayout.DS)),
+    )
 
 
 def _measured(case: DeviceCase, device: torch.device, repeats: int) -> Iterator[Row]:

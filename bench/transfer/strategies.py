@@ -1,7 +1,7 @@
 """Whether `auto` chooses the fastest strategy: all are forced in turn and measured beside it.
 
 Three suites: ``pieces`` has pages of one size over shared memory and TCP, ``models`` real models'
-sizes, ``gpu`` both of these between two processes' memory on one GPU.
+sizes, ``gpu-strategies`` both of these between two processes' memory on one GPU.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
-import torch
 import uvloop
 
 from bench.engine_pairs import EnginePair, contiguous, running_pairs
-from bench.model_sizes import real_models
+from bench.gpu.device import on_gpu
+from bench.model_sizes import real_models, tiny_hybrid
 from bench.processes import running_broker
 from bench.report import Put, Row, compared
 from restow.agents.link.settings import AgentSettings
@@ -68,7 +68,8 @@ class Case:
     """A pair of layouts, how they are measured, and what is wanted.
 
     ``read_goal`` is a share of a contiguous READ's speed, ``pack_goal`` of the speed of `slices`.
-    With ``by_nixl`` agents that leave every read to NIXL are measured too.
+    With ``by_nixl`` agents that leave every read to NIXL are measured too. If it is ``checked``,
+    every strategy hands over known bytes at the end.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Case:
     host_reads: bool | None = None
     by_nixl: bool = False
     on_gpu: bool = False
+    checked: bool = False
 
 
 def pieces() -> Iterator[Case]:
@@ -126,7 +128,9 @@ def gpu() -> Iterator[Case]:
     """Yield pieces and models in the memory of one GPU; they have no goals yet."""
     for case in (*pieces(), *models()):
         if not case.environment and case.host_reads is None:
-            yield replace(case, read_goal=None, pack_goal=None, by_nixl=False, on_gpu=True)
+            yield replace(
+                case, read_goal=None, pack_goal=None, by_nixl=False, on_gpu=True, checked=True
+            )
 
 
 def selected(cases: Iterator[Case], words: Sequence[str]) -> Iterator[Case]:
@@ -145,10 +149,15 @@ def run_models(put: Put, repeats: int, words: Sequence[str] = (), sets: int = 1)
 
 
 def run_gpu(put: Put, repeats: int, words: Sequence[str] = (), sets: int = 1) -> None:
-    """Measure pieces and models in a GPU's memory. Raises `RuntimeError` if torch finds no GPU."""
-    if not torch.cuda.is_available():
-        raise RuntimeError("torch finds no GPU on this machine")
-    _run("gpu", selected(gpu(), words), put, repeats, sets)
+    """Measure pieces and models in a GPU's memory, or rehearse with other layouts.
+
+    Raises `RuntimeError` as `on_gpu` does.
+    """
+    if on_gpu():
+        _run("gpu-strategies", selected(gpu(), words), put, repeats, sets)
+    else:
+        tiny = Case("tiny, P1 to D2", make_plan(tiny_hybrid(1), tiny_hybrid(2)), 64, checked=True)
+        _run("gpu-strategies", iter([tiny]), put, repeats, sets)
 
 
 def _run(suite: str, cases: Iterator[Case], put: Put, repeats: int, sets: int) -> None:
@@ -229,6 +238,8 @@ async def _measure(
             for pair in rng.permutation(list(pairs)).tolist():
                 taken[pair].append(await engines.hand_over(pair, repeat, rng))
         chosen = await engines.strategies(Strategy.AUTO.value, repeats - 1)
+        for pair in pairs if case.checked else ():
+            await engines.check_bytes(pair)
     return taken, chosen
 
 
