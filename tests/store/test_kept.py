@@ -454,6 +454,14 @@ def test_what_names_no_tokens_is_refused() -> None:
             SHAPES["hybrid"].check(Prefix(form, position, hashes, end))
 
 
+@pytest.mark.parametrize(("position_tokens", "end"), [(8, b""), (7, b"x" * 8)])
+def test_a_chain_with_a_hash_twice_is_refused(position_tokens: int, end: bytes) -> None:
+    """Check that no state has a piece twice, of which one page would be lost."""
+    hashes = (b"x" * 8,) * (position_tokens // 4)
+    with pytest.raises(ChainInvalidError, match="has a hash twice"):
+        SHAPES["hybrid"].check(Prefix(HashForm("any", 4, 8), position_tokens, hashes, end))
+
+
 def test_states_of_another_salt_are_others() -> None:
     kept = small("hybrid")
     keep(kept, [1] * 10)

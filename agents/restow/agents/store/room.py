@@ -236,6 +236,9 @@ class Shape:
                 f"{quantum_tokens}",
                 field="hashes",
             )
+        hashes = (*prefix.hashes, *filter(None, [prefix.end_hash]))
+        if len(set(hashes)) < len(hashes):  # a page cannot hold two blocks
+            raise ChainInvalidError("the prefix has a hash twice", field="hashes")
 
     def block_hashes(self, prefix: Prefix) -> tuple[bytes, ...]:
         """Return the hash at the end of each whole block."""
