@@ -96,8 +96,9 @@ def two_hosts(rate: str) -> Iterator[tuple[Host, Host]]:
             _ip(f"{words} burst 4m latency 20ms")
         yield first, second
     finally:
-        for host in hosts:
-            subprocess.run([IP, "netns", "del", host.name], check=False, capture_output=True)
+        for host in hosts:  # devices outlive their namespace for a while
+            for what in (f"link del u{host.name}", f"netns del {host.name}"):
+                subprocess.run([IP, *what.split()], check=False, capture_output=True)
 
 
 def _ip(*commands: str) -> None:
