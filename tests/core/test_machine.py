@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from core.test_probing import SECONDS, answer
 from core.world import Side, World, digest_of
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import AgentKey, EngineKey, State
@@ -21,7 +22,15 @@ from restow.broker.errors import RestowError
 ENGINES = ("p", "q", "d", "e")
 HANDOFFS = tuple(f"h{index}" for index in range(6))
 DIGESTS = (Digests(), Digests(DigestMode.SAMPLED, 2), Digests(DigestMode.ALL))
-LIMITS = Limits(max_live=5, max_ended=8, settle_grace_s=0.5, agent_wait_s=1.0, engine_idle_s=50.0)
+LIMITS = Limits(
+    max_live=5,
+    max_ended=8,
+    max_pairs=4,
+    settle_grace_s=0.5,
+    agent_wait_s=1.0,
+    engine_idle_s=50.0,
+    probe_again_s=5.0,
+)
 
 engines = st.sampled_from(ENGINES)
 handoffs = st.sampled_from(HANDOFFS)
@@ -62,9 +71,18 @@ class BrokerMachine(RuleBasedStateMachine):
         digests=st.sampled_from(DIGESTS),
         sizes=st.lists(st.integers(1, 3), min_size=4, max_size=4),
         sides=st.lists(st.sampled_from(("", "P", "D", "PD")), min_size=4, max_size=4),
+        hosts=st.lists(st.sampled_from(("", "x", "y")), min_size=4, max_size=4),
     )
-    def start(self, staged: bool, digests: Digests, sizes: list[int], sides: list[str]) -> None:
-        self.world = World(staged=staged, limits=LIMITS, digests=digests)
+    def start(
+        self,
+        staged: bool,
+        digests: Digests,
+        sizes: list[int],
+        sides: list[str],
+        hosts: list[str],
+    ) -> None:
+        self.world = World(staged=staged, limits=LIMITS, digests=digests, measures=True)
+        self.world.hosts = dict(zip(ENGINES, hosts, strict=True))
         self.world.plans_at_once = False
         self.model = Model()
         self.sizes = dict(zip(ENGINES, sizes, strict=True))
@@ -211,6 +229,17 @@ class BrokerMachine(RuleBasedStateMachine):
     def request(self, who: str, name: str, odd: bool, timeout_s: float) -> None:
         blocks = {"kv": [11, 12, 13 + odd], "state": [14]}
         self.say("request", self.side(who), name, blocks, timeout_s=timeout_s)
+
+    @precondition(lambda self: self.world.orders(act.SendProbe))
+    @rule(reason=st.sampled_from(["", "", "STAGING_EXHAUSTED"]))
+    def answer_probe(self, reason: str) -> None:
+        """Have an agent answer what it was last asked to hold or to measure."""
+        asked = self.world.orders(act.SendProbe)[-1]
+        side, rank = self.world.sides[asked.agent.engine], asked.agent.rank
+        if rank in side.agents:
+            seconds = SECONDS if asked.peer is not None else 0.0
+            answer(self.world, side, asked.number, rank, reason, seconds)
+        self.look()
 
     @rule(who=engines, name=handoffs, lease_s=st.sampled_from([1.0, 60.0]))
     def renew(self, who: str, name: str, lease_s: float) -> None:

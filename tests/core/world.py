@@ -128,6 +128,8 @@ class World:
         self.staged_plans, self.together, self.early = staged, together, early
         self.plans_at_once = True
         self.outcome: PairOutcome | None = None
+        self.hosts: dict[str, str] = {}
+        """Hosts of engines, by engine id, unless `engine` or `connect` names another."""
         self.sides: dict[EngineKey, Side] = {}
         self.connected: set[AgentKey] = set()
         self.sent: list[act.Action] = []
@@ -188,6 +190,7 @@ class World:
             for one in layout(1).ranks[0].regions
         ]
         key = AgentKey(side.record.key, rank)
+        host = host or self.hosts.get(key.engine.engine_id, "")
         agent = AgentRecord(key, name, b"meta", tuple(regions), 1 << 20, host)
         self.hear(self.directory.connections.admit(side.record, agent, self.now_s))
         self.connected.add(agent.key)
