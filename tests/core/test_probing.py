@@ -246,6 +246,31 @@ def test_an_agent_that_does_not_answer_is_not_waited_for() -> None:
     assert kinds(world.sent).count("SendProbe") == 1
 
 
+@pytest.mark.parametrize("who", ["source", "destination"])
+def test_an_agent_that_leaves_during_a_measurement_leaves_no_failure(who: str) -> None:
+    world, p, d = house()
+    hand_over(world, p, d)
+    world.disconnect(p if who == "source" else d, 0)
+    world.wait(0.02)
+    assert not world.directory.probing.known
+    world.connect(p if who == "source" else d, 0, host="host-p" if who == "source" else "host-d")
+    world.wait(LIMITS.probe_again_s)
+    hand_over(world, p, d, "h2")
+    assert len(probes(world)) == 2
+
+
+def test_nothing_is_sent_to_a_reader_that_left_or_was_replaced() -> None:
+    for replaced in (False, True):
+        world, p, d = house()
+        hand_over(world, p, d)
+        if replaced:
+            world.connect(d, 0, host="host-d")
+        else:
+            world.disconnect(d, 0)
+        answer(world, p, probes(world)[0].number)
+        assert len(probes(world)) == 1
+
+
 def test_hostile_figures_are_not_used() -> None:
     world, p, d = house()
     hand_over(world, p, d)

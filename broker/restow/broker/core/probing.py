@@ -79,6 +79,8 @@ class Probes:
         probe = self._running.get(answer.number)
         if probe is None or agent not in (probe.source, probe.destination):
             return [], None
+        if probe.source.gone or probe.destination.gone:  # `tick` ends it
+            return [], None
         if answer.reason:
             return self._end(ProbeEnd(probe, None, answer.reason, answer.detail))
         if agent is probe.source and probe.held is None:
@@ -223,10 +225,12 @@ class Probing:
         return actions
 
     def _learn(self, end: ProbeEnd, now_s: float) -> None:
-        """Store the costs or the failure."""
+        """Store the costs or the failure; that an engine left is no failure of its hosts."""
         hosts = next(pair for pair, probe in self._running.items() if probe is end.probe)
         del self._running[hosts]
         self.measuring.add(now_s - end.probe.begun_s)
+        if end.probe.source.gone or end.probe.destination.gone:
+            return
         outcome = _outcome(end)
         outcome.again_s = now_s + self._limits.probe_again_s
         self.known[hosts] = outcome
