@@ -1,7 +1,7 @@
 """The time of the first handoff between two engines, beside a later one.
 
-The engines have been connected for some seconds. The first handoff pays what is done once for a
-pair: the plan, the measured costs of reading, the programs, and the introduction of agents.
+The engines have been connected for some seconds, in which the broker plans the pair, has costs
+measured, and sends agents their programs and peers. The first handoff pays for the rest.
 """
 
 from __future__ import annotations

@@ -239,3 +239,20 @@ async def test_a_peer_is_tried_when_it_is_added_and_its_first_read_waits_for_tha
     reader.add_peer("a", b"other metadata")
     await reader.read([one_byte("a")], 1000.0)
     assert tried == ["a", "a"]
+
+
+async def test_a_trial_that_failed_before_a_read_is_made_again() -> None:
+    outcomes: list[Exception | None] = [PeerLostError("not yet", agent="a"), None]
+
+    async def try_peer(peer: str, metadata: bytes) -> None:
+        if (failure := outcomes.pop(0)) is not None:
+            raise failure
+
+    lane = FakeTransport()
+    lane.copies = True
+    reader = Reader(lambda: [lane], QUARANTINE_S, lambda: 0.0, try_peer)
+    reader.add_peer("a", b"metadata")
+    await until(lambda: len(outcomes) == 1)
+    await asyncio.sleep(0.01)
+    await reader.read([one_byte("a")], 1000.0)
+    assert lane.posted

@@ -55,12 +55,6 @@ async def _accept_peer(peer: str, metadata: bytes) -> None:
     """Accept every peer."""
 
 
-def _retrieve_failure(trial: asyncio.Future[None]) -> None:
-    """Consume the failure of a trial that nobody waits for."""
-    if not trial.cancelled():
-        trial.exception()
-
-
 class Reader:
     """Reads from peers. Belongs to one event loop, which it does not block."""
 
@@ -251,11 +245,20 @@ class Reader:
             self._passed[peer] = known
 
     def _trial(self, peer: str, known: Known) -> asyncio.Future[None]:
-        """Return the peer's trial, which begins unless it has begun."""
+        """Return the peer's trial, which begins unless it has begun.
+
+        A read does not fail for a trial that failed before it: the peer is tried again.
+        """
+
+        def forget_failure(trial: asyncio.Future[None]) -> None:
+            failed = trial.cancelled() or trial.exception() is not None
+            if failed and self._trials.get(peer) is trial:
+                del self._trials[peer]
+
         trial = self._trials.get(peer)
         if trial is None:
             trial = asyncio.ensure_future(self._try_peer(peer, known.metadata))
-            trial.add_done_callback(_retrieve_failure)
+            trial.add_done_callback(forget_failure)
             self._trials[peer] = trial
         return trial
 
