@@ -69,6 +69,10 @@ async def nothing_unhandled(caplog: pytest.LogCaptureFixture) -> AsyncIterator[N
     unhandled: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
     yield
-    assert not unhandled
+    # gRPC's poller serves all loops of a process. On a busy machine it hands the last event of a
+    # blocking client to whichever loop runs, after that client has closed its own (`SETTLE_S`).
+    late = [one for one in unhandled if "PollerCompletionQueue" in one["message"]]
+    assert [str(one["exception"]) for one in late] == ["Event loop is closed"] * len(late)
+    assert not [one for one in unhandled if one not in late]
     errors = [one for one in caplog.records if one.levelno >= logging.ERROR]
     assert not [one for one in errors if not one.name.startswith("restow.")]
