@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def copying() -> Iterator[Scene]:
+async def copying() -> AsyncIterator[Scene]:
     scene = Scene(copies=True)
     yield scene
     for lane in scene.lanes:

@@ -257,7 +257,8 @@ class Reader:
 
         trial = self._trials.get(peer)
         if trial is None:
-            trial = asyncio.ensure_future(self._try_peer(peer, known.metadata))
+            loop = asyncio.get_running_loop()
+            trial = asyncio.ensure_future(self._try_peer(peer, known.metadata), loop=loop)
             trial.add_done_callback(forget_failure)
             self._trials[peer] = trial
         return trial
