@@ -125,12 +125,20 @@ def models() -> Iterator[Case]:
 
 
 def gpu() -> Iterator[Case]:
-    """Yield pieces and models in the memory of one GPU; they have no goals yet."""
-    for case in (*pieces(), *models()):
-        if not case.environment and case.host_reads is None:
-            yield replace(
-                case, read_goal=None, pack_goal=None, by_nixl=False, on_gpu=True, checked=True
-            )
+    """Yield pieces and models in the memory of one GPU; they have no goals yet.
+
+    Models with short pages come again with agents that map each other's memory.
+    """
+    cases = [
+        replace(case, read_goal=None, pack_goal=None, by_nixl=False, on_gpu=True, checked=True)
+        for case in (*pieces(), *models())
+        if not case.environment and case.host_reads is None
+    ]
+    yield from cases
+    for case in cases:
+        if "pages of 16," in case.name:
+            mapped = {"RESTOW_DEVICE_READS": "1"}
+            yield replace(case, name=f"{case.name}, mapped", environment=mapped)
 
 
 def selected(cases: Iterator[Case], words: Sequence[str]) -> Iterator[Case]:

@@ -66,7 +66,7 @@ async def test_reads_staging_and_ranks_are_shown_and_counts_outlive_their_agent(
         nothing |= {
             (f"{name}_total", kind): 0.0
             for name in ("reads", "read_bytes", "read_errors")
-            for kind in ("nixl", "process_vm_readv")
+            for kind in ("nixl", "process_vm_readv", "mapped")
         }
         assert nothing.items() <= found.items()
         agent = attach(socket, shared.regions)

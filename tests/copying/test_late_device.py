@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
 from restow.agents.copying.copier import Copier
-from restow.agents.copying.device_copies import DeviceLaunch
+from restow.agents.copying.device_copies import DeviceLaunch, queue_pieces
 from restow.agents.memory import cuda
 from restow.agents.memory.errors import CopyFailedError
 from restow.kernels import RowCall
@@ -54,6 +55,10 @@ class Event:
         if device.broken:
             raise BROKEN
         return len(device.done) >= self._after
+
+    def synchronize(self) -> None:
+        assert self._device is not None
+        self._device.go(self._after - len(self._device.done))
 
 
 class Rows:
@@ -138,3 +143,41 @@ async def test_a_device_that_breaks_later_fails_its_order(late: LateDevice, copi
     with pytest.raises(CopyFailedError, match="illegal memory access"):
         await task
     assert not late.queue, "nothing is under way any more"
+
+
+def test_queued_work_has_ended_when_the_device_has_done_it(late: LateDevice) -> None:
+    first = cuda.QueuedWork(CUDA, lambda: late.queue.append("first"))
+    second = cuda.QueuedWork(CUDA, lambda: late.queue.append("second"))
+    assert not first.has_ended()
+    late.go()
+    assert first.has_ended()
+    assert not second.has_ended()
+    second.wait()
+    assert second.has_ended()
+    late.broken = True
+    with pytest.raises(CopyFailedError, match="illegal memory access"):
+        second.has_ended()
+
+
+def test_work_whose_launch_fails_is_not_under_way(late: LateDevice) -> None:
+    def launch_a_part() -> None:
+        late.queue.append("part")
+        raise BROKEN
+
+    with pytest.raises(CopyFailedError, match="illegal memory access"):
+        cuda.QueuedWork(CUDA, launch_a_part)
+    assert late.done == ["part"]
+
+
+def test_pieces_are_queued_as_single_bytes_of_any_place(late: LateDevice) -> None:
+    source, target = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)
+    places = np.array([3, 50, 70]), np.array([60, 0, 31]), np.array([7, 20, 29])
+    src, dst, length = places
+    work = queue_pieces(
+        source.ctypes.data + src, target.ctypes.data + dst, length, torch.device("cpu")
+    )
+    expected = np.zeros(100, np.uint8)
+    for begin, end, size in zip(*places, strict=True):
+        expected[end : end + size] = source[begin : begin + size]
+    assert (target == expected).all()
+    assert work.has_ended()

@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import restow.v1.broker_pb2
+import restow.v1.daemon_pb2
 import restow.v1.program_pb2
 import sys
 import typing
@@ -206,8 +207,9 @@ class HostMemory(google.protobuf.message.Message):
     mark: builtins.bytes
     """The mark, which occurs nowhere else: "restow host memory 2", a zero, 16 random bytes, the
     agent's name. After the mark, in the agent's memory, stands what may be read: the number of
-    ranges, and the beginning and end of each, all int64 in the machine's byte order. The mark
-    begins a mapping named "restow-mark".
+    ranges, and the beginning and end of each, then the length of a MappableMemory, all int64 in
+    the machine's byte order, and the MappableMemory. The mark begins a mapping named
+    "restow-mark".
     """
     def __init__(
         self,
@@ -219,6 +221,34 @@ class HostMemory(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["mark", b"mark", "mark_address", b"mark_address", "pid", b"pid"]) -> None: ...
 
 Global___HostMemory: typing_extensions.TypeAlias = HostMemory
+
+@typing.final
+class MappableMemory(google.protobuf.message.Message):
+    """Memory of an agent that other processes of its host may map and read for as long as its mark
+    stands.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AREAS_FIELD_NUMBER: builtins.int
+    ADDRESSES_FIELD_NUMBER: builtins.int
+    @property
+    def areas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[restow.v1.daemon_pb2.SharedRegion]:
+        """Each area as a region of a single page."""
+
+    @property
+    def addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Address of each area in the agent's process."""
+
+    def __init__(
+        self,
+        *,
+        areas: collections.abc.Iterable[restow.v1.daemon_pb2.SharedRegion] | None = ...,
+        addresses: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["addresses", b"addresses", "areas", b"areas"]) -> None: ...
+
+Global___MappableMemory: typing_extensions.TypeAlias = MappableMemory
 
 @typing.final
 class Fenced(google.protobuf.message.Message):

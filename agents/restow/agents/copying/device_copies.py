@@ -17,10 +17,11 @@ from restow.agents.binding.copies import Copies, Grid, RowCopies, by_pair
 from restow.agents.binding.operands import BoundOperand, Lines
 from restow.agents.binding.pages import TokenRange
 from restow.agents.copying.codes import COPY_CODES
+from restow.agents.memory.cuda import QueuedWork
 from restow.agents.memory.errors import ProgramInvalidError
 from restow.broker.layout.rows import Int64s
 from restow.broker.layout.token_class import shared_runs
-from restow.broker.layout.values import ITEM_BYTES
+from restow.broker.layout.values import ITEM_BYTES, DType
 from restow.broker.planner.program import Column, GroupPair, moved_tokens
 from restow.kernels import (
     ONE_PAGE,
@@ -224,6 +225,15 @@ def run_grids(copies: Copies, device: torch.device) -> None:
         device_rows(table, device).launch(RowCall.of(table, lists, None), SRC_SIDE)
     except RowTableError as error:
         raise ProgramInvalidError(f"no kernel does this copy: {error}") from None
+
+
+def queue_pieces(
+    src_address: Int64s, dst_address: Int64s, length_bytes: Int64s, device: torch.device
+) -> QueuedWork:
+    """Queue copies of pieces of ``device`` on the agent's own stream. Raises `CopyFailedError`."""
+    one, bytes_ = np.ones(1, np.int64), np.full(1, int(DType.UINT8), np.int64)
+    grid = Grid(src_address, dst_address, length_bytes, one, one, bytes_, bytes_)
+    return QueuedWork(device, lambda: run_grids(Copies((grid,)), device))
 
 
 _WINDOW_PAGES = 1 << 31

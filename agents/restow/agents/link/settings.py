@@ -19,6 +19,10 @@ def _host_reads() -> bool:
     return allows_process_reads(os.environ.get("UCX_TLS"))
 
 
+def _device_reads() -> bool:
+    return os.environ.get("RESTOW_DEVICE_READS") == "1"
+
+
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     """Settings of an agent."""
@@ -38,6 +42,12 @@ class AgentSettings:
     """Read other processes of this host, and be read by them, many pieces in one system call.
 
     On by default, unless ``UCX_TLS`` excludes reads of other processes' memory.
+    """
+    device_reads: bool = field(default_factory=_device_reads)
+    """Map the memory of other processes on the same CUDA device, and let them map this rank's.
+
+    Needs ``host_reads``. Off unless ``RESTOW_DEVICE_READS`` is 1, because it was not tried on a GPU
+    yet.
     """
 
 

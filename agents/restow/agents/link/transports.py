@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from restow.agents.copying.device_copies import queue_pieces
 from restow.agents.link.settings import AgentSettings
 from restow.agents.memory import cuda as device
+from restow.agents.memory.errors import AgentError
 from restow.agents.memory.regions import (
+    MemoryKind,
     MemoryPlace,
     RegionMemory,
     common_place,
     registrations,
 )
+from restow.agents.memory.shared_memory import mappable
 from restow.agents.memory.staging import Staging
 from restow.agents.reading.host_memory import HostMark, HostRanges
 from restow.agents.reading.lane import Transport
 from restow.agents.reading.nixl_transport import NixlTransport
+from restow.agents.reading.same_device import SameDevice
 from restow.agents.reading.same_host import SameHost
 from restow.agents.reading.ucx import InterfaceWatch
+from restow.broker.logs import get_logger
 
 
 class ServedMemory:
@@ -41,8 +48,7 @@ class ServedMemory:
         self.scatter = Staging(self.place, settings.staging_bytes)
         self._interfaces = InterfaceWatch()
         self._nixl = self._open_nixl(self.gather)
-        shown = HostRanges.of(self._registered(self.gather))
-        self._mark = HostMark(self.name, shown) if settings.host_reads else None
+        self._mark = self._set_mark() if settings.host_reads else None
 
     @property
     def name(self) -> str:
@@ -62,8 +68,13 @@ class ServedMemory:
         nixl = self._open_nixl(self.scatter)
         if self._mark is None:
             return [nixl]
-        own = HostRanges.of(self._registered(self.scatter))
-        return [SameHost(own, self._settings.read_threads), nixl]
+        registered, place = self._registered(self.scatter), self.place
+        own = HostRanges.of(registered)
+        transports: list[Transport] = [SameHost(own, self._settings.read_threads), nixl]
+        if self._maps_devices:
+            copy = partial(queue_pieces, device=place.device)
+            transports.insert(0, SameDevice(place, HostRanges.of(registered, place), copy))
+        return transports
 
     def progress(self) -> None:
         """Let peers read. Raises `TransportFailedError` if no peer can read any more."""
@@ -79,6 +90,22 @@ class ServedMemory:
         """Stop all reading of the memory. May be called again."""
         self.wipe_mark()
         self._nixl.close()
+
+    @property
+    def _maps_devices(self) -> bool:
+        return self._settings.device_reads and self.place.kind is MemoryKind.CUDA
+
+    def _set_mark(self) -> HostMark:
+        registered = self._registered(self.gather)
+        ranges = HostRanges.of(registered)
+        if self._maps_devices:
+            try:
+                return HostMark(self.name, ranges, mappable(registered))
+            except AgentError as error:
+                get_logger("restow.agent").warning(
+                    "no process maps this rank's device memory", reason=str(error)
+                )
+        return HostMark(self.name, ranges)
 
     def _open_nixl(self, staging: Staging) -> NixlTransport:
         nixl = NixlTransport(self._label)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64
 from dataclasses import dataclass
 
@@ -83,6 +83,33 @@ async def finished_later(device: torch.device) -> AsyncIterator[None]:
         except BaseException:
             stream.synchronize()
             raise
+
+
+class QueuedWork:
+    """Work on the agent's own stream, which may still run. All methods raise `CopyFailedError`."""
+
+    def __init__(self, device: torch.device, launch: Callable[[], None]) -> None:
+        """Queue what ``launch`` launches. If that fails, nothing of it runs any more."""
+        with _failures():
+            stream = _own_stream(device)
+            try:
+                with torch.cuda.stream(stream):
+                    launch()
+                    self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    self._done.record(stream)
+            except BaseException:
+                stream.synchronize()
+                raise
+
+    def has_ended(self) -> bool:
+        """Return whether all work has ended."""
+        with _failures():
+            return bool(self._done.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Wait for the end of all work."""
+        with _failures():
+            self._done.synchronize()
 
 
 @contextlib.contextmanager

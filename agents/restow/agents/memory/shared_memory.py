@@ -20,7 +20,14 @@ from typing import Self
 
 from restow.agents.memory.cuda import CudaDriver, CudaHandle, CudaRegion, OpenedAllocation
 from restow.agents.memory.errors import AgentError, RegionInvalidError
-from restow.agents.memory.regions import RegionMemory, address_of, check_inside
+from restow.agents.memory.regions import (
+    MemoryKind,
+    MemoryPlace,
+    RegionMemory,
+    address_of,
+    check_inside,
+)
+from restow.v1 import agent_link_pb2 as link
 from restow.v1 import daemon_pb2 as pb
 
 FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
@@ -257,6 +264,23 @@ def region_from_proto(message: pb.SharedRegion) -> SharedRegion | CudaRegion:
         return SharedRegion(message.name, message.shared_memory, *where)
     handle = CudaHandle(message.cuda.ipc_handle, message.cuda.device_uuid)
     return CudaRegion(message.name, handle, *where)
+
+
+def mappable(
+    registered: Sequence[tuple[int, int, MemoryPlace]], driver: CudaDriver | None = None
+) -> link.MappableMemory:
+    """Export the device memory among the (address, bytes, place) that are registered.
+
+    ``driver`` None means the host's driver. Raises `CudaUnavailableError`, and `RegionInvalidError`
+    if the driver cannot share it.
+    """
+    shown = link.MappableMemory()
+    for address, length_bytes, place in registered:
+        if place.kind is MemoryKind.CUDA:
+            area = RegionMemory("area", address, 1, length_bytes, place.kind, place.device_id)
+            shown.areas.append(region_to_proto(CudaRegion.of(area, driver)))
+            shown.addresses.append(address)
+    return shown
 
 
 class OpenedRegions:

@@ -28,7 +28,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from restow.agents.memory.errors import OrderInvalidError
-from restow.agents.memory.regions import MAX_ADDRESS, MemoryKind, MemoryPlace, address_of
+from restow.agents.memory.regions import HOST, MAX_ADDRESS, MemoryPlace, address_of
 from restow.broker.layout.rows import Int64s
 from restow.v1 import agent_link_pb2 as pb
 
@@ -38,6 +38,8 @@ TOKEN_BYTES = 16
 MAX_MARK_BYTES = 1024
 MAX_PID = 1 << 31
 MAX_RANGES = 1 << 20
+MAX_MAPPABLE_BYTES = 1 << 20
+NOT_MAPPABLE = pb.MappableMemory()
 _COUNT = struct.Struct("=q")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -51,7 +53,7 @@ def host_name() -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRanges:
-    """Host memory that may be read or read into: separate ranges ``[begin, end)`` in rising order.
+    """Memory that may be read or read into: separate ranges ``[begin, end)`` in rising order.
 
     Raises `OrderInvalidError` for other ranges.
     """
@@ -68,12 +70,14 @@ class HostRanges:
             raise OrderInvalidError("ranges of host memory must rise and must not overlap")
 
     @classmethod
-    def of(cls, registered: Iterable[tuple[int, int, MemoryPlace]]) -> HostRanges:
-        """Return the host memory among the (address, bytes, place) that are registered."""
+    def of(
+        cls, registered: Iterable[tuple[int, int, MemoryPlace]], place: MemoryPlace = HOST
+    ) -> HostRanges:
+        """Return the memory at ``place`` among the (address, bytes, place) that are registered."""
         spans = sorted(
             (address, address + length_bytes)
-            for address, length_bytes, place in registered
-            if place.kind is MemoryKind.HOST
+            for address, length_bytes, at in registered
+            if at == place
         )
         return cls(*np.array(spans, np.int64).reshape(-1, 2).T)
 
@@ -150,21 +154,49 @@ class HostMemory:
         Raises `OrderInvalidError` for impossible ranges.
         """
         address = self.mark_address + len(self.mark)
-        (count,) = _COUNT.unpack(read(address, _COUNT.size))
-        if not 0 <= count <= MAX_RANGES:
-            raise OrderInvalidError(f"process {self.pid} shows {count} ranges of memory")
+        count = self._count(read, address, MAX_RANGES, "ranges of memory")
         edges = np.frombuffer(read(address + _COUNT.size, 16 * count), np.int64)
         return HostRanges(*edges.reshape(-1, 2).T)
+
+    def mappable(self, read: Callable[[int, int], bytes]) -> pb.MappableMemory:
+        """Return the memory that the process lets others map; ``read`` is as for `ranges`.
+
+        Raises `OrderInvalidError` for an impossible message.
+        """
+        address = self.mark_address + len(self.mark)
+        count = self._count(read, address, MAX_RANGES, "ranges of memory")
+        address += _COUNT.size + 16 * count
+        length = self._count(read, address, MAX_MAPPABLE_BYTES, "bytes about mappable memory")
+        try:
+            return pb.MappableMemory.FromString(read(address + _COUNT.size, length))
+        except DecodeError:
+            raise OrderInvalidError(
+                f"what process {self.pid} shows of mappable memory can't be decoded"
+            ) from None
+
+    def _count(self, read: Callable[[int, int], bytes], address: int, most: int, what: str) -> int:
+        count: int
+        (count,) = _COUNT.unpack(read(address, _COUNT.size))
+        if not 0 <= count <= most:
+            raise OrderInvalidError(f"process {self.pid} shows {count} {what}")
+        return count
 
 
 class HostMark:
     """A mark in this process's memory. It ends with the object at the latest."""
 
-    def __init__(self, agent_name: str, ranges: HostRanges) -> None:
-        """Set the mark: these ranges of this process may be read."""
+    def __init__(
+        self,
+        agent_name: str,
+        ranges: HostRanges,
+        mappable: pb.MappableMemory = NOT_MAPPABLE,
+    ) -> None:
+        """Set the mark: these ranges of this process may be read, and ``mappable`` be mapped."""
         self._bytes = MAGIC + secrets.token_bytes(TOKEN_BYTES) + agent_name.encode()
         edges = np.stack([ranges.begin, ranges.end], axis=1).astype(np.int64)
+        shown = mappable.SerializeToString()
         written = self._bytes + _COUNT.pack(len(edges)) + edges.tobytes()
+        written += _COUNT.pack(len(shown)) + shown
         # A separate mapping vanishes with its owner, while the heap could keep the bytes.
         fd = os.memfd_create(MAPPING, os.MFD_CLOEXEC)
         try:

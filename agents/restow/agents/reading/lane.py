@@ -96,7 +96,8 @@ class Transport(Protocol):
 
 NIXL = "nixl"
 PROCESS_VM_READV = "process_vm_readv"
-KINDS = (NIXL, PROCESS_VM_READV)
+MAPPED = "mapped"
+KINDS = (NIXL, PROCESS_VM_READV, MAPPED)
 """Kinds of all transports."""
 
 

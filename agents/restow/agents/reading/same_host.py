@@ -67,7 +67,11 @@ class HostPeer:
             )
         if not memory.is_mapped:
             raise PeerLostError(f"agent {agent_name} shows no mark of its own", agent=agent_name)
-        self._ranges = memory.ranges(self._bytes)
+        self._ranges = memory.ranges(self.bytes_at)
+        self.check_mark()
+
+    def check_mark(self) -> None:
+        """Raise `PeerLostError` or `ReadFailedError` unless the peer shows its memory still."""
         nothing = np.empty(0, np.int64)
         self.read(Descriptors(nothing, nothing, nothing), lambda: None)
 
@@ -106,7 +110,7 @@ class HostPeer:
                 agent=self._name,
             )
 
-    def _bytes(self, address: int, size_bytes: int) -> bytes:
+    def bytes_at(self, address: int, size_bytes: int) -> bytes:
         """Return bytes of the peer's memory, without checking its ranges."""
         data = np.empty(size_bytes, np.uint8)
         entries = np.array([[[data.ctypes.data, size_bytes]], [[address, size_bytes]]], np.uint64)
