@@ -111,7 +111,7 @@ SILENCE_S = 45.0
 """Time after P's or D's own patience for which an agent may work on a handoff, with a margin.
 
 The broker counts patience and leases from the time at which it receives them, and a message may be
-under way for as long as it takes to notice two dead connections (`pings.NOTICED_S`, 9 s each).
+under way for as long as it takes to notice two dead connections (`rpc.sizes.NOTICED_S`, 9 s each).
 Grants end before both. But the lane of a read that does not end is closed only after the grants of
 the other reads on it (`Limits.grant_s`, 10 s) and `AgentSettings.quarantine_s` (6 s).
 """

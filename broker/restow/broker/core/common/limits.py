@@ -14,7 +14,7 @@ class Limits:
     broker waits for reports ``settle_grace_s`` longer than the grant, because an agent whose read
     failed reports only when no byte can land any more (`AgentSettings.quarantine_s`, 6 s). A
     handoff waits ``agent_wait_s`` for missing agents, because all agents reconnect after a restart
-    of the broker, and each pauses up to `client.connection.backoff.LONGEST_S`; an agent whose
+    of the broker, and each pauses up to `client.connection.brokers.LONGEST_S`; an agent whose
     stream broke may also come back within that time and keep its work. If D's session broke as
     well, D is presumed dead, and its agents' reads are given up after ``agent_back_s``. A handoff
     that no D can ask for, or whose demand was refused, is kept for ``unasked_s``. An engine without
