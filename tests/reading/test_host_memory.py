@@ -76,6 +76,16 @@ async def test_who_forbids_ucx_to_read_processes_forbids_it_all(
     assert AgentSettings().host_reads
 
 
+def test_devices_are_mapped_only_if_the_environment_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for value, is_on in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv("RESTOW_DEVICE_READS", value)
+        assert AgentSettings().device_reads == is_on
+    monkeypatch.delenv("RESTOW_DEVICE_READS")
+    assert not AgentSettings().device_reads
+
+
 MARK = b"restow host memory 2\0" + bytes(16) + b"a"
 
 

@@ -25,13 +25,13 @@ OF_SCRIPTS = frozenset(
     PREFIX + name
     for name in (
         *("BASE", "COMMIT", "COMPOSE", "CONTAINERS", "CONTAINERS_DIR", "CONTAINER_LOGS"),
-        *("FUZZ", "HISTORIES", "LAWS", "LMCACHE_PYTHON", "ONE_OF", "PROMETHEUS"),
+        *("DEVICE_READS", "FUZZ", "HISTORIES", "LAWS", "LMCACHE_PYTHON", "ONE_OF", "PROMETHEUS"),
         *("PROMETHEUS_PORT", "PYTHON"),
         *("ROUTER_PORT", "SIMULATED", "TAG", "TEST_PROCESSES", "VENV", "VLLM_PYTHON"),
         *("VLLM_VENV", "WHOLE_MODELS"),
     )
 )
-"""Variables that `./run`, tests and containers of this repository set for themselves."""
+"""Variables without an option: of `./run`, tests, containers and the settings of agents."""
 _SERVICE_LINK = re.compile(
     r"RESTOW_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)"
 )
