@@ -100,3 +100,13 @@ def test_a_demand_of_an_earlier_broker_waits_for_agents_that_may_be_at_work_on_i
     world.request(d, "asked now", timeout_s=1.0, repeated=True)
     world.wait(2.0)
     assert len(d.told) == 2
+
+
+def test_d_that_gave_up_while_it_heard_nothing_is_told_again_when_it_cancels() -> None:
+    # Its session was broken when the last rank reported, so the first word was lost.
+    world, _, d, number = silent()
+    assert world.cancel(d, demand=1) == [], "rank 1 may still write"
+    world.settle(d, number, 1)
+    world.cancel(d, demand=1)
+    assert ends(d) == 2 * READ_DEADLINE
+    assert d.told[-1].demand == 1

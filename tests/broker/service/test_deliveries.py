@@ -181,9 +181,23 @@ async def test_without_a_broker_d_waits_no_longer_than_its_patience() -> None:
     assert notes.late() == []
     assert (asked.result().state, asked.result().reason) == ("EXPIRED", "BROKER_SILENT")
     assert not asked.pages_free.done(), "a rank may still write"
-    assert list(notes.open.everything()) == []
+    (said,) = notes.open.everything()
+    assert (said.cancel.handoff_id, said.cancel.demand) == ("h", 1)
     notes.now_s += SILENCE_S
-    assert notes.late() == [("h", 1)]
+    assert notes.late() == []
+    assert asked.pages_free.result() is None
+    assert notes.open.empty
+
+
+async def test_a_broker_that_is_there_again_says_when_the_pages_of_a_late_demand_are_free() -> None:
+    # It told the end while no stream was open.
+    notes = Notes()
+    asked = notes.ask()
+    notes.now_s += 0.6
+    notes.late()
+    assert len(list(notes.open.everything())) == 1
+    notes.open.finish(DONE, 1)
+    assert asked.result().reason == "BROKER_SILENT"
     assert asked.pages_free.result() is None
     assert notes.open.empty
 

@@ -107,6 +107,7 @@ DEFAULT_TIMEOUT_S = 30.0
 """Timeout of a demand that names none (`Limits.timeout_s`)."""
 SILENT = "BROKER_SILENT"
 """Reason of an end that the broker did not tell in time."""
+LATE = "the broker has not ended it in time"
 SILENCE_S = 45.0
 """Time after P's or D's own patience for which an agent may work on a handoff, with a margin.
 
@@ -278,16 +279,19 @@ class OpenHandoffs:
         """Yield the latest known ends, then all messages about open handoffs, in order.
 
         Demands that were given up are not repeated, because their pages may be in other use by
-        then.
+        then. They are cancelled, and a broker that knows them tells when their pages are free.
         """
         now_s = self._clock()
         for heard_s, ended in self._known_ends:
             if now_s - heard_s < KNOWN_S:
                 yield pb.EngineMessage(known_end=ended)
-        for known in self._open.values():
+        for handoff_id, known in self._open.items():
             for said in known.said:
                 if isinstance(said.end, Delivery) and said.end.done():
                     said.untold = True
+                    said.cancellation = said.cancellation or cancellation_of(
+                        handoff_id, LATE, said.message.message_id
+                    )
                 else:
                     said.begin_again(now_s)
                     yield said.message
@@ -360,8 +364,7 @@ class OpenHandoffs:
         """Cancel a late handoff at the broker, now and again on each new stream."""
         if said.cancellation is None:
             demand = said.message.message_id if by_d else 0
-            late = "the broker has not ended it in time"
-            said.cancellation = cancellation_of(handoff_id, late, demand)
+            said.cancellation = cancellation_of(handoff_id, LATE, demand)
             self._send(said.cancellation)
 
     def hear_end(self, ended: pb.Ended) -> None:
