@@ -62,7 +62,8 @@ class Unhindered:
                 return True
             case _, "AGENT_MISSING" | "GRANT_OUTLIVED" if self._a_read_was_slow:
                 return True  # an agent says hello when its read is over; its report may be slow too
-            case _, "AGENT_LOST" | "GRANT_OUTLIVED":
+            # An agent that still reads when its stream breaks may be cut off before its next hello.
+            case _, "AGENT_MISSING" | "AGENT_LOST" | "GRANT_OUTLIVED":
                 faults = self._history.report.faults
                 return any("cut_from_agents" in fault for fault in faults)
         return False
