@@ -362,8 +362,9 @@ async def test_a_forgotten_peer_is_unmapped_and_may_come_back(scene: Scene) -> N
 
 
 async def test_in_a_reader_late_copies_end_before_a_read_that_missed_its_grant(
-    scene: Scene,
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("restow.agents.reading.reader.POLL_S", 0.0)
     nixl, now_s = FakeTransport(), 0.0
     nixl.copies = True
     reader = Reader(lambda: [scene.transport, nixl], clock=lambda: now_s)
@@ -374,7 +375,7 @@ async def test_in_a_reader_late_copies_end_before_a_read_that_missed_its_grant(
     await until(lambda: bool(scene.copies))
     now_s = 11.0
     for _ in range(20):
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
     assert not task.done()
     scene.copies[0].go()
     with pytest.raises(ReadDeadlineError):
