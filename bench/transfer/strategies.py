@@ -68,8 +68,9 @@ class Case:
     """A pair of layouts, how they are measured, and what is wanted.
 
     ``read_goal`` is a share of a contiguous READ's speed, ``pack_goal`` of the speed of `slices`.
-    With ``by_nixl`` agents that leave every read to NIXL are measured too. If it is ``checked``,
-    every strategy hands over known bytes at the end.
+    With ``by_nixl`` agents that leave every read to NIXL are measured too, with ``mapped`` on a GPU
+    those that map each other's memory. If it is ``checked``, every strategy hands over known bytes
+    at the end.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Case:
     read_threads: int = READ_THREADS
     host_reads: bool | None = None
     by_nixl: bool = False
+    mapped: bool = False
     on_gpu: bool = False
     checked: bool = False
 
@@ -121,7 +123,8 @@ def models() -> Iterator[Case]:
                     tokens //= 2
                 goal = {16: 0.50, 64: 0.90 if p_tp == d_tp else 0.75}[page_tokens]
                 words = f"{name}, P{p_tp} to D{d_tp}, pages of {page_tokens}, {tokens} tokens"
-                yield Case(words, plan, tokens, read_goal=goal, by_nixl=True)
+                short = page_tokens == min(PAGES)
+                yield Case(words, plan, tokens, read_goal=goal, by_nixl=True, mapped=short)
 
 
 def gpu() -> Iterator[Case]:
@@ -136,9 +139,9 @@ def gpu() -> Iterator[Case]:
     ]
     yield from cases
     for case in cases:
-        if "pages of 16," in case.name:
-            mapped = {"RESTOW_DEVICE_READS": "1"}
-            yield replace(case, name=f"{case.name}, mapped", environment=mapped)
+        if case.mapped:
+            environment = {"RESTOW_DEVICE_READS": "1"}
+            yield replace(case, name=f"{case.name}, mapped", environment=environment)
 
 
 def selected(cases: Iterator[Case], words: Sequence[str]) -> Iterator[Case]:

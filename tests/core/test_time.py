@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from core.world import World, alone, ends, kinds, p_and_d
+from core.world import World, alone, ends, kinds, p_and_d, reading
 from restow.broker.core.common import actions as act
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
@@ -128,6 +128,31 @@ def test_the_grant_ends_before_the_lease_and_before_ds_patience(
     handoff = world.find()
     assert handoff.lease.grant_until_s - world.now_s == pytest.approx(grant_s)
     assert handoff.lease.grant_until_s < handoff.lease.until_s
+
+
+def test_a_read_that_outlasts_its_grant_is_repeated_with_twice_the_time_while_any_is_left() -> None:
+    world, p, d = p_and_d(1, 2)
+    world.ready(p, lease_s=600)
+    world.request(d, timeout_s=65.0)
+    granted_s = []
+    while not ends(d):
+        handoff = world.find()
+        granted_s.append(handoff.lease.grant_until_s - world.now_s)
+        world.wait(granted_s[-1])
+        world.settle(d, handoff.number, 1, reason="READ_DEADLINE")
+        assert world.find().number == handoff.number, "rank 0 may still write"
+        world.settle(d, handoff.number, 0)
+        world.wait(0.02)
+    assert granted_s == pytest.approx([10, 20, 35], abs=0.1)
+    assert ends(p) == ends(d) == [("FAILED", "READ_DEADLINE")]
+
+
+def test_a_read_that_was_slow_once_may_end_well() -> None:
+    world, p, d, number = reading()
+    world.settle(d, number, reason="READ_DEADLINE")
+    world.wait(0.02)
+    world.settle(d, world.find().number)
+    assert ends(p) == ends(d) == [("DONE", "")]
 
 
 def test_ranks_that_never_settle_end_the_handoff_at_the_end_of_the_grant() -> None:

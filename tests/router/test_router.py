@@ -242,13 +242,22 @@ async def test_where_nobody_answers_the_client_is_told() -> None:
 
 
 @pytest.mark.parametrize("refuses", ["p", "d"])
-@pytest.mark.parametrize("status", [400, 429])
+@pytest.mark.parametrize("status", [400, 422])
 async def test_what_an_engine_refuses_is_told_once(refuses: str, status: int) -> None:
     p, d = (fails(status), never) if refuses == "p" else (never, fails(status))
     async with house([p], [d]) as one:
         assert await one.ask() == (status, {"error": {"message": f"from {status}"}})
         await until((one.d if refuses == "p" else one.p)[0].left.is_set)
         assert [len(engine.bodies) for engine in (*one.p, *one.d)] == [1, 1]
+
+
+async def test_an_engine_that_has_too_much_to_do_is_no_reason_to_fail() -> None:
+    async with house([fails(429)], [fails(429), computes]) as one:
+        for _ in range(8):
+            status, body = await one.ask()
+            assert (status, body["url"]) == (200, one.d[1].url)
+        one.d[1].answer = fails(429)
+        assert await one.ask() == (429, {"error": {"message": "from 429"}})
 
 
 async def test_no_redirect_is_followed() -> None:

@@ -27,7 +27,7 @@ from vllm_harness.house import (
 )
 
 pytestmark = pytest.mark.timeout(600)
-TURNS = 25
+TURNS = 100
 
 
 def trained_on(folder: Path, far: float = 1e-3) -> Path:

@@ -81,9 +81,10 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
         ),
         "READ_DEADLINE": Advice(
             "The read, or the gathering before it, took longer than its grant; nothing that "
-            "came later was used.",
-            "Check whether P's host is slow or paused; raise `restow serve --grant-s` for large "
-            "states on slow links.",
+            "came later was used. If D's agent reports in time, it reads again with twice the "
+            "time, for as long as P's lease and D's timeout allow.",
+            "Check whether P's host or D's is slow or paused; raise `restow serve --grant-s` for "
+            "large states on slow links.",
         ),
         "READS_QUEUED": Advice(
             "D's request timed out while its agents read other states: the requests exceed the "

@@ -117,9 +117,7 @@ class SameDevice:
 
     def post(self, read: Read, check: Callable[[], None]) -> Flight:
         """Begin to copy."""
-        peer = self._peers[read.peer]
-        if peer is None:
-            raise PeerLostError(f"the memory of agent {read.peer} is not mapped", agent=read.peer)
+        peer = self._mapped(read.peer)
         pieces = read.descriptors.cut(PIECE_BYTES)
         if not self._own.hold(pieces.dst_address, pieces.length_bytes):
             raise ReadFailedError(
@@ -136,15 +134,19 @@ class SameDevice:
 
     def poll(self, flight: Flight) -> bool:
         """Return whether every byte is in place, and was the peer's until then."""
-        peer = self._peers.get(flight.peer)
         try:
             if not flight.done and flight.handle.has_ended():
-                if peer is not None:
-                    peer.check_mark()
+                self._mapped(flight.peer).check_mark()
                 flight.done = True
         except CopyFailedError as error:
             raise ReadFailedError(str(error), agent=flight.peer) from error
         return flight.done
+
+    def _mapped(self, name: str) -> MappedPeer:
+        peer = self._peers.get(name)
+        if peer is None:
+            raise PeerLostError(f"the memory of agent {name} is not mapped", agent=name)
+        return peer
 
     def release(self, flight: Flight) -> None:
         """Wait for a copy that was given up: the device can't be told to stop it."""

@@ -29,6 +29,8 @@ BUSY_TOKENS: Final = 1000
 REST_S: Final = 5.0
 """How long a P that failed is not asked; a D that failed is asked only if no other can be."""
 CONNECT_S: Final = 3.0
+TOO_MANY: Final = 429
+"""The status of an engine that is too busy for a request, which another engine may take."""
 MAX_BODY_BYTES: Final = 16 << 20
 PASSED_ON: Final = ("Authorization", "traceparent", "tracestate", "X-Request-Id")
 """The client's headers that engines are sent. No header of an engine is passed to the client."""
@@ -285,10 +287,10 @@ async def _body_of(request: web.Request) -> Body:
 def _checked(engine: RoutedEngine, status: int, raw: bytes) -> Any:
     """Return a whole answer. Raises `AnswerError`, which names no engine for a client's fault."""
     data = bodies.parse_json(raw)
-    if 400 <= status < 500:
+    if 400 <= status < 500 and status != TOO_MANY:
         raise AnswerError(status, raw[:500].decode(errors="replace"), answer=data)
     if status != 200:
-        raise AnswerError(status if status >= 500 else 502, f"HTTP {status}", engine, data)
+        raise AnswerError(status if status >= 400 else 502, f"HTTP {status}", engine, data)
     if bodies.progress_of(data) is Progress.FAILED:
         raise AnswerError(502, "it gave up its answer", engine, data)
     return data

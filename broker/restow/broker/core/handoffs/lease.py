@@ -34,6 +34,8 @@ class Lease:
     settle_until_s: float = 0.0
     """D may read until the first time; reports may arrive until the second; 0: reports have no
     deadline."""
+    slow_reads: int = 0
+    """Reads that outlasted their grant; each of them doubles the next grant."""
 
     def renew(self, lease_s: float, now_s: float) -> None:
         """Extend P's lease; a shorter lease does not shorten it."""
@@ -69,7 +71,8 @@ class Lease:
     def grant(self, limits: Limits, now_s: float) -> Failure | None:
         """Let D read until before the lease and D's timeout end, or return why no time is left."""
         lease_s = self.until_s - limits.lease_margin_s
-        end_s = min(now_s + limits.grant_s, lease_s, self.patience_until_s)
+        grant_s = limits.grant_s * 2**self.slow_reads
+        end_s = min(now_s + grant_s, lease_s, self.patience_until_s)
         if end_s - now_s < limits.min_grant_s:
             if lease_s - now_s < limits.min_grant_s:
                 words = "P's lease leaves no time for a read: renew it"
@@ -79,6 +82,14 @@ class Lease:
         self.grant_until_s = end_s
         self.settle_until_s = end_s + limits.settle_grace_s
         return None
+
+    def reads_again(self, limits: Limits, now_s: float) -> bool:
+        """Return whether a read that outlasted its grant has time for another, longer grant."""
+        lease_s = self.until_s - limits.lease_margin_s
+        if min(lease_s, self.patience_until_s) - now_s < limits.min_grant_s:
+            return False
+        self.slow_reads += 1
+        return True
 
     def revoke(self) -> None:
         """Revoke the grant."""

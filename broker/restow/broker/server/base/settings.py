@@ -173,7 +173,9 @@ class TimeSettings(BaseModel):
 
     lease_s: Seconds = setting(LIMITS.lease_s, "Lease of publications that name no lease.")
     timeout_s: Seconds = setting(LIMITS.timeout_s, "Timeout of demands that name no timeout.")
-    grant_s: Seconds = setting(LIMITS.grant_s, "Longest time that a read may take.")
+    grant_s: Seconds = setting(
+        LIMITS.grant_s, "Longest time of a read; a slower read is repeated with twice the time."
+    )
     settle_grace_s: Seconds = setting(
         LIMITS.settle_grace_s,
         "Wait this long for reports after a grant; longer than agents keep a failed read in "
