@@ -29,9 +29,18 @@ async def test_t2_p_killed_while_d_reads() -> None:
 
 async def test_t2_p_stands_still_while_d_reads() -> None:
     async with scene(options=HASTY) as world:
-        await world.reading(prompt("a"))
+        await world.reading(prompt("a", timeout_ms=5000))
         assert await world.ends("a", within_s=DEADLINE_S) == ("FAILED", "READ_DEADLINE")
         world.cluster.worker("P.0").go_on()
+        await world.heals()
+
+
+async def test_t2_p_stands_still_for_longer_than_a_grant_and_goes_on() -> None:
+    async with scene(options=HASTY) as world:
+        await world.reading(prompt("a", timeout_ms=60_000))
+        await world.cluster.happens("a", "read_deadline")
+        world.cluster.worker("P.0").go_on()
+        assert await world.ends("a") == ("DONE", "")
         await world.heals()
 
 
@@ -61,7 +70,7 @@ async def test_t3_late_bytes_reach_no_page_that_is_used_again() -> None:
     # P goes on after D has given up, when D's pages have long been used for something else.
     async with scene(options=HASTY) as world:
         for name in "abc":
-            await world.reading(prompt(name, pages=8))
+            await world.reading(prompt(name, pages=8, timeout_ms=5000))
             assert await world.ends(name) == ("FAILED", "READ_DEADLINE")
             world.cluster.worker("P.0").go_on()
         await world.heals()

@@ -18,7 +18,7 @@ async def test_t10_one_rank_that_fails_fails_all(rank: int) -> None:
     async with scene(tps=(2, 2), options=HASTY) as world:
         await world.ready(prompt("a"))
         world.cluster.worker(f"P.{rank}").stop()
-        world.cluster.decode(prompt("a"))
+        world.cluster.decode(prompt("a", timeout_ms=5000))
         assert await world.ends("a") == ("FAILED", "READ_DEADLINE")
         world.cluster.worker(f"P.{rank}").go_on()
         await world.heals()

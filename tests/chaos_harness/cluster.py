@@ -22,7 +22,7 @@ from chaos_harness.hosts import Hosts
 from chaos_harness.lives import BrokerLife, EngineLife, ProgramLife, StoreLife
 from chaos_harness.model import PAGE_TOKENS, layout, page_counts
 from chaos_harness.process import Member, warm_up
-from chaos_harness.questions import Questions, state_of, who_is_whole
+from chaos_harness.questions import Questions, events_of, state_of, who_is_whole
 from forked.ports import free_port
 from restow.broker.families import ConvLayout
 from stamped.requests import Prompt
@@ -300,6 +300,12 @@ class Cluster:
         """Wait until a handoff is in a state at the broker. Raises `TimeoutError`."""
         async with asyncio.timeout(within_s):
             while await self.state(name) != state:  # noqa: ASYNC110 - the broker tells no events
+                await asyncio.sleep(0.01)
+
+    async def happens(self, name: str, event: str, within_s: float = READY_S) -> None:
+        """Wait until a handoff's story at the broker has an event. Raises `TimeoutError`."""
+        async with asyncio.timeout(within_s):
+            while event not in (await self._asked(events_of, name) or ()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async def finished(self, within_s: float) -> str:

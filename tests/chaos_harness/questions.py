@@ -21,6 +21,11 @@ def state_of(admin: AdminClient, handoff: str) -> str:
     return broker_pb2.HandoffState.Name(number).removeprefix("HANDOFF_STATE_")
 
 
+def events_of(admin: AdminClient, handoff: str) -> list[str]:
+    """Return what has happened to a handoff, in order."""
+    return [entry.event for entry in admin.handoff(handoff).timeline]
+
+
 def who_is_whole(admin: AdminClient) -> list[str]:
     """Return the engines that have their session and all their agents."""
     return [one.engine_id for one in admin.engines() if one.session and one.agents == one.ranks]

@@ -155,13 +155,13 @@ def test_a_read_that_was_slow_once_may_end_well() -> None:
     assert ends(p) == ends(d) == [("DONE", "")]
 
 
-def test_ranks_that_never_settle_end_the_handoff_at_the_end_of_the_grant() -> None:
+def test_ranks_that_never_settle_end_the_handoff_when_ds_timeout_ends() -> None:
     world, p, d = p_and_d(1, 2)
-    world.ready(p)
-    world.request(d)
+    world.ready(p, lease_s=600)
+    world.request(d, timeout_s=30.0)
     handoff = world.find()
     world.settle(d, handoff.number, 0)
-    assert world.wait(10.4) == []
+    assert world.wait(29.9) == []
     world.wait(0.2)
     assert ends(p) == [("FAILED", "READ_DEADLINE")]
     assert ends(d) == []
@@ -171,13 +171,44 @@ def test_ranks_that_never_settle_end_the_handoff_at_the_end_of_the_grant() -> No
     assert world.settle(d, handoff.number, 1) == []
 
 
-def test_a_report_after_the_grant_comes_too_late_even_before_the_tick() -> None:
-    world, p, d = p_and_d()
-    world.ready(p)
-    world.request(d)
-    world.now_s += 10.6
+def test_a_rank_that_settles_long_after_its_grant_may_read_again() -> None:
+    world, p, d = p_and_d(1, 2)
+    world.ready(p, lease_s=600)
+    world.request(d, timeout_s=30.0)
+    handoff = world.find()
+    number = handoff.number
+    world.settle(d, number, 0)
+    world.wait(20.0)
+    assert (handoff.number, handoff.given_back) == (number, True)
+    world.settle(d, number, 1)
+    world.wait(0.02)
+    assert handoff.number != number
+    world.settle(d, handoff.number, 0)
+    world.settle(d, handoff.number, 1)
+    assert ends(p) == ends(d) == [("DONE", "")]
+
+
+def test_what_was_read_when_the_grant_was_over_is_read_again_even_before_the_tick() -> None:
+    world, p, d, number = reading()
+    world.now_s = world.find().lease.grant_until_s + world.directory.limits.lease_margin_s + 0.01
+    world.settle(d, number)
+    assert ends(d) == []
+    world.wait(0.02)
+    assert world.find().number != number
     world.settle(d, world.find().number)
-    assert ends(p) == ends(d) == [("FAILED", "GRANT_OUTLIVED")]
+    assert ends(p) == ends(d) == [("DONE", "")]
+
+
+def test_an_agent_that_reports_its_deadline_at_once_reads_seven_times_and_no_more() -> None:
+    world, p, d = p_and_d()
+    world.ready(p, lease_s=600)
+    world.request(d, timeout_s=600.0)
+    reads = 0
+    while not ends(d):
+        world.settle(d, world.find().number, reason="READ_DEADLINE")
+        world.wait(0.02)
+        reads += 1
+    assert (reads, ends(d)) == (7, [("FAILED", "READ_DEADLINE")])
 
 
 def test_a_lease_that_is_renewed_during_the_read_does_not_prolong_the_grant() -> None:
@@ -185,8 +216,13 @@ def test_a_lease_that_is_renewed_during_the_read_does_not_prolong_the_grant() ->
     world.ready(p, lease_s=3.0)
     world.request(d)
     world.renew(p, lease_s=60)
+    handoff, number = world.find(), world.find().number
     world.wait(3.5)
-    assert ends(p) == [("FAILED", "READ_DEADLINE")]
+    assert handoff.given_back
+    world.settle(d, number)
+    world.wait(0.02)
+    assert handoff.number != number
+    assert ends(p) == []
 
 
 def test_missing_agents_are_waited_for() -> None:

@@ -81,10 +81,10 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
         ),
         "READ_DEADLINE": Advice(
             "The read, or the gathering before it, took longer than its grant; nothing that "
-            "came later was used. If D's agent reports in time, it reads again with twice the "
-            "time, for as long as P's lease and D's timeout allow.",
+            "came later was used. The broker grants such a read again with twice the time, so "
+            "this appears only if P's lease or D's timeout left no time for that.",
             "Check whether P's host or D's is slow or paused; raise `restow serve --grant-s` for "
-            "large states on slow links.",
+            "large states on slow links, and give D's requests a longer timeout.",
         ),
         "READS_QUEUED": Advice(
             "D's request timed out while its agents read other states: the requests exceed the "
@@ -113,7 +113,8 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "As for READS_QUEUED.",
         ),
         "GRANT_OUTLIVED": Advice(
-            "D's agent finished the read after the grant had ended, so P's pages may have changed.",
+            "D's agent reported the read after the grant had ended, so P's pages may have changed. "
+            "The broker grants again, so this appears only if no time was left for that.",
             "As for READ_DEADLINE; check whether D's host was paused.",
         ),
         # An engine or agent was lost.

@@ -18,8 +18,6 @@ from restow.broker.errors import RequestError
 
 NOT_BEGUN = "READ_NOT_BEGUN"
 """The reason of an agent that could not start an order inside its grant."""
-TOO_SLOW = "READ_DEADLINE"
-"""The reason of an agent whose read took longer than its grant."""
 
 
 class Reports:
@@ -138,11 +136,8 @@ class Reports:
         handoff.settle(rank, settlement.bytes, settlement.elapsed_us, now_s)
         if handoff.given_back:
             return self._ledger.go_back(handoff, now_s)
-        slow = settlement.reason == TOO_SLOW and not handoff.part_tokens
-        if settlement.reason == NOT_BEGUN or (
-            slow and handoff.lease.reads_again(self._limits, now_s)
-        ):
-            failure = Failure(State.FAILED, settlement.reason, settlement.detail)
+        if settlement.reason == NOT_BEGUN:
+            failure = Failure(State.FAILED, NOT_BEGUN, settlement.detail)
             return self._ledger.give_back(handoff, failure, now_s)
         if settlement.reason:
             words = f"rank {rank} of engine {engine.key.engine_id}: {settlement.detail}"

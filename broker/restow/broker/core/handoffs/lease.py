@@ -18,6 +18,10 @@ from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
 
 
+MAX_SLOW_READS = 6
+"""The longest grants after so many slow reads exceed every timeout."""
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """The deadlines of a handoff; 0: not set, or nothing to wait for."""
@@ -49,6 +53,7 @@ class Lease:
     def forget_demand(self) -> None:
         """Record that nobody waits any more."""
         self.patience_until_s = self.agents_until_s = 0.0
+        self.slow_reads = 0
 
     def wait_for_demand(self, limits: Limits, now_s: float) -> bool:
         """Wait for a demand from now on; return False if the wait has already begun."""
@@ -78,6 +83,9 @@ class Lease:
                 words = "P's lease leaves no time for a read: renew it"
                 return Failure(State.EXPIRED, "LEASE_TOO_SHORT", words)
             words = "D's timeout leaves no time for a read"
+            if self.slow_reads:
+                words += f", after {self.slow_reads} that took longer than their grants"
+                return Failure(State.FAILED, "READ_DEADLINE", words)
             return Failure(State.EXPIRED, "TIMEOUT_TOO_SHORT", words)
         self.grant_until_s = end_s
         self.settle_until_s = end_s + limits.settle_grace_s
@@ -85,8 +93,8 @@ class Lease:
 
     def reads_again(self, limits: Limits, now_s: float) -> bool:
         """Return whether a read that outlasted its grant has time for another, longer grant."""
-        lease_s = self.until_s - limits.lease_margin_s
-        if min(lease_s, self.patience_until_s) - now_s < limits.min_grant_s:
+        end_s = min(self.until_s - limits.lease_margin_s, self.patience_until_s)
+        if self.slow_reads == MAX_SLOW_READS or end_s - now_s < limits.min_grant_s:
             return False
         self.slow_reads += 1
         return True

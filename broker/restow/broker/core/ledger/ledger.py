@@ -277,16 +277,20 @@ class Ledger(HandoffTable):
     def stop(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
         """End a handoff that failed.
 
-        An early read that took too long ends nothing: D reads the rest when P has computed it.
+        A read that took too long ends nothing while there is time for another: D reads again, or
+        after an early read all of it when P has computed it.
         """
-        if handoff.part_tokens and failure.reason in TOO_SLOW and not handoff.given_back:
-            handoff.whole_only = True
-            return self._give_up_part(handoff, failure, now_s)
+        if failure.reason in TOO_SLOW and handoff.granted and not handoff.given_back:
+            if handoff.part_tokens:
+                handoff.whole_only = True
+                return self._give_up_read(handoff, failure, now_s)
+            if handoff.lease.reads_again(self.limits, now_s):
+                return self._give_up_read(handoff, failure, now_s)
         handoff.fail(failure, now_s)
         return self.end(handoff, now_s)
 
-    def _give_up_part(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
-        """Revoke the grant of an early read, whose result is not used.
+    def _give_up_read(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
+        """Revoke the grant of a read whose result is not used.
 
         The broker waits for ranks that have not settled until P's lease or D's timeout ends.
         """
@@ -308,7 +312,7 @@ class Ledger(HandoffTable):
             handoff.timeline.note(now_s, "taken back", words)
             if handoff.part_tokens and not handoff.given_back:
                 failure = Failure(State.FAILED, "TAKEN_BACK", words)
-                actions += self._give_up_part(handoff, failure, now_s)
+                actions += self._give_up_read(handoff, failure, now_s)
         return actions
 
     def give_back(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
