@@ -162,9 +162,9 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
 
     Times. Leases and timeouts are at most 600 s. The default lease is 30 s and the default timeout
     is 30 s, unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s
-    (--grant-s). The grant ends at least 0.1 s before P's lease, and not after D's timeout. If less
-    than 0.05 s is left for the grant, the handoff ends EXPIRED with LEASE_TOO_SHORT or
-    TIMEOUT_TOO_SHORT. If the broker identifies callers, the first message of a call must arrive
+    (--grant-s); a slower read is granted again with twice the time. The grant ends at least 0.1 s
+    before P's lease, and not after D's timeout. If less than 0.05 s is left for the grant, the
+    handoff ends EXPIRED with LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT, or FAILED with READ_DEADLINE. If the broker identifies callers, the first message of a call must arrive
     whole within 10 s (FIRST_MESSAGE_LATE).
 
     Limits. A broker accepts 100000 handoffs (--max-live) and 10000 engines, then answers
@@ -391,9 +391,9 @@ class BrokerServicer(metaclass=abc.ABCMeta):
 
     Times. Leases and timeouts are at most 600 s. The default lease is 30 s and the default timeout
     is 30 s, unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s
-    (--grant-s). The grant ends at least 0.1 s before P's lease, and not after D's timeout. If less
-    than 0.05 s is left for the grant, the handoff ends EXPIRED with LEASE_TOO_SHORT or
-    TIMEOUT_TOO_SHORT. If the broker identifies callers, the first message of a call must arrive
+    (--grant-s); a slower read is granted again with twice the time. The grant ends at least 0.1 s
+    before P's lease, and not after D's timeout. If less than 0.05 s is left for the grant, the
+    handoff ends EXPIRED with LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT, or FAILED with READ_DEADLINE. If the broker identifies callers, the first message of a call must arrive
     whole within 10 s (FIRST_MESSAGE_LATE).
 
     Limits. A broker accepts 100000 handoffs (--max-live) and 10000 engines, then answers
