@@ -106,6 +106,25 @@ def test_a_reader_that_is_away_is_sent_nothing() -> None:
 # -- D's streams ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("comes", [True, False], ids=["comes back", "is lost"])
+def test_a_rank_that_is_away_at_the_end_of_the_grant_reads_again_if_it_comes_back(
+    comes: bool,
+) -> None:
+    world, p, d, number = reading()
+    world.renew(p, lease_s=600)
+    world.wait(10.3)
+    world.disconnect(d, 0)
+    world.wait(1.0)  # the grant's grace is over, the time to come back is not
+    assert (ends(d), world.find().number) == ([], number)
+    if comes:
+        world.connect(d, 0, name=d.agents[0].agent_name)
+        world.wait(0.02)
+        world.settle(d, world.find().number)
+    else:
+        world.wait(9.1)
+    assert ends(p) == [("DONE", "") if comes else ("FAILED", "AGENT_LOST")]
+
+
 def test_what_d_was_told_to_read_is_read_anew_when_its_agent_is_back() -> None:
     world, p, d, number = reading(1, 2)
     world.settle(d, number, 0)

@@ -17,7 +17,7 @@ from restow.agents.memory.errors import (
     ReadNotBegunError,
 )
 from restow.agents.reading.lane import Flight, Read
-from restow.agents.reading.reader import Reader
+from restow.agents.reading.reader import RETIRED_S, Reader
 
 
 @pytest.fixture
@@ -112,6 +112,23 @@ async def test_a_read_that_never_ends_costs_its_lane_but_no_other_read(scene: Sc
     assert not scene.reader._retired
     scene.lanes[1].ends["a"] = None
     await new
+
+
+async def test_a_long_read_beside_one_that_never_ends_fails_as_late_when_the_lane_closes(
+    scene: Scene,
+) -> None:
+    stuck = await scene.begin("a")
+    long = await scene.begin("b", deadline_s=1000.0)
+    await scene.be_late()
+    scene.now_s += QUARANTINE_S + 0.1
+    await scene.settle()
+    scene.now_s += RETIRED_S
+    await scene.settle()
+    assert not stuck.done()
+    scene.now_s += 0.1
+    ended = await asyncio.gather(stuck, long, return_exceptions=True)
+    assert [type(error) for error in ended] == [ReadDeadlineError] * 2
+    assert scene.lanes[0].closed
 
 
 async def test_two_stuck_reads_on_one_lane_end_together(scene: Scene) -> None:

@@ -24,7 +24,7 @@ from restow.broker.server.serve import interceptors_of
 from simulation_harness.virtual_loop import CURRENT, Process, VirtualLoop
 
 KEEPALIVE_S = 15.0
-PAUSED_S = 8.0
+PAUSED_S = 13.0
 """After which a client knows that nobody answers its pings."""
 NOTICED_S = SEVERAL_EVERY_S + SEVERAL_ANSWER_S
 """The same of one of several brokers, cut off or paused."""

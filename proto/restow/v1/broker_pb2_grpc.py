@@ -52,8 +52,9 @@ class BrokerStub(object):
     is 30 s, unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s
     (--grant-s); a slower read is granted again with twice the time. The grant ends at least 0.1 s
     before P's lease, and not after D's timeout. If less than 0.05 s is left for the grant, the
-    handoff ends EXPIRED with LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT, or FAILED with READ_DEADLINE. If the broker identifies callers, the first message of a call must arrive
-    whole within 10 s (FIRST_MESSAGE_LATE).
+    handoff ends EXPIRED with LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT, or FAILED with READ_DEADLINE. If
+    the broker identifies callers, the first message of a call must arrive whole within 10 s
+    (FIRST_MESSAGE_LATE).
 
     Limits. A broker accepts 100000 handoffs (--max-live) and 10000 engines, then answers
     DIRECTORY_FULL. An operator may allow a tenant fewer (QUOTA_EXCEEDED). A client that leaves more
@@ -130,8 +131,9 @@ class BrokerServicer(object):
     is 30 s, unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s
     (--grant-s); a slower read is granted again with twice the time. The grant ends at least 0.1 s
     before P's lease, and not after D's timeout. If less than 0.05 s is left for the grant, the
-    handoff ends EXPIRED with LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT, or FAILED with READ_DEADLINE. If the broker identifies callers, the first message of a call must arrive
-    whole within 10 s (FIRST_MESSAGE_LATE).
+    handoff ends EXPIRED with LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT, or FAILED with READ_DEADLINE. If
+    the broker identifies callers, the first message of a call must arrive whole within 10 s
+    (FIRST_MESSAGE_LATE).
 
     Limits. A broker accepts 100000 handoffs (--max-live) and 10000 engines, then answers
     DIRECTORY_FULL. An operator may allow a tenant fewer (QUOTA_EXCEEDED). A client that leaves more
@@ -192,13 +194,13 @@ class BrokerServicer(object):
         counted from its first request, and then goes on without the state. D's pages stay in use until
         the end arrives: a broker that received the demand on this stream sends the end when no rank
         can write to the pages any more, however long that takes. Without that broker the pages stay in
-        use until 45 s after D's deadline, when no agent should work on them any more. If the demand
+        use until 50 s after D's deadline, when no agent should work on them any more. If the demand
         was never sent, the pages are free at once. P's pages stay unchanged until the end arrives, or
-        until 45 s after the last lease.
+        until 50 s after the last lease.
 
         Pings. A dead connection reports nothing: send HTTP/2 pings every 3 s, also when idle, and give
-        the connection up if a ping is not answered within 5 s. Both sides then know within 9 s, so a
-        lease that must survive this has at least 12 s. If the engine knows another broker, ping every
+        the connection up if a ping is not answered within 10 s. Both sides then know within 14 s, so a
+        lease that must survive this has at least 17 s. If the engine knows another broker, ping every
         0.5 s and give up after 0.8 s (the broker refuses pings more often than every 0.3 s); then ask
         the other broker before you pause.
 
@@ -333,8 +335,9 @@ class Broker(object):
     is 30 s, unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s
     (--grant-s); a slower read is granted again with twice the time. The grant ends at least 0.1 s
     before P's lease, and not after D's timeout. If less than 0.05 s is left for the grant, the
-    handoff ends EXPIRED with LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT, or FAILED with READ_DEADLINE. If the broker identifies callers, the first message of a call must arrive
-    whole within 10 s (FIRST_MESSAGE_LATE).
+    handoff ends EXPIRED with LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT, or FAILED with READ_DEADLINE. If
+    the broker identifies callers, the first message of a call must arrive whole within 10 s
+    (FIRST_MESSAGE_LATE).
 
     Limits. A broker accepts 100000 handoffs (--max-live) and 10000 engines, then answers
     DIRECTORY_FULL. An operator may allow a tenant fewer (QUOTA_EXCEEDED). A client that leaves more

@@ -10,6 +10,7 @@ import pytest
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout, pair, silent
 from restow.agents.link.settings import AgentSettings
+from restow.agents.reading.reader import RETIRED_S
 from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
 from restow.broker.client.engine.handoff_futures import Delivery
 from restow.broker.client.engine.open_handoffs import (
@@ -18,7 +19,6 @@ from restow.broker.client.engine.open_handoffs import (
     SILENCE_S,
     OpenHandoffs,
 )
-from restow.broker.core.common.limits import Limits
 from restow.broker.errors import HandoffConflictError, RequestError, RestowError
 from restow.broker.rpc.sizes import NOTICED_S
 from restow.broker.server.serve import RunningBroker
@@ -434,7 +434,7 @@ async def test_threads_give_up_alike(running: RunningBroker) -> None:
     await asyncio.to_thread(work)
 
 
-def test_silence_is_longer_than_a_late_word_a_grant_and_a_quarantine() -> None:
+def test_silence_is_longer_than_a_late_word_a_lane_and_a_quarantine() -> None:
     # A demand that reached the broker late is at work for longer than D reckons.
-    stuck_s = Limits().grant_s + AgentSettings().quarantine_s
+    stuck_s = RETIRED_S + AgentSettings().quarantine_s
     assert 2 * NOTICED_S + stuck_s < SILENCE_S

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from restow.agents.binding.reads import Descriptors
@@ -221,6 +222,8 @@ class Lane:
         """Use ``transports``, of which the last takes every read that no other takes."""
         self.readers = 0
         """Calls of `Reader.read` that still use the lane."""
+        self.until_s = inf
+        """When its last reads are given up, after the lane was retired."""
         self.closed = asyncio.Event()
         self._closing = False
         self._transports = transports

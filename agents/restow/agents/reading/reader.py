@@ -7,8 +7,8 @@ peer removed. Only the end of the NIXL agent stops it. Hence
 
 A read that failed first gets ``quarantine_s`` to end by itself. If it does not end (its peer is
 stopped, not dead), its lane is retired: the lane takes no new reads, and when its other reads have
-ended, its transports are closed. New reads use a new lane meanwhile. No peer reads from a lane, so
-closing a lane disturbs nobody.
+ended, or after `RETIRED_S`, its transports are closed. New reads use a new lane meanwhile. No peer
+reads from a lane, so closing a lane disturbs nobody.
 
 Between processes of one host, the thread that posts a read copies all of it. So large reads are
 posted on threads beside the event loop.
@@ -47,6 +47,8 @@ SPIN_S = 0.002
 POLL_S = 0.001
 LARGE_BYTES = 1 << 20
 """A read of this size or more could block the event loop for too long."""
+RETIRED_S = 10.0
+"""How long other reads of a retired lane may take; they then fail as late, and can be repeated."""
 POSTING_THREADS = 2
 """A lane posts one read at a time; the second thread serves while a given-up lane still posts."""
 
@@ -167,6 +169,7 @@ class Reader:
             with self._counting:
                 self._lane = None
                 self._retired.append(lane)
+            lane.until_s = self._clock() + RETIRED_S
             self.lanes_given_up += 1
 
     def _leave(self, lane: Lane) -> None:
@@ -202,12 +205,12 @@ class Reader:
                 return AgentClosedError("the agent was closed during a read"), False
             now_s = self._clock()
             if failure is None:
-                failure = self._refusal(flying, now_s, deadline_s)
+                failure = self._refusal(flying, now_s, min(deadline_s, lane.until_s))
             if not flying:
                 return failure, False
             if failure is not None:
                 give_up_s = min(give_up_s, now_s + self._quarantine_s)
-            if now_s > give_up_s:
+            if now_s > min(give_up_s, lane.until_s):
                 self._retire(lane, {flight.peer for flight in flying})
                 return failure, True
             await asyncio.sleep(0 if now_s < spin_until_s else POLL_S)

@@ -410,6 +410,10 @@ class Directory:
 
     def _late(self, handoff: Handoff, now_s: float) -> list[Action]:
         """End a handoff that ran out of time; if only D's agents are missing, P's side goes on."""
+        if handoff.ranks_away:  # their agents come back, or are lost, which decides what happens
+            handoff.lease.settle_until_s = now_s + self.ledger.limits.agent_wait_s
+            self.ledger.watch(handoff)
+            return []
         lacks = self.granting.waits_for(handoff)
         failure = why_late(handoff, lacks, self.granting.draining, now_s)
         waited = failure.reason in ("AGENT_MISSING", "AGENT_LOST") and not handoff.granted

@@ -108,13 +108,14 @@ DEFAULT_TIMEOUT_S = 30.0
 SILENT = "BROKER_SILENT"
 """Reason of an end that the broker did not tell in time."""
 LATE = "the broker has not ended it in time"
-SILENCE_S = 45.0
+SILENCE_S = 50.0
 """Time after P's or D's own patience for which an agent may work on a handoff, with a margin.
 
 The broker counts patience and leases from the time at which it receives them, and a message may be
-under way for as long as it takes to notice two dead connections (`rpc.sizes.NOTICED_S`, 9 s each).
-Grants end before both. But the lane of a read that does not end is closed only after the grants of
-the other reads on it (`Limits.grant_s`, 10 s) and `AgentSettings.quarantine_s` (6 s).
+under way for as long as it takes to notice two dead connections (`rpc.sizes.NOTICED_S`, 14 s each).
+Grants end before both. But the lane of a read that does not end is closed only after
+`AgentSettings.quarantine_s` (6 s) and the other reads on it, which end within
+`agents.reading.reader.RETIRED_S` (10 s).
 """
 MAX_USED = 1 << 16
 """Number of remembered ids of publications that ended or were given up."""

@@ -248,6 +248,11 @@ class Handoff:
         return self.lives is not None
 
     @property
+    def ranks_away(self) -> bool:
+        """Return whether ranks may be reading whose agents are away, and may come back."""
+        return self.destination is not None and not self.unsettled.isdisjoint(self.destination.away)
+
+    @property
     def first_token(self) -> int:
         """Return the first token that D still lacks."""
         return max(self.demand.held_tokens, self.early_tokens)

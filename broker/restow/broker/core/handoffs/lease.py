@@ -17,7 +17,6 @@ from restow.broker.core.common.events import Failure
 from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
 
-
 MAX_SLOW_READS = 6
 """The longest grants after so many slow reads exceed every timeout."""
 
