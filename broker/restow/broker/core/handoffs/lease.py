@@ -18,7 +18,7 @@ from restow.broker.core.common.keys import State
 from restow.broker.core.common.limits import Limits
 
 MAX_SLOW_READS = 6
-"""The longest grants after so many slow reads exceed every timeout."""
+"""Slow reads of a demand; the grant after them would be longer than any timeout."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +83,7 @@ class Lease:
                 return Failure(State.EXPIRED, "LEASE_TOO_SHORT", words)
             words = "D's timeout leaves no time for a read"
             if self.slow_reads:
-                words += f", after {self.slow_reads} that took longer than their grants"
+                words += f"; earlier reads that took longer than their grants: {self.slow_reads}"
                 return Failure(State.FAILED, "READ_DEADLINE", words)
             return Failure(State.EXPIRED, "TIMEOUT_TOO_SHORT", words)
         self.grant_until_s = end_s
