@@ -135,12 +135,6 @@ def test_features_that_vllm_keeps_are_hashed_once() -> None:
     assert named(mm_features=[image(1, "b", kept)]) == before
 
 
-def test_the_identifier_stands_in_where_the_core_has_no_features() -> None:
-    handle = Features(address=7, monotonic_id=1, signature=[2])
-    by_word = {named(mm_features=[image(1, "cat", one)]) for one in (None, handle)}
-    assert by_word == {named(mm_features=[image(1, "cat")])}
-
-
 def test_a_chain_has_the_same_words_for_images_as_content() -> None:
     features = [image(1, "a", Features(pixel_values=pixels()))]
     request = Request(list(TOKENS), None, mm_features=features)

@@ -71,6 +71,8 @@ REFUSED = {
     "prefix off": "None",
     "enable_sleep_mode": "ENGINE_UNSUPPORTED: enable_sleep_mode: an engine that sleeps gives its",
     "enable_cumem_allocator": "ENGINE_UNSUPPORTED: enable_cumem_allocator: this version",
+    "images in shm": "ENGINE_UNSUPPORTED: mm_processor_cache_type is shm: the engine core then",
+    "images in lru": "None",
     "sleeps": "False",
     "gives memory back": "ENGINE_UNSUPPORTED: the memory of the KV caches may not be given back",
     "context parallel": "ENGINE_UNSUPPORTED: decode_context_parallel_size is 2",

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig
+from vllm.config.multimodal import MultiModalConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -127,6 +128,9 @@ def main() -> None:
         setattr(engine.model_config, option, True)
         answers[option] = _words(check_engine, engine)
         setattr(engine.model_config, option, False)
+    for kind in ("shm", "lru"):
+        engine.model_config.multimodal_config = MultiModalConfig(mm_processor_cache_type=kind)
+        answers[f"images in {kind}"] = _words(check_engine, engine)
     answers["sleeps"] = _words(RestowConnector.supports_sleep_mode, None)
     answers["gives memory back"] = _words(RestowConnector.unregister_kv_caches, None)
     engine.parallel_config.decode_context_parallel_size = 2

@@ -52,7 +52,7 @@ def check_prefix(config: VllmConfig, settings: ConnectorSettings) -> None:
 
 
 def check_engine(config: VllmConfig) -> None:
-    """Refuse context parallelism, and caches whose memory may be given back while they are served.
+    """Refuse context parallelism, memory that may be given back, and images without features.
 
     Raises `EngineUnsupportedError`.
     """
@@ -67,6 +67,12 @@ def check_engine(config: VllmConfig) -> None:
             "enable_cumem_allocator: this version of vLLM may then give its caches' memory back "
             "(release_kv_cache_memory) without telling the connector: start without "
             "--enable-cumem-allocator, or take vLLM 0.33"
+        )
+    images = model.multimodal_config
+    if images is not None and images.mm_processor_cache_type == "shm":
+        raise EngineUnsupportedError(
+            "mm_processor_cache_type is shm: the engine core then has no features of images, by "
+            "which states are compared: start with --mm-processor-cache-type lru"
         )
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):

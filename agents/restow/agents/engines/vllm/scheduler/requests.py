@@ -334,8 +334,8 @@ def attachments_of(request: Request) -> list[tuple[int, bytes]]:
 
     The hash is of the processed features, which the model computes with. vLLM's own identifier is
     not enough: it names the checkpoint by its path, so it differs between engines of one model, and
-    it may be a word of the client's, who may give it to two images. It is used where the engine's
-    core has no features (``mm_processor_cache_type="shm"``).
+    it may be a word of the client's, who may give it to two images. It is used only for an item
+    that vLLM's core has without features, which `check_engine` excludes.
     """
     return [
         (feature.mm_position.offset, _features_hash(feature.data) or feature.identifier.encode())
@@ -348,7 +348,7 @@ def _features_hash(item: Any) -> bytes:
 
     If a request names an image again, vLLM gives it the same item, so the item carries its hash.
     """
-    if item is None or "address" in item:  # it lies in shared memory, which only workers read
+    if item is None:
         return b""
     digest: bytes | None = getattr(item, FEATURES_HASH, None)
     if digest is None:
