@@ -127,7 +127,7 @@ async def test_an_operator_sees_what_is_in_quarantine() -> None:
             silent(order) if order.HasField("execute") else answer_at_once(order)
         )
         await both.published("h")
-        asked = asyncio.ensure_future(both.d.request("h", D_BLOCKS))
+        asked = asyncio.ensure_future(both.d.request("h", D_BLOCKS, timeout_ms=500))
         order = await both.d_agents[0].order("execute")
         admin = AdminClient(running.address)
         await until(lambda: not running.hub.directory.ledger.live)

@@ -104,7 +104,7 @@ async def test_who_waits_for_an_end_is_answered_when_its_engine_goes() -> None:
         both.d_agents[0].answers = silent
         released = await both.published("h")
         stub = broker_pb2_grpc.BrokerStub(both.channel)
-        demand = pb.Demand(handoff_id="h", blocks=wire.block_lists(D_BLOCKS))
+        demand = pb.Demand(handoff_id="h", blocks=wire.block_lists(D_BLOCKS), timeout_ms=500)
         waiting = asyncio.ensure_future(
             stub.Request(pb.RequestRequest(engine=both.d.ref, demand=demand))
         )
