@@ -29,12 +29,9 @@ GROUPS = (
 def live(
     python: Path, program: str, groups: tuple[str, ...], histories: int, fault: str = ""
 ) -> str:
-    """Play histories; return what was printed at their end, or about the fault that was found.
-
-    A seed replays a history only if sets are walked in the same order.
-    """
+    """Play histories; return what was printed at their end, or about the fault that was found."""
     words = (",".join(groups), "1", str(histories), fault)
-    done = run_program(python, program, *words, check=not fault, PYTHONHASHSEED="0")
+    done = run_program(python, program, *words, check=not fault)
     assert bool(done.returncode) == bool(fault)
     return done.stderr if fault else done.stdout.splitlines()[-1]
 
@@ -76,7 +73,7 @@ def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
         (PREFIXES, "letting go", "blocks are left behind"),
         (PREFIXES, "positions", "_check_published"),
         (PREFIXES, "references", "ref_cnt"),
-        (PREFIXES, "reuse", "_check_published"),
+        (PREFIXES, "reuse", "_check_published or not self.session.told"),
         (PREFIXES, "forgetting", "worth keeping, and not held"),
     ],
 )
@@ -85,4 +82,6 @@ def test_the_law_bites(vllm_python: Path, program: str, fault: str, found: str) 
     histories = 6
     if fault == "marks":  # a late write must meet a load, which threads decide
         groups, histories = ("attention", "windows"), 16
-    assert found in live(vllm_python, program, groups, histories, fault)
+    told = live(vllm_python, program, groups, histories, fault)
+    # The connector's threads decide in which order things happen, and so what is seen first.
+    assert any(words in told for words in found.split(" or "))
