@@ -61,6 +61,21 @@ def test_an_order_needs_time_and_a_read_may_end_a_margin_after_its_grant() -> No
     assert times.outlived(LIMITS, NOW_S + 11.1) is not None
 
 
+def test_a_slow_read_doubles_the_next_grant_of_this_demand_alone() -> None:
+    times = lease()
+    assert times.reads_again(LIMITS, NOW_S)
+    assert times.grant(LIMITS, NOW_S) is None
+    assert times.grant_until_s == NOW_S + 20.0
+    times.ask(0.4, NOW_S)
+    failure = times.grant(LIMITS, NOW_S)
+    assert failure is not None
+    assert failure.reason == "READ_DEADLINE"
+    times.forget_demand()
+    times.ask(60.0, NOW_S)
+    assert times.grant(LIMITS, NOW_S) is None
+    assert times.grant_until_s == NOW_S + 10.0
+
+
 def test_a_grant_that_is_not_inside_its_lease_is_found() -> None:
     for grant_s, settle_s, faults in (
         (10.0, 14.0, 0),
