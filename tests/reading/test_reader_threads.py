@@ -70,11 +70,11 @@ async def test_a_peer_that_leaves_while_its_read_is_posted_is_forgotten_later(
     task = asyncio.create_task(copying.reader.read([large()], LONG_S))
     await until(lambda: bool(lane.posted))
     copying.reader.forget_peer("a")
-    assert lane.peers == ["a"]
+    assert "a" in lane.peers
     lane.go_on.set()
     await asyncio.gather(task, return_exceptions=True)
     copying.reader.progress()
-    assert lane.peers == []
+    assert "a" not in lane.peers
     with pytest.raises(PeerLostError):
         await copying.reader.read([large()], LONG_S)
 

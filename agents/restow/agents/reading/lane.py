@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol
@@ -274,6 +275,13 @@ class Lane:
             flight.size_bytes = read.descriptors.size_bytes
             self._flying[flight] = transport
             return flight
+
+    def connect(self, peer: str, known: Known) -> None:
+        """Prepare a peer before its first read. If that fails, the first read tries it again."""
+        with self._lock, suppress(AgentError):
+            if not self._closing and peer not in self._leaving:
+                for transport in self._transports:
+                    transport.prepare(peer, known)
 
     def _prepared(self, read: Read, known: Known) -> Transport:
         """Return the transport for a read, with the peer prepared. Raises `PeerLostError`."""

@@ -13,6 +13,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,8 @@ class NixlTransport:
         if name != peer:
             self._agent.remove_remote_agent(name)
             raise PeerLostError(f"the metadata of agent {peer} is of agent {name}", agent=peer)
+        with suppress(*_LOST, *_FAILURES):  # the first read tries again
+            self._agent.make_connection(peer)
         self._peers.add(peer)
 
     def takes(self, read: Read) -> bool:

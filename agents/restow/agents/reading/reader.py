@@ -253,16 +253,18 @@ class Reader:
         A read does not fail for a trial that failed before it: the peer is tried again.
         """
 
-        def forget_failure(trial: asyncio.Future[None]) -> None:
+        def end(trial: asyncio.Future[None]) -> None:
             failed = trial.cancelled() or trial.exception() is not None
             if failed and self._trials.get(peer) is trial:
                 del self._trials[peer]
+            elif not failed and self._known.get(peer) is known and self._lane is not None:
+                self._threads.submit(self._lane.connect, peer, known)
 
         trial = self._trials.get(peer)
         if trial is None:
             loop = asyncio.get_running_loop()
             trial = asyncio.ensure_future(self._try_peer(peer, known.metadata), loop=loop)
-            trial.add_done_callback(forget_failure)
+            trial.add_done_callback(end)
             self._trials[peer] = trial
         return trial
 
