@@ -107,8 +107,8 @@ def test_a_number_of_the_contract_is_that_of_the_code(name: str, sentence: str) 
 
 
 def test_a_lease_is_renewed_at_a_third() -> None:
-    assert open_handoffs.RENEWALS_PER_LEASE == 6
-    assert "Renew a lease at a sixth of its length" in words_of("broker.proto")
+    assert open_handoffs.RENEWALS_PER_LEASE == 3
+    assert "Renew a lease at a third of its length" in words_of("broker.proto")
 
 
 def test_names_of_identities_are_as_long_as_ids() -> None:

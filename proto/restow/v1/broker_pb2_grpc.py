@@ -189,7 +189,7 @@ class BrokerServicer(object):
         repeat renewals: a repeated publication renews its lease. Agents repeat their fences by
         themselves.
 
-        Deadlines. Renew a lease at a sixth of its length for as long as the pages must be held. A
+        Deadlines. Renew a lease at a third of its length for as long as the pages must be held. A
         broker that is gone ends nothing, so keep deadlines: D waits no longer than its timeout_ms,
         counted from its first request, and then goes on without the state. D's pages stay in use until
         the end arrives: a broker that received the demand on this stream sends the end when no rank

@@ -57,7 +57,7 @@ class ConnectorSettings(BaseModel):
     client's default."""
     connect_timeout_s: PositiveFloat = 60.0
     """How long an engine waits at its start for a broker."""
-    lease_ms: PositiveInt = 120_000
+    lease_ms: PositiveInt = 180_000
     """How long P's pages stay after the broker last heard from its session."""
     hold_ms: PositiveInt = 300_000
     """How long P keeps pages that nobody asks for."""

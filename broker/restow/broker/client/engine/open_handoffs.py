@@ -102,7 +102,7 @@ def is_same(first: pb.Publication, second: pb.Publication) -> bool:
     )
 
 
-RENEWALS_PER_LEASE = 6
+RENEWALS_PER_LEASE = 3
 DEFAULT_TIMEOUT_S = 30.0
 """Timeout of a demand that names none (`Limits.timeout_s`)."""
 SILENT = "BROKER_SILENT"
