@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -47,6 +47,13 @@ async def has(world: Scene, one: Prompt = ONE, within_s: float = ENDS_S) -> None
     """Wait until the broker finds the state at the store."""
     async with asyncio.timeout(within_s):
         while STORE not in await holders(world, one):  # noqa: ASYNC110 - the broker tells no events
+            await asyncio.sleep(0.02)
+
+
+async def finds(world: Scene, states: Sequence[Prompt], count: int) -> None:
+    """Wait until the broker finds at least so many of the states at the store."""
+    async with asyncio.timeout(ENDS_S):
+        while sum([STORE in await holders(world, one) for one in states]) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
@@ -101,6 +108,7 @@ async def test_t18_killed_while_it_spills() -> None:
         world.cluster.evict(None, "P")
         said = runs_on_disk(world)
         await start_store(world)
+        await finds(world, states[:AT_ONCE], said)
         ends = [await asks(world, f"ask {n}", one=one) for n, one in enumerate(states[:AT_ONCE])]
         assert {*ends} <= {("DONE", ""), ("CANCELLED", "NOT_HELD")}
         assert ends.count(("DONE", "")) >= said
