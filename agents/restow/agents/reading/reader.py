@@ -254,11 +254,13 @@ class Reader:
         """
 
         def end(trial: asyncio.Future[None]) -> None:
-            failed = trial.cancelled() or trial.exception() is not None
-            if failed and self._trials.get(peer) is trial:
-                del self._trials[peer]
-            elif not failed and self._known.get(peer) is known and self._lane is not None:
-                self._threads.submit(self._lane.connect, peer, known)
+            if trial.cancelled() or trial.exception() is not None:
+                if self._trials.get(peer) is trial:
+                    del self._trials[peer]
+                return
+            lane = self._lane
+            if lane is not None and not lane.busy and self._known.get(peer) is known:
+                lane.connect(peer, known)
 
         trial = self._trials.get(peer)
         if trial is None:
