@@ -51,7 +51,7 @@ async def has(world: Scene, one: Prompt = ONE, within_s: float = ENDS_S) -> None
 
 
 async def finds(world: Scene, states: Sequence[Prompt], count: int) -> None:
-    """Wait until the broker finds at least so many of the states at the store."""
+    """Wait until the broker finds at least ``count`` of the states at the store."""
     async with asyncio.timeout(ENDS_S):
         while sum([STORE in await holders(world, one) for one in states]) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.02)

@@ -101,7 +101,7 @@ class NixlTransport:
         return metadata
 
     def prepare(self, peer: str, known: Known) -> None:
-        """Add the peer's metadata; its first read connects it. Raises `PeerLostError`."""
+        """Add the peer's metadata and begin to connect the peer. Raises `PeerLostError`."""
         if peer in self._peers:
             return
         try:
@@ -112,7 +112,7 @@ class NixlTransport:
         if name != peer:
             self._agent.remove_remote_agent(name)
             raise PeerLostError(f"the metadata of agent {peer} is of agent {name}", agent=peer)
-        with suppress(*_LOST, *_FAILURES):  # the first read tries again
+        with suppress(*_LOST, *_FAILURES):  # the first read connects the peer then
             self._agent.make_connection(peer)
         self._peers.add(peer)
 

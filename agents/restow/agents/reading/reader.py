@@ -253,7 +253,7 @@ class Reader:
         A read does not fail for a trial that failed before it: the peer is tried again.
         """
 
-        def end(trial: asyncio.Future[None]) -> None:
+        def after_trial(trial: asyncio.Future[None]) -> None:
             if trial.cancelled() or trial.exception() is not None:
                 if self._trials.get(peer) is trial:
                     del self._trials[peer]
@@ -266,7 +266,7 @@ class Reader:
         if trial is None:
             loop = asyncio.get_running_loop()
             trial = asyncio.ensure_future(self._try_peer(peer, known.metadata), loop=loop)
-            trial.add_done_callback(end)
+            trial.add_done_callback(after_trial)
             self._trials[peer] = trial
         return trial
 

@@ -60,7 +60,7 @@ class ConnectorSettings(BaseModel):
     lease_ms: PositiveInt = 180_000
     """How long P's pages stay after the broker last heard from its session."""
     hold_ms: PositiveInt = 300_000
-    """How long P keeps pages that nobody asks for."""
+    """How long P renews the lease of pages that nobody asks for; they stay up to a lease longer."""
     request_timeout_ms: PositiveInt = 120_000
     """How long D waits for a state, P's prefill included."""
     staging_mb: PositiveInt = 64
