@@ -108,15 +108,20 @@ async def router(
         yield url
 
 
-@contextlib.asynccontextmanager
-async def other_router(name: str, prefill: str, decode: str, log: Path) -> AsyncIterator[str]:
-    """Run another project's router before a P and a D, and yield its address."""
+async def others_folder() -> Path:
+    """Return the environment of others' routers, with Dynamo in its folder ``dynamo``."""
     setup = [str(HERE / "other_routers.sh"), sys.executable]
     done = await asyncio.create_subprocess_exec(*setup, stdout=asyncio.subprocess.PIPE)
     told, _ = await done.communicate()
     if done.returncode:
-        raise RuntimeError(f"{name} can't be installed")
-    program = Path(told.decode().split()[-1]) / "bin" / name
+        raise RuntimeError("others' routers can't be installed")
+    return Path(told.decode().split()[-1])
+
+
+@contextlib.asynccontextmanager
+async def other_router(name: str, prefill: str, decode: str, log: Path) -> AsyncIterator[str]:
+    """Run another project's router before a P and a D, and yield its address."""
+    program = await others_folder() / "bin" / name
     base = f"http://127.0.0.1:{(port := free_port())}"
     at = ["--host", "127.0.0.1", "--port", str(port)]
     if name == "vllm-router":
