@@ -155,10 +155,12 @@ async def test_llm_d_asks_p_and_then_d(served: Served, path: str, stream: bool) 
 async def test_an_error_of_p_is_the_clients_answer(served: Served) -> None:
     known = await served.last()
     body = {"model": "model", "prompt": "a" * 100_000, "max_tokens": STEPS}
-    async with Sidecar(served.p, served.d).serving() as sidecar:
-        async with served.http.post(sidecar.url + COMPLETIONS, json=body) as response:
-            assert response.status == 400
-            assert "maximum" in (await response.json())["error"]["message"]
+    async with (
+        Sidecar(served.p, served.d).serving() as sidecar,
+        served.http.post(sidecar.url + COMPLETIONS, json=body) as response,
+    ):
+        assert response.status == 400
+        assert "maximum" in (await response.json())["error"]["message"]
     assert not sidecar.params
     assert await served.last() == known
 
