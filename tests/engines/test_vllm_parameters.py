@@ -47,6 +47,15 @@ def test_a_handoff_id_alone_is_enough_where_the_role_says_the_side(
     assert said({"handoff_id": "h"}, role, "other") == HandoffParameters(side, "h")
 
 
+def test_a_transfer_id_names_the_handoff_where_no_handoff_id_does() -> None:
+    params = {"do_remote_prefill": True, "transfer_id": "tx1", "remote_engine_id": "10.0.0.1:6301"}
+    assert said(params, "kv_both", "id") == HandoffParameters(HandoffSide.DECODE, "tx1")
+    asked = {"do_remote_decode": True, "transfer_id": "tx1"}
+    assert said(asked, "kv_both", "id") == HandoffParameters(HandoffSide.PREFILL, "tx1")
+    both = {**params, "handoff_id": "h"}
+    assert said(both, "kv_both", "id") == HandoffParameters(HandoffSide.DECODE, "h")
+
+
 def test_a_router_may_say_how_long_d_waits() -> None:
     params = {"handoff_id": "h", "timeout_ms": 500}
     assert said(params, "kv_consumer", "other") == HandoffParameters(HandoffSide.DECODE, "h", 500)

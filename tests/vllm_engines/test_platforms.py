@@ -36,10 +36,8 @@ pytestmark = pytest.mark.timeout(900)
 STEPS, ENDS_S = 12, 60.0
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 DONE, FAILED = broker_pb2.HANDOFF_STATE_DONE, broker_pb2.HANDOFF_STATE_FAILED
-ENDED = (
-    *(DONE, FAILED),
-    *(broker_pb2.HANDOFF_STATE_EXPIRED, broker_pb2.HANDOFF_STATE_CANCELLED),
-)
+CANCELLED = broker_pb2.HANDOFF_STATE_CANCELLED
+ENDED = (DONE, FAILED, CANCELLED, broker_pb2.HANDOFF_STATE_EXPIRED)
 RESTOW = {"kv_connector": "RestowConnector", "kv_role": "kv_both"}
 SHARED = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
 CONNECTORS: dict[str, dict[str, Any]] = {
@@ -139,30 +137,33 @@ async def test_dynamo_asks_p_and_then_d(served: Served, vllm_python: Path, name:
     assert await served.ends_after(known, 1) == [(DONE, "p0", "d0")]
 
 
+@pytest.mark.parametrize("parallel", [False, True], ids=["P and then D", "both at once"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
-async def test_llm_d_asks_p_and_then_d(served: Served, path: str, stream: bool) -> None:
-    words = f"llm-d, {path}, {stream}: "
+async def test_llm_d_asks(served: Served, path: str, stream: bool, parallel: bool) -> None:
+    words = f"llm-d, {path}, {stream}, {parallel}: "
     ask = {"messages": [{"role": "user", "content": words}]} if path == CHATS else {"prompt": words}
     body = {**ask, "max_tokens": STEPS, "stream": stream}
     known = await served.last()
-    async with Sidecar(served.p, served.d).serving() as sidecar:
+    async with Sidecar(served.p, served.d, parallel=parallel).serving() as sidecar:
         found = await said(served.http, sidecar.url, path, body)
     assert found == rounded(await served.alone(path, body))
     assert await served.ends_after(known, 1) == [(DONE, "p0", "d0")]
 
 
-async def test_an_error_of_p_is_the_clients_answer(served: Served) -> None:
+@pytest.mark.parametrize("parallel", [False, True], ids=["P and then D", "both at once"])
+async def test_an_error_of_p_is_the_clients_answer(served: Served, parallel: bool) -> None:
     known = await served.last()
     body = {"model": "model", "prompt": "a" * 100_000, "max_tokens": STEPS}
     async with (
-        Sidecar(served.p, served.d).serving() as sidecar,
+        Sidecar(served.p, served.d, parallel=parallel).serving() as sidecar,
         served.http.post(sidecar.url + COMPLETIONS, json=body) as response,
     ):
         assert response.status == 400
         assert "maximum" in (await response.json())["error"]["message"]
-    assert not sidecar.params
-    assert await served.last() == known
+    # D, which was asked at once, refuses as P does, and tells the broker that it will not read.
+    states = {one.state for one in (await served.admin.handoffs()).handoffs if one.number > known}
+    assert states <= ({CANCELLED} if parallel else set())
 
 
 async def test_p_is_asked_again_when_its_answer_was_lost(served: Served) -> None:
@@ -193,3 +194,7 @@ async def test_d_computes_itself_when_p_dies_after_its_answer(served: Served) ->
         asked = {"model": "model", **body}
         async with served.http.post(sidecar.url + COMPLETIONS, json=asked) as response:
             assert response.status == 502
+        sidecar.parallel, known = True, await served.last()
+        async with served.http.post(sidecar.url + COMPLETIONS, json=asked) as response:
+            assert response.status == 502
+        assert await served.ends_after(known, 1) == [(CANCELLED, "", "d0")]

@@ -1,8 +1,9 @@
 """Read a vLLM request: which handoff it belongs to, what its state is computed from, its sampling.
 
 Routers made for vLLM's own connectors send ``do_remote_decode`` to P, and pass P's answer on to D.
-Other routers give both sides the same ``handoff_id`` at once; then the engine's role decides the
-side.
+Other routers give both sides the same id at once, as ``handoff_id``, or as ``transfer_id`` if they
+were made for connectors that write to D (MoRI-IO). If no side is named beside a ``handoff_id``, the
+engine's role decides it.
 
 P and D compute the same word for the content of a state: its tokens, attachments, salt and adapter,
 and whatever decides the next token where P samples that token for D.
@@ -25,6 +26,8 @@ from restow.agents.engines.common.chains import FollowedPrompt
 from restow.broker.client import content_of
 
 HANDOFF_ID = "handoff_id"
+TRANSFER_ID = "transfer_id"
+"""The id in requests for other connectors. It counts if there is no `HANDOFF_ID`."""
 TIMEOUT_MS = "timeout_ms"
 CHOICES = "choices"
 MAX_CHOICES = 128
@@ -123,7 +126,7 @@ def parameters_of(
         return None
     if not isinstance(params, Mapping):
         raise ParametersError(f"kv_transfer_params are {type(params).__name__}; they must be a map")
-    handoff_id = _handoff_id(params.get(HANDOFF_ID))
+    handoff_id = _handoff_id(params.get(HANDOFF_ID, params.get(TRANSFER_ID)))
     timeout_ms = _whole_number(params, TIMEOUT_MS, 0, 0, MAX_TIMEOUT_MS)
     choices = _whole_number(params, CHOICES, 1, 1, MAX_CHOICES)
     readers = _whole_number(params, READERS, 0, 0, MAX_READERS)
