@@ -1,0 +1,82 @@
+"""Watchers: who follows what a tenant's engines hold, and waits for more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from restow.broker.core.prefix.changes import Follower, Part
+from restow.broker.core.prefix.prefixes import Prefixes
+from restow.broker.errors import QuotaExceededError
+
+MAX_WATCHERS = 64
+"""Watchers of a tenant at a time."""
+LOOK_S = 1.0
+"""How long a watcher waits for news before it looks whether the broker still leads."""
+
+
+class Watcher:
+    """Follows a tenant's holdings. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        """Begin without a follower; `Watchers.watching` gives it one."""
+        self._news = asyncio.Event()
+        self.wake = self._news.set
+        self.follower: Follower | None = None
+
+    async def next(self) -> Part | None:
+        """Return what comes next; None if nothing has for `LOOK_S`."""
+        if self.follower is None:
+            return None
+        await asyncio.sleep(0)  # a snapshot may be long, so let others have their turn
+        part = self.follower.take()
+        if part is None:
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._news.wait()
+            part = self.follower.take()
+        return part
+
+
+class Watchers:
+    """The watchers of all tenants."""
+
+    def __init__(self, prefixes: Prefixes, perform: Callable[[list[Any]], None]) -> None:
+        """Begin without watchers. ``perform`` carries out actions of the directory."""
+        self._prefixes, self._perform = prefixes, perform
+        self._open: set[Watcher] = set()
+        self._count: Counter[str] = Counter()
+        self.closed = False
+        """Whether the broker ends, and all watchers should."""
+
+    @contextlib.contextmanager
+    def watching(self, tenant: str) -> Iterator[Watcher]:
+        """Follow a tenant's holdings inside the ``with``. Raises `QuotaExceededError`."""
+        if self._count[tenant] >= MAX_WATCHERS:
+            raise QuotaExceededError(
+                f"{MAX_WATCHERS} streams watch the holdings of tenant {tenant} already: end some",
+                tenant=tenant,
+                what="watchers",
+                limit=MAX_WATCHERS,
+            )
+        watcher = Watcher()
+        watcher.follower, actions = self._prefixes.follow(tenant, watcher.wake)
+        self._open.add(watcher)
+        self._count[tenant] += 1
+        try:
+            self._perform(actions)
+            yield watcher
+        finally:
+            self._open.discard(watcher)
+            self._count -= Counter({tenant: 1})
+            self._prefixes.unfollow(tenant, watcher.wake)
+
+    def close(self) -> None:
+        """Let every watcher end."""
+        self.closed = True
+        for watcher in self._open:
+            watcher.wake()
