@@ -64,7 +64,7 @@ def test_a_router_believes_exactly_what_the_directory_says_and_engines_hold(
     monkeypatch.setattr(changes, "PART_BYTES", 1500)
     monkeypatch.setattr(changes, "MAX_CHANGES", 60)
     monkeypatch.setattr(index, "MAX_PLACES", 7)
-    random = Random(seed)
+    random = Random(seed)  # noqa: S311
     fleet = Fleet(random, limits)
     for _ in range(100):
         fleet.step()  # what engines reported before anybody watched
@@ -97,7 +97,7 @@ def test_a_router_believes_exactly_what_the_directory_says_and_engines_hold(
 
 
 def test_a_log_that_nobody_watches_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet, wakes = Fleet(Random(5)), list[Any]()
+    fleet, wakes = Fleet(Random(5)), list[Any]()  # noqa: S311
     for _ in range(50):
         fleet.step()
     assert not fleet.prefixes.logs
@@ -114,7 +114,7 @@ def test_a_log_that_nobody_watches_is_not_kept(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_last_follower_of_a_tenant_without_holdings_takes_the_log_along() -> None:
-    fleet = Fleet(Random(6))
+    fleet = Fleet(Random(6))  # noqa: S311
 
     def wake() -> None:
         pass

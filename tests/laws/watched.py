@@ -55,7 +55,7 @@ def matched(
         return True
 
     for tokens in range(len(hashes) * quantum, 0, -quantum):
-        if all(holds(name, group, tokens) for name, group in groups.items()):
+        if groups and all(holds(name, group, tokens) for name, group in groups.items()):
             return tokens
     return 0
 

@@ -174,7 +174,8 @@ class Segment:
         count = max(len(rows), places.bit_length())
         bits = np.frombuffer(places.to_bytes((count + 7) // 8, "little"), "u1")
         chosen = rows[np.unpackbits(bits, count=len(rows), bitorder="little").astype(bool)]
-        return chosen[chosen.any(axis=1)].tobytes()
+        known: bytes = chosen[chosen.any(axis=1)].tobytes()
+        return known
 
     def all_keys(self) -> list[int]:
         """Return all keys in this segment."""

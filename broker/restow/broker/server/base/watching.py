@@ -19,18 +19,14 @@ LOOK_S = 1.0
 
 
 class Watcher:
-    """Follows a tenant's holdings. Belongs to one event loop."""
+    """A follower that waits for news. Belongs to one event loop."""
 
-    def __init__(self) -> None:
-        """Begin without a follower; `Watchers.watching` gives it one."""
-        self._news = asyncio.Event()
-        self.wake = self._news.set
-        self.follower: Follower | None = None
+    def __init__(self, follower: Follower, news: asyncio.Event) -> None:
+        """Wait for ``news``, which is set after each change that ``follower`` is told."""
+        self.follower, self._news = follower, news
 
     async def next(self) -> Part | None:
         """Return what comes next; None if nothing has for `LOOK_S`."""
-        if self.follower is None:
-            return None
         await asyncio.sleep(0)  # a snapshot may be long, so let others have their turn
         part = self.follower.take()
         if part is None:
@@ -48,8 +44,8 @@ class Watchers:
     def __init__(self, prefixes: Prefixes, perform: Callable[[list[Any]], None]) -> None:
         """Begin without watchers. ``perform`` carries out actions of the directory."""
         self._prefixes, self._perform = prefixes, perform
-        self._open: set[Watcher] = set()
         self._count: Counter[str] = Counter()
+        """Open watchers, by tenant."""
         self.closed = False
         """Whether the broker ends, and all watchers should."""
 
@@ -63,20 +59,16 @@ class Watchers:
                 what="watchers",
                 limit=MAX_WATCHERS,
             )
-        watcher = Watcher()
-        watcher.follower, actions = self._prefixes.follow(tenant, watcher.wake)
-        self._open.add(watcher)
+        news = asyncio.Event()
+        follower, actions = self._prefixes.follow(tenant, news.set)
         self._count[tenant] += 1
         try:
             self._perform(actions)
-            yield watcher
+            yield Watcher(follower, news)
         finally:
-            self._open.discard(watcher)
             self._count -= Counter({tenant: 1})
-            self._prefixes.unfollow(tenant, watcher.wake)
+            self._prefixes.unfollow(tenant, news.set)
 
     def close(self) -> None:
-        """Let every watcher end."""
+        """Let every watcher end, within `LOOK_S`."""
         self.closed = True
-        for watcher in self._open:
-            watcher.wake()
