@@ -163,12 +163,19 @@ def _event(change: Change) -> dict[str, Any]:
     (rule,) = [rule for rule in teller.rules if rule.name == change.group]
     if change.kind is Kind.HELD:
         return _stored(teller, rule, hashes, change.parent)
-    return {"type": "BlockRemoved", "block_hashes": hashes, **_place(teller, rule)}
+    return {
+        "type": "BlockRemoved",
+        "block_hashes": hashes,
+        "medium": _medium(teller),
+        "group_idx": teller.rules.index(rule),
+        "locality": _locality(teller),
+    }
 
 
 def _stored(
     teller: Announcements, rule: GroupRule, hashes: list[bytes], parent: bytes
 ) -> dict[str, Any]:
+    """Return the event that blocks are held, with the fields in vLLM's order."""
     tokens = teller.form.quantum_tokens
     kind, window = "full_attention", {}
     if rule.block_quanta == SNAPSHOT:
@@ -183,20 +190,22 @@ def _stored(
         "token_ids": [],
         "block_size": (rule.block_quanta or 1) * tokens,
         "lora_id": None,
+        "medium": _medium(teller),
         "lora_name": teller.model.adapter or None,
+        "group_idx": teller.rules.index(rule),
         "kv_cache_spec_kind": kind,
         **window,
-        **_place(teller, rule),
+        "locality": _locality(teller),
     }
 
 
-def _place(teller: Announcements, rule: GroupRule) -> dict[str, Any]:
-    """Return where a group's blocks lie: its number, and a store's blocks away from any GPU."""
-    return {
-        "medium": "CPU" if teller.keeps else "GPU",
-        "group_idx": teller.rules.index(rule),
-        "locality": "REMOTE" if teller.keeps else "LOCAL",
-    }
+def _medium(teller: Announcements) -> str:
+    return "CPU" if teller.keeps else "GPU"
+
+
+def _locality(teller: Announcements) -> str:
+    """Return where a router should see the blocks: a store's are away from every engine."""
+    return "REMOTE" if teller.keeps else "LOCAL"
 
 
 class Publisher:
