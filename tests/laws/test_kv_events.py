@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from broker.observing.subscribers import numbers
 from laws.test_prefixes import ENGINES, FORM, chain_hashes
 from laws.watched import TENANT, Fleet, Group, View
 from restow.broker.core.common.events import Batch, HashRun
@@ -42,13 +43,14 @@ class Heard:
             return
         group = str(event["group_idx"])
         ours = self.view.held.setdefault(("", group), set())
+        hashes = [number.to_bytes(8, "big") for number in event["block_hashes"]]
         if event["type"] == "BlockRemoved":
-            ours.difference_update(event["block_hashes"])
+            ours.difference_update(hashes)
             return
         snapshot = event["kv_cache_spec_kind"] == "mamba"
         window_tokens = event.get("kv_cache_spec_sliding_window", 0)
         self.view.groups[group] = Group(0 if snapshot else event["block_size"], window_tokens)
-        ours.update(event["block_hashes"])
+        ours.update(hashes)
 
 
 @dataclass
@@ -173,8 +175,8 @@ def test_every_group_is_named_before_its_first_hash() -> None:
         {
             **stored,
             **attention,
-            "block_hashes": chain_hashes(0, 4)[1:],
-            "parent_block_hash": hashes[:8],
+            "block_hashes": numbers(chain_hashes(0, 4)[1:]),
+            "parent_block_hash": numbers([hashes[:8]])[0],
         },
     ]
 

@@ -9,6 +9,7 @@ import pytest
 
 from broker.content.holders import FORM, PROMPT, heard, hold
 from broker.fakes import broker, engine
+from broker.observing.subscribers import numbers
 from vllm_harness.programs import answers
 
 pytestmark = pytest.mark.timeout(300)
@@ -36,7 +37,7 @@ async def test_vllm_decodes_the_events_and_would_encode_the_same_bytes(
     kinds = ["AllBlocksCleared", *4 * ["BlockStored"], "BlockRemoved"]
     assert [event["type"] for event in said] == kinds
     stored, removed = said[3], said[-1]
-    assert stored["block_hashes"] == [hashed.hex() for hashed in PROMPT.hashes]
+    assert stored["block_hashes"] == numbers(PROMPT.hashes)
     assert stored["kv_cache_spec_kind"] == "full_attention"
     assert (stored["group_idx"], stored["block_size"], stored["medium"]) == (0, 16, "GPU")
-    assert removed["block_hashes"] == [PROMPT.hashes[6].hex()]
+    assert removed["block_hashes"] == numbers([PROMPT.hashes[6]])

@@ -2,7 +2,8 @@
 
     kv_events_main.py ENDPOINT REPLAY_ENDPOINT EVENTS
 
-Prints the messages of the first events, as a replay has them. Each payload must be what vLLM's encoder makes.
+Prints the messages of the first events, as a replay has them. Each payload must be what vLLM's
+encoder makes.
 """
 
 from __future__ import annotations
@@ -23,15 +24,13 @@ subscriber.connect(endpoint)
 subscriber.setsockopt_string(zmq.SUBSCRIBE, "kv@")
 replays.connect(replay_endpoint)
 replayed: list[list[bytes]] = []
-until_s = time.monotonic() + 60
-while (
-    sum(len(decoder.decode(one[2]).events) for one in replayed) < count
-    and time.monotonic() < until_s
-):
+until_s, heard = time.monotonic() + 60, 0
+while heard < count and time.monotonic() < until_s:
     replays.send_multipart((b"", (0).to_bytes(8, "big")))
     replayed = []
     while (frames := replays.recv_multipart()[1:])[1] != ZmqEventPublisher.END_SEQ:
         replayed.append(frames)
+    heard = sum(len(decoder.decode(payload).events) for _, _, payload in replayed)
 for topic, sequence, payload in replayed:
     batch = decoder.decode(payload)
     print(
@@ -44,11 +43,10 @@ for topic, sequence, payload in replayed:
                 "events": [
                     {
                         "type": type(event).__name__,
-                        **msgspec.to_builtins(event, builtin_types=(bytes,)),
+                        **msgspec.to_builtins(event),
                     }
                     for event in batch.events
                 ],
-            },
-            default=bytes.hex,
+            }
         )
     )

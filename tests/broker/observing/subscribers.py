@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,6 +12,11 @@ import zmq
 import zmq.asyncio
 
 END = (-1).to_bytes(8, "big", signed=True)
+
+
+def numbers(hashes: Iterable[bytes]) -> list[int]:
+    """Return hashes as vLLM publishes them: their last 64 bits."""
+    return [int.from_bytes(hashed, "big") & (1 << 64) - 1 for hashed in hashes]
 
 
 class Told(NamedTuple):

@@ -5,8 +5,9 @@ Messages have vLLM's form: topic, sequence number, and a batch in msgpack. Each 
 another revision than its own have the topic ``kv@STORE@MODEL:REVISION``, because events name no
 revision. What has a salt is not published, because a removal names no salt.
 
-Tokens are not published: the broker knows hashes alone. So ``token_ids`` is empty, as in events of
-vLLM's own offloading connector. An event without hashes names each group before its first hash.
+Hashes are numbers of 64 bits, which all routers read. Tokens are not published: the broker knows
+hashes alone. So ``token_ids`` is empty, as in events of vLLM's own offloading connector. An event
+without hashes names each group before its first hash.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import zmq
 import zmq.asyncio
 
@@ -158,8 +160,8 @@ def _clear(topic: Topic) -> None:
 
 def _event(change: Change) -> dict[str, Any]:
     """Return the event of a change."""
-    teller, step = change.teller, change.teller.form.hash_bytes
-    hashes = [change.hashes[at : at + step] for at in range(0, len(change.hashes), step)]
+    teller = change.teller
+    hashes = _numbers(change.hashes, teller.form.hash_bytes)
     (rule,) = [rule for rule in teller.rules if rule.name == change.group]
     if change.kind is Kind.HELD:
         return _stored(teller, rule, hashes, change.parent)
@@ -172,8 +174,14 @@ def _event(change: Change) -> dict[str, Any]:
     }
 
 
+def _numbers(hashes: bytes, hash_bytes: int) -> list[int]:
+    """Return the last 64 bits of each hash, as vLLM publishes them unless told otherwise."""
+    words: list[int] = np.frombuffer(hashes, ">u8").reshape(-1, hash_bytes // 8)[:, -1].tolist()
+    return words
+
+
 def _stored(
-    teller: Announcements, rule: GroupRule, hashes: list[bytes], parent: bytes
+    teller: Announcements, rule: GroupRule, hashes: list[int], parent: bytes
 ) -> dict[str, Any]:
     """Return the event that blocks are held, with the fields in vLLM's order."""
     tokens = teller.form.quantum_tokens
@@ -186,7 +194,7 @@ def _stored(
     return {
         "type": "BlockStored",
         "block_hashes": hashes,
-        "parent_block_hash": parent or None,
+        "parent_block_hash": _numbers(parent, len(parent))[0] if parent else None,
         "token_ids": [],
         "block_size": (rule.block_quanta or 1) * tokens,
         "lora_id": None,
