@@ -160,7 +160,7 @@ def test_every_group_is_named_before_its_first_hash() -> None:
     ((topic, events),) = _told(prefixes, follower)
     assert topic == "kv@a3@hybrid"
     place = {"medium": "GPU", "locality": "LOCAL"}
-    stored = {
+    stored: dict[str, Any] = {
         **{"type": "BlockStored", "block_hashes": [], "parent_block_hash": None, "token_ids": []},
         **{"lora_id": None, "lora_name": None, **place},
     }
@@ -176,7 +176,6 @@ def test_every_group_is_named_before_its_first_hash() -> None:
             **stored,
             **attention,
             "block_hashes": numbers(chain_hashes(0, 4)[1:]),
-            "parent_block_hash": numbers([hashes[:8]])[0],
         },
     ]
 

@@ -198,7 +198,7 @@ class Fleet:
 
     def found(self, salt: str, hashes: list[bytes]) -> dict[str, int]:
         """Return what the broker's directory answers, for all models."""
-        found = {}
+        found: dict[str, int] = {}
         for model in {layout.model.identity for layout in LAYOUTS}:
             asked = Chain(model, FORM, salt, b"".join(hashes))
             found |= {one.engine.engine_id: one.tokens for one in self.prefixes.find(TENANT, asked)}

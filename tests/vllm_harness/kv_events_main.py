@@ -18,7 +18,7 @@ from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
 
 endpoint, replay_endpoint, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 decoder, encoder = msgspec.msgpack.Decoder(type=KVEventBatch), msgspec.msgpack.Encoder()
-context = zmq.Context.instance()
+context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
 subscriber, replays = context.socket(zmq.SUB), context.socket(zmq.DEALER)
 subscriber.connect(endpoint)
 subscriber.setsockopt_string(zmq.SUBSCRIBE, "kv@")

@@ -1717,33 +1717,34 @@ class WatchedEngine(google.protobuf.message.Message):
 Global___WatchedEngine: typing_extensions.TypeAlias = WatchedEngine
 
 @typing.final
-class WatchedRun(google.protobuf.message.Message):
+class WatchedHashes(google.protobuf.message.Message):
     """Blocks or snapshots that a group of an engine holds, or no longer holds."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    RUN_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    HASHES_FIELD_NUMBER: builtins.int
     SALT_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """Name of the group."""
+    hashes: builtins.bytes
+    """The hashes, concatenated. Some may have been told before."""
     salt: builtins.str
     """As in Holdings."""
     revision: builtins.str
     """Revision of the weights that computed the states. Never empty."""
-    @property
-    def run(self) -> Global___HeldRun:
-        """As in HeldRun. Some hashes may have been told before."""
-
     def __init__(
         self,
         *,
-        run: Global___HeldRun | None = ...,
+        group: builtins.str = ...,
+        hashes: builtins.bytes = ...,
         salt: builtins.str = ...,
         revision: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["revision", b"revision", "run", b"run", "salt", b"salt"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "hashes", b"hashes", "revision", b"revision", "salt", b"salt"]) -> None: ...
 
-Global___WatchedRun: typing_extensions.TypeAlias = WatchedRun
+Global___WatchedHashes: typing_extensions.TypeAlias = WatchedHashes
 
 @typing.final
 class WatchedEnd(google.protobuf.message.Message):
@@ -1775,11 +1776,11 @@ class HoldingsChange(google.protobuf.message.Message):
         """The engine begins to report."""
 
     @property
-    def held(self) -> Global___WatchedRun:
+    def held(self) -> Global___WatchedHashes:
         """The engine holds these."""
 
     @property
-    def evicted(self) -> Global___WatchedRun:
+    def evicted(self) -> Global___WatchedHashes:
         """The engine no longer holds these, or the broker has forgotten them for lack of memory."""
 
     @property
@@ -1791,8 +1792,8 @@ class HoldingsChange(google.protobuf.message.Message):
         *,
         engine_id: builtins.str = ...,
         began: Global___WatchedEngine | None = ...,
-        held: Global___WatchedRun | None = ...,
-        evicted: Global___WatchedRun | None = ...,
+        held: Global___WatchedHashes | None = ...,
+        evicted: Global___WatchedHashes | None = ...,
         ended: Global___WatchedEnd | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["began", b"began", "ended", b"ended", "evicted", b"evicted", "held", b"held", "kind", b"kind"]) -> builtins.bool: ...

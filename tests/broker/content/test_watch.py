@@ -52,7 +52,7 @@ class Watching:
             elif kind == "ended":
                 del self.engines[name], self.held[name]
             else:
-                run = getattr(change, kind).run
+                run = change.held if kind == "held" else change.evicted
                 ours = self.held[name].setdefault(run.group, set())
                 hashes = {run.hashes[at : at + 32] for at in range(0, len(run.hashes), 32)}
                 ours.difference_update(hashes)
@@ -146,7 +146,8 @@ async def test_a_broker_that_leads_no_longer_ends_the_stream() -> None:
     async with broker() as running, open_channel(running.address) as channel:
         running.hub.standing = standing = Stepped()
         call = broker_pb2_grpc.BrokerStub(channel).Watch(pb.WatchRequest())
-        assert (await call.read()).begins
+        first: Any = await call.read()
+        assert first.begins
         standing.term = 0
         assert await reason_of(call.read()) == "NO_LEADER"
 
@@ -154,6 +155,7 @@ async def test_a_broker_that_leads_no_longer_ends_the_stream() -> None:
 async def test_a_broker_that_stops_does_not_wait_for_watchers() -> None:
     async with broker() as running, open_channel(running.address) as channel:
         call = broker_pb2_grpc.BrokerStub(channel).Watch(pb.WatchRequest())
-        assert (await call.read()).current
+        first: Any = await call.read()
+        assert first.current
         running.hub.close()
         assert await asyncio.wait_for(call.read(), 30) is grpc.aio.EOF

@@ -50,7 +50,7 @@ class Subscriber:
 
     async def replay(self, first: int, *topic: bytes) -> list[Told]:
         await self._replays.send_multipart((b"", first.to_bytes(8, "big"), *topic))
-        told = []
+        told: list[Told] = []
         async with asyncio.timeout(30):
             while True:
                 _, name, sequence, payload = await self._replays.recv_multipart()

@@ -27,14 +27,12 @@ CHANGE_BYTES = 400
 
 
 class Kind(StrEnum):
-    """What a change says of an engine."""
+    """What a change says of an engine; with ``BEGAN`` and ``ENDED`` nothing known of it counts."""
 
     BEGAN = "began"
-    """The engine begins to report: nothing that was known of it counts any more."""
     HELD = "held"
     EVICTED = "evicted"
     ENDED = "ended"
-    """The engine reports no longer: it holds nothing that counts."""
 
 
 class Change(NamedTuple):
@@ -48,8 +46,6 @@ class Change(NamedTuple):
     salt: str = ""
     hashes: bytes = b""
     """The hashes, concatenated; a hash may have been held, or not held, before."""
-    parent: bytes = b""
-    """The hash before the first in the chain, if it is known."""
 
     @property
     def size_bytes(self) -> int:
@@ -85,7 +81,7 @@ class ChangeLog:
             wake()
 
     def since(self, number: int) -> Iterator[Change]:
-        """Return the changes from ``number`` on, which must be kept."""
+        """Return the changes from ``number`` on."""
         return islice(self._changes, number - self.first, None)
 
 

@@ -298,7 +298,7 @@ class Prefixes:
 
         def note(kind: Kind, run: HashRun) -> None:
             if log is not None:
-                log.add(Change(kind, teller, run.group, revision, salt, run.hashes, run.parent))
+                log.add(Change(kind, teller, run.group, revision, salt, run.hashes))
 
         before_bytes = holders.index.size_bytes
         for run in batch.evicted:

@@ -175,7 +175,7 @@ class Hub:
         for agent_outbox in self.agents.values():
             agent_outbox.close()
         self.waiting.close()
-        self.watchers.close()
+        self.watchers.closed = True
         for examined in self._examined.values():
             examined.cancel()
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from restow.broker.core.prefix.changes import Follower, Part
@@ -18,24 +19,23 @@ LOOK_S = 1.0
 """How long a watcher waits for news before it looks whether the broker still leads."""
 
 
+@dataclass(frozen=True, slots=True)
 class Watcher:
-    """A follower that waits for news. Belongs to one event loop."""
+    """A follower, and the news that wake it. Belongs to one event loop."""
 
-    def __init__(self, follower: Follower, news: asyncio.Event) -> None:
-        """Wait for ``news``, which is set after each change that ``follower`` is told."""
-        self.follower, self._news = follower, news
+    follower: Follower
+    news: asyncio.Event
 
     async def next(self) -> Part | None:
         """Return what comes next; None if nothing has for `LOOK_S`."""
         await asyncio.sleep(0)  # a snapshot may be long, so let others have their turn
         part = self.follower.take()
         if part is None:
-            self._news.clear()
+            self.news.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
-                    await self._news.wait()
-            part = self.follower.take()
-        return part
+                    await self.news.wait()
+        return part or self.follower.take()
 
 
 class Watchers:
@@ -45,7 +45,6 @@ class Watchers:
         """Begin without watchers. ``perform`` carries out actions of the directory."""
         self._prefixes, self._perform = prefixes, perform
         self._count: Counter[str] = Counter()
-        """Open watchers, by tenant."""
         self.closed = False
         """Whether the broker ends, and all watchers should."""
 
@@ -53,12 +52,8 @@ class Watchers:
     def watching(self, tenant: str) -> Iterator[Watcher]:
         """Follow a tenant's holdings inside the ``with``. Raises `QuotaExceededError`."""
         if self._count[tenant] >= MAX_WATCHERS:
-            raise QuotaExceededError(
-                f"{MAX_WATCHERS} streams watch the holdings of tenant {tenant} already: end some",
-                tenant=tenant,
-                what="watchers",
-                limit=MAX_WATCHERS,
-            )
+            words = f"{MAX_WATCHERS} streams watch tenant {tenant} already: end some"
+            raise QuotaExceededError(words, tenant=tenant, what="watchers", limit=MAX_WATCHERS)
         news = asyncio.Event()
         follower, actions = self._prefixes.follow(tenant, news.set)
         self._count[tenant] += 1
@@ -68,7 +63,3 @@ class Watchers:
         finally:
             self._count -= Counter({tenant: 1})
             self._prefixes.unfollow(tenant, news.set)
-
-    def close(self) -> None:
-        """Let every watcher end, within `LOOK_S`."""
-        self.closed = True

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -59,19 +59,25 @@ class Message(NamedTuple):
         return self.topic, self.sequence.to_bytes(8, "big"), self.payload
 
 
+Event = dict[str, Any]
+
+
 @dataclass(slots=True)
 class Topic:
-    """What is known of a topic."""
+    """What is known of a topic: its messages from ``first`` to ``end`` are kept for replays."""
 
     engine_id: str
     first: int = 0
-    """Sequence number of the oldest message that is kept."""
     end: int = 0
-    """Sequence number of the next message."""
-    groups: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[Event] = field(default_factory=list)
     """Events that name the groups; empty: all was cleared since."""
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     """Events that no message has yet."""
+
+    def clear(self) -> None:
+        """Tell that the engine holds nothing, unless that was told already."""
+        if self.groups:
+            self.groups, self.events = [], [CLEARED]
 
 
 class KvEvents:
@@ -88,18 +94,22 @@ class KvEvents:
         """Return the messages that tell ``part``, as of wall-clock time ``at_s``."""
         if part.begins:
             for topic in self._topics.values():
-                _clear(topic)
+                topic.clear()
         for change in part.changes:
+            teller = change.teller
             if change.kind in (Kind.BEGAN, Kind.ENDED):
                 for topic in self._topics.values():
-                    if topic.engine_id == change.teller.engine.engine_id:
-                        _clear(topic)
-                if change.kind is Kind.BEGAN:
-                    self._topic(change.teller, change.teller.revision)
-            elif not change.salt:
-                topic = self._topic(change.teller, change.revision)
-                topic.events.append(_event(change))
-        return [self._keep(name, topic, at_s) for name, topic in self._told()]
+                    if topic.engine_id == teller.engine.engine_id:
+                        topic.clear()
+            if change.kind is Kind.BEGAN:
+                self._topic(teller, teller.revision)
+            elif change.kind is not Kind.ENDED and not change.salt:
+                self._topic(teller, change.revision).events.append(_event(change))
+        told = [(name, topic) for name, topic in self._topics.items() if topic.events]
+        messages = [self._keep(name, topic, at_s) for name, topic in told]
+        while len(self._topics) > MAX_TOPICS:
+            self._topics.popitem(last=False)
+        return messages
 
     def _topic(self, teller: Announcements, revision: str) -> Topic:
         """Return a topic, which has named its groups."""
@@ -108,20 +118,13 @@ class KvEvents:
         topic = self._topics.setdefault(name, Topic(teller.engine.engine_id))
         self._topics.move_to_end(name)
         if not topic.groups:
-            topic.groups = [_stored(teller, rule, [], b"") for rule in teller.rules]
+            topic.groups = [_stored(teller, rule, b"") for rule in teller.rules]
             topic.events = [CLEARED, *topic.groups]
         return topic
 
-    def _told(self) -> Iterator[tuple[bytes, Topic]]:
-        """Yield topics with events, and drop topics beyond the limit."""
-        yield from [(name, topic) for name, topic in self._topics.items() if topic.events]
-        while len(self._topics) > MAX_TOPICS:
-            self._topics.popitem(last=False)
-
     def _keep(self, name: bytes, topic: Topic, at_s: float) -> Message:
-        events, topic.events = topic.events, []
-        message = Message(name, topic.end, _batch(at_s, events))
-        topic.end += 1
+        message = Message(name, topic.end, _batch(at_s, topic.events))
+        topic.end, topic.events = topic.end + 1, []
         self._kept.append(message)
         self._kept_bytes += len(message.payload)
         while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
@@ -142,49 +145,27 @@ class KvEvents:
             for name, known in self._topics.items()
             if known.first > first and name.startswith(topic)
         ]
-        kept = (message for message in self._kept if message.sequence >= first)
-        return [*lost, *(message for message in kept if message.topic.startswith(topic))], bool(
-            lost
-        )
+        kept = [one for one in self._kept if one.sequence >= first and one.topic.startswith(topic)]
+        return lost + kept, bool(lost)
 
 
-def _batch(at_s: float, events: list[dict[str, Any]]) -> bytes:
+def _batch(at_s: float, events: list[Event]) -> bytes:
     return msgspec.msgpack.encode([at_s, events, 0])
 
 
-def _clear(topic: Topic) -> None:
-    """Tell that the topic holds nothing, unless it was told already."""
-    if topic.groups:
-        topic.groups, topic.events = [], [CLEARED]
-
-
-def _event(change: Change) -> dict[str, Any]:
-    """Return the event of a change."""
+def _event(change: Change) -> Event:
+    """Return the event that hashes are held or not, with its fields in vLLM's order."""
     teller = change.teller
-    hashes = _numbers(change.hashes, teller.form.hash_bytes)
     (rule,) = [rule for rule in teller.rules if rule.name == change.group]
+    stored = _stored(teller, rule, change.hashes)
     if change.kind is Kind.HELD:
-        return _stored(teller, rule, hashes, change.parent)
-    return {
-        "type": "BlockRemoved",
-        "block_hashes": hashes,
-        "medium": _medium(teller),
-        "group_idx": teller.rules.index(rule),
-        "locality": _locality(teller),
-    }
+        return stored
+    names = "block_hashes", "medium", "group_idx", "locality"
+    return {"type": "BlockRemoved"} | {name: stored[name] for name in names}
 
 
-def _numbers(hashes: bytes, hash_bytes: int) -> list[int]:
-    """Return the last 64 bits of each hash, as vLLM publishes them unless told otherwise."""
-    words: list[int] = np.frombuffer(hashes, ">u8").reshape(-1, hash_bytes // 8)[:, -1].tolist()
-    return words
-
-
-def _stored(
-    teller: Announcements, rule: GroupRule, hashes: list[int], parent: bytes
-) -> dict[str, Any]:
-    """Return the event that blocks are held, with the fields in vLLM's order."""
-    tokens = teller.form.quantum_tokens
+def _stored(teller: Announcements, rule: GroupRule, hashes: bytes) -> Event:
+    tokens, words = teller.form.quantum_tokens, teller.form.hash_bytes // 8
     kind, window = "full_attention", {}
     if rule.block_quanta == SNAPSHOT:
         kind = "mamba"
@@ -193,66 +174,32 @@ def _stored(
         window = {"kv_cache_spec_sliding_window": rule.window_quanta * tokens}
     return {
         "type": "BlockStored",
-        "block_hashes": hashes,
-        "parent_block_hash": _numbers(parent, len(parent))[0] if parent else None,
+        # Their last 64 bits, as vLLM publishes them unless told otherwise.
+        "block_hashes": np.frombuffer(hashes, ">u8")[words - 1 :: words].tolist(),
+        "parent_block_hash": None,
         "token_ids": [],
         "block_size": (rule.block_quanta or 1) * tokens,
         "lora_id": None,
-        "medium": _medium(teller),
+        "medium": "CPU" if teller.keeps else "GPU",
         "lora_name": teller.model.adapter or None,
         "group_idx": teller.rules.index(rule),
         "kv_cache_spec_kind": kind,
         **window,
-        "locality": _locality(teller),
+        "locality": "REMOTE" if teller.keeps else "LOCAL",  # a store is away from every engine
     }
-
-
-def _medium(teller: Announcements) -> str:
-    return "CPU" if teller.keeps else "GPU"
-
-
-def _locality(teller: Announcements) -> str:
-    """Return where a router should see the blocks: a store's are away from every engine."""
-    return "REMOTE" if teller.keeps else "LOCAL"
 
 
 class Publisher:
     """Publishes a tenant's changes while the broker leads. Belongs to the hub's event loop."""
 
-    def __init__(self, hub: Hub, watcher: Watcher, endpoint: str, replay_endpoint: str) -> None:
-        """Open the sockets. Raises `ListenError`."""
-        self.events = KvEvents()
+    def __init__(self, hub: Hub, watcher: Watcher) -> None:
+        """Prepare; `open` opens sockets."""
         self._hub, self._watcher = hub, watcher
+        self._events = KvEvents()
         self._announced_s, self._lacking = hub.now_s(), False
         """When all was announced last, and whether a replay has lacked something since."""
-        self._context = zmq.asyncio.Context()
-        self._sockets: list[Any] = []
-        self._published = self._open(zmq.PUB, endpoint, MAX_WAITING)
-        self._asked: Any = None
-        if replay_endpoint:
-            # A whole replay must fit, because a ROUTER drops what does not.
-            self._asked = self._open(zmq.ROUTER, replay_endpoint, 2 * (MAX_KEPT + 1))
 
-    def _open(self, kind: int, endpoint: str, waiting: int) -> Any:
-        socket: Any = self._context.socket(kind)
-        self._sockets.append(socket)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, waiting)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        try:
-            # As in vLLM: an address of another machine is a subscriber that listens.
-            if kind == zmq.PUB and not ("*" in endpoint or endpoint.startswith("ipc:")):
-                socket.connect(endpoint)
-            else:
-                socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            raise ListenError(
-                f"KV events can't be published at {endpoint}: {error}", listen=endpoint
-            ) from None
-        return socket
-
-    async def publish(self) -> None:
+    async def publish(self, socket: Any) -> None:
         """Publish changes as they come."""
         while True:
             now_s = self._hub.now_s()
@@ -264,30 +211,38 @@ class Publisher:
             while not (standing.term and standing.is_sure()):  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(LOOK_S)
             if part is not None:
-                for message in self.events.messages(part, time.time()):
-                    await self._published.send_multipart(message.frames)
+                for message in self._events.messages(part, time.time()):
+                    await socket.send_multipart(message.frames)
 
-    async def answer(self) -> None:
-        """Answer requests for replays."""
-        while self._asked is not None:
-            match await self._asked.recv_multipart():
+    async def answer(self, socket: Any) -> None:
+        """Answer requests for replays: a sequence number of 8 bytes, and perhaps a topic."""
+        while True:
+            match await socket.recv_multipart():
                 case [caller, b"", first, *topic] if len(first) == 8 and len(topic) < 2:
-                    await self._replay(caller, int.from_bytes(first, "big"), *topic)
+                    await self._replay(socket, caller, int.from_bytes(first, "big"), *topic)
 
-    async def _replay(self, caller: bytes, first: int, topic: bytes = b"") -> None:
-        """Send what is kept; have everything announced again if that lacks something."""
+    async def _replay(self, socket: Any, caller: bytes, first: int, topic: bytes = b"") -> None:
         if self._hub.standing.term:
-            messages, lacking = self.events.replay(first, topic, time.time())
+            messages, lacking = self._events.replay(first, topic, time.time())
             self._lacking = self._lacking or lacking
             for message in messages:
-                await self._asked.send_multipart((caller, b"", *message.frames), copy=False)
-        await self._asked.send_multipart((caller, b"", b"", END, b""))
+                await socket.send_multipart((caller, b"", *message.frames), copy=False)
+        await socket.send_multipart((caller, b"", b"", END, b""))
 
-    def close(self) -> None:
-        """Close the sockets."""
-        for socket in self._sockets:
-            socket.close()
-        self._context.term()
+
+def _open(context: zmq.asyncio.Context, kind: int, endpoint: str, waiting: int) -> Any:
+    """Return a socket. Raises `ListenError`."""
+    socket: Any = context.socket(kind)
+    socket.setsockopt(zmq.SNDHWM, waiting)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+    # As in vLLM: an address of another machine is a subscriber that listens.
+    listens = kind == zmq.ROUTER or "*" in endpoint or endpoint.startswith("ipc:")
+    try:
+        socket.bind(endpoint) if listens else socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        words = f"KV events can't be published at {endpoint}: {error}"
+        raise ListenError(words, listen=endpoint) from None
+    return socket
 
 
 @contextlib.asynccontextmanager
@@ -301,15 +256,20 @@ async def publishing(
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("KV events are published no longer", exc_info=error)
 
-    with hub.watchers.watching(tenant) as watcher:
-        publisher = Publisher(hub, watcher, endpoint, replay_endpoint)
-        tasks = [asyncio.create_task(one) for one in (publisher.publish(), publisher.answer())]
-        for task in tasks:
-            task.add_done_callback(ended)
-        try:
+    context = zmq.asyncio.Context()
+    try:
+        with hub.watchers.watching(tenant) as watcher:
+            publisher = Publisher(hub, watcher)
+            works = [publisher.publish(_open(context, zmq.PUB, endpoint, MAX_WAITING))]
+            if replay_endpoint:
+                # A whole replay must fit, because a ROUTER drops what does not.
+                asked = _open(context, zmq.ROUTER, replay_endpoint, 2 * (MAX_KEPT + 1))
+                works.append(publisher.answer(asked))
+            tasks = [asyncio.create_task(work) for work in works]
+            for task in tasks:
+                task.add_done_callback(ended)
             yield
-        finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            publisher.close()
+    finally:
+        context.destroy(linger=0)

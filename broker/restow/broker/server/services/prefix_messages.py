@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain as joined
 
 from restow.broker.core.common.events import (
@@ -219,19 +219,13 @@ def fill_changes(message: pb.WatchResponse, changes: Iterable[Change]) -> None:
         else:
             told = said.held if change.kind is Kind.HELD else said.evicted
             told.salt, told.revision = change.salt, change.revision
-            told.run.group, told.run.hashes = change.group, change.hashes
-            told.run.parent = change.parent
+            told.group, told.hashes = change.group, change.hashes
 
 
 def _began(teller: Announcements) -> pb.WatchedEngine:
-    model, tokens = teller.model, teller.form.quantum_tokens
+    tokens = teller.form.quantum_tokens
     return pb.WatchedEngine(
-        model=pb.ModelName(
-            name=model.name,
-            revision=teller.revision,
-            adapter=model.adapter,
-            quantisation=model.quantisation,
-        ),
+        model=pb.ModelName(**asdict(replace(teller.model, revision=teller.revision))),
         form=pb.HashForm(**teller.form._asdict()),
         groups=[
             pb.WatchedGroup(
