@@ -127,6 +127,8 @@ def said_raw(channel: grpc.aio.Channel, method: Any, words: bytes) -> Awaitable[
     path = f"/{method.containing_service.full_name}/{method.name}"
     if method.client_streaming:
         return first_of(made.stream_stream(path)(iter([words])))
+    if method.server_streaming:
+        return first_of(made.unary_stream(path)(words))
     answer: Awaitable[object] = made.unary_unary(path)(words)
     return answer
 

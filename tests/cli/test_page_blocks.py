@@ -68,7 +68,8 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "python -m venv lmcache": "installs LMCache beside vLLM, and starts its server"
     },
     "docs/router.md": {
-        "restow router": GOES_ON + ", and needs engines; tests/router/test_command.py starts one"
+        "pip install '.[events]'": GOES_ON + "; tests/broker/observing/test_kv_events.py has some",
+        "restow router": GOES_ON + ", and needs engines; tests/router/test_command.py starts one",
     },
     "docs/security.md": {"": SECURITY},
     "docs/store.md": {

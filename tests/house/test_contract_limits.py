@@ -15,11 +15,12 @@ from restow.broker.core.engines.engine import MAX_FENCES
 from restow.broker.core.handoffs.handoff import MAX_DETAIL, MAX_REASON
 from restow.broker.core.handoffs.publication import MAX_PUBLICATION_BYTES
 from restow.broker.core.ledger.handoff_table import MAX_ID_LENGTH
+from restow.broker.core.prefix import changes
 from restow.broker.layout import values as layout
 from restow.broker.printable import MAX_WORD_LENGTH
 from restow.broker.rpc import sizes, status
 from restow.broker.server import serve
-from restow.broker.server.base import outbox, standing
+from restow.broker.server.base import outbox, standing, watching
 from restow.broker.server.base import waiting_calls as expected
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.gate import guard as first_messages
@@ -75,6 +76,9 @@ SAID = {
         f"refuses pings more often than every {sizes.LEAST_EVERY_S:g} s",
         f"for another leader, for at most {standing.LEADER_WAIT_S:g} s",
         f'metadata "{brokers.UNREACHED_KEY}"',
+        f"keeps the last {changes.MAX_CHANGES} changes of a tenant, at most "
+        f"{changes.MAX_LOG_BYTES // MIB} MiB",
+        f"At most {watching.MAX_WATCHERS} streams watch a tenant",
     ),
     "agent_link.proto": (
         f"before its engine waits for {expected.WAIT_S:g} s",

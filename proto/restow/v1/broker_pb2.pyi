@@ -1638,3 +1638,198 @@ class FindResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["found", b"found"]) -> None: ...
 
 Global___FindResponse: typing_extensions.TypeAlias = FindResponse
+
+@typing.final
+class WatchRequest(google.protobuf.message.Message):
+    """Watches what the tenant's engines hold."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___WatchRequest: typing_extensions.TypeAlias = WatchRequest
+
+@typing.final
+class WatchedGroup(google.protobuf.message.Message):
+    """Of a group of an engine: what a state needs of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: builtins.int
+    WINDOW_TOKENS_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """Name of the group in the engine's layout."""
+    block_tokens: builtins.int
+    """Tokens of a block. A state needs all blocks from the first token on, or of the window. 0: the
+    group has snapshots, and a state needs the snapshot that stands exactly where the state ends.
+    """
+    window_tokens: builtins.int
+    """Tokens before the state's end that are needed, in whole quanta. 0: all."""
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        block_tokens: builtins.int = ...,
+        window_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_tokens", b"block_tokens", "group", b"group", "window_tokens", b"window_tokens"]) -> None: ...
+
+Global___WatchedGroup: typing_extensions.TypeAlias = WatchedGroup
+
+@typing.final
+class WatchedEngine(google.protobuf.message.Message):
+    """An engine that begins to report what it holds. Nothing that was told of it before counts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    FORM_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    STORE_FIELD_NUMBER: builtins.int
+    store: builtins.bool
+    """Whether it is a store, whose states may be of any revision and which computes nothing."""
+    @property
+    def model(self) -> Global___ModelName:
+        """The model of its states, at the engine's revision."""
+
+    @property
+    def form(self) -> Global___HashForm:
+        """How its hashes are made."""
+
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WatchedGroup]:
+        """The groups that a state needs."""
+
+    def __init__(
+        self,
+        *,
+        model: Global___ModelName | None = ...,
+        form: Global___HashForm | None = ...,
+        groups: collections.abc.Iterable[Global___WatchedGroup] | None = ...,
+        store: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["form", b"form", "model", b"model"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["form", b"form", "groups", b"groups", "model", b"model", "store", b"store"]) -> None: ...
+
+Global___WatchedEngine: typing_extensions.TypeAlias = WatchedEngine
+
+@typing.final
+class WatchedHashes(google.protobuf.message.Message):
+    """Blocks or snapshots that a group of an engine holds, or no longer holds."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    HASHES_FIELD_NUMBER: builtins.int
+    SALT_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """Name of the group."""
+    hashes: builtins.bytes
+    """The hashes, concatenated. Some may have been told before."""
+    salt: builtins.str
+    """As in Holdings."""
+    revision: builtins.str
+    """Revision of the weights that computed the states. Never empty."""
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        hashes: builtins.bytes = ...,
+        salt: builtins.str = ...,
+        revision: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "hashes", b"hashes", "revision", b"revision", "salt", b"salt"]) -> None: ...
+
+Global___WatchedHashes: typing_extensions.TypeAlias = WatchedHashes
+
+@typing.final
+class WatchedEnd(google.protobuf.message.Message):
+    """An engine's session or life has ended: nothing that was told of it counts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___WatchedEnd: typing_extensions.TypeAlias = WatchedEnd
+
+@typing.final
+class HoldingsChange(google.protobuf.message.Message):
+    """A change of what an engine holds."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    BEGAN_FIELD_NUMBER: builtins.int
+    HELD_FIELD_NUMBER: builtins.int
+    EVICTED_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """Id of the engine."""
+    @property
+    def began(self) -> Global___WatchedEngine:
+        """The engine begins to report."""
+
+    @property
+    def held(self) -> Global___WatchedHashes:
+        """The engine holds these."""
+
+    @property
+    def evicted(self) -> Global___WatchedHashes:
+        """The engine no longer holds these, or the broker has forgotten them for lack of memory."""
+
+    @property
+    def ended(self) -> Global___WatchedEnd:
+        """The engine reports no longer."""
+
+    def __init__(
+        self,
+        *,
+        engine_id: builtins.str = ...,
+        began: Global___WatchedEngine | None = ...,
+        held: Global___WatchedHashes | None = ...,
+        evicted: Global___WatchedHashes | None = ...,
+        ended: Global___WatchedEnd | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["began", b"began", "ended", b"ended", "evicted", b"evicted", "held", b"held", "kind", b"kind"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["began", b"began", "ended", b"ended", "engine_id", b"engine_id", "evicted", b"evicted", "held", b"held", "kind", b"kind"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["began", "held", "evicted", "ended"] | None: ...
+
+Global___HoldingsChange: typing_extensions.TypeAlias = HoldingsChange
+
+@typing.final
+class WatchResponse(google.protobuf.message.Message):
+    """Changes of what the tenant's engines hold."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEGINS_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
+    CURRENT_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    begins: builtins.bool
+    """True: a snapshot begins here. Forget everything that was told before."""
+    current: builtins.bool
+    """True: with these changes the watcher knows all that the broker knew when it sent them."""
+    epoch: builtins.int
+    """The epoch of the fleet in which the broker sends this. 0: it is the only broker."""
+    @property
+    def changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HoldingsChange]:
+        """The changes, in order."""
+
+    def __init__(
+        self,
+        *,
+        begins: builtins.bool = ...,
+        changes: collections.abc.Iterable[Global___HoldingsChange] | None = ...,
+        current: builtins.bool = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begins", b"begins", "changes", b"changes", "current", b"current", "epoch", b"epoch"]) -> None: ...
+
+Global___WatchResponse: typing_extensions.TypeAlias = WatchResponse

@@ -102,6 +102,11 @@ class BrokerStub(object):
                 request_serializer=restow_dot_v1_dot_broker__pb2.FindRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_broker__pb2.FindResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/restow.v1.Broker/Watch',
+                request_serializer=restow_dot_v1_dot_broker__pb2.WatchRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_broker__pb2.WatchResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerServicer(object):
@@ -262,6 +267,29 @@ class BrokerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """Tells what the tenant's engines hold, and every change. Engines, routers and operators may call
+        it. Like the answer of Find, it is a hint.
+
+        Snapshots. The stream begins with a snapshot: first the engines, then what they hold, then the
+        changes since the snapshot began. Until a response is current, the watcher knows too little,
+        and perhaps holdings that are gone. From then on it knows what Find knows. A watcher that
+        reads too slowly misses changes, and is told another snapshot (begins). The broker keeps the
+        last 16384 changes of a tenant, at most 16 MiB.
+
+        Revisions, forms and groups. A state counts as in Find: an engine holds a prefix if each of its
+        groups holds what a state there needs, of one revision and salt. A watcher must ignore changes
+        of an engine that has not begun.
+
+        Ends. At most 64 streams watch a tenant (QUOTA_EXCEEDED). Only a leader has holdings: a standby
+        refuses with NOT_LEADER, and a broker that leads no longer ends the stream with it. Retry as on
+        a session; each stream begins with a snapshot. The first watcher of a tenant since the broker
+        began makes its engines report their holdings again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -299,6 +327,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.Find,
                     request_deserializer=restow_dot_v1_dot_broker__pb2.FindRequest.FromString,
                     response_serializer=restow_dot_v1_dot_broker__pb2.FindResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=restow_dot_v1_dot_broker__pb2.WatchRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_broker__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -523,6 +556,33 @@ class Broker(object):
             '/restow.v1.Broker/Find',
             restow_dot_v1_dot_broker__pb2.FindRequest.SerializeToString,
             restow_dot_v1_dot_broker__pb2.FindResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/restow.v1.Broker/Watch',
+            restow_dot_v1_dot_broker__pb2.WatchRequest.SerializeToString,
+            restow_dot_v1_dot_broker__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -137,7 +137,23 @@ _BrokerFindType = typing_extensions.TypeVar(
     ],
 )
 
-class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngineType, _BrokerSessionType, _BrokerPublishType, _BrokerRequestType, _BrokerCancelType, _BrokerFindType]):
+_BrokerWatchType = typing_extensions.TypeVar(
+    '_BrokerWatchType',
+    grpc.UnaryStreamMultiCallable[
+        restow.v1.broker_pb2.WatchRequest,
+        restow.v1.broker_pb2.WatchResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        restow.v1.broker_pb2.WatchRequest,
+        restow.v1.broker_pb2.WatchResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        restow.v1.broker_pb2.WatchRequest,
+        restow.v1.broker_pb2.WatchResponse,
+    ],
+)
+
+class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngineType, _BrokerSessionType, _BrokerPublishType, _BrokerRequestType, _BrokerCancelType, _BrokerFindType, _BrokerWatchType]):
     """The meeting place of prefill engines (P) and decode engines (D).
 
     Errors are gRPC statuses with an ErrorInfo whose reason is stable. Trailing metadata
@@ -203,6 +219,10 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
             restow.v1.broker_pb2.FindRequest,
             restow.v1.broker_pb2.FindResponse,
         ],
+        grpc.UnaryStreamMultiCallable[
+            restow.v1.broker_pb2.WatchRequest,
+            restow.v1.broker_pb2.WatchResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -234,6 +254,10 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
         grpc.aio.UnaryUnaryMultiCallable[
             restow.v1.broker_pb2.FindRequest,
             restow.v1.broker_pb2.FindResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
+            restow.v1.broker_pb2.WatchRequest,
+            restow.v1.broker_pb2.WatchResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -336,6 +360,26 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     holders.
     """
 
+    Watch: _BrokerWatchType
+    """Tells what the tenant's engines hold, and every change. Engines, routers and operators may call
+    it. Like the answer of Find, it is a hint.
+
+    Snapshots. The stream begins with a snapshot: first the engines, then what they hold, then the
+    changes since the snapshot began. Until a response is current, the watcher knows too little,
+    and perhaps holdings that are gone. From then on it knows what Find knows. A watcher that
+    reads too slowly misses changes, and is told another snapshot (begins). The broker keeps the
+    last 16384 changes of a tenant, at most 16 MiB.
+
+    Revisions, forms and groups. A state counts as in Find: an engine holds a prefix if each of its
+    groups holds what a state there needs, of one revision and salt. A watcher must ignore changes
+    of an engine that has not begun.
+
+    Ends. At most 64 streams watch a tenant (QUOTA_EXCEEDED). Only a leader has holdings: a standby
+    refuses with NOT_LEADER, and a broker that leads no longer ends the stream with it. Retry as on
+    a session; each stream begins with a snapshot. The first watcher of a tenant since the broker
+    began makes its engines report their holdings again.
+    """
+
 BrokerAsyncStub: typing_extensions.TypeAlias = BrokerStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.broker_pb2.RegisterEngineRequest,
@@ -364,6 +408,10 @@ BrokerAsyncStub: typing_extensions.TypeAlias = BrokerStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.broker_pb2.FindRequest,
         restow.v1.broker_pb2.FindResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        restow.v1.broker_pb2.WatchRequest,
+        restow.v1.broker_pb2.WatchResponse,
     ],
 ]
 
@@ -535,6 +583,31 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         tenant. CHAIN_FORM_DIFFERS: engines of the model report holdings, but none hashes in this form.
         CHAIN_INVALID: the chain is malformed. A chain of which no engine holds any part has no
         holders.
+        """
+
+    @abc.abstractmethod
+    def Watch(
+        self,
+        request: restow.v1.broker_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[restow.v1.broker_pb2.WatchResponse], collections.abc.AsyncIterator[restow.v1.broker_pb2.WatchResponse]]:
+        """Tells what the tenant's engines hold, and every change. Engines, routers and operators may call
+        it. Like the answer of Find, it is a hint.
+
+        Snapshots. The stream begins with a snapshot: first the engines, then what they hold, then the
+        changes since the snapshot began. Until a response is current, the watcher knows too little,
+        and perhaps holdings that are gone. From then on it knows what Find knows. A watcher that
+        reads too slowly misses changes, and is told another snapshot (begins). The broker keeps the
+        last 16384 changes of a tenant, at most 16 MiB.
+
+        Revisions, forms and groups. A state counts as in Find: an engine holds a prefix if each of its
+        groups holds what a state there needs, of one revision and salt. A watcher must ignore changes
+        of an engine that has not begun.
+
+        Ends. At most 64 streams watch a tenant (QUOTA_EXCEEDED). Only a leader has holdings: a standby
+        refuses with NOT_LEADER, and a broker that leads no longer ends the stream with it. Retry as on
+        a session; each stream begins with a snapshot. The first watcher of a tenant since the broker
+        began makes its engines report their holdings again.
         """
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

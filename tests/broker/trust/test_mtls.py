@@ -131,14 +131,17 @@ async def test_a_dns_name_that_looks_like_an_identity_is_none(authority: Authori
 # -- who may call what ----------------------------------------------------------------------------
 
 
+READS = {"Find", "Watch"}
+
+
 @pytest.mark.parametrize(
     ("uri", "allowed"),
     [
-        (f"{DOMAIN}/tenant/a/engine/*", ENGINE_METHODS | {"GetHandoff", "GetLayout", "Find"}),
+        (f"{DOMAIN}/tenant/a/engine/*", ENGINE_METHODS | {"GetHandoff", "GetLayout"} | READS),
         (f"{DOMAIN}/tenant/a/agent/*", {"Connect"}),
-        (f"{DOMAIN}/tenant/a/router", {"GetHandoff", "AbandonHandoff", "Find"}),
-        (OPERATOR, ADMIN_METHODS | {"Find", "ServerReflectionInfo"}),
-        (OPERATOR_OF_ALL, ADMIN_METHODS | ALL_TENANTS_METHODS | {"Find", "ServerReflectionInfo"}),
+        (f"{DOMAIN}/tenant/a/router", {"GetHandoff", "AbandonHandoff"} | READS),
+        (OPERATOR, ADMIN_METHODS | READS | {"ServerReflectionInfo"}),
+        (OPERATOR_OF_ALL, ADMIN_METHODS | ALL_TENANTS_METHODS | READS | {"ServerReflectionInfo"}),
     ],
 )
 async def test_every_method_is_for_its_roles_alone(

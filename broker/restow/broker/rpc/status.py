@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from inspect import isasyncgenfunction
 from typing import Any
 
 import grpc
@@ -79,16 +80,25 @@ def rewrap(
     handler: Any,
     unary: Callable[[Behavior], Behavior],
     stream: Callable[[Behavior], Behavior],
+    answers: Callable[[Behavior], Behavior] | None = None,
     *,
     parses: bool = False,
 ) -> Any:
-    """Return the method's handler with wrapped behavior: unary or bidirectional; None for others.
+    """Return the method's handler with wrapped behavior; None for kinds that we do not use.
 
-    A wrapper that ``parses`` gets bytes and passes messages to the behavior.
+    ``answers`` wraps behavior that answers one request by a stream; by default ``stream`` does. A
+    wrapper that ``parses`` gets bytes and passes messages to the behavior.
     """
+    # The health service writes its stream of answers itself.
+    yields = isasyncgenfunction(handler.unary_stream)
     for behavior, wrap, make in (
         (handler.unary_unary, unary, grpc.unary_unary_rpc_method_handler),
         (handler.stream_stream, stream, grpc.stream_stream_rpc_method_handler),
+        (
+            handler.unary_stream if yields else None,
+            answers or stream,
+            grpc.unary_stream_rpc_method_handler,
+        ),
     ):
         if behavior is not None:
             deserializer = None if parses else handler.request_deserializer
@@ -156,7 +166,14 @@ class ParsingInterceptor(grpc.aio.ServerInterceptor):
 
             return call
 
-        return rewrap(handler, unary, stream, parses=True) or handler
+        def answers(behavior: Callable[..., Any]) -> Callable[..., Any]:
+            async def call(data: bytes, context: Any) -> AsyncIterator[Any]:
+                async for response in behavior(_parsed(parse, data), context):
+                    yield response
+
+            return call
+
+        return rewrap(handler, unary, stream, answers, parses=True) or handler
 
 
 def _parsed(parse: Callable[[bytes], Any], data: bytes) -> Any:

@@ -222,6 +222,8 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
                 )
             if settings.otlp_endpoint is not None:
                 await stack.enter_async_context(_tracing(settings, settings.otlp_endpoint, hub))
+            if settings.kv_events is not None:
+                await stack.enter_async_context(_publishing(settings, settings.kv_events, hub))
             log.info("broker started", **settings_in_words(settings, address, shown))
             yield RunningBroker(hub, address, clock, checks, shown, fleet)
     finally:
@@ -231,6 +233,20 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
         await server.stop(STOP_GRACE_S)
         if clock is not None:
             clock.cancel()
+
+
+def _publishing(
+    settings: BrokerSettings, endpoint: str, hub: Hub
+) -> contextlib.AbstractAsyncContextManager[None]:
+    try:
+        from restow.broker.server.observe.kv_events import publishing
+    except ModuleNotFoundError as error:
+        raise ExtraMissingError(
+            f"KV events need ZeroMQ and msgpack, and {error.name} is not installed here: "
+            f"pip install 'restow[events]', or leave --kv-events out",
+            module=error.name or "",
+        ) from None
+    return publishing(hub, settings.kv_events_tenant, endpoint, settings.kv_events_replay or "")
 
 
 def _tracing(

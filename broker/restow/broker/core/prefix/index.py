@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -68,6 +68,16 @@ class Keyer:
         return HashKeys(keys.tolist(), keys.astype("<u8").tobytes())
 
 
+class Scope(NamedTuple):
+    """What separates equal hashes: a segment's keys are all of one scope."""
+
+    model: ModelIdentity
+    """The model without its revision."""
+    form: HashForm
+    revision: str
+    salt: str
+
+
 MAX_PLACES = 512
 BLANK = b"\xff" * KEY_BYTES
 """The bytes of a place that nobody holds; no key equals them."""
@@ -85,6 +95,10 @@ class Segment:
     keys: bytearray = field(default_factory=bytearray)
     held: dict[int, int] = field(default_factory=dict)
     """For each slot that holds a key of this segment: a bit per place, the lowest for place 0."""
+    scope: Scope | None = None
+    """The scope of ``hashes``; None if there are none."""
+    hashes: bytearray = field(default_factory=bytearray)
+    """While somebody watches, the hash of each place; zeros where it was not told since."""
 
     def __len__(self) -> int:
         """Return the number of places."""
@@ -144,6 +158,25 @@ class Segment:
             self.keys[at : at + KEY_BYTES] = BLANK
         return freed
 
+    def name(self, place: int, scope: Scope, hashes: bytes) -> int:
+        """Store the hashes of keys from ``place`` on; return how many bytes that adds."""
+        self.scope, before = scope, len(self.hashes)
+        at = place * scope.form.hash_bytes
+        self.hashes.extend(bytes(max(at - before, 0)))
+        self.hashes[at : at + len(hashes)] = hashes
+        return len(self.hashes) - before
+
+    def hashes_at(self, places: int) -> bytes:
+        """Return the known hashes at the places given as bits."""
+        if self.scope is None:
+            return b""
+        rows = np.frombuffer(bytes(self.hashes), "u1").reshape(-1, self.scope.form.hash_bytes)
+        count = max(len(rows), places.bit_length())
+        bits = np.frombuffer(places.to_bytes((count + 7) // 8, "little"), "u1")
+        chosen = rows[np.unpackbits(bits, count=len(rows), bitorder="little").astype(bool)]
+        known: bytes = chosen[chosen.any(axis=1)].tobytes()
+        return known
+
     def all_keys(self) -> list[int]:
         """Return all keys in this segment."""
         keys = np.frombuffer(self.keys, "<u8")
@@ -189,8 +222,17 @@ class Index:
         """Return whether there are no segments."""
         return not self._segments
 
-    def hold(self, slot: int, keys: HashKeys, parent: int | None = None) -> None:
-        """Store that a slot holds ``keys``; ``parent`` is the key before them, if known."""
+    def hold(
+        self,
+        slot: int,
+        keys: HashKeys,
+        parent: int | None = None,
+        named: tuple[Scope, bytes] | None = None,
+    ) -> None:
+        """Store that a slot holds ``keys``; ``parent`` is the key before them, if known.
+
+        ``named`` has the hashes of the keys, which are then distinct, if somebody watches.
+        """
         keys = keys.distinct()
         before: tuple[Segment, int] | None = None
         if parent is not None and (number := self._where.get(parent)) is not None:
@@ -200,6 +242,11 @@ class Index:
         while first < len(keys):
             segment, place, count = self._place(keys, first, before)
             self._hold(segment, slot, place, count)
+            if named is not None:
+                scope, hashes = named
+                hash_bytes = scope.form.hash_bytes
+                run = hashes[first * hash_bytes : (first + count) * hash_bytes]
+                self.size_bytes += segment.name(place, scope, run)
             before = segment, place + count - 1
             first += count
 
@@ -301,9 +348,18 @@ class Index:
         """Return the number of segments of which a slot holds any key."""
         return len(self._numbers.get(slot, ()))
 
+    def segments(self) -> list[Segment]:
+        """Return all segments, the least recently used first."""
+        return list(self._segments.values())
+
+    @property
+    def oldest(self) -> Segment:
+        """Return the least recently used segment."""
+        return next(iter(self._segments.values()))
+
     def drop_oldest(self) -> int:
         """Drop the least recently used segment; return the number of holdings lost."""
-        _, segment = next(iter(self._segments.items()))
+        segment = self.oldest
         lost = 0
         for slot, bits in list(segment.held.items()):
             lost += bits.bit_count()
@@ -329,6 +385,7 @@ class Index:
                 del self._where[key]
             del self._segments[segment.number]
             self.size_bytes -= SEGMENT_BYTES + HASH_BYTES * len(gone) + KEY_BYTES * len(segment)
+            self.size_bytes -= len(segment.hashes)
             return
         freed = segment.blank(places & ~segment.anyone)
         for key in freed:

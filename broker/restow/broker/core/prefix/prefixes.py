@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from restow.broker.core.common.actions import Action, TellHoldings
-from restow.broker.core.common.events import Batch, Chain, HashForm, Held
+from restow.broker.core.common.events import Batch, Chain, HashForm, HashRun, Held
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.common.limits import Limits
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.prefix.index import HashKeys, Index, Keyer
+from restow.broker.core.prefix.changes import Change, ChangeLog, Follower, Kind
+from restow.broker.core.prefix.index import HashKeys, Index, Keyer, Scope, Segment
 from restow.broker.core.prefix.rules import GroupRule, longest, rules_of, step_of
 from restow.broker.errors import ChainFormError, HoldingsError
 from restow.broker.layout.values import ModelIdentity
@@ -28,6 +30,10 @@ class Announcements:
     rules: tuple[GroupRule, ...]
     slots: dict[str, int]
     """The slot of each group that counts."""
+    revision: str = ""
+    """The revision of the engine's weights; a store has states of others too."""
+    keeps: bool = False
+    """Whether the engine is a store."""
     heard: int = 0
     """The number of the last batch received."""
     groups: dict[int, str] = field(init=False)
@@ -67,26 +73,26 @@ class Holders:
         return not self.tellers and self.index.empty
 
     def begin(
-        self, engine: EngineKey, model: ModelIdentity, form: HashForm, rules: tuple[GroupRule, ...]
+        self, engine: EngineRecord, form: HashForm, rules: tuple[GroupRule, ...]
     ) -> Announcements:
         """Begin the announcements of an engine that has none."""
-        slots = {}
+        model, slots = engine.identity().of_any_revision, {}
         for rule in rules:
             self._slots += 1
             slots[rule.name] = self._slots
-        teller = Announcements(engine, model, form, rules, slots)
-        self.tellers[engine] = teller
+        teller = Announcements(engine.key, model, form, rules, slots, engine.revision, engine.keeps)
+        self.tellers[engine.key] = teller
         alike = self.alike.setdefault((model, form), Tellers())
-        alike.by_engine[engine] = teller
+        alike.by_engine[engine.key] = teller
         alike.of_slot.update(dict.fromkeys(slots.values(), teller))
         alike.step = step_of(known.rules for known in alike.by_engine.values())
         return teller
 
-    def end(self, engine: EngineKey) -> None:
-        """End the announcements of an engine."""
+    def end(self, engine: EngineKey) -> Announcements | None:
+        """End the announcements of an engine, and return them; None if it had none."""
         teller = self.tellers.pop(engine, None)
         if teller is None:
-            return
+            return None
         alike = self.alike[teller.model, teller.form]
         del alike.by_engine[engine]
         for slot in teller.slots.values():
@@ -95,6 +101,19 @@ class Holders:
         alike.step = step_of(known.rules for known in alike.by_engine.values())
         if not alike.by_engine:
             del self.alike[teller.model, teller.form]
+        return teller
+
+    def held_in(self, segment: Segment, kind: Kind) -> list[Change]:
+        """Return what engines are known to hold of a segment, as changes of a ``kind``."""
+        scope = segment.scope
+        alike = self.alike.get((scope.model, scope.form)) if scope is not None else None
+        if scope is None or alike is None:
+            return []
+        return [
+            Change(kind, teller, teller.groups[slot], scope.revision, scope.salt, hashes)
+            for slot, bits in segment.held.items()
+            if (teller := alike.of_slot.get(slot)) and (hashes := segment.hashes_at(bits))
+        ]
 
     def find(
         self, alike: Tellers, keys: HashKeys, ends: HashKeys, positions: Sequence[int]
@@ -126,12 +145,15 @@ class Holders:
         """Return the number of an engine's holdings by group."""
         return {group: self.index.counts.get(slot, 0) for group, slot in teller.slots.items()}
 
-    def keep_within(self, limit_bytes: int) -> None:
+    def keep_within(self, limit_bytes: int, log: ChangeLog | None = None) -> None:
         """Drop holdings down to a limit: of engines that left, then the least recently used."""
         while self.index.size_bytes > limit_bytes and self.gone:
             if not self.index.forget(self.gone[0], 16):
                 self.gone.popleft()
         while self.index.size_bytes > limit_bytes and not self.index.empty:
+            if log is not None:
+                for change in self.held_in(self.index.oldest, Kind.EVICTED):
+                    log.add(change)
             self.forgotten += self.index.drop_oldest()
 
     def clear(self, segments: int) -> int:
@@ -174,6 +196,8 @@ class Prefixes:
         """How often an engine was asked to announce everything again."""
         self.forgotten = 0
         """Number of holdings that were dropped for lack of memory."""
+        self.logs: dict[str, ChangeLog] = {}
+        """The changes of each tenant that somebody watches or has watched."""
         self._limits = limits
         self._keyer = Keyer(secret)
         self._awaited: set[EngineKey] = set()
@@ -221,7 +245,7 @@ class Prefixes:
             )
         holders = self.holders[key.tenant]
         self._take(holders, teller, batch, engine.identity(engine.revision_said(batch.revision)))
-        self._keep_within(holders)
+        self._keep_within(holders, self.logs.get(key.tenant))
         return []
 
     def skip(self, engine: EngineKey, number: int) -> None:
@@ -249,7 +273,10 @@ class Prefixes:
             )
         self._awaited.discard(engine.key)
         holders = self.holders.setdefault(engine.key.tenant, Holders())
-        return holders.begin(engine.key, engine.identity().of_any_revision, form, rules)
+        teller = holders.begin(engine, form, rules)
+        if (log := self.logs.get(engine.key.tenant)) is not None:
+            log.add(Change(Kind.BEGAN, teller))
+        return teller
 
     def _ask_again(self, engine: EngineKey) -> list[Action]:
         if engine in self._awaited:
@@ -262,26 +289,38 @@ class Prefixes:
     def _take(
         self, holders: Holders, teller: Announcements, batch: Batch, model: ModelIdentity
     ) -> None:
+        revision, salt = model.revision, batch.salt
+        log = self.logs.get(teller.engine.tenant)
+        scope = Scope(teller.model, teller.form, revision, salt)
+
         def keys(hashes: bytes) -> HashKeys:
-            return self._keyer.keys(model, teller.form, batch.salt, hashes)
+            return self._keyer.keys(model, teller.form, salt, hashes)
+
+        def note(kind: Kind, run: HashRun) -> None:
+            if log is not None:
+                log.add(Change(kind, teller, run.group, revision, salt, run.hashes))
 
         before_bytes = holders.index.size_bytes
         for run in batch.evicted:
             if run.group in teller.slots:
                 holders.index.evict(teller.slots[run.group], keys(run.hashes))
+                note(Kind.EVICTED, run)
         # The longest run first: shorter runs, such as snapshots within it, then find their places.
         for run in sorted(batch.held, key=lambda run: -len(run.hashes)):
             if run.group in teller.slots:
+                hashes = run.hashes if log is None else _distinct(run.hashes, teller.form)
                 parent = keys(run.parent).values[0] if run.parent else None
-                holders.index.hold(teller.slots[run.group], keys(run.hashes), parent)
+                named = None if log is None else (scope, hashes)
+                holders.index.hold(teller.slots[run.group], keys(hashes), parent, named)
+                note(Kind.HELD, run)
         self.size_bytes += holders.index.size_bytes - before_bytes
 
-    def _keep_within(self, holders: Holders) -> None:
+    def _keep_within(self, holders: Holders, log: ChangeLog | None) -> None:
         """Apply the tenant's limit and the room that others leave; drop only its own holdings."""
         before_bytes, before = holders.index.size_bytes, holders.forgotten
         others_bytes = self.size_bytes - holders.index.size_bytes
         left_bytes = self._limits.max_holdings_bytes - others_bytes
-        holders.keep_within(min(self.limit_bytes, left_bytes))
+        holders.keep_within(min(self.limit_bytes, left_bytes), log)
         self.size_bytes += holders.index.size_bytes - before_bytes
         self.forgotten += holders.forgotten - before
 
@@ -295,7 +334,10 @@ class Prefixes:
         """Forget the holdings of an engine, because its session ended or it begins anew."""
         self._awaited.discard(engine)
         if (holders := self.holders.get(engine.tenant)) is not None:
-            holders.end(engine)
+            teller = holders.end(engine)
+            log = self.logs.get(engine.tenant)
+            if log is not None and teller is not None:
+                log.add(Change(Kind.ENDED, teller))
             self._drop_empty(engine.tenant)
 
     def find(self, tenant: str, chain: Chain) -> list[Held]:
@@ -348,6 +390,47 @@ class Prefixes:
             self.size_bytes += holders.index.size_bytes - before_bytes
             self._drop_empty(tenant)
 
+    def follow(self, tenant: str, wake: Callable[[], object]) -> tuple[Follower, list[Action]]:
+        """Return a follower of a tenant's holdings; ``wake`` is called after each change.
+
+        Hashes are kept from the first follower on. So engines that have reported must report again:
+        each then begins anew, as it does after a lost batch.
+        """
+        log, actions = self.logs.get(tenant), list[Action]()
+        if log is None:
+            log = self.logs[tenant] = ChangeLog()
+            if (holders := self.holders.get(tenant)) is not None:
+                actions += [TellHoldings(engine) for engine in holders.tellers]
+                self.told_again += len(actions)
+        log.wakers.add(wake)
+        return Follower(log, partial(self._snapshot, tenant)), actions
+
+    def unfollow(self, tenant: str, wake: Callable[[], object]) -> None:
+        """End a follower. The log stays as long as the tenant has holdings."""
+        self.logs[tenant].wakers.discard(wake)
+        self._drop_log(tenant)
+
+    def _snapshot(self, tenant: str) -> Iterator[Change]:
+        """Yield what a tenant's engines hold. Between two changes engines may report more."""
+        holders = self.holders.get(tenant)
+        if holders is None:
+            return
+        yield from [Change(Kind.BEGAN, teller) for teller in holders.tellers.values()]
+        for segment in holders.index.segments():
+            yield from holders.held_in(segment, Kind.HELD)
+
     def _drop_empty(self, tenant: str) -> None:
         if self.holders[tenant].empty:
             del self.holders[tenant]
+            self._drop_log(tenant)
+
+    def _drop_log(self, tenant: str) -> None:
+        log = self.logs.get(tenant)
+        if log is not None and not log.wakers and tenant not in self.holders:
+            del self.logs[tenant]
+
+
+def _distinct(hashes: bytes, form: HashForm) -> bytes:
+    """Return the hashes without repetitions."""
+    steps = range(0, len(hashes), form.hash_bytes)
+    return b"".join(dict.fromkeys(hashes[at : at + form.hash_bytes] for at in steps))

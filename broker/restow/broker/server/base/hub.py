@@ -33,6 +33,7 @@ from restow.broker.server.base.outbox import (
 from restow.broker.server.base.planning import Planner, plan_pair
 from restow.broker.server.base.standing import Standing
 from restow.broker.server.base.waiting_calls import Expected, WaitingCalls
+from restow.broker.server.base.watching import Watchers
 from restow.broker.words import member
 
 TICK_S = 0.02
@@ -77,6 +78,7 @@ class Hub:
         self.engines: dict[EngineKey, EngineOutbox] = {}
         self.agents: dict[AgentKey, AgentOutbox] = {}
         self.waiting = WaitingCalls()
+        self.watchers = Watchers(self.directory.prefixes, self.perform)
         self._ends_for_p: list[act.TellEnded] = []
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
         self.expected = Expected(self.directory.members, self.said)
@@ -173,6 +175,7 @@ class Hub:
         for agent_outbox in self.agents.values():
             agent_outbox.close()
         self.waiting.close()
+        self.watchers.closed = True
         for examined in self._examined.values():
             examined.cancel()
 

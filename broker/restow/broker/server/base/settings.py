@@ -82,6 +82,27 @@ class TellingSettings(BaseModel):
     )
 
 
+class EventSettings(BaseModel):
+    """KV events."""
+
+    kv_events: Annotated[str, Field(pattern=r"^(tcp|ipc)://.+$")] | None = setting(
+        None,
+        "Publish what engines and stores hold as vLLM's KV events over ZeroMQ at this address, to "
+        "everybody who reaches it. `tcp://*:5557` listens, `tcp://HOST:5557` connects to a "
+        "subscriber that listens. Default: nowhere.",
+        "ADDRESS",
+    )
+    kv_events_replay: Annotated[str, Field(pattern=r"^(tcp|ipc)://.+$")] | None = setting(
+        None,
+        "With --kv-events: answer subscribers that ask for events again at this address. "
+        "Default: nowhere.",
+        "ADDRESS",
+    )
+    kv_events_tenant: str = setting(
+        "default", "With --kv-events: publish what this tenant's engines hold.", "NAME"
+    )
+
+
 class FleetSettings(BaseModel):
     """One of several brokers."""
 
@@ -255,6 +276,7 @@ class CallerSettings(BaseModel):
 class BrokerSettings(
     ListeningSettings,
     TellingSettings,
+    EventSettings,
     FleetSettings,
     TransferSettings,
     TimeSettings,

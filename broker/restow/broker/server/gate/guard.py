@@ -159,6 +159,7 @@ SERVICE_ROLES = {
 }
 METHOD_ROLES = {
     "/restow.v1.Broker/Find": frozenset({Role.ENGINE, Role.ROUTER, Role.OPERATOR}),
+    "/restow.v1.Broker/Watch": frozenset({Role.ENGINE, Role.ROUTER, Role.OPERATOR}),
     # A store, which is an engine, derives its layout from another engine's.
     "/restow.v1.Admin/GetLayout": frozenset({Role.OPERATOR, Role.ENGINE}),
     # An engine or a router tells its own clients how a handoff ended.
@@ -216,7 +217,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
 
     def _guarded(self, handler: Any, method: str) -> Callable[..., Any] | None:
         unary, streams = handler.unary_unary, handler.stream_stream
-        if unary is None and streams is None:
+        answers = handler.unary_stream
+        if unary is None and streams is None and answers is None:
             return None
 
         async def call(requests: AsyncIterator[Any], context: RawContext) -> AsyncIterator[Any]:
@@ -235,6 +237,9 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                         yield response
                 elif first is grpc.aio.EOF:
                     raise RequestError(f"{method} was called without a message: send a message")
+                elif answers is not None:
+                    async for response in answers(first, known):
+                        yield response
                 else:
                     yield await unary(first, known)
 

@@ -31,6 +31,7 @@ from restow.broker.server.services.checked_messages import (
 )
 from restow.broker.server.services.prefix_messages import (
     chains_of,
+    fill_changes,
     fill_found,
     limit_of,
     model_of,
@@ -234,6 +235,26 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             fill_found(response.found.add(), held, limit)
             await asyncio.sleep(0)  # a chain may be long, so let others have their turn
         return response
+
+    async def Watch(
+        self, request: pb.WatchRequest, context: Context
+    ) -> AsyncIterator[pb.WatchResponse]:
+        """Tell what the tenant's engines hold, and every change."""
+        hub, tenant = self._hub, tenant_of(context)
+        await hub.standing.lead(within_s=LEADER_WAIT_S)
+        stand = Stand.of(hub.standing)
+        with hub.watchers.watching(tenant) as watcher:
+            while not hub.watchers.closed:
+                part = await watcher.next()
+                if not await stand.holds():
+                    break
+                if part is not None:
+                    response = pb.WatchResponse(
+                        begins=part.begins, current=part.current, epoch=hub.standing.epoch
+                    )
+                    fill_changes(response, part.changes)
+                    yield response
+        hub.standing.check()
 
     async def _engine(self, ref: pb.EngineRef, context: Context) -> EngineRecord:
         key = engine_key(context, Role.ENGINE, ref.engine_id)

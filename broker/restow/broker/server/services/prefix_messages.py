@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain as joined
 
 from restow.broker.core.common.events import (
@@ -18,6 +18,7 @@ from restow.broker.core.common.events import (
     NamedPrefix,
 )
 from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.prefix.changes import Change, Kind
 from restow.broker.core.prefix.prefixes import Announcements, Holders
 from restow.broker.errors import ChainInvalidError, HoldingsError, RequestError
 from restow.broker.layout.values import ModelIdentity
@@ -205,6 +206,37 @@ def fill_found(message: pb.FoundPrefix, held: list[tuple[EngineRecord, int]], li
         holder.layout_digest = engine.layout_digest
         holder.open = len(engine.handoffs)
         holder.draining = engine.draining
+
+
+def fill_changes(message: pb.WatchResponse, changes: Iterable[Change]) -> None:
+    """Write changes of what engines hold."""
+    for change in changes:
+        said = message.changes.add(engine_id=change.teller.engine.engine_id)
+        if change.kind is Kind.BEGAN:
+            said.began.CopyFrom(_began(change.teller))
+        elif change.kind is Kind.ENDED:
+            said.ended.SetInParent()
+        else:
+            told = said.held if change.kind is Kind.HELD else said.evicted
+            told.salt, told.revision = change.salt, change.revision
+            told.group, told.hashes = change.group, change.hashes
+
+
+def _began(teller: Announcements) -> pb.WatchedEngine:
+    tokens = teller.form.quantum_tokens
+    return pb.WatchedEngine(
+        model=pb.ModelName(**asdict(replace(teller.model, revision=teller.revision))),
+        form=pb.HashForm(**teller.form._asdict()),
+        groups=[
+            pb.WatchedGroup(
+                group=rule.name,
+                block_tokens=rule.block_quanta * tokens,
+                window_tokens=rule.window_quanta * tokens,
+            )
+            for rule in teller.rules
+        ],
+        store=teller.keeps,
+    )
 
 
 def engine_holdings(
