@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from bench.peers import restow_plan
 from bench.peers.ask import AbsentError, Asking, FormError, ask, score_answers
 from bench.peers.layers import GEOMETRIES, KINDS, Geometry
 from bench.peers.page import FILE, PAGE, fresh
 from bench.peers.probes import sources
 from bench.peers.probes.asking import Asked
 from bench.peers.score import KV, STATE, WINDOW, Copy, Form, Page, Score, pages, score
+
+from bench.peers import restow_plan
 
 MAMBA = Geometry("mamba2-g8", 1, 2, "DS")
 

@@ -6,6 +6,7 @@ methods read; the memory of every rank is one page at address 0.
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import ssm_conv_transfer_utils
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker, metadata, tp_mapping
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
-from bench.peers.probes.asking import Asked, Copied, Place, RefusedError
-from bench.peers.probes.vllm_layers import (
+from .asking import Asked, Copied, Place, RefusedError, answer_all
+from .vllm_layers import (
     channels,
     form,
     kv_heads,
@@ -179,3 +180,7 @@ def _read(asked: Asked, worker: Any) -> list[Place]:
                 raise RefusedError(f"NIXL: descriptors of {src_bytes} and {dst_bytes} bytes")
             reads.append((rank, worker.tp_rank, src, int(dst), int(dst_bytes)))
     return reads
+
+
+if __name__ == "__main__":
+    answer_all(version("vllm"), answer)
