@@ -65,7 +65,8 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "./run fuzz": SUITE,
     },
     "docs/peers.md": {
-        "python -m venv lmcache": "installs LMCache beside vLLM, and starts its server"
+        "python -m venv lmcache": "installs LMCache beside vLLM, and starts its server",
+        "from probes.asking": "tests/conform/test_conform.py",
     },
     "docs/router.md": {
         "restow router": GOES_ON + ", and needs engines; tests/router/test_command.py starts one"

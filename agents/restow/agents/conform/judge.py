@@ -31,7 +31,6 @@ UNSEEN = (
     "One layer with one page is asked about: padding, block tables, pipeline stages, prefixes and "
     "several layers are not.",
     "No byte travels: transports, races, fences, leases and failures are not seen.",
-    "A connector that is refused or misses fails safely: D gets no wrong bytes.",
 )
 """What a verdict does not say."""
 TIMEOUT_S = 600

@@ -62,15 +62,15 @@ def conform(
     known = {one.name.lower(): one for one in CONNECTORS}
     asked = list(CONNECTORS)
     if connector:
-        files = {name: Path(name) for name in connector if Path(name).is_file()}
-        unknown = [name for name in connector if name.lower() not in known and name not in files]
-        if unknown:
-            names = ", ".join(one.name for one in CONNECTORS)
-            raise typer.BadParameter(f"{unknown[0]} is no file, and none of {names}")
-        asked = [
-            Connector.of_file(files[name]) if name in files else known[name.lower()]
-            for name in connector
-        ]
+        asked = []
+        for name in connector:
+            if name.lower() in known:
+                asked.append(known[name.lower()])
+            elif Path(name).is_file():
+                asked.append(Connector.of_file(Path(name)))
+            else:
+                names = ", ".join(one.name for one in CONNECTORS)
+                raise typer.BadParameter(f"{name} is no file, and none of {names}")
     geometries = [one for one in GEOMETRIES if only in str(one)] if not list_only else []
     if not geometries and not list_only:
         raise typer.BadParameter("no geometry has these words", param_hint="--only")
