@@ -126,9 +126,9 @@ def _answers(
                 found = json.loads(answers.read_text())
                 return found["version"], found["answers"]
         except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
-            raise ProbeError(f"{connector.name} gives no answers: {error}") from None
+            raise ProbeError(f"gives no answers: {error}") from None
     last = done.stderr.strip().splitlines()[-1:] or [f"it ends with {done.returncode}"]
-    raise ProbeError(f"{connector.name} cannot be asked by {python}: {last[0]}")
+    raise ProbeError(f"cannot be asked: {last[0]}")
 
 
 def _cell(geometry: Geometry, answer: dict[str, Any]) -> dict[str, Any]:

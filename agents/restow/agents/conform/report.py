@@ -32,7 +32,7 @@ def parts(report: dict[str, Any]) -> dict[str, list[str]]:
 def _versions(report: dict[str, Any]) -> list[str]:
     """Return a sentence with the version of each connector's package."""
     known = [
-        f"{name} ({one['package']} {one['version']})" if one["version"] else f"{name} (absent)"
+        f"{name} ({one['package']} {one['version']})" if one["version"] else f"{name} (not judged)"
         for name, one in report["connectors"].items()
     ]
     return [f"Asked on {report['date']}: {', '.join(known)}."]

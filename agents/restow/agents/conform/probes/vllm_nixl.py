@@ -116,6 +116,9 @@ def _worker(asked: Asked, rank: int) -> Any:
         _uses_region_group_mapping=False,
         _ssm_region_indices=[],
         _scratch_region_indices=[],
+        _head_sharded_draft_regions=set(),  # these three since 0.33
+        _head_sharded_draft_kv_heads=None,
+        _layer_specs={},
         _ple_region_index=None,
         _ple_group_index=None,
         _region_is_mla=[False],
@@ -174,8 +177,9 @@ def _read(asked: Asked, worker: Any) -> list[Place]:
             continue
         blocks = [[0]] if asked.attention else [[], [0]]
         for index in worker._compute_desc_ids(blocks, 1, None, 1).tolist():
-            src, src_bytes, _ = remote[index].tolist()
-            dst, dst_bytes, _ = here[index]
+            # Since 0.33 a stride and a count of blocks follow; a page is one block.
+            src, src_bytes, *_ = remote[index].tolist()
+            dst, dst_bytes, *_ = here[index]
             if src_bytes != dst_bytes:
                 raise RefusedError(f"NIXL: descriptors of {src_bytes} and {dst_bytes} bytes")
             reads.append((rank, worker.tp_rank, src, int(dst), int(dst_bytes)))
