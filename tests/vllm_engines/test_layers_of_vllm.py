@@ -208,6 +208,6 @@ def test_vllm_chooses_the_types_that_the_cases_say(vllm_python: Path, tmp_path: 
         if case.refused:
             # It refuses too, or takes no heed of what is declared, or has a type of its own.
             assert "refused" in found or found["kv"] in ("bfloat16", "uint8"), case.name
-        else:
+        elif not (case.since and "refused" in found):
             wanted = {"kv": case.kv, "method": case.method, "model_type": case.model_type}
             assert found == wanted, case.name

@@ -15,6 +15,7 @@ from restow.broker.families.hf.keys import CONFIG, QUANT_CONFIG, ConfigKeys, Rea
 from restow.broker.families.recurrent import Mixer
 from restow.broker.families.specs import (
     NO_SCALES,
+    PACKED,
     QUANTISED,
     AttentionSpec,
     MlaSpec,
@@ -22,6 +23,7 @@ from restow.broker.families.specs import (
     Scales,
 )
 from restow.broker.layout import DType
+from restow.broker.layout.values import UNKNOWN_SCALES
 
 KNOWN = (
     *("auto_awq", "auto_gptq", "awq", "awq_marlin", "compressed-tensors", "deepseek_v4_fp8"),
@@ -37,9 +39,17 @@ _MODELOPT_ALGOS = {
     "FP8_PER_CHANNEL_PER_TOKEN": "modelopt",
     "FP8_PB_WO": "modelopt",
     "NVFP4": "modelopt_fp4",
+    "MIXED_PRECISION": "modelopt_mixed",
 }
 """Algorithms in ModelOpt's own files, with vLLM's names
-(`ModelArchConfigConvertorBase._normalize_quantization_config`)."""
+(`ModelArchConfigConvertorBase._normalize_quantization_config`; the last since vLLM 0.33)."""
+_MODELOPT_PARTS = {
+    "FP4": "modelopt_fp4",
+    "MXFP8": "modelopt_mxfp8",
+    "MIXED_PRECISION": "modelopt_mixed",
+}
+"""Parts of an algorithm's name, by which vLLM's `override_quantization_method` takes ``modelopt``
+for another method."""
 _NAME_THEM = (
     "name the static scales by what is equal on P and D exactly when the scales are, such as the "
     "checkpoint's revision (--revision TEXT, or --kv-scales static --kv-scales-fingerprint TEXT)"
@@ -54,13 +64,14 @@ class Quantisation:
     """A checkpoint's declaration of how it is quantised; empty if it is not.
 
     ``place`` is the key of the declaration in ``file``. ``whole`` is False if only the text part
-    declares it.
+    declares it. ``trimmed``: it is ModelOpt's file without the name of its producer.
     """
 
     config: Mapping[str, Any]
     place: str = ""
     file: str = ""
     whole: bool = True
+    trimmed: bool = False
 
     @property
     def method(self) -> str:
@@ -80,6 +91,10 @@ class Quantisation:
         name = str(method).lower().replace("compressed_tensors", "compressed-tensors")
         if name not in KNOWN:
             raise self.unknown("quant_method", method, f"one of {', '.join(KNOWN)}")
+        if name.startswith("modelopt"):
+            algo = (inner if isinstance(inner, Mapping) else self.config).get("quant_algo")
+            named = (one for part, one in _MODELOPT_PARTS.items() if part in str(algo).upper())
+            return next(named, name)
         return name
 
     def key(self, name: str) -> str:
@@ -101,13 +116,17 @@ class Quantisation:
 
 
 def quantisation_of(
-    whole: ConfigKeys, text: ConfigKeys, quant_config: Mapping[str, Any] | None
+    whole: ConfigKeys,
+    text: ConfigKeys,
+    quant_config: Mapping[str, Any] | None,
+    looking: bool = False,
 ) -> Quantisation:
     """Return the declaration in the first place where vLLM 0.32 looks (`get_quant_config`).
 
     ``quant_config`` is ModelOpt's file beside the config: it counts if the config itself has no
-    ``quantization_config`` (`transformers_utils/config.py`, `get_config`). Raises `LayoutFormError`
-    for a declaration that is no object.
+    ``quantization_config`` (`transformers_utils/config.py`, `get_config`). vLLM leaves the file
+    aside if it is trimmed, so that it counts only if the layout is for ``looking`` at. Raises
+    `LayoutFormError` for a declaration that is no object.
     """
     if whole.has("quantization_config"):
         config = whole.part("quantization_config").config
@@ -115,6 +134,11 @@ def quantisation_of(
     if quant_config is not None:
         if not isinstance(quant_config, Mapping):
             raise LayoutFormError(f"{QUANT_CONFIG} holds no JSON object", key=QUANT_CONFIG)
+        if looking and not quant_config.get("producer") and not quant_config.get("quant_method"):
+            inner = quant_config.get("quantization", quant_config)
+            filled = {"producer": {"name": "modelopt"}, "quant_method": "modelopt"}
+            filled["quantization"] = inner
+            return Quantisation(filled, "", QUANT_CONFIG, trimmed=True)
         return Quantisation(quant_config, "", QUANT_CONFIG)
     if text.has("quantization_config"):
         config = text.part("quantization_config").config
@@ -128,7 +152,8 @@ class KvTypes:
 
     The type is ``asked``, or else what the checkpoint declares, or else the ``model``'s. No config
     holds static scales: the checkpoint's ``revision`` identifies the scales that it declares.
-    `LayoutFormError` is raised if ``scales`` would have to be guessed.
+    If ``scales`` would have to be guessed, they are unknown if the layout is for ``looking`` at,
+    else `LayoutFormError` is raised.
     """
 
     model: DType
@@ -137,6 +162,7 @@ class KvTypes:
     quantisation: Quantisation
     readings: Readings
     revision: str = ""
+    looking: bool = False
 
     def chosen(self, latents: bool = False) -> tuple[DType, Scales]:
         """Return type and scales of the KV of heads, or of latents. Raises `LayoutFormError`.
@@ -153,7 +179,7 @@ class KvTypes:
                     f"the elements, such as float8_e4m3fn"
                 )
             scales = scales or NO_SCALES
-        elif scales is None:
+        elif scales is None or (self.quantisation.trimmed and self.asked is None):
             scales = self._default(dtype, declared)
         scales.check(dtype)
         if dtype is DType.INT8 and scales.kind is ScaleKind.NONE:
@@ -165,10 +191,17 @@ class KvTypes:
         place = self.quantisation.place or self.quantisation.file
         if dtype is DType.INT8 or not self.quantisation.config:
             return NO_SCALES
-        if declared is not None and self.revision:
+        if declared is not None and self.revision and not self.quantisation.trimmed:
             note = "the scales that the revision's checkpoint declares"
             self.readings.add(Reading("kv_scales", "static", note=note))
             return Scales(ScaleKind.STATIC, self.revision)
+        if self.looking and dtype is not PACKED:
+            note = f"nothing identifies them: {_NAME_THEM}, or say that there are none"
+            if self.quantisation.trimmed:
+                note = f"{QUANT_CONFIG} names no producer, so vLLM leaves it aside: take the whole"
+                note += " file, or name the type (--kv-dtype) and the scales (--kv-scales)"
+            self.readings.add(Reading("kv_scales", UNKNOWN_SCALES, note=note))
+            return Scales(ScaleKind.UNKNOWN)
         if declared is not None:
             raise LayoutFormError(
                 f"config: {place} declares a KV cache of {declared.label} with static "
