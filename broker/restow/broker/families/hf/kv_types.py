@@ -7,7 +7,7 @@ keys and values from it and from the requested type, as vLLM 0.32 does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from restow.broker.errors import LayoutFormError
@@ -64,7 +64,7 @@ class Quantisation:
     """A checkpoint's declaration of how it is quantised; empty if it is not.
 
     ``place`` is the key of the declaration in ``file``. ``whole`` is False if only the text part
-    declares it. ``trimmed``: it is ModelOpt's file without the name of its producer.
+    declares it. ``trimmed``: it is ModelOpt's, and lacks the keys by which vLLM tells.
     """
 
     config: Mapping[str, Any]
@@ -124,26 +124,35 @@ def quantisation_of(
     """Return the declaration in the first place where vLLM 0.32 looks (`get_quant_config`).
 
     ``quant_config`` is ModelOpt's file beside the config: it counts if the config itself has no
-    ``quantization_config`` (`transformers_utils/config.py`, `get_config`). vLLM leaves the file
-    aside if it is trimmed, so that it counts only if the layout is for ``looking`` at. Raises
+    ``quantization_config`` (`transformers_utils/config.py`, `get_config`). vLLM leaves a trimmed
+    declaration aside, so that it counts only if the layout is for ``looking`` at. Raises
     `LayoutFormError` for a declaration that is no object.
     """
     if whole.has("quantization_config"):
         config = whole.part("quantization_config").config
-        return Quantisation(config, "quantization_config", CONFIG)
+        return _filled(Quantisation(config, "quantization_config", CONFIG), looking)
     if quant_config is not None:
         if not isinstance(quant_config, Mapping):
             raise LayoutFormError(f"{QUANT_CONFIG} holds no JSON object", key=QUANT_CONFIG)
-        if looking and not quant_config.get("producer") and not quant_config.get("quant_method"):
-            inner = quant_config.get("quantization", quant_config)
-            filled = {"producer": {"name": "modelopt"}, "quant_method": "modelopt"}
-            filled["quantization"] = inner
-            return Quantisation(filled, "", QUANT_CONFIG, trimmed=True)
-        return Quantisation(quant_config, "", QUANT_CONFIG)
+        return _filled(Quantisation(quant_config, "", QUANT_CONFIG), looking)
     if text.has("quantization_config"):
         config = text.part("quantization_config").config
         return Quantisation(config, f"{text.path}quantization_config", CONFIG, whole=False)
     return Quantisation(whole.part("compression_config").config, "compression_config", CONFIG)
+
+
+def _filled(said: Quantisation, looking: bool) -> Quantisation:
+    """Return a declaration with ModelOpt's method if an algorithm of ModelOpt's stands alone."""
+    inner, producer = said.config.get("quantization", said.config), said.config.get("producer")
+    algo = inner.get("quant_algo") if isinstance(inner, Mapping) else None
+    own = (
+        inner is said.config
+        and isinstance(producer, Mapping)
+        and producer.get("name") == "modelopt"
+    )
+    if not looking or not algo or said.config.get("quant_method") or (producer and not own):
+        return said
+    return replace(said, config={**said.config, "quant_method": "modelopt"}, trimmed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +207,8 @@ class KvTypes:
         if self.looking and dtype is not PACKED:
             note = f"nothing identifies them: {_NAME_THEM}, or say that there are none"
             if self.quantisation.trimmed:
-                note = f"{QUANT_CONFIG} names no producer, so vLLM leaves it aside: take the whole"
-                note += " file, or name the type (--kv-dtype) and the scales (--kv-scales)"
+                note = "a trimmed declaration of ModelOpt's, which vLLM leaves aside: take the "
+                note += "whole file, or name type and scales (--kv-dtype, --kv-scales)"
             self.readings.add(Reading("kv_scales", UNKNOWN_SCALES, note=note))
             return Scales(ScaleKind.UNKNOWN)
         if declared is not None:
