@@ -34,6 +34,8 @@ FAMILIES = Path(__file__).parents[1] / "families"
 ANSWERS = json.loads((FAMILIES / "attention_of_vllm.json").read_text())
 HYBRIDS = json.loads((FAMILIES / "hybrid_configs.json").read_text())
 TPS = (1, 2, 4, 8, 16)
+NEWER = ("beam", "kolibri1")
+"""Types since vLLM 0.33, the second one with transformers 5.23: their answers are compared there."""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,8 @@ def asked(vllm_python: Path) -> list[list[Any]]:
 
 def test_the_answers_that_are_kept_are_vllms(asked: list[list[Any]]) -> None:
     for (config, kept), layers_of in zip(ANSWERS, asked, strict=True):
+        if config["model_type"] in NEWER and isinstance(layers_of[0], str):
+            continue
         layers = [[number, *form] for numbers, *form in kept for number in numbers]
         assert sorted(layers) == layers_of[0], config
 

@@ -107,7 +107,9 @@ WHOLES: dict[str, WrappedModel] = {
         for name in ("qwen2_5_omni", "qwen3_omni_moe")
     },
     **{name: WrappedModel("llama") for name in ("idefics3", "llava", "llava_next", "smolvlm")},
-    **{name: WrappedModel("qwen3_5_text") for name in ("minicpmv4_6", "minicpmv4_7")},
+    **{
+        name: WrappedModel("qwen3_5_text") for name in ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7")
+    },
     **{name: WrappedModel("qwen2") for name in ("internvl", "internvl_chat")},
     "bailing_moe_v3_vl": WrappedModel(
         "bailing_hybrid", name="bailing_hybrid", fixed=True, architecture=hybrids.LING_3
