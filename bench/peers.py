@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,11 +22,12 @@ def fresh(page: str, report: dict[str, Any]) -> str:
     """Return the page with everything that the command writes."""
     made = parts(report) | {"unseen": [f"- {line}" for line in report["unseen"]]}
     for name, lines in made.items():
-        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        text = "\n".join(lines)
-        page, count = place.subn(lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page)
-        if count != 1:
-            raise ValueError(f"{PAGE.name} has {count} places for {name}, not one")
+        text = "\n".join(["", *lines, ""])
+        before, mark, rest = page.partition(f"<!-- {name} -->")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if not end:
+            raise ValueError(f"{PAGE.name} has no place for {name}")
+        page = f"{before}{mark}{text}{end}{after}"
     return page
 
 

@@ -35,7 +35,7 @@ ANSWERS = json.loads((FAMILIES / "attention_of_vllm.json").read_text())
 HYBRIDS = json.loads((FAMILIES / "hybrid_configs.json").read_text())
 TPS = (1, 2, 4, 8, 16)
 NEWER = ("beam", "kolibri1")
-"""Types since vLLM 0.33, the second one with transformers 5.23: their answers are compared there."""
+"""Types since vLLM 0.33, the second with transformers 5.23: their answers are compared there."""
 
 
 @pytest.fixture(scope="module")
