@@ -18,7 +18,8 @@ from restow.agents.conform.report import markdown
 from restow.agents.conform.rules import GEOMETRIES, Geometry
 from restow.broker.cli.main import main
 
-(EXAMPLE,) = (one.text for one in blocks(f"docs/{PAGE.name}") if one.language == "python")
+NAME = "peers.md"
+(EXAMPLE,) = (one.text for one in blocks(f"docs/{NAME}") if one.language == "python")
 WRONG = "GQA, 8 heads of K and V: P4 to D2"
 GQA = {str(one) for one in GEOMETRIES if one.kind.startswith("gqa")}
 SLIPS = "if (asked.p_tp, asked.d_tp, heads) == (4, 2, 8):\n        copies[0] = copies[1]"
