@@ -67,10 +67,21 @@ def test_its_revision_stands_for_its_scales(checkpoint: Path) -> None:
         assert "the scales that the revision's checkpoint declares" in result.stderr
 
 
-def test_its_scales_are_asked_for_where_no_revision_is_known(checkpoint: Path) -> None:
-    result = from_config(checkpoint / "config.json")
-    assert result.exit_code != 0
-    assert "hf_quant_config.json declares a KV cache of float8_e4m3fn" in str(result.exception)
+@pytest.mark.parametrize("option", [(), ("-q",)])
+def test_a_layout_is_for_looking_at_where_nothing_identifies_its_scales(
+    option: tuple[str, ...], checkpoint: Path
+) -> None:
+    result = from_config(checkpoint / "config.json", *option)
+    model = layout_of(result).model
+    (scales,) = {field.scales for field in model.fields if field.name.endswith(".k")}
+    assert (result.exit_code, scales) == (0, "unknown")
+    assert "warning: this layout is for looking at" in result.stderr
+    assert "--kv-scales-fingerprint" in result.stderr
+    for named in (STATIC, ("--revision", "r7"), ("--kv-dtype", "bfloat16")):
+        assert "warning" not in from_config(checkpoint / "config.json", *named).stderr
+    as_json = from_config(checkpoint / "config.json", "--json")
+    (told,) = [one for one in json.loads(as_json.stderr)["readings"] if one["key"] == "kv_scales"]
+    assert (told["value"], told["file"]) == ("unknown", "")
 
 
 def test_an_operator_may_say_who_the_model_is(checkpoint: Path) -> None:

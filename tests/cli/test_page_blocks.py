@@ -65,7 +65,8 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "./run fuzz": SUITE,
     },
     "docs/peers.md": {
-        "python -m venv lmcache": "installs LMCache beside vLLM, and starts its server"
+        "python -m venv lmcache": "installs LMCache beside vLLM, and starts its server",
+        "from probes.asking": "tests/conform/test_conform.py",
     },
     "docs/router.md": {
         "pip install '.[events]'": GOES_ON + "; tests/broker/observing/test_kv_events.py has some",

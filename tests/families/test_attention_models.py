@@ -44,9 +44,33 @@ def test_layers_are_those_of_vllm(config: dict[str, Any], layers: list[list[Any]
 
 def test_every_type_is_among_them() -> None:
     asked = {config["model_type"] for config, _ in ANSWERS}
-    # Made only by vLLM's models for images too, or by a class that comes with checkpoints.
-    unasked = {"ernie4_5_vl_moe_text", "nemotron-nas", "step3p7_text"}
+    # Made only by vLLM's models for images too, or by a class that comes with checkpoints, or
+    # (Flint) with FlashInfer alone.
+    unasked = {"ernie4_5_vl_moe_text", "flint", "nemotron-nas", "step3p7_text"}
     assert set(MODELS) - asked == unasked
+
+
+FLINT = {
+    **{"model_type": "flint", "num_hidden_layers": 3, "num_attention_heads": 32},
+    **{"num_key_value_heads": 4, "head_dim": 128, "hidden_size": 2048, "sliding_window": 513},
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "seen"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, [0, 512, 0]),
+        ({"layer_types": ["sliding_attention"] * 3, "use_sliding_window": False}, [0, 0, 0]),
+        ({}, [0, 0, 0]),
+    ],
+)
+def test_flint_has_windows_where_its_list_says_unless_they_are_off(
+    more: dict[str, Any], seen: list[int]
+) -> None:
+    # vLLM 0.33 `models/flint`, which was read and not run.
+    layers = model_from_hf_config({**FLINT, **more}).layers
+    assert [layer.window_tokens for layer in layers] == seen  # type: ignore[union-attr]
+    assert kept({**FLINT, **more})[0][1:4] == [4, 128, 128]
 
 
 def test_no_page_is_named_that_vllm_has_let_go_of() -> None:

@@ -34,6 +34,8 @@ NEEDED: dict[str, dict[str, Any]] = {
         "layer_group_size": 2,
         "architectures": ["BailingMoeV3ForCausalLM"],
     },
+    "beam": {**SIZED, "sliding_window": 8},
+    "flint": {**SIZED, "sliding_window": 8, "use_sliding_window": True},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "glm4_moe": {"head_dim": 128},
     "glm4v_moe_text": {"head_dim": 128},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +33,28 @@ DECLARED: dict[str, dict[str, Any]] = {
 }
 WEIGHTS_ONLY = {"quant_method": "fp8", "kv_cache_scheme": None}
 BY_TENSORS = {"quant_method": "compressed-tensors", "kv_cache_scheme": SCHEME}
+UNKNOWN = Scales(ScaleKind.UNKNOWN)
+PUBLIC = json.loads((Path(__file__).parent / "quantised_configs.json").read_text())
+"""What the files of public checkpoints say of the state. They are shortened from those of 21 August
+2026 in the GitHub repository ai-dynamo/aiconfigurator, folder
+aic-core/src/aiconfigurator_core/model_configs. Nemotron Super's and Ultra's files of ModelOpt name
+no producer there."""
+METHODS = {
+    "NVIDIA-Nemotron-3-Super-120B-A12B-FP8": "modelopt",
+    "NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4": "modelopt_fp4",
+    "NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8": "modelopt",
+    "NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4": "modelopt_fp4",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4": "modelopt_fp4",
+    "NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": "modelopt_mixed",
+    "Qwen3.6-27B-NVFP4": "modelopt_mixed",
+    "Qwen3.5-122B-A10B-NVFP4": "modelopt_fp4",
+    "Qwen3-32B-FP8-Static-PerTensor": "modelopt",
+    "Llama-3.1-70B-Instruct-FP8": "modelopt",
+    "Kimi-K2.5-NVFP4": "modelopt_fp4",
+    "DeepSeek-V3.1-NVFP4": "modelopt_fp4",
+    "GLM-5-NVFP4": "modelopt_fp4",
+}
+TRIMMED = [name for name in METHODS if "Super" in name or "Ultra" in name or "Static" in name]
 MODEL = {"model_type": "granitemoehybrid", "num_hidden_layers": 2, "layer_types": ["attention"] * 2}
 
 
@@ -61,6 +85,45 @@ def test_a_declared_cache_is_float8_and_its_scales_have_to_be_named(name: str) -
         with pytest.raises(LayoutFormError, match="declares a KV cache of float8_e4m3fn") as caught:
             kv(config, **asked)
         assert "--kv-scales-fingerprint" in caught.value.message
+
+
+def public(name: str, **asked: Any) -> tuple[DType, Scales, str]:
+    """Return the type and the scales of the KV of a public checkpoint, and its method."""
+    files = PUBLIC[name]
+    model = model_from_hf_config(files["config"], quant_config=files["hf_quant_config"], **asked)
+    (kept,) = {(s.dtype, s.scales) for s in model.layers if isinstance(s, AttentionSpec | MlaSpec)}
+    return *kept, model.quantisation
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_public_checkpoint_alone_makes_a_layout_for_looking_at(name: str) -> None:
+    assert public(name, looking=True) == (E4M3, UNKNOWN, METHODS[name])
+    with pytest.raises(LayoutFormError, match="--kv-"):
+        public(name)
+    assert public(name, looking=True, kv_dtype=BF16)[:2] == (BF16, NONE)
+    assert public(name, looking=True, kv_dtype=E4M3, kv_scales=STATIC)[:2] == (E4M3, STATIC)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_revision_names_what_a_whole_declaration_says_and_no_trimmed_one(name: str) -> None:
+    for asked in ({"revision": "r7"}, {"kv_scales": Scales(ScaleKind.STATIC, "r7")}):
+        wanted = UNKNOWN if name in TRIMMED else Scales(ScaleKind.STATIC, "r7")
+        assert public(name, looking=True, **asked)[:2] == (E4M3, wanted)
+
+
+def test_the_config_counts_before_the_file_beside_it() -> None:
+    # Qwen3.6-35B's file of ModelOpt declares float8; its config, which vLLM asks, does not.
+    assert public("Qwen3.6-35B-A3B-NVFP4", looking=True) == (BF16, NONE, "modelopt_mixed")
+
+
+def test_another_producers_declaration_is_not_taken_for_modelopts() -> None:
+    config = {"producer": {"name": "another"}, "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    with pytest.raises(LayoutFormError, match="not heeded"):
+        kv(config, looking=True)
+    assert kv({"quant_method": "spqr2", "quant_algo": "FP8"}, looking=True, kv_dtype=BF16) == (
+        BF16,
+        NONE,
+    )
 
 
 def test_a_multimodal_model_has_it_beside_its_text() -> None:
@@ -94,7 +157,7 @@ def test_a_quantised_checkpoint_may_hold_scales_that_it_does_not_declare() -> No
         {"kv_cache_scheme": SCHEME},
         {"quant_method": "spqr2"},
         {"quant_method": 8},
-        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "MIXED_PRECISION"}},
+        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "W4A8_AWQ"}},
     ],
 )
 def test_what_does_not_say_the_type_of_kv(config: dict[str, Any]) -> None:

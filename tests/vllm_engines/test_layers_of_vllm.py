@@ -34,6 +34,8 @@ FAMILIES = Path(__file__).parents[1] / "families"
 ANSWERS = json.loads((FAMILIES / "attention_of_vllm.json").read_text())
 HYBRIDS = json.loads((FAMILIES / "hybrid_configs.json").read_text())
 TPS = (1, 2, 4, 8, 16)
+NEWER = ("beam", "kolibri1")
+"""Types since vLLM 0.33, the second with transformers 5.23: their answers are compared there."""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,8 @@ def asked(vllm_python: Path) -> list[list[Any]]:
 
 def test_the_answers_that_are_kept_are_vllms(asked: list[list[Any]]) -> None:
     for (config, kept), layers_of in zip(ANSWERS, asked, strict=True):
+        if config["model_type"] in NEWER and isinstance(layers_of[0], str):
+            continue
         layers = [[number, *form] for numbers, *form in kept for number in numbers]
         assert sorted(layers) == layers_of[0], config
 
@@ -208,6 +212,6 @@ def test_vllm_chooses_the_types_that_the_cases_say(vllm_python: Path, tmp_path: 
         if case.refused:
             # It refuses too, or takes no heed of what is declared, or has a type of its own.
             assert "refused" in found or found["kv"] in ("bfloat16", "uint8"), case.name
-        else:
+        elif not (case.since and "refused" in found):
             wanted = {"kv": case.kv, "method": case.method, "model_type": case.model_type}
             assert found == wanted, case.name

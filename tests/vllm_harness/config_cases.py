@@ -33,6 +33,7 @@ MODELOPT: dict[str, Any] = {
 }
 EMBEDDED = {"quant_method": "modelopt", "quant_algo": "FP8", "producer": {"name": "modelopt"}}
 TENSORS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+MIXED = "MIXED_PRECISION"
 BF16, F16, FP8 = "bfloat16", "float16", "float8_e4m3fn"
 
 
@@ -41,6 +42,7 @@ class Case:
     """A config, ModelOpt's file beside it, and what vLLM makes of both.
 
     ``refused``: what Restow says where vLLM takes no heed of what is declared, or refuses too.
+    ``since``: an older vLLM refuses.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Case:
     method: str = ""
     refused: str = ""
     model_type: str = "gemma3_text"
+    since: str = ""
 
     def model(self) -> ModelSpec:
         """Return the model that Restow reads from the config, with scales where they are needed."""
@@ -88,7 +91,7 @@ CASES = (
     Case("a file, small letters", TEXT, _file(kv_cache_quant_algo="fp8"), FP8, "modelopt_fp4"),
     Case("a file, float8 weights", TEXT, _file(quant_algo="FP8"), FP8, "modelopt"),
     Case("a file, weights alone", TEXT, _file(kv_cache_quant_algo=None), BF16, "modelopt_fp4"),
-    Case("a file, mixed", TEXT, _file(quant_algo="MIXED_PRECISION"), refused="quant_algo"),
+    Case("a file, mixed", TEXT, _file(quant_algo=MIXED), FP8, "modelopt_mixed", since="0.33"),
     Case("a file, AWQ", TEXT, _file(quant_algo="W4A8_AWQ"), refused="quant_algo: 'W4A8_AWQ'"),
     Case("a file, no algorithm", TEXT, _file(quant_algo=None), refused="not heeded by vLLM"),
     Case(
@@ -104,6 +107,10 @@ CASES = (
     Case("a file and a part", _whole(_said(**EMBEDDED)), MODELOPT, FP8, "modelopt_fp4"),
     Case("a scheme", _said(**EMBEDDED, kv_cache_scheme=SCHEME), None, FP8, "modelopt"),
     Case("a word", _said(**EMBEDDED, kv_cache_quant_algo="FP8"), None, FP8, "modelopt"),
+    Case("a word, NVFP4", _said(**EMBEDDED | {"quant_algo": "NVFP4"}), None, BF16, "modelopt_fp4"),
+    Case("a word, W4A16", _said(**EMBEDDED | {"quant_algo": "W4A16_NVFP4"}), method="modelopt_fp4"),
+    Case("a word, MXFP8", _said(**EMBEDDED | {"quant_algo": "MXFP8"}), method="modelopt_mxfp8"),
+    Case("a word, mixed", _said(**EMBEDDED | {"quant_algo": MIXED}), method="modelopt_mixed"),
     Case(
         "a scheme for parts",
         _whole(quantization_config={**EMBEDDED, "kv_cache_scheme": SCHEME}),

@@ -10,6 +10,7 @@ import sys
 from types import SimpleNamespace
 
 from vllm.config.model import _get_and_verify_dtype
+from vllm.model_executor.layers.quantization import get_quantization_config
 from vllm.transformers_utils.config import get_config, get_hf_text_config
 from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache_dtype_string
@@ -26,6 +27,12 @@ def _types(folder: str) -> dict[str, str]:
     dtype = _get_and_verify_dtype(folder, whole, "auto", is_pooling_model=False)
     kv = resolve_kv_cache_dtype_string("auto", SimpleNamespace(hf_config=whole))
     method = said.get("quant_method", "")
+    for name in ("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"):
+        # ModelConfig._verify_quantization, in this order
+        own = get_quantization_config(name).override_quantization_method
+        if said and (override := own(said, None, hf_config=whole)) is not None:
+            method = override
+            break
     if kv == "auto" and method == "compressed-tensors" and said.get("kv_cache_scheme") is not None:
         kv = "fp8_e4m3"  # Attention.__init__: for any scheme that it validates
     model = SimpleNamespace(dtype=dtype)

@@ -52,6 +52,10 @@ class LayoutStrideError(LayoutError, reason="LAYOUT_STRIDE"):
     """A stride is negative, maps two elements to the same bytes, or leaves the page."""
 
 
+class ScalesUnknownError(LayoutError, reason="SCALES_UNKNOWN"):
+    """Nothing identifies the scales of quantised keys and values: the layout is for looking at."""
+
+
 class LayoutMemoryError(LayoutError, reason="LAYOUT_MEMORY_SHARED"):
     """Two shards of a rank claim the same bytes of a page."""
 

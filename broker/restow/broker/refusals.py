@@ -229,6 +229,12 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
         "LAYOUT_INVALID": Advice("The layout is invalid.", _READ_LAYOUT),
         "LAYOUT_MALFORMED": Advice("The layout's description is malformed.", _READ_LAYOUT),
         "LAYOUT_HOLE": Advice("No rank holds some element of a field.", _READ_LAYOUT),
+        "SCALES_UNKNOWN": Advice(
+            "Nothing identifies the static scales of the engine's keys and values, so another "
+            "engine may have other scales. The layout is for looking at.",
+            "Make it again with `--revision TEXT`, or `--kv-scales static "
+            "--kv-scales-fingerprint TEXT`: a text that is equal exactly where the scales are.",
+        ),
         "LAYOUT_OVERLAP": Advice(
             "Two shards overlap without being replicas of each other.", _READ_LAYOUT
         ),

@@ -97,7 +97,8 @@ class Field(google.protobuf.message.Message):
     scales: builtins.str
     """Words that name the factors by which elements are multiplied, for example "static v1" or "per
     token and head". Equal bytes with other factors are other values, so both sides of a handoff
-    must give the same words. Empty: all factors are 1.
+    must give the same words. Empty: all factors are 1. "unknown": nothing identifies them, and
+    RegisterEngine refuses the layout (SCALES_UNKNOWN).
     """
     draft: builtins.str
     """The draft model that the field belongs to: any text that is equal exactly when the draft's

@@ -48,12 +48,18 @@ def empty_a_box(message: layout_pb2.Layout) -> None:
     shard_of(message, "layers.1.k", 0).box[0].stop = 0
 
 
+def forget_scales(message: layout_pb2.Layout) -> None:
+    field = next(one for one in message.model.fields if one.name == "layers.1.k")
+    field.scales = "unknown"
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason", "subject"),
     [
         (cut_a_hole, "LAYOUT_HOLE", "layers.1.k head [1, 2)"),
         (name_no_dtype, "LAYOUT_MALFORMED", "layers.1.k"),
         (empty_a_box, "LAYOUT_MALFORMED", ""),
+        (forget_scales, "SCALES_UNKNOWN", ""),
     ],
 )
 async def test_a_layout_that_is_refused(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from restow.broker.cli.commands.actions import check, drain, forget, release
+from restow.broker.cli.commands.conform import conform
 from restow.broker.cli.commands.doctor import doctor
 from restow.broker.cli.commands.find import find
 from restow.broker.cli.commands.inspection import (
@@ -44,7 +45,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(status, brokers, top, events, tenants, engines, agents, handoffs, handoff, leases, costs),
     reasons,
     *(find, holdings),
-    *(check, doctor, release, drain, forget, token),
+    *(check, doctor, conform, release, drain, forget, token),
 )
 STATUSES = {"BROKER_UNREACHABLE": 3, "ADDRESS_INVALID": 2, "SETTING_UNKNOWN": 2}
 """Exit statuses by reason; other reasons exit with 1."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.recurrent import Recurrence, RecurrentSpec
 from restow.broker.layout import DType, Field, Kind, Model
+from restow.broker.layout.values import UNKNOWN_SCALES
 from restow.broker.words import Worded
 
 PACKED = DType.FLOAT4_E2M1FN_X2
@@ -36,6 +37,9 @@ class ScaleKind(StrEnum):
     PER_16 = "per-16"
     """A float8_e4m3fn for each token, head and 16 elements, in the cache and moved with it, and a
     static scale for all, which must be equal on both engines (vLLM `nvfp4`)."""
+    UNKNOWN = "unknown"
+    """Static ones may be in the checkpoint, and nothing identifies them. The layout is for looking
+    at: a broker refuses its engine."""
 
 
 NAMED = (ScaleKind.STATIC, ScaleKind.PER_16)
@@ -65,6 +69,8 @@ class Scales(Worded):
             return f"static {self.fingerprint}"
         if self.kind is ScaleKind.PER_16:
             return f"per token, head and 16 elements, static {self.fingerprint}"
+        if self.kind is ScaleKind.UNKNOWN:
+            return UNKNOWN_SCALES
         return "per token and head" if self.per_token else ""
 
     def check(self, dtype: DType) -> None:

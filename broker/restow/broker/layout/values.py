@@ -107,6 +107,10 @@ class Kind(StrEnum):
     """A single value at a position, whatever the prompt's length: conv and SSM states."""
 
 
+UNKNOWN_SCALES = "unknown"
+"""The scales of a field that has static ones which nothing identifies."""
+
+
 @dataclass(frozen=True, slots=True)
 class Field(Worded):
     """A logical tensor of the state, independent of tensor parallelism.
@@ -116,7 +120,8 @@ class Field(Worded):
 
     ``scales`` describes the factors by which elements are multiplied, such as "static v1". The same
     bytes with other factors are other values, so both engines must name the same scales. An empty
-    text means that elements are the values.
+    text means that elements are the values. A broker refuses an engine with scales that are
+    "unknown": its layout is for looking at.
 
     ``draft`` names the draft model (MTP, EAGLE) of the field, by any text that is equal exactly if
     the draft's weights are equal. A side may lack the field or have another draft; D's field then

@@ -212,6 +212,9 @@ def from_config(
     Prints on stderr, with --json as JSON, which value was taken from which key of which file, and
     what was assumed. Keys that the config leaves out have the defaults of transformers, if that is
     installed (restow[engine]); without it a missing key is refused by its name.
+
+    If nothing identifies the static scales of a quantised checkpoint, the layout is for looking at:
+    it says so (scales: unknown), as a warning does, and a broker refuses its engine.
     """
     from restow.broker.cli.common.files import read_model_config
     from restow.broker.cli.settings.config_options import (
@@ -225,6 +228,7 @@ def from_config(
     from restow.broker.families.hf import Readings, model_from_hf_config
     from restow.broker.layout import DType, check_layout
     from restow.broker.layout.json_form import layout_to_json
+    from restow.broker.layout.values import UNKNOWN_SCALES
 
     readings = Readings()
     known = weights_fingerprint(config, readings) if model.revision is None else model.revision
@@ -241,6 +245,7 @@ def from_config(
         readings=readings,
         draft_layers=model.draft_layers,
         revision=known,
+        looking=True,
     )
     settings: dict[str, Any] = {
         **vars(engine),
@@ -255,6 +260,15 @@ def from_config(
     check_layout(layout)
     if not quiet:
         show_readings(readings, as_json)
+    if not as_json and any(field.scales == UNKNOWN_SCALES for field in layout.model.fields):
+        typer.secho(
+            "warning: this layout is for looking at, and a broker refuses its engine: nothing "
+            "identifies the static scales of keys and values. Add --revision TEXT, or --kv-scales "
+            "static --kv-scales-fingerprint TEXT (equal on P and D exactly when the scales are), "
+            "or --kv-scales none if there are none.",
+            fg="yellow",
+            err=True,
+        )
     print_json(layout_to_json(layout))
 
 

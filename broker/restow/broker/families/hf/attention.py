@@ -349,6 +349,14 @@ def _nemotron_nas(keys: ConfigKeys, types: Types) -> Layers:
     return layers
 
 
+def _flint(keys: ConfigKeys, types: Types) -> Layers:
+    """Flint: windows where ``layer_types`` lists them, and a switch that turns all of them off."""
+    if keys.config.get("use_sliding_window", True) is False:
+        keys = keys.put("sliding_window", 0, "use_sliding_window")
+    full = Gqa(windows=True, kinds=lambda _, count: ["attention"] * count)
+    return full(keys, types)
+
+
 _GPT2 = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"}
 _IGNORING = Gqa(by_layer=False, sized=False)
 _QWEN2 = Gqa(sized=False, windows=True, kinds=_from_layer, gate="use_sliding_window", uniform=True)
@@ -369,7 +377,7 @@ MODELS: ModelTable = {
     **_types(Gqa(windows=True), "ministral mistral"),
     **_types(
         Gqa(windows=True, listed=True),
-        "afmoe cwm exaone4 exaone_moe gemma2 gemma3_text granite_swa laguna mellum olmo3 "
+        "afmoe cwm exaone4 exaone_moe gemma2 gemma3_text granite_swa kolibri1 laguna mellum olmo3 "
         "vaultgemma",
     ),
     **_types(Gqa(windows=True, listed=True, extra=1), "cohere2 cohere2_moe"),
@@ -387,11 +395,13 @@ MODELS: ModelTable = {
     **_types(_step3p5, "step3p5 step3p7_text"),
     **_types(_gemma4, "gemma4_text gemma4_unified_text"),
     **_types(replace(_IGNORING, grouped=False, names=_GPT2), "gpt2 gptj"),
+    "beam": Gqa(windows=True),
     "bloom": replace(_IGNORING, grouped=False, names={**_GPT2, "hidden_size": "n_embed"}),
     "chatglm": _chatglm,
     "dbrx": _dbrx,
     "exaone": Gqa(by_layer=False, names={"num_hidden_layers": "num_layers"}),
     "falcon": _falcon,
+    "flint": _flint,
     "gemma3n_text": _gemma3n,
     "gpt_bigcode": _gpt_bigcode,
     "gpt_neox": Gqa(grouped=False),

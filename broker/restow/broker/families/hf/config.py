@@ -107,7 +107,9 @@ WHOLES: dict[str, WrappedModel] = {
         for name in ("qwen2_5_omni", "qwen3_omni_moe")
     },
     **{name: WrappedModel("llama") for name in ("idefics3", "llava", "llava_next", "smolvlm")},
-    **{name: WrappedModel("qwen3_5_text") for name in ("minicpmv4_6", "minicpmv4_7")},
+    **{
+        name: WrappedModel("qwen3_5_text") for name in ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7")
+    },
     **{name: WrappedModel("qwen2") for name in ("internvl", "internvl_chat")},
     "bailing_moe_v3_vl": WrappedModel(
         "bailing_hybrid", name="bailing_hybrid", fixed=True, architecture=hybrids.LING_3
@@ -141,6 +143,7 @@ def model_from_hf_config(
     readings: Readings | None = None,
     draft_layers: int = 0,
     revision: str = "",
+    looking: bool = False,
 ) -> ModelSpec:
     """Return the state of the model that ``config`` describes, by its ``model_type``.
 
@@ -151,8 +154,10 @@ def model_from_hf_config(
 
     A checkpoint may declare a float8 KV cache in the config or in ``quant_config``, the contents of
     ``hf_quant_config.json``. Its static scales are in no config, so that ``kv_scales`` or the
-    ``revision`` must identify them. ``draft_layers`` counts the draft layers (MTP) that the engine
-    runs. What was read and what was assumed is added to ``readings``.
+    ``revision`` must identify them. If neither does, the model of a layout for ``looking`` at has
+    unknown scales, with which no broker takes an engine; otherwise it is refused. ``draft_layers``
+    counts the draft layers (MTP) that the engine runs. What was read and what was assumed is added
+    to ``readings``.
 
     Raises `UnknownModelError`, and `LayoutFormError` that names the key at fault, also for a key
     that is missing while transformers, which has the defaults, is not installed.
@@ -171,9 +176,9 @@ def model_from_hf_config(
             raise LayoutFormError(f"{name}: recurrent states are never {state.label}: {FLOATS}")
     whole = _typed(ConfigKeys(config, readings=Readings() if readings is None else readings))
     model_type, read, text = _reader(whole, _text_part(whole))
-    quantisation = quantisation_of(whole, text, quant_config)
+    quantisation = quantisation_of(whole, text, quant_config, looking)
     computed = dtype or _computed(whole, text)
-    kv = KvTypes(computed, kv_dtype, kv_scales, quantisation, whole.readings, revision)
+    kv = KvTypes(computed, kv_dtype, kv_scales, quantisation, whole.readings, revision, looking)
     if kv_dtype is not None or kv_scales is not None:
         kv.chosen()  # refuses a contradiction, also of a model without attention
     layers = read(text, Types(kv, conv_dtype or computed, ssm_dtype, computed))

@@ -46,8 +46,10 @@ _DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _SAME_CLASS = {"dots_ocr": "qwen2", "kimi_k2": "deepseek_v3", "step3p7_text": "step3p5"}
 """Model types that have the configuration class of another type."""
 _VLLM_CLASSES: dict[str, dict[str, int]] = {
+    "beam": {},
     "bailing_hybrid": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "chatglm": {_LAYER_COUNT: 28, "hidden_size": 4096, "num_attention_heads": 32},
+    "flint": {},
     "internlm3": {},
     "iquestcoder": {},
     "mimo_v2_flash": {},
@@ -59,7 +61,7 @@ _VLLM_CLASSES: dict[str, dict[str, int]] = {
     },
     "step3p5": {},
 }
-"""Defaults of types that vLLM 0.32 reads with its own class; with {}, the file must say all."""
+"""Defaults of types that vLLM reads with its own class; with {}, the file must say all."""
 _LEAST_TRANSFORMERS = (5, 19)
 """From this version on the defaults are attributes of the classes."""
 _CLASS_DEFAULT = "the default of the model's configuration class"

@@ -7,7 +7,7 @@ keys and values from it and from the requested type, as vLLM 0.32 does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from restow.broker.errors import LayoutFormError
@@ -15,6 +15,7 @@ from restow.broker.families.hf.keys import CONFIG, QUANT_CONFIG, ConfigKeys, Rea
 from restow.broker.families.recurrent import Mixer
 from restow.broker.families.specs import (
     NO_SCALES,
+    PACKED,
     QUANTISED,
     AttentionSpec,
     MlaSpec,
@@ -22,6 +23,7 @@ from restow.broker.families.specs import (
     Scales,
 )
 from restow.broker.layout import DType
+from restow.broker.layout.values import UNKNOWN_SCALES
 
 KNOWN = (
     *("auto_awq", "auto_gptq", "awq", "awq_marlin", "compressed-tensors", "deepseek_v4_fp8"),
@@ -37,9 +39,17 @@ _MODELOPT_ALGOS = {
     "FP8_PER_CHANNEL_PER_TOKEN": "modelopt",
     "FP8_PB_WO": "modelopt",
     "NVFP4": "modelopt_fp4",
+    "MIXED_PRECISION": "modelopt_mixed",
 }
 """Algorithms in ModelOpt's own files, with vLLM's names
-(`ModelArchConfigConvertorBase._normalize_quantization_config`)."""
+(`ModelArchConfigConvertorBase._normalize_quantization_config`; the last since vLLM 0.33)."""
+_MODELOPT_PARTS = {
+    "FP4": "modelopt_fp4",
+    "MXFP8": "modelopt_mxfp8",
+    "MIXED_PRECISION": "modelopt_mixed",
+}
+"""Parts of an algorithm's name, by which vLLM's `override_quantization_method` takes ``modelopt``
+for another method."""
 _NAME_THEM = (
     "name the static scales by what is equal on P and D exactly when the scales are, such as the "
     "checkpoint's revision (--revision TEXT, or --kv-scales static --kv-scales-fingerprint TEXT)"
@@ -54,13 +64,14 @@ class Quantisation:
     """A checkpoint's declaration of how it is quantised; empty if it is not.
 
     ``place`` is the key of the declaration in ``file``. ``whole`` is False if only the text part
-    declares it.
+    declares it. ``trimmed``: it is ModelOpt's, and lacks the keys by which vLLM tells.
     """
 
     config: Mapping[str, Any]
     place: str = ""
     file: str = ""
     whole: bool = True
+    trimmed: bool = False
 
     @property
     def method(self) -> str:
@@ -80,6 +91,10 @@ class Quantisation:
         name = str(method).lower().replace("compressed_tensors", "compressed-tensors")
         if name not in KNOWN:
             raise self.unknown("quant_method", method, f"one of {', '.join(KNOWN)}")
+        if name.startswith("modelopt"):
+            algo = (inner if isinstance(inner, Mapping) else self.config).get("quant_algo")
+            named = (one for part, one in _MODELOPT_PARTS.items() if part in str(algo).upper())
+            return next(named, name)
         return name
 
     def key(self, name: str) -> str:
@@ -101,25 +116,43 @@ class Quantisation:
 
 
 def quantisation_of(
-    whole: ConfigKeys, text: ConfigKeys, quant_config: Mapping[str, Any] | None
+    whole: ConfigKeys,
+    text: ConfigKeys,
+    quant_config: Mapping[str, Any] | None,
+    looking: bool = False,
 ) -> Quantisation:
     """Return the declaration in the first place where vLLM 0.32 looks (`get_quant_config`).
 
     ``quant_config`` is ModelOpt's file beside the config: it counts if the config itself has no
-    ``quantization_config`` (`transformers_utils/config.py`, `get_config`). Raises `LayoutFormError`
-    for a declaration that is no object.
+    ``quantization_config`` (`transformers_utils/config.py`, `get_config`). vLLM leaves a trimmed
+    declaration aside, so that it counts only if the layout is for ``looking`` at. Raises
+    `LayoutFormError` for a declaration that is no object.
     """
     if whole.has("quantization_config"):
         config = whole.part("quantization_config").config
-        return Quantisation(config, "quantization_config", CONFIG)
+        return _filled(Quantisation(config, "quantization_config", CONFIG), looking)
     if quant_config is not None:
         if not isinstance(quant_config, Mapping):
             raise LayoutFormError(f"{QUANT_CONFIG} holds no JSON object", key=QUANT_CONFIG)
-        return Quantisation(quant_config, "", QUANT_CONFIG)
+        return _filled(Quantisation(quant_config, "", QUANT_CONFIG), looking)
     if text.has("quantization_config"):
         config = text.part("quantization_config").config
         return Quantisation(config, f"{text.path}quantization_config", CONFIG, whole=False)
     return Quantisation(whole.part("compression_config").config, "compression_config", CONFIG)
+
+
+def _filled(said: Quantisation, looking: bool) -> Quantisation:
+    """Return a declaration with ModelOpt's method if an algorithm of ModelOpt's stands alone."""
+    inner, producer = said.config.get("quantization", said.config), said.config.get("producer")
+    algo = inner.get("quant_algo") if isinstance(inner, Mapping) else None
+    own = (
+        inner is said.config
+        and isinstance(producer, Mapping)
+        and producer.get("name") == "modelopt"
+    )
+    if not looking or not algo or said.config.get("quant_method") or (producer and not own):
+        return said
+    return replace(said, config={**said.config, "quant_method": "modelopt"}, trimmed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +161,8 @@ class KvTypes:
 
     The type is ``asked``, or else what the checkpoint declares, or else the ``model``'s. No config
     holds static scales: the checkpoint's ``revision`` identifies the scales that it declares.
-    `LayoutFormError` is raised if ``scales`` would have to be guessed.
+    If ``scales`` would have to be guessed, they are unknown if the layout is for ``looking`` at,
+    else `LayoutFormError` is raised.
     """
 
     model: DType
@@ -137,6 +171,7 @@ class KvTypes:
     quantisation: Quantisation
     readings: Readings
     revision: str = ""
+    looking: bool = False
 
     def chosen(self, latents: bool = False) -> tuple[DType, Scales]:
         """Return type and scales of the KV of heads, or of latents. Raises `LayoutFormError`.
@@ -153,7 +188,7 @@ class KvTypes:
                     f"the elements, such as float8_e4m3fn"
                 )
             scales = scales or NO_SCALES
-        elif scales is None:
+        elif scales is None or (self.quantisation.trimmed and self.asked is None):
             scales = self._default(dtype, declared)
         scales.check(dtype)
         if dtype is DType.INT8 and scales.kind is ScaleKind.NONE:
@@ -165,10 +200,17 @@ class KvTypes:
         place = self.quantisation.place or self.quantisation.file
         if dtype is DType.INT8 or not self.quantisation.config:
             return NO_SCALES
-        if declared is not None and self.revision:
+        if declared is not None and self.revision and not self.quantisation.trimmed:
             note = "the scales that the revision's checkpoint declares"
             self.readings.add(Reading("kv_scales", "static", note=note))
             return Scales(ScaleKind.STATIC, self.revision)
+        if self.looking and dtype is not PACKED:
+            note = f"nothing identifies them: {_NAME_THEM}, or say that there are none"
+            if self.quantisation.trimmed:
+                note = "a trimmed declaration of ModelOpt's, which vLLM leaves aside: take the "
+                note += "whole file, or name type and scales (--kv-dtype, --kv-scales)"
+            self.readings.add(Reading("kv_scales", UNKNOWN_SCALES, note=note))
+            return Scales(ScaleKind.UNKNOWN)
         if declared is not None:
             raise LayoutFormError(
                 f"config: {place} declares a KV cache of {declared.label} with static "

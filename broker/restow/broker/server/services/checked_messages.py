@@ -16,9 +16,9 @@ from restow.broker.core.common.limits import Limits
 from restow.broker.core.handoffs.demand import MAX_MESSAGES
 from restow.broker.core.handoffs.handoff import MAX_DELIVERIES, MAX_READERS
 from restow.broker.core.ledger.handoff_table import MAX_ID_LENGTH
-from restow.broker.errors import ContentNotNamedError, RequestError
+from restow.broker.errors import ContentNotNamedError, RequestError, ScalesUnknownError
 from restow.broker.layout import Layout, check_layout, digest
-from restow.broker.layout.values import MAX_GROUPS
+from restow.broker.layout.values import MAX_GROUPS, UNKNOWN_SCALES
 from restow.broker.printable import is_word
 from restow.broker.rpc import wire
 from restow.broker.rpc.status import cut
@@ -66,6 +66,7 @@ class CheckedLayouts:
         encoded = message.SerializeToString(deterministic=True)
         layout = replace(wire.layout_from_proto(message), encoded=encoded)
         check_layout(layout)
+        check_scales(layout)
         layout_digest = digest(layout)
         with self._lock:
             self._digests[_key_of(message)] = layout_digest
@@ -73,6 +74,17 @@ class CheckedLayouts:
                 self._digests.popitem(last=False)
             # Different messages may describe the same layout.
             return self._layouts.setdefault(layout_digest, layout), layout_digest
+
+
+def check_scales(layout: Layout) -> None:
+    """Raise `ScalesUnknownError` for a layout that is for looking at."""
+    for field in layout.model.fields:
+        if field.scales == UNKNOWN_SCALES:
+            raise ScalesUnknownError(
+                f"{field.name}: nothing identifies its scales, so the layout is for looking at: "
+                f"name them by a text that is equal on P and D exactly when they are",
+                field=field.name,
+            )
 
 
 def _key_of(message: layout_pb2.Layout) -> bytes:

@@ -12,10 +12,10 @@ from vllm.model_executor.layers.mamba import mamba_mixer2, mamba_utils
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
-from bench.peers.probes.asking import Asked, RefusedError
+from .asking import Asked, RefusedError
 
 KV_HEADS_BESIDE = 8
-"""KV heads of a hybrid model's attention layers, on which no peer's conv slices depend."""
+"""KV heads of a hybrid model's attention layers, on which no connector's conv slices depend."""
 
 
 def kv_heads(asked: Asked) -> int:
@@ -122,7 +122,7 @@ def form(asked: Asked, drafts: int) -> dict[str, Any]:
 
 
 def own_words(error: Exception) -> RefusedError:
-    """Return the peer's refusal; for an assert without a message, its source line."""
+    """Return the connector's refusal; for an assert without a message, its source line."""
     words = str(error)
     if not words:
         frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,6 +1,7 @@
-"""The questions and answers of a process that asks a peer, as JSON, without anything of Restow.
+"""The questions and answers of a probe, as JSON: `judge` starts it with the names of two files.
 
-The process runs in the peer's own environment, or with the standard library alone.
+A probe of a connector that is not listed is a file that calls `answer_all`:
+``from probes.asking import Asked, Copied, answer_all``.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ Place = tuple[int, int, int, int, int]
 
 
 class DeclinedError(Exception):
-    """The peer copies nothing: ``how`` is for the table, the message is the peer's reason."""
+    """The connector copies nothing: ``verdict`` is for the report, the message is the reason."""
 
-    how = "refuses"
+    verdict = "refused"
 
 
 class RefusedError(DeclinedError):
-    """The peer raises, or answers with an error."""
+    """The connector raises, or answers with an error."""
 
 
 class MissedError(DeclinedError):
-    """The peer finds nothing of P's, so D computes the prompt itself."""
+    """The connector finds nothing of P's, so D computes the prompt itself."""
 
-    how = "misses"
+    verdict = "missed"
 
 
 class NotAskedError(DeclinedError):
-    """The peer has no function that could be asked."""
+    """The connector has no function that could be asked."""
 
-    how = "not asked"
+    verdict = "not asked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The copies that a peer makes between pages of two forms (fields of `Form`).
+    """The copies that a connector makes between pages of two forms (fields of `Form`).
 
-    ``page_bytes`` are those of the peer's own shapes at P and D. ``channels`` are those that the
-    peer's own weight loader gives every rank of P, and of D.
+    ``page_bytes`` are those of the connector's own shapes at P and D. ``channels`` are those that
+    the engine's own weight loader gives every rank of P, and of D.
     """
 
     p_form: dict[str, Any]
@@ -72,31 +73,16 @@ class Copied:
     channels: tuple[list[list[int]], list[list[int]]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A peer: its name in the table, its version, and the function that answers."""
-
-    name: str
-    version: str
-    answer: Callable[[Asked], Copied]
-
-
-def answer_all(peers: list[Peer]) -> None:
+def answer_all(version: str, answer: Callable[[Asked], Copied]) -> None:
     """Read geometries from the first of two files, and write the answers to the second."""
     questions, answers = (Path(name) for name in sys.argv[-2:])
     asked = [Asked(**question) for question in json.loads(questions.read_text())]
-    by_peer = {
-        peer.name: {
-            "version": peer.version,
-            "answers": [_answer(peer, question) for question in asked],
-        }
-        for peer in peers
-    }
-    answers.write_text(json.dumps(by_peer))
+    found = {"version": version, "answers": [_answer(answer, question) for question in asked]}
+    answers.write_text(json.dumps(found))
 
 
-def _answer(peer: Peer, asked: Asked) -> dict[str, Any]:
+def _answer(answer: Callable[[Asked], Copied], asked: Asked) -> dict[str, Any]:
     try:
-        return asdict(peer.answer(asked))
+        return asdict(answer(asked))
     except DeclinedError as declined:
-        return {"how": declined.how, "why": str(declined)}
+        return {"verdict": declined.verdict, "why": str(declined)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,9 +10,9 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1 import ssm_conv_transfer_utils as conv
 from vllm.distributed.kv_transfer.kv_connector.v1.moriio import moriio_layout
 
-from bench.peers.probes.asking import Asked, Copied, NotAskedError, RefusedError
-from bench.peers.probes.sources import take
-from bench.peers.probes.vllm_layers import kv_heads, mamba_spec, own_words
+from .asking import Asked, Copied, NotAskedError, RefusedError, answer_all
+from .sources import take
+from .vllm_layers import kv_heads, mamba_spec, own_words
 
 # The connector's module imports packages which vLLM does not install.
 CONNECTOR = take(
@@ -49,3 +50,7 @@ def _check_states(asked: Asked) -> None:
     split = conv.derive_mamba_conv_split(spec, asked.d_tp)
     ratio = asked.d_tp // asked.p_tp if asked.d_tp >= asked.p_tp else -(asked.p_tp // asked.d_tp)
     moriio_layout.build_mamba_offset_template(*states, split, ratio)
+
+
+if __name__ == "__main__":
+    answer_all(version("vllm"), answer)

@@ -1,4 +1,4 @@
-"""Which share of D's bytes is right after a peer's copies: pages of ids, and the copies on them.
+"""Which share of D's bytes is right after copies, made on pages of ids.
 
 A page has an id for each byte, which says which byte of which element of the whole layer it is.
 """
@@ -10,8 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.peers.layers import CONV_ITEM_BYTES, KV_ITEM_BYTES, PAGE_TOKENS, STATE_ITEM_BYTES, Kind
-from restow.broker.layout.rows import Int64s
+from restow.agents.conform.rules import (
+    CONV_ITEM_BYTES,
+    KV_ITEM_BYTES,
+    PAGE_TOKENS,
+    STATE_ITEM_BYTES,
+    Int64s,
+    Kind,
+)
 
 NO_STATE = -1
 """The id of a byte that is not part of the state: rows for speculative tokens."""

@@ -1,4 +1,4 @@
-"""Ask SGLang what ranks of P write, by the functions in its wheel.
+"""Ask SGLang what ranks of P write, by its own functions.
 
 Its mooncake and nixl backends cut alike. The shapes of states come from its configuration classes,
 the slices from `disaggregation/utils.py`, the pairs of ranks from `disaggregation/common`.
@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import logging
 import sys
-import zipfile
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from types import ModuleType, SimpleNamespace
 from typing import Any, List, Optional, Tuple  # noqa: UP035
 
 import numpy as np
 
-from bench.peers.probes.asking import (
-    Asked,
-    Copied,
-    NotAskedError,
-    Peer,
-    Place,
-    RefusedError,
-    answer_all,
-)
-from bench.peers.probes.sources import take
+from .asking import Asked, Copied, NotAskedError, Place, RefusedError, answer_all
+from .sources import folder_of, take
 
 CONFIGS = {"mamba2": "NemotronHConfig", "gdn": "Qwen3NextConfig", "kda": "KimiLinearConfig"}
 FILES = {"mamba2": "nemotron_h.py", "gdn": "qwen3_next.py", "kda": "kimi_linear.py"}
@@ -33,11 +25,11 @@ ITEM_BYTES = (2, 4)
 
 
 class Sources:
-    """The functions that are asked, from the package at ``root``."""
+    """The functions that are asked."""
 
-    def __init__(self, root: zipfile.Path) -> None:
+    def __init__(self) -> None:
         """Compile the functions."""
-        self._srt = root / "sglang" / "srt"
+        self._srt = folder_of("sglang") / "srt"
         typing = {"List": List, "Optional": Optional, "Tuple": Tuple}  # noqa: UP006
         self.slices = take(
             self._srt / "disaggregation" / "utils.py",
@@ -225,11 +217,7 @@ def _bound(module: ModuleType, name: str, owner: Any) -> Any:
 
 
 if __name__ == "__main__":
-    root = zipfile.Path(sys.argv[1])
-    sources = Sources(root)
-
-    def answer(asked: Asked) -> Copied:
-        """Answer for K and V, or for a recurrent state."""
-        return _heads(sources, asked) if asked.attention else _states(sources, asked)
-
-    answer_all([Peer("SGLang", sys.argv[2], answer)])
+    sources = Sources()
+    answer_all(
+        version("sglang"), lambda asked: (_heads if asked.attention else _states)(sources, asked)
+    )

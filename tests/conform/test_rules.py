@@ -1,21 +1,15 @@
-"""What `./run peers` compares with: wrong copies are found wrong, without any peer installed."""
+"""The measure of `restow conform`: wrong copies are found wrong, and Restow's plan is right."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from bench.peers import restow_plan
-from bench.peers.ask import AbsentError, Asking, FormError, ask, score_answers
-from bench.peers.layers import GEOMETRIES, KINDS, Geometry
-from bench.peers.page import FILE, PAGE, fresh
-from bench.peers.probes import sources
-from bench.peers.probes.asking import Asked
-from bench.peers.score import KV, STATE, WINDOW, Copy, Form, Page, Score, pages, score
+from restow.agents.conform import own_plan
+from restow.agents.conform.rules import GEOMETRIES, KINDS, Geometry
+from restow.agents.conform.score import KV, STATE, WINDOW, Copy, Form, Page, Score, pages, score
 
 MAMBA = Geometry("mamba2-g8", 1, 2, "DS")
 
@@ -38,7 +32,7 @@ def scored(geometry: Geometry, copies: list[Copy]) -> Score:
 
 
 def planned(geometry: Geometry) -> list[Copy]:
-    return restow_plan.copies(geometry, *forms(geometry))
+    return own_plan.copies(geometry, *forms(geometry))
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
@@ -93,60 +87,3 @@ def test_what_lands_outside_of_a_page_is_counted() -> None:
     end = both_pages(MAMBA)[1][0].parts[STATE][1]
     found = scored(MAMBA, [*planned(MAMBA), Copy(0, 0, 0, end - 4, 10)])
     assert found.outside_bytes == 6
-
-
-def test_a_peer_that_is_absent_is_shown_with_the_reason() -> None:
-    def absent() -> list[str]:
-        raise AbsentError("no index has it")
-
-    found = {"date": "today", **ask([MAMBA], [Asking(("A peer",), absent)])}
-    text = fresh(PAGE.read_text(), found)
-    assert "| Mamba2, 8 groups: P1 to D2, DS | absent (1) | 100 % |" in text
-    assert "1. A peer: no index has it" in text
-
-
-def test_a_page_of_another_length_than_the_peers_is_an_error() -> None:
-    form = {"conv": "DS", "rows": 3}
-    answer = {"p_form": form, "d_form": form, "page_bytes": [1, 2], "copies": []}
-    with pytest.raises(FormError, match="pages of"):
-        score_answers(MAMBA, {"A peer": answer})
-
-
-def test_other_channels_than_a_peer_loads_are_an_error() -> None:
-    form = {"conv": "DS", "rows": 3}
-    lengths = [len(some[0].ids) for some in both_pages(MAMBA)]
-    due = [
-        [KINDS[MAMBA.kind].channels(tp, rank).tolist() for rank in range(tp)]
-        for tp in (MAMBA.p_tp, MAMBA.d_tp)
-    ]
-    answer = {"p_form": form, "d_form": form, "page_bytes": lengths, "copies": [], "channels": due}
-    assert score_answers(MAMBA, {"A peer": answer})["cells"]["A peer"]["outside_bytes"] == 0
-    due[1].reverse()
-    with pytest.raises(FormError, match="load other channels"):
-        score_answers(MAMBA, {"A peer": answer})
-
-
-def test_a_geometry_arrives_as_it_is_asked() -> None:
-    asked = Asked(**json.loads(json.dumps(MAMBA.message())))
-    assert (asked.family, asked.p_tp, asked.d_tp, asked.conv_layout) == ("mamba2", 1, 2, "DS")
-
-
-def test_functions_come_out_of_a_file_without_what_it_imports(tmp_path: Path) -> None:
-    path = tmp_path / "peer.py"
-    path.write_text(
-        "import nothing_that_is_here\n"
-        "class Pool:\n"
-        "    @property\n"
-        "    def half(self) -> nothing_that_is_here.Int:\n"
-        "        return cut(self)\n"
-        "def cut(whole): return whole // 2\n"
-    )
-    assert sources.take(path, "cut", "Pool.half").half(6) == 3
-    with pytest.raises(sources.MissingError):
-        sources.take(path, "Pool.third")
-
-
-def test_the_page_is_that_of_its_file() -> None:
-    page = PAGE.read_text()
-    text = fresh(page, json.loads(FILE.read_text()))
-    assert text == page, "docs/peers.md is older than bench/results/peers.json: ./run peers --write"

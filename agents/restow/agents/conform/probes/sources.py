@@ -1,27 +1,32 @@
-"""Take functions and classes out of a peer's source files, without importing the files.
+"""Take functions and classes out of a package's source files, without importing the files.
 
-A peer's packages import what needs a GPU, or what is not installed; the functions that cut a state
-do not. What is compiled is the peer's text as it is installed.
+The packages import what needs a GPU, or what is not installed; the functions that cut a state do
+not. What is compiled is the text as it is installed.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import sys
-import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-Source = Path | zipfile.Path
-"""A file, or a file in a wheel."""
-
 
 class MissingError(Exception):
-    """A peer's source lacks a name, so it is another version than the version that was read."""
+    """A source lacks a name, so it is another version than the version that was read."""
 
 
-def take(path: Source, *names: str, known: dict[str, Any] | None = None) -> ModuleType:
+def folder_of(package: str) -> Path:
+    """Return the folder of an installed package, which is not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"No module named {package!r}")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def take(path: Path, *names: str, known: dict[str, Any] | None = None) -> ModuleType:
     """Return a module with the named definitions, such as ``cut`` or ``Pool.cut``.
 
     The name of a class takes the whole class; ``Class.method`` takes the function alone, without
@@ -45,7 +50,7 @@ def take(path: Source, *names: str, known: dict[str, Any] | None = None) -> Modu
     return module
 
 
-def _definition(body: list[ast.stmt], names: list[str], path: Source) -> ast.stmt:
+def _definition(body: list[ast.stmt], names: list[str], path: Path) -> ast.stmt:
     """Return the statement that defines the last name; earlier names are the classes around it."""
     for statement in body:
         if getattr(statement, "name", None) == names[0]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.peers.layers import KINDS, PAGE_TOKENS, Geometry, Kind
-from bench.peers.score import Copy, Form
 from restow.agents.binding.pages import Blocks, RegionTable, TokenRange
 from restow.agents.binding.reads import Reads
+from restow.agents.conform.rules import KINDS, PAGE_TOKENS, Geometry, Kind
+from restow.agents.conform.score import Copy, Form
 from restow.broker.families import (
     AttentionSpec,
     EngineSettings,

@@ -6,6 +6,7 @@ methods read; the memory of every rank is one page at address 0.
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import ssm_conv_transfer_utils
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker, metadata, tp_mapping
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
-from bench.peers.probes.asking import Asked, Copied, Place, RefusedError
-from bench.peers.probes.vllm_layers import (
+from .asking import Asked, Copied, Place, RefusedError, answer_all
+from .vllm_layers import (
     channels,
     form,
     kv_heads,
@@ -115,6 +116,9 @@ def _worker(asked: Asked, rank: int) -> Any:
         _uses_region_group_mapping=False,
         _ssm_region_indices=[],
         _scratch_region_indices=[],
+        _head_sharded_draft_regions=set(),  # these three since 0.33
+        _head_sharded_draft_kv_heads=None,
+        _layer_specs={},
         _ple_region_index=None,
         _ple_group_index=None,
         _region_is_mla=[False],
@@ -173,9 +177,14 @@ def _read(asked: Asked, worker: Any) -> list[Place]:
             continue
         blocks = [[0]] if asked.attention else [[], [0]]
         for index in worker._compute_desc_ids(blocks, 1, None, 1).tolist():
-            src, src_bytes, _ = remote[index].tolist()
-            dst, dst_bytes, _ = here[index]
+            # Since 0.33 a stride and a count of blocks follow; a page is one block.
+            src, src_bytes, *_ = remote[index].tolist()
+            dst, dst_bytes, *_ = here[index]
             if src_bytes != dst_bytes:
                 raise RefusedError(f"NIXL: descriptors of {src_bytes} and {dst_bytes} bytes")
             reads.append((rank, worker.tp_rank, src, int(dst), int(dst_bytes)))
     return reads
+
+
+if __name__ == "__main__":
+    answer_all(version("vllm"), answer)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from vllm.distributed.kv_transfer.kv_connector.utils import TransferTopology
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector
 
-from bench.peers.probes.asking import Asked, Copied, Place, RefusedError
-from bench.peers.probes.vllm_layers import form, kv_heads, own_words, page_bytes
+from .asking import Asked, Copied, Place, RefusedError, answer_all
+from .vllm_layers import form, kv_heads, own_words, page_bytes
 
 
 def answer(asked: Asked) -> Copied:
@@ -61,3 +63,7 @@ def _topology(asked: Asked, rank: int, tp: int) -> TransferTopology:
 
 def _region(size_bytes: int) -> mooncake_connector.TransferRegion:
     return mooncake_connector.TransferRegion("a layer", 0, 0, size_bytes, size_bytes)
+
+
+if __name__ == "__main__":
+    answer_all(version("vllm"), answer)

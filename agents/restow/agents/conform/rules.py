@@ -1,7 +1,7 @@
-"""The layers and geometries that peers are asked about, and the elements that each rank holds.
+"""The layers and geometries that connectors are asked about, and the elements of each rank.
 
-What ranks hold is written down from the definition of the layers and not from Restow's families,
-because it is the measure for Restow's plan as well as for the peers' slices.
+What ranks hold is written down from the definition of the layers. It is the measure for Restow's
+plan as well as for other connectors, so this file and `score` import nothing of the broker.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from restow.broker.layout.rows import Int64s
-
+Int64s = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 PAGE_TOKENS = 16
 CONV_ITEM_BYTES, STATE_ITEM_BYTES, KV_ITEM_BYTES = 2, 4, 2
 """Sizes of bfloat16, float32, bfloat16."""
@@ -132,7 +131,7 @@ class Geometry:
         return f"{KINDS[self.kind].title}: {', '.join(words)}"
 
     def message(self) -> dict[str, Any]:
-        """Return what the process that asks a peer gets (`asking.Asked`)."""
+        """Return what a probe is asked (`asking.Asked`)."""
         kind = KINDS[self.kind]
         values = asdict(self) | {"family": kind.family, "sizes": kind.sizes}
         del values["kind"]
