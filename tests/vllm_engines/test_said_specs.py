@@ -70,7 +70,6 @@ REFUSED = {
     "prefix, recompute, True": "None",
     "prefix off": "None",
     "enable_sleep_mode": "ENGINE_UNSUPPORTED: enable_sleep_mode: an engine that sleeps gives its",
-    "enable_cumem_allocator": "ENGINE_UNSUPPORTED: enable_cumem_allocator: this version",
     "images in shm": "ENGINE_UNSUPPORTED: mm_processor_cache_type is shm: the engine core then",
     "images in lru": "None",
     "sleeps": "False",
@@ -95,6 +94,10 @@ def test_families_and_specs_say_the_same(vllm_python: Path) -> None:
 
 def test_what_specs_leave_open_is_refused_by_name(vllm_python: Path) -> None:
     found = answers(vllm_python, "refused_main.py", **EAGER)[-1]
+    # vLLM 0.33 asks the connector before it gives memory back.
+    asked = found.pop("is asked before memory is given back") == "True"
+    refused = "ENGINE_UNSUPPORTED: enable_cumem_allocator: this version"
+    assert found.pop("enable_cumem_allocator").startswith("None" if asked else refused)
     for name, words in REFUSED.items():
         assert found.pop(name).startswith(words)
     assert found.pop("sharing") == "['layers.0.x']"

@@ -1,7 +1,7 @@
 """The connector that vLLM loads: its hooks are served by `SchedulerSide` and `WorkerSide`.
 
-The contract is `distributed/kv_transfer/kv_connector/v1/base.py` of vLLM 0.32.0. docs/vllm.md
-describes it hook by hook.
+The contract is vLLM's `distributed/kv_transfer/kv_connector/v1/base.py`. docs/vllm.md describes it
+hook by hook.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from restow.agents.engines.vllm.engine_checks import (
     has_windows,
     keeps_blocks,
 )
+from restow.agents.engines.vllm.private import SUPPORTED_VERSIONS, check_vllm, watch_adapters
 from restow.agents.engines.vllm.scheduler.metrics import RestowPromMetrics, RestowStats
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.scheduler.start import start_scheduler_side
@@ -48,7 +49,7 @@ from restow.agents.engines.vllm.worker.kv_caches import groups_of, known_model, 
 from restow.agents.engines.vllm.worker.layers_from_specs import group_windows, joined_model
 from restow.agents.engines.vllm.worker.model_from_specs import rank_model
 from restow.agents.engines.vllm.worker.rank_layout import DraftLayers, LayerNumbers, rank_layout
-from restow.agents.engines.vllm.worker.worker_side import WorkerSide, WorkerStep, watch_adapters
+from restow.agents.engines.vllm.worker.worker_side import WorkerSide, WorkerStep
 from restow.broker.families import ConvLayout, EngineSettings, ModelSpec
 from restow.broker.layout import Layout, RankLayout
 from restow.broker.logs import get_logger, log_as
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-TESTED_VERSIONS = ("0.32.0",)
 
 
 @dataclass
@@ -100,6 +99,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         """Check the engine. Raises `SettingsError` and `EngineUnsupportedError`."""
+        check_vllm(RestowConnector)
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         log_as("vllm")
@@ -119,11 +119,12 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler: SchedulerSide | None = None
         self._group_names: list[str] = []
         self._adapters = LoadedAdapters()
-        if vllm.__version__ not in TESTED_VERSIONS and role is KVConnectorRole.SCHEDULER:
+        supported = any(vllm.__version__.startswith(f"{one}.") for one in SUPPORTED_VERSIONS)
+        if not supported and role is KVConnectorRole.SCHEDULER:
             self._log.warning(
-                "this version of vLLM was not tested",
+                "this version of vLLM was not tested, though it has all that is needed",
                 version=vllm.__version__,
-                tested=list(TESTED_VERSIONS),
+                tested=list(SUPPORTED_VERSIONS),
             )
 
     # -- what vLLM asks of the class ---------------------------------------------------------------

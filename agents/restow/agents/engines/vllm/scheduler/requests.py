@@ -22,6 +22,7 @@ import torch
 
 from restow.agents.engines.common.adapter_errors import ParametersError
 from restow.agents.engines.common.chains import FollowedPrompt
+from restow.agents.engines.vllm.private import token_ids
 from restow.broker.client import content_of
 
 HANDOFF_ID = "handoff_id"
@@ -298,7 +299,7 @@ def followed_prompt(request: Request, adapter: str) -> FollowedPrompt | None:
     cut = bool((request.kv_transfer_params or {}).get(TRUNCATED))
     sampling = request.sampling_params
     return FollowedPrompt(
-        request._all_token_ids,
+        token_ids(request),
         adapter,
         request.cache_salt or "",
         attachments_of(request),
@@ -321,7 +322,7 @@ def content(request: Request, position: int, adapter: str, sampling: bytes = b""
     if sampling:
         attachments.append((0, b"sampling" + sampling))
     return content_of(
-        request._all_token_ids[:position],
+        token_ids(request)[:position],
         position,
         adapter=adapter,
         salt=request.cache_salt or "",
@@ -395,7 +396,7 @@ def truncate(request: Request, backoff: int) -> None:
         request.prompt_embeds = request.prompt_embeds[:-backoff]
     else:
         return
-    del request._all_token_ids[-backoff:]
+    del token_ids(request)[-backoff:]
     request.num_prompt_tokens -= backoff
     request.max_tokens = 1
     params[TRUNCATED] = True

@@ -30,6 +30,7 @@ from restow.agents.engines.common.prefill_decode import (
 )
 from restow.agents.engines.common.prefix_sharing import PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings
+from restow.agents.engines.vllm.private import token_ids
 from restow.agents.engines.vllm.scheduler.requests import (
     HandoffParameters,
     HandoffSide,
@@ -386,7 +387,7 @@ class SchedulerSide:
     ) -> None:
         """Keep the state after a reply. A step under way is over when vLLM frees the blocks."""
         tokens = request.num_computed_tokens
-        if not 0 < tokens <= len(request._all_token_ids):
+        if not 0 < tokens <= len(token_ids(request)):
             return
         try:
             named = handoff_blocks(self._groups, blocks)
@@ -397,7 +398,7 @@ class SchedulerSide:
             return
         if not self._recurrent:
             # vLLM caches no block by a token that is computed in a step ahead.
-            tokens = min(tokens, len(request._all_token_ids) - 1)
+            tokens = min(tokens, len(token_ids(request)) - 1)
         prefixes.replied(request.request_id, tokens, named, name)
 
     def _adapter(self, request: Request) -> str | None:

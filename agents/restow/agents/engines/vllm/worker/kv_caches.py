@@ -25,6 +25,7 @@ from vllm.v1.kv_cache_interface import (
 
 from restow.agents.engines.common.adapter_errors import CacheUnknownError, EngineUnsupportedError
 from restow.agents.engines.common.blocks import Group
+from restow.agents.engines.vllm.private import static_scales
 from restow.agents.engines.vllm.worker.layers_from_specs import unsupported_layer
 from restow.agents.engines.vllm.worker.rank_layout import (
     DraftLayers,
@@ -150,7 +151,7 @@ def kv_type(name: str, spec: Any, module: Any) -> tuple[DType, Scales]:
         return dtype, NO_SCALES
     word = getattr(module, "kv_cache_dtype", None)
     dtype = FLOAT8.get(str(word), DType.UINT8)
-    scales = [getattr(module, f"_{part}_scale_float", None) for part in ("k", "v")]
+    scales = static_scales(module)
     fnuz = torch.version.hip is not None  # some AMD devices have a float8 of their own
     if (
         spec.kv_quant_mode is not KVQuantMode.FP8_PER_TENSOR
