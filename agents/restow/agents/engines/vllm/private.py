@@ -86,7 +86,9 @@ def _has(owner: type, name: str) -> bool:
     """
     if hasattr(owner, name):
         return True
-    makers = (vars(base).get(one) for base in owner.__mro__ for one in ("__init__", "__post_init__"))
+    makers = (
+        vars(base).get(one) for base in owner.__mro__ for one in ("__init__", "__post_init__")
+    )
     codes = (getattr(inspect.unwrap(one), "__code__", None) for one in makers if one is not None)
     return any(code is not None and name in code.co_names for code in codes)
 

@@ -40,6 +40,8 @@ SIDES = ("do_remote_decode", "do_remote_prefill")
 READERS = "readers"
 MAX_READERS = 64
 """The broker's limit for one publication."""
+KV_HINT = "kv_hint"
+"""Hints about the cache, for engines whose requests have no place of their own for them."""
 SAMPLED_TOKEN = "sampled_token"  # noqa: S105 - a token of a model
 
 
@@ -117,7 +119,7 @@ def parameters_of(
 ) -> HandoffParameters | None:
     """Read the ``kv_transfer_params``; None: there is no handoff.
 
-    There is none if they are empty, or contain only the two sides, both false. ``default_id`` is
+    There is none if they are empty, or contain only the two sides, both false, and hints. ``default_id`` is
     the id at P of a handoff to which the router gave no id. Raises `ParametersError`.
     """
     if not params:
@@ -156,7 +158,7 @@ def parameters_of(
                 "this connector answered with"
             )
         return replace(decode, handoff_id=handoff_id)
-    if handoff_id is None and set(params) <= set(SIDES):
+    if handoff_id is None and set(params) <= {*SIDES, KV_HINT}:
         return None
     if handoff_id is None:
         raise ParametersError(
