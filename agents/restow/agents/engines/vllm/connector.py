@@ -193,7 +193,9 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         numbers = self._numbers, DraftLayers.of(config)
         caches = list(layer_caches(self._kv_cache_config, kv_caches, layers, *numbers))
         draft = draft_name(config) if config.speculative_config else ""
-        model = rank_model(self._name, self._known, caches, config, settings.conv_layout, draft)
+        untested = self._settings.allow_untested
+        named = self._name, self._known, caches, config, settings.conv_layout, draft
+        model = rank_model(*named, allow_untested=untested)
         laid = [entry.cache for entry in caches]
         regions = rank_layout(model, settings, rank, laid)
         self._worker = WorkerSide(

@@ -119,8 +119,9 @@ def parameters_of(
 ) -> HandoffParameters | None:
     """Read the ``kv_transfer_params``; None: there is no handoff.
 
-    There is none if they are empty, or contain only the two sides, both false, and hints. ``default_id`` is
-    the id at P of a handoff to which the router gave no id. Raises `ParametersError`.
+    There is none if they are empty, or contain only hints and the two sides, both false.
+    ``default_id`` is the id at P of a handoff to which the router gave no id. Raises
+    `ParametersError`.
     """
     if not params:
         return None
