@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from restow.broker.core.common.keys import State
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from vllm_harness.engine import PATIENT, Options
+from vllm_harness.engine import PATIENT, TWO_ENGINES, Options
 from vllm_harness.house import GRANT_S, MODEL, House, mixed_prompts, vllm_engines, vllm_house
 from vllm_harness.tiny_models import tiny_model
 
@@ -32,11 +31,10 @@ async def check_tokens(house: House, p: str, d: str, prompts: list[list[int]]) -
 async def test_each_data_parallel_rank_is_an_engine_that_hands_over_to_each(
     vllm_python: Path, tmp_path: Path
 ) -> None:
-    # vLLM 0.33 wants a memory node for each rank, which few machines have.
-    nodes = {"VLLM_CPU_SIM_MULTI_NUMA": "1"}
-    two = Options(MODEL, engine={"data_parallel_size": 2}, environment=nodes)
-    sides = (("p", "kv_producer"), ("d", "kv_consumer"))
-    wanted = {name: replace(two, role=role, engine_id=name) for name, role in sides}
+    wanted = {
+        name: Options(MODEL, role=role, engine_id=name, **TWO_ENGINES)
+        for name, role in (("p", "kv_producer"), ("d", "kv_consumer"))
+    }
     async with vllm_house(vllm_python, tmp_path, wanted) as house:
         await check_tokens(house, "p", "d", mixed_prompts()[1:])
         ended = house.broker.hub.directory.ledger.ended.values()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from restow.agents.engines.vllm.scheduler.requests import KV_HINT, Request
@@ -31,22 +30,13 @@ MAX_SHOWN = 80
 _64_BITS = (1 << 64) - 1
 
 
-@dataclass(slots=True)
-class _Answered:
-    """What is said about the hints of a request."""
-
-    message_id: str
-    actions: list[dict[str, Any]]
-    fetched_tokens: int = 0
-
-
 class KvHints:
     """Answers the hints of one engine's requests. Belongs to the scheduler's thread."""
 
     def __init__(self, counts: Counter[str]) -> None:
         """Begin without hints. ``counts`` are by kind and outcome: ``retain:not_supported``."""
         self._counts = counts
-        self._answered: dict[str, _Answered] = {}
+        self._answers: dict[str, dict[str, Any]] = {}
         self._logged: set[str] = set()
         self._log = get_logger("restow.vllm")
 
@@ -63,13 +53,23 @@ class KvHints:
             return
         given = _part(envelope, "actions")
         actions = given if isinstance(given, list | tuple) else [None]
-        said = [self._decided(action, request, why_no_fetch) for action in actions[:MAX_ACTIONS]]
         if len(actions) > MAX_ACTIONS:
-            self._counts[f"{OTHER}:not_supported"] += len(actions) - MAX_ACTIONS
-            why = f"at most {MAX_ACTIONS} actions are read, and {len(actions)} were given"
-            said.append({"outcome": "not_supported", "reason": why})
-        message_id = str(_part(envelope, "message_id"))[:MAX_SHOWN]
-        self._answered[request.request_id] = _Answered(message_id, said)
+            why_no_fetch = f"an envelope has at most {MAX_ACTIONS} actions, not {len(actions)}"
+        self._answers[request.request_id] = {
+            "message_id": str(_part(envelope, "message_id"))[:MAX_SHOWN],
+            "actions": [self._decided(one, request, why_no_fetch) for one in actions[:MAX_ACTIONS]],
+        }
+
+    def loaded(self, request_id: str, tokens: int) -> None:
+        """Note how many tokens of a request have come from another engine or a store."""
+        for said in self._answers.get(request_id, {}).get("actions", ()):
+            if "tokens" in said:
+                said["tokens"] = tokens
+
+    def answer(self, request_id: str) -> dict[str, Any]:
+        """Return the answer to the hints of a request that has ended, once; empty: it had none."""
+        answer = self._answers.pop(request_id, None)
+        return {} if answer is None else {"kv_hints": answer}
 
     def _decided(self, action: Any, request: Request, why_no_fetch: str) -> dict[str, Any]:
         kind = str(_part(action, "action_type")).removeprefix("kv.")
@@ -85,22 +85,7 @@ class KvHints:
             self._logged.add(counted)
             self._log.info("first KV hint of its kind", kind=label, outcome=outcome, why=why)
         said = {name: str(_part(action, name))[:MAX_SHOWN] for name in ("action_id", "action_type")}
-        return {**said, "outcome": outcome} | ({"reason": why} if why else {})
-
-    def loaded(self, request_id: str, tokens: int) -> None:
-        """Note how many tokens of a request have come from another engine or a store."""
-        if (answered := self._answered.get(request_id)) is not None:
-            answered.fetched_tokens = tokens
-
-    def answer(self, request_id: str) -> dict[str, Any]:
-        """Return the answer to the hints of a request that has ended, once; empty: it had none."""
-        answered = self._answered.pop(request_id, None)
-        if answered is None:
-            return {}
-        for said in answered.actions:
-            if said["outcome"] == "carried_out":
-                said["tokens"] = answered.fetched_tokens
-        return {"kv_hints": {"message_id": answered.message_id, "actions": answered.actions}}
+        return {**said, "outcome": outcome, **({"reason": why} if why else {"tokens": 0})}
 
 
 def _part(whole: Any, name: str) -> Any:
