@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from vllm_harness.engine import Options
+from vllm_harness.house import MODEL, drawn, vllm_house
 from vllm_harness.programs import answers
 
 pytestmark = pytest.mark.timeout(600)
@@ -65,6 +67,21 @@ def test_an_indexer_with_scales_of_another_form_is_refused(said: dict[str, Any])
 
 def test_a_layer_has_latents_and_an_index(said: dict[str, Any]) -> None:
     assert said["both of a layer"] == ["BlockScaledMlaSpec", "IndexerSpec"]
+
+
+async def test_an_engine_that_allows_it_has_all_its_content_compared(
+    vllm_python: Path, tmp_path: Path
+) -> None:
+    # Only D allows it, and the broker compares nothing by itself.
+    wanted = {
+        "p": Options(MODEL, role="kv_producer"),
+        "d": Options(MODEL, role="kv_consumer", extra={"allow_untested": True}),
+    }
+    async with vllm_house(vllm_python, tmp_path, wanted) as house:
+        ids = drawn(40)
+        handed = await house.hand_over("p", "d", "h", ids)
+        assert handed.d.tokens == (await house.alone("d", ids)).tokens
+        assert house.broker.hub.directory.ledger.checks.checked == 1
 
 
 @pytest.mark.parametrize("order", ["HND", "NHD"])

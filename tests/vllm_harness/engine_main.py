@@ -22,7 +22,6 @@ import time
 from inspect import signature
 from typing import Any
 
-import msgspec
 import torch
 import vllm.entrypoints.cli.main
 import vllm.entrypoints.cli.serve
@@ -94,9 +93,10 @@ class Engine:
         if (hints := told.get("hints")) and "kv_hints" in signature(
             self._engine.generate
         ).parameters:
-            from vllm.v1.kv_hints import KvHintsEnvelope
+            from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
-            more["kv_hints"] = msgspec.convert(hints, KvHintsEnvelope)
+            actions = [KvHintAction(**action) for action in hints["actions"]]
+            more["kv_hints"] = KvHintsEnvelope(**{**hints, "actions": actions})
         elif hints:  # as Dynamo gives them to an engine without an envelope
             params = {**(told.get("params") or {}), "kv_hint": hints}
             sampling.extra_args = {"kv_transfer_params": params}

@@ -129,8 +129,8 @@ def main() -> None:
         setattr(engine.model_config, option, True)
         answers[option] = _words(check_engine, engine)
         setattr(engine.model_config, option, False)
-    asked = hasattr(KVConnectorBase_V1, "unregister_kv_caches")
-    answers["is asked before memory is given back"] = str(asked)
+    is_asked = hasattr(KVConnectorBase_V1, "unregister_kv_caches")
+    answers["is asked before memory is given back"] = f"{is_asked}"
     for kind in ("shm", "lru"):
         engine.model_config.multimodal_config = MultiModalConfig(mm_processor_cache_type=kind)
         answers[f"images in {kind}"] = _words(check_engine, engine)

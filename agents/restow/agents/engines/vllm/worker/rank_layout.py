@@ -274,10 +274,9 @@ def _check_tokens(pages: LayerPages, page_bytes: int, cache: LayerCache) -> None
     ):
         raise _unlike(cache, first.dtype.label, tensor.dtype)
     token_stride = item if cache.kv_order is KvOrder.HDN else tensor.stride(2) * item
-    if cache.parts_bytes:  # all parts of a token, wherever they lie, in a page without gaps
-        token_stride = token_stride * first.token_stride_bytes // sum(cache.parts_bytes)
-    if first.token_stride_bytes != token_stride and tensor.shape[2] > 1:
-        raise _unlike(cache, f"tokens {first.token_stride_bytes} bytes apart", tensor.stride())
+    wanted_stride = sum(cache.parts_bytes) or first.token_stride_bytes
+    if wanted_stride != token_stride and tensor.shape[2] > 1:
+        raise _unlike(cache, f"tokens {wanted_stride} bytes apart", tensor.stride())
     heads = first.box[0].size if len(first.box) > 1 else 1
     if heads != tensor.shape[1]:
         raise _unlike(cache, f"{heads} heads", tensor.shape[1])
