@@ -44,6 +44,10 @@ def test_a_missing_attribute_is_refused_by_name(said: dict[str, Any]) -> None:
 def test_a_missing_name_is_refused_by_name(said: dict[str, Any]) -> None:
     assert said["name"].startswith("ENGINE_UNSUPPORTED: this version of vLLM has no module or name")
     assert "'KVConnectorTransferResults'" in said["name"]
+    assert said["class"].startswith(
+        "ENGINE_UNSUPPORTED: this version of vLLM has no module or name"
+    )
+    assert "'BlockHashToBlockMap'" in said["class"]
 
 
 def test_what_objects_are_given_when_they_are_made_counts(said: dict[str, Any]) -> None:

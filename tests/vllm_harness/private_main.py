@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.v1.core import block_pool
 
 from restow.agents.engines import vllm as package
 from restow.agents.engines.vllm import RestowConnector, private
@@ -45,6 +46,16 @@ def _without_hook(hook: str) -> str:
         return _said()
     finally:
         setattr(owner, hook, kept)
+
+
+def _without_class() -> str:
+    """Return what is said where a module of vLLM's has no such class as is looked for."""
+    kept = block_pool.BlockHashToBlockMap
+    del block_pool.BlockHashToBlockMap
+    try:
+        return _said()
+    finally:
+        block_pool.BlockHashToBlockMap = kept
 
 
 def _without_name(name: str) -> str:
@@ -86,6 +97,7 @@ def main() -> None:
                 "attributes": {
                     f"{owner.__qualname__}.{name}": _without(owner, name) for owner, name in used
                 },
+                "class": _without_class(),
                 "name": _without_name("KVConnectorTransferResults"),
                 "found": [private._has(Assigned, one) for one in ("there", "elsewhere")],
                 "since": sorted(

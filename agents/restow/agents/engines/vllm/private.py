@@ -44,7 +44,11 @@ def check_vllm(connector: type) -> None:
         asked = any(hook in vars(base) for base in bases)
         if not (asked or hook.startswith("_") or hook in HOOKS_SINCE_0_33):
             raise missing_error(f"hook {hook} of connectors")
-    for owner, names in _used_classes():
+    try:
+        used = list(_used_classes())
+    except ImportError as error:
+        raise missing_error(f"module or name: {error}") from error
+    for owner, names in used:
         for name in names.split():
             if not _has(owner, name):
                 raise missing_error(f"{owner.__qualname__}.{name} ({owner.__module__})")
