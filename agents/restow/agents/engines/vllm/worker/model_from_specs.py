@@ -35,9 +35,7 @@ from restow.agents.engines.vllm.worker.rank_layout import LayerCache, dtype_of, 
 from restow.agents.engines.vllm.worker.untested_forms import (
     TOKEN_HEAD_SCALE_BYTES,
     TOKEN_HEAD_TYPES,
-    block_scaled_layer,
-    index_layer,
-    is_index,
+    untested_layer,
 )
 from restow.broker.families import AttentionSpec, ConvLayout, LayerSpec, MlaSpec, ModelSpec
 
@@ -124,8 +122,8 @@ class _SpecLayers:
                     cache.name, "recurrent states of a draft are not handed over"
                 )
             return self._states(cache, spec)
-        untested = None if drafted else self._untested(found)
-        if untested is not None:
+        named = cache.name, cache.layer, spec, module, self._allow_untested
+        if not drafted and (untested := untested_layer(*named)) is not None:
             return untested
         dtype, scales = kv_type(cache.name, spec, module, self._allow_untested)
         self._check_form(cache, spec)
@@ -146,20 +144,14 @@ class _SpecLayers:
 
         Raises `EngineUnsupportedError`.
         """
-        untested = self._untested(found)
+        cache, spec, module, _ = found
+        untested = untested_layer(cache.name, cache.layer, spec, module, self._allow_untested)
         if untested is not None:
             return untested
         if not isinstance(known, AttentionSpec | MlaSpec):
             return known
-        dtype, scales = kv_type(found.cache.name, found.spec, found.module, self._allow_untested)
+        dtype, scales = kv_type(cache.name, spec, module, self._allow_untested)
         return replace(known, dtype=dtype, scales=scales)
-
-    def _untested(self, found: FoundCache) -> LayerSpec | None:
-        """Return the layer of a kind of cache that only the specs describe; None: of others."""
-        cache, spec, module, _ = found
-        if is_index(spec):
-            return index_layer(cache.name, cache.layer, spec, module, self._allow_untested)
-        return block_scaled_layer(cache.name, cache.layer, spec, self._allow_untested)
 
     def _check_form(self, cache: LayerCache, spec: Any) -> None:
         """Refuse a cache that does not hold what its kind has."""

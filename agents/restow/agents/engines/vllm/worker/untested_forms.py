@@ -26,7 +26,6 @@ TOKEN_HEAD_SCALE_BYTES = 2 * 4
 """Scales of a key and a value."""
 INDEX_PARTS_BYTES = (128, 4)
 """In an indexer's page: float8 elements of all tokens, then a float32 scale of each."""
-BLOCK_SCALED = "fp8_ds_mla"
 
 
 def check_allowed(name: str, what: str, allow_untested: bool) -> None:
@@ -47,45 +46,30 @@ def is_index(spec: Any) -> bool:
     return getattr(spec, "cache_role", None) is SparseCacheRole.INDEXER
 
 
-def index_layer(name: str, layer: int, spec: Any, module: Any, allow_untested: bool) -> IndexerSpec:
-    """Return the layer of an indexer's cache (vLLM `DeepseekV32IndexerCache`).
+def untested_layer(
+    name: str, layer: int, spec: Any, module: Any, allow_untested: bool
+) -> IndexerSpec | BlockScaledMlaSpec | None:
+    """Return the layer of a kind that only the specs describe; None: the cache is of another kind.
 
-    Raises `EngineUnsupportedError` for one whose elements may lie otherwise.
+    Raises `EngineUnsupportedError` where its elements may lie otherwise.
     """
-    row_bytes, shuffled = sum(INDEX_PARTS_BYTES), getattr(module, "uses_shuffled_layout", None)
-    form = spec.state_content_size_bytes, spec.tokens_per_state, spec.num_kv_heads
-    if form != (row_bytes, 1, 1) or spec.model_version is not None:
-        raise unsupported_layer(
-            name, f"an indexer of {form[0]} bytes for {form[1]} tokens: how they lie is missing"
-        )
-    if shuffled is not False:
-        raise unsupported_layer(
-            name, "an indexer that does not say that its keys lie in the order of tokens"
-        )
-    mx_scales = getattr(deep_gemm, "mqa_logits_use_mx_scales", None)  # from vLLM 0.33
-    if mx_scales is not None and mx_scales():
-        raise unsupported_layer(
-            name, "an indexer with scales in the form of SM100's kernels, which other GPUs lack"
-        )
-    check_allowed(name, "an indexer's cache", allow_untested)
-    return IndexerSpec(layer, INDEX_PARTS_BYTES[0])
-
-
-def block_scaled_layer(
-    name: str, layer: int, spec: Any, allow_untested: bool
-) -> BlockScaledMlaSpec | None:
-    """Return the layer of latents with scales per block; None: the cache is of another kind.
-
-    Raises `EngineUnsupportedError`.
-    """
-    if getattr(spec, "cache_dtype_str", None) != BLOCK_SCALED:
+    made: IndexerSpec | BlockScaledMlaSpec
+    if is_index(spec):  # vLLM `DeepseekV32IndexerCache`
+        made, what = IndexerSpec(layer, INDEX_PARTS_BYTES[0]), "an indexer's cache"
+    elif getattr(spec, "cache_dtype_str", None) == "fp8_ds_mla":
+        made, what = BlockScaledMlaSpec(layer), "a cache of type fp8_ds_mla"
+    else:
         return None
-    made = BlockScaledMlaSpec(layer)
     row_bytes = sum(field.shape[0] * dtype.itemsize_bytes for field, dtype in made.parts())
-    found = spec.state_content_size_bytes, spec.tokens_per_state, spec.model_version
-    if found != (row_bytes, 1, None):
-        raise unsupported_layer(
-            name, f"{BLOCK_SCALED} with {found[0]} bytes a token in place of {row_bytes}"
-        )
-    check_allowed(name, f"a cache of type {BLOCK_SCALED}", allow_untested)
-    return made
+    found, tokens = spec.state_content_size_bytes, spec.tokens_per_state
+    mx_scales = getattr(deep_gemm, "mqa_logits_use_mx_scales", None)  # from vLLM 0.33
+    if (found, tokens, spec.model_version) != (row_bytes, 1, None):
+        why = f"{found} bytes for {tokens} tokens in place of {row_bytes} for 1: how they lie"
+    elif is_index(spec) and getattr(module, "uses_shuffled_layout", None) is not False:
+        why = "a layer that does not say that tokens lie in order: how they lie"
+    elif is_index(spec) and mx_scales is not None and mx_scales():
+        why = "scales in the form of SM100's kernels: how other GPUs would read them"
+    else:
+        check_allowed(name, what, allow_untested)
+        return made
+    raise unsupported_layer(name, f"{what} has {why} is missing")
