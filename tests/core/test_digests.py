@@ -50,6 +50,20 @@ def test_without_digests_everything_is_as_it_was(staged: bool, digests: Digests 
     assert world.directory.ledger.checks.checked == 0
 
 
+@pytest.mark.parametrize("wants", ["p", "d"])
+def test_an_engine_that_wants_digests_has_them_whatever_the_settings_say(wants: str) -> None:
+    world, p, d = p_and_d(2, 2, digests=Digests())
+    {"p": p, "d": d}[wants].record.digests = True
+    number = world.begin(p, d)
+    assert all(hashed for *_, hashed in parts(world))
+    world.stage_all(p, number, 2)
+    assert all(one.hashed for one in world.orders(act.SendExecute))
+    for rank in range(2):
+        world.settle(d, number, rank)
+    assert ends(p) == ends(d) == [("DONE", "")]
+    assert world.directory.ledger.checks.checked == 1
+
+
 @pytest.mark.parametrize("staged", [False, True])
 def test_every_source_hashes_for_every_reader_before_it_is_read(staged: bool) -> None:
     world, p, d, number = asked(staged=staged)

@@ -22,8 +22,8 @@ from restow.agents.engines.common.checkpoint import (
     LoraAdapters,
     joined_fingerprints,
 )
+from restow.agents.engines.vllm.private import watch_adapters
 from restow.agents.engines.vllm.scheduler.requests import content, followed_prompt
-from restow.agents.engines.vllm.worker.worker_side import watch_adapters
 
 TOKENS = [5, 6, 7, 8]
 

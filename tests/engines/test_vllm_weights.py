@@ -12,8 +12,9 @@ import pytest
 from engines.written_session import BLOCKS, GROUPS, Session, chunk, computed, decode, prefill
 from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
 from restow.agents.engines.common.registration import ConnectorSettings
+from restow.agents.engines.vllm.private import core_of_caller
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
-from restow.agents.engines.vllm.scheduler.weights import Weights, core_of_caller, weights_revision
+from restow.agents.engines.vllm.scheduler.weights import Weights, weights_revision
 from restow.demo.recall.model import checkpoint_folder
 
 

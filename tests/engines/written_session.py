@@ -50,6 +50,7 @@ class Request:
     num_prompt_tokens: int = 0
     client_index: int = 0
     output_token_ids: Sequence[int] = field(default_factory=list)
+    kv_hints: Any = None
 
     def record_event(self, event_type: Any) -> None:
         """Ignore the event: nobody counts."""

@@ -51,6 +51,8 @@ def test_the_answers_that_are_kept_are_vllms(asked: list[list[Any]]) -> None:
     for (config, kept), layers_of in zip(ANSWERS, asked, strict=True):
         if config["model_type"] in NEWER and isinstance(layers_of[0], str):
             continue
+        if config["model_type"] == "step3p5" and "per_layer_config" in layers_of[0]:
+            continue  # vLLM 0.33 leaves it to transformers, which refuses a draft's layer types
         layers = [[number, *form] for numbers, *form in kept for number in numbers]
         assert sorted(layers) == layers_of[0], config
 
@@ -211,7 +213,9 @@ def test_vllm_chooses_the_types_that_the_cases_say(vllm_python: Path, tmp_path: 
     for case, found in zip(CASES, answers(vllm_python, "config_types.py", *folders), strict=True):
         if case.refused:
             # It refuses too, or takes no heed of what is declared, or has a type of its own.
-            assert "refused" in found or found["kv"] in ("bfloat16", "uint8"), case.name
+            unread = "refused" in found or found["kv"] in ("bfloat16", "uint8")
+            # vLLM 0.33 reads one more kind of file.
+            assert unread or found["method"] == "modelopt_mixed", case.name
         elif not (case.since and "refused" in found):
             wanted = {"kv": case.kv, "method": case.method, "model_type": case.model_type}
             assert found == wanted, case.name

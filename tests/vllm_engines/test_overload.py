@@ -20,7 +20,7 @@ from restow.broker.core.common.keys import State
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
 from vllm_harness.checkpoints import write_checkpoint
-from vllm_harness.engine import Options
+from vllm_harness.engine import TWO_ENGINES, Options
 from vllm_harness.house import House, drawn, vllm_engines
 from vllm_harness.hybrid_checkpoints import HYBRIDS
 
@@ -58,8 +58,8 @@ async def test_nothing_fails_on_a_host_whose_processes_wait_for_processors(
                 engine_id=name,
                 broker=broker.address,
                 extra={"lease_ms": LEASE_MS},
-                engine={"data_parallel_size": 2},
-                environment=compiles,
+                engine=TWO_ENGINES["engine"],
+                environment=compiles | TWO_ENGINES["environment"],
                 resting=False,
             )
             for name, role in (("p", "kv_producer"), ("d", "kv_consumer"))

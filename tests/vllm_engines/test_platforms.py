@@ -118,7 +118,7 @@ async def test_dynamo_asks_p_and_then_d(served: Served, vllm_python: Path, name:
     folder = await others_folder() / "dynamo"
 
     def dynamo(answer: Any) -> Any:
-        command = [vllm_python, "-c", DYNAMO, json.dumps(CONNECTORS[name]), json.dumps(answer)]
+        command = [str(vllm_python), "-c", DYNAMO, json.dumps(CONNECTORS[name]), json.dumps(answer)]
         environment = {"PYTHONPATH": str(folder)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ import pytest
 from restow.broker.core.common.keys import State
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
-from vllm_harness.engine import PATIENT, Options
+from vllm_harness.engine import PATIENT, TWO_ENGINES, Options
 from vllm_harness.house import GRANT_S, MODEL, House, mixed_prompts, vllm_engines, vllm_house
 from vllm_harness.tiny_models import tiny_model
 
@@ -32,7 +32,7 @@ async def test_each_data_parallel_rank_is_an_engine_that_hands_over_to_each(
     vllm_python: Path, tmp_path: Path
 ) -> None:
     wanted = {
-        name: Options(MODEL, role=role, engine_id=name, engine={"data_parallel_size": 2})
+        name: Options(MODEL, role=role, engine_id=name, **TWO_ENGINES)
         for name, role in (("p", "kv_producer"), ("d", "kv_consumer"))
     }
     async with vllm_house(vllm_python, tmp_path, wanted) as house:

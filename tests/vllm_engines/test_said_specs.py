@@ -37,14 +37,14 @@ MODELS: list[tuple[str, str, dict[str, Any]]] = [
 REFUSED = {
     "chunked": "ENGINE_UNSUPPORTED: layers.0.x: the content of a cache of kind Chunked",
     "window of latents": "ENGINE_UNSUPPORTED: layers.0.x: the content of a cache of kind Sli",
-    "index": "ENGINE_UNSUPPORTED: layers.0.x: MLAAttentionSpec with cache_role indexer",
+    "index": "ENGINE_UNSUPPORTED: layers.0.x: an indexer's cache has 128 bytes for 1 tokens in",
     "compressed": "ENGINE_UNSUPPORTED: layers.0.x: MLAAttentionSpec with tokens_per_state 4",
     "pooled": "ENGINE_UNSUPPORTED: layers.0.x: FullAttentionSpec with tokens_per_state 1/4",
     "packed": "ENGINE_UNSUPPORTED: layers.0.x: FullAttentionSpec with state_content_size_bytes 100",
     "slots": "ENGINE_UNSUPPORTED: layers.0.x: FullAttentionSpec with num_head_slots 4",
     "float8 of no layer": "ENGINE_UNSUPPORTED: layers.0.x: KV of type None (FP8_PER_TENSOR) is",
     "nvfp4": "ENGINE_UNSUPPORTED: layers.0.x: KV of type None (NVFP4) is not",
-    "scales per token": "ENGINE_UNSUPPORTED: layers.0.x: KV of type None (FP8_PER_TOKEN_HEAD) is",
+    "scales per token": "ENGINE_UNSUPPORTED: layers.0.x: KV with scales per token and head (None)",
     "fp8_inc": "ENGINE_UNSUPPORTED: layers.0.x: KV of type fp8_inc (FP8_PER_TENSOR) is",
     "bytes": "ENGINE_UNSUPPORTED: layers.0.x: KV in torch.uint8: what its elements",
     "values": "ENGINE_UNSUPPORTED: layers.0.x: keys of 32 and values of 16",
@@ -70,7 +70,6 @@ REFUSED = {
     "prefix, recompute, True": "None",
     "prefix off": "None",
     "enable_sleep_mode": "ENGINE_UNSUPPORTED: enable_sleep_mode: an engine that sleeps gives its",
-    "enable_cumem_allocator": "ENGINE_UNSUPPORTED: enable_cumem_allocator: this version",
     "images in shm": "ENGINE_UNSUPPORTED: mm_processor_cache_type is shm: the engine core then",
     "images in lru": "None",
     "sleeps": "False",
@@ -95,6 +94,10 @@ def test_families_and_specs_say_the_same(vllm_python: Path) -> None:
 
 def test_what_specs_leave_open_is_refused_by_name(vllm_python: Path) -> None:
     found = answers(vllm_python, "refused_main.py", **EAGER)[-1]
+    # vLLM 0.33 asks the connector before it gives memory back.
+    asked = found.pop("is asked before memory is given back") == "True"
+    refused = "ENGINE_UNSUPPORTED: enable_cumem_allocator: this version"
+    assert found.pop("enable_cumem_allocator").startswith("None" if asked else refused)
     for name, words in REFUSED.items():
         assert found.pop(name).startswith(words)
     assert found.pop("sharing") == "['layers.0.x']"

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from typing import Any
 
 from restow.agents.engines.common.blocks import NULL_BLOCK
-from restow.agents.engines.vllm.scheduler.prefix_cache import (
-    CachedPrefixes,
-    CacheWatch,
-    Pin,
-    WatchedMap,
-)
+from restow.agents.engines.vllm.private import watch_keys
+from restow.agents.engines.vllm.scheduler import prefix_cache
+from restow.agents.engines.vllm.scheduler.prefix_cache import CachedPrefixes, CacheWatch, Pin
 from restow.agents.engines.vllm.scheduler.requests import followed_prompt
 from restow.broker.client import ContentChain, HashForm, Prefix
 from restow.broker.client.engine.chains import CONTENT_FORM
@@ -25,8 +23,14 @@ BLOCKS, PINNED_BLOCKS, STEPS, REQUESTS = 64, 24, 120, 5
 
 
 def _look_without_resets(self: CacheWatch) -> None:
-    touched, self._map.touched = self._map.touched, {}
-    self._holdings.changed(touched, self._is_cached)
+    self._holdings.changed(self._touched, self._is_cached)
+    self._touched.clear()
+
+
+def _watch_no_removals(cached: Any) -> dict[bytes, None]:
+    touched = watch_keys(cached)
+    del cached.pop  # that of its class stays
+    return touched
 
 
 def kept_without_references(self: CachedPrefixes, pin: Pin) -> Pin | None:
@@ -195,7 +199,7 @@ if __name__ == "__main__":
     play(
         History,
         {
-            "removals": partial(delattr, WatchedMap, "pop"),
+            "removals": partial(setattr, prefix_cache, "watch_keys", _watch_no_removals),
             "resets": partial(setattr, CacheWatch, "look", _look_without_resets),
             "running states": partial(setattr, CachedPrefixes, "_runs_on", lambda *_: False),
             "references": partial(setattr, CachedPrefixes, "_kept", kept_without_references),

@@ -29,6 +29,12 @@ OURS = [str(HERE.parent)] + [
     str(HERE.parents[1] / name) for name in ("broker", "agents", "kernels", "proto")
 ]
 """The code of this tree, wherever vLLM's environment has another."""
+TWO_ENGINES: dict[str, Any] = {
+    "engine": {"data_parallel_size": 2},
+    "environment": {"VLLM_CPU_SIM_MULTI_NUMA": "0"},
+}
+"""Options for two data-parallel ranks, each of which vLLM 0.33 else wants on a memory node of its
+own; few machines have two."""
 RESTING = {
     "PYTHONPATH": os.pathsep.join((*OURS, str(HERE / "every_process"))),
     "TORCH_COMPILE_DISABLE": "1",

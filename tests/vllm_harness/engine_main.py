@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+from inspect import signature
 from typing import Any
 
 import torch
@@ -88,6 +89,17 @@ class Engine:
             prompt = {"prompt_embeds": torch.load(told["embeds"], weights_only=True)}
         if told.get("salt"):
             prompt["cache_salt"] = told["salt"]
+        more: dict[str, Any] = {}
+        if (hints := told.get("hints")) and "kv_hints" in signature(
+            self._engine.generate
+        ).parameters:
+            from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+
+            actions = [KvHintAction(**action) for action in hints["actions"]]
+            more["kv_hints"] = KvHintsEnvelope(**{**hints, "actions": actions})
+        elif hints:  # as Dynamo gives them to an engine without an envelope
+            params = {**(told.get("params") or {}), "kv_hint": hints}
+            sampling.extra_args = {"kv_transfer_params": params}
         lora = LoRARequest(*told["lora"]) if told.get("lora") else None
         answer: dict[str, Any] = {"id": told["id"], "tokens": [], "finish": None, "params": None}
         try:
@@ -97,6 +109,7 @@ class Engine:
                 f"{told['id']}",
                 lora_request=lora,
                 trace_headers=told.get("trace_headers"),
+                **more,
             ):
                 (one,) = output.outputs
                 answer["tokens"] = list(one.token_ids)

@@ -23,7 +23,8 @@ def write(keys, slots, cache, scales, page_tokens, page_bytes, DIM: tl.constexpr
     dims = tl.arange(0, DIM)
     _fp8_quant_and_cache_write(
         tl.load(keys + token * DIM + dims), dims < DIM, tl.load(slots + token), cache, scales,
-        page_tokens, page_bytes, dims, DIM, False, 16, 16, 448.0, False,
+        page_tokens, page_bytes, dims, DIM, SHUFFLE=False, BLOCK_TILE=16, HEAD_TILE=16,
+        FP8_MAX=448.0, USE_FNUZ=False, MORE
     )
 """
 
@@ -31,7 +32,9 @@ def write(keys, slots, cache, scales, page_tokens, page_bytes, DIM: tl.constexpr
 def main(source: Path, copy: Path, page_tokens: int) -> None:
     """Fail unless every key is where the layout says, and nothing else was written."""
     names = ("_fp8_ue8m0_quantize", "_fp8_quant_and_cache_write")
-    kernel = kernels(copy, [(source, name) for name in names], _DRIVER)
+    # vLLM 0.33 can also write the scales of SM100's kernels, in another form.
+    driver = _DRIVER.replace("MORE", "MX_SCALE=False" * ("MX_SCALE" in source.read_text()))
+    kernel = kernels(copy, [(source, name) for name in names], driver)
     pages = layer_pages(IndexerSpec(0, DIM), EngineSettings(page_tokens=page_tokens), 0)
     page_bytes = pages.regions[0].page_stride_bytes
     cache = torch.full((PAGES, page_bytes), UNTOUCHED, dtype=torch.uint8)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 from vllm.config.multimodal import MultiModalConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -128,6 +129,8 @@ def main() -> None:
         setattr(engine.model_config, option, True)
         answers[option] = _words(check_engine, engine)
         setattr(engine.model_config, option, False)
+    is_asked = hasattr(KVConnectorBase_V1, "unregister_kv_caches")
+    answers["is asked before memory is given back"] = f"{is_asked}"
     for kind in ("shm", "lru"):
         engine.model_config.multimodal_config = MultiModalConfig(mm_processor_cache_type=kind)
         answers[f"images in {kind}"] = _words(check_engine, engine)

@@ -101,6 +101,7 @@ class RegisterEngineRequest(google.protobuf.message.Message):
     ASKS_FIELD_NUMBER: builtins.int
     KEEPS_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
+    DIGESTS_FIELD_NUMBER: builtins.int
     version: builtins.str
     """Version of Restow that it runs, with its commit: letters, digits and ".+-_", at most 64. Empty:
     unknown, or other software than Restow.
@@ -123,6 +124,10 @@ class RegisterEngineRequest(google.protobuf.message.Message):
     Empty: the layout's revision, or for a registered incarnation its present revision. Ignored
     while the incarnation's session is open, which sends Revise.
     """
+    digests: builtins.bool
+    """True: the content of each handoff from and to the engine is compared by digests, whatever the
+    broker's settings say. False: the broker's settings decide.
+    """
     @property
     def engine(self) -> Global___EngineRef:
         """The engine."""
@@ -141,9 +146,10 @@ class RegisterEngineRequest(google.protobuf.message.Message):
         asks: builtins.bool = ...,
         keeps: builtins.bool = ...,
         revision: builtins.str = ...,
+        digests: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine", "layout", b"layout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asks", b"asks", "engine", b"engine", "keeps", b"keeps", "layout", b"layout", "publishes", b"publishes", "revision", b"revision", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asks", b"asks", "digests", b"digests", "engine", b"engine", "keeps", b"keeps", "layout", b"layout", "publishes", b"publishes", "revision", b"revision", "version", b"version"]) -> None: ...
 
 Global___RegisterEngineRequest: typing_extensions.TypeAlias = RegisterEngineRequest
 

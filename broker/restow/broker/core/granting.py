@@ -214,7 +214,8 @@ class Granting:
         now_s: float,
     ) -> list[Action]:
         """Open the grant if it is the handoff's turn."""
-        if self._digests.mode is not DigestMode.OFF and self._digests.choose(handoff.number):
+        chosen = self._digests.mode is not DigestMode.OFF and self._digests.choose(handoff.number)
+        if chosen or source.digests or destination.digests:
             pair = pair.with_digests()
         # Roughly: windows may need fewer bytes.
         size_bytes = destination.token_bytes * (handoff.stop_token - handoff.first_token)

@@ -122,6 +122,7 @@ def no_counts() -> dict[str, Any]:
         # Counted by the scheduler's side.
         "transfers": [],
         "failures": {},
+        "hints": {},
         "waits": [],
         "external_tokens": 0,
         "states_sent": 0,
@@ -149,7 +150,10 @@ def joined_counts(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[st
     sums = ("transfers", "waits", "external_tokens", "states_sent", "lanes_given_up")
     return {
         **{name: mine[name] + theirs[name] for name in sums},
-        "failures": dict(Counter(mine["failures"]) + Counter(theirs["failures"])),
+        **{
+            name: dict(Counter(mine[name]) + Counter(theirs[name]))
+            for name in ("failures", "hints")
+        },
         "present": {**mine["present"], **theirs["present"]},
         "reads": reads,
         "staging_used_bytes": used,
@@ -164,6 +168,8 @@ class HandoffTally:
     """Bytes and seconds of each state received."""
     failures: Counter[str] = field(default_factory=Counter)
     """By side and reason, such as ``decode:NOT_PUBLISHED``."""
+    hints: Counter[str] = field(default_factory=Counter)
+    """KV hints by kind and outcome, such as ``retain:not_supported``."""
     waits: list[float] = field(default_factory=list)
     """Seconds from D's demand to the beginning of the read."""
     external_tokens: int = 0
@@ -197,7 +203,7 @@ class HandoffTally:
     @property
     def empty(self) -> bool:
         """Whether nothing has happened."""
-        happened = self.transfers or self.failures or self.states_sent
+        happened = self.transfers or self.failures or self.states_sent or self.hints
         return not happened and self.present == self._reported
 
     def take(self) -> dict[str, Any]:
@@ -205,6 +211,7 @@ class HandoffTally:
         data = no_counts() | {
             "transfers": self.transfers,
             "failures": dict(self.failures),
+            "hints": dict(self.hints),
             "waits": self.waits,
             "external_tokens": self.external_tokens,
             "states_sent": self.states_sent,
@@ -213,6 +220,7 @@ class HandoffTally:
         self._reported = dict(self.present)
         self.transfers, self.failures, self.waits, self.external_tokens = [], Counter(), [], 0
         self.states_sent = 0
+        self.hints.clear()
         return data
 
 

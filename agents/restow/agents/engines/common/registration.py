@@ -73,6 +73,8 @@ class ConnectorSettings(BaseModel):
     find_ms: PositiveInt = 50
     """How long a prompt waits for the broker to say who holds its prefix, before it goes on
     without."""
+    allow_untested: bool = False
+    """Whether to serve caches of kinds that no test has run, and compare their content."""
     tls_ca: str = ""
     """File of authorities for the broker's certificate; empty here and in the three settings below:
     RESTOW_TLS_CA, ..., RESTOW_TOKEN_FILE."""
@@ -162,6 +164,7 @@ def register_engine(
             lost,
             publishes=publishes,
             asks=asks,
+            digests=settings.allow_untested,
             on_offer=on_offer,
             on_drain=on_drain,
         )

@@ -16,9 +16,18 @@ __all__ = ["RestowConnector"]
 
 
 def __getattr__(name: str) -> object:
-    """Load the connector when it is asked for."""
+    """Load the connector when it is asked for.
+
+    Raises `EngineUnsupportedError` for a vLLM without something that it imports.
+    """
     if name != "RestowConnector":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from restow.agents.engines.vllm.connector import RestowConnector
+    from restow.agents.engines.vllm.private import missing_error
 
+    try:
+        from restow.agents.engines.vllm.connector import RestowConnector
+    except ImportError as error:
+        if not (error.name or "").startswith("vllm."):
+            raise
+        raise missing_error(f"module or name: {error}") from error
     return RestowConnector

@@ -1,7 +1,7 @@
 """The connector that vLLM loads: its hooks are served by `SchedulerSide` and `WorkerSide`.
 
-The contract is `distributed/kv_transfer/kv_connector/v1/base.py` of vLLM 0.32.0. docs/vllm.md
-describes it hook by hook.
+The contract is vLLM's `distributed/kv_transfer/kv_connector/v1/base.py`. docs/vllm.md describes it
+hook by hook.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from restow.agents.engines.vllm.engine_checks import (
     has_windows,
     keeps_blocks,
 )
+from restow.agents.engines.vllm.private import SUPPORTED_VERSIONS, check_vllm, watch_adapters
 from restow.agents.engines.vllm.scheduler.metrics import RestowPromMetrics, RestowStats
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.scheduler.start import start_scheduler_side
@@ -48,7 +49,7 @@ from restow.agents.engines.vllm.worker.kv_caches import groups_of, known_model, 
 from restow.agents.engines.vllm.worker.layers_from_specs import group_windows, joined_model
 from restow.agents.engines.vllm.worker.model_from_specs import rank_model
 from restow.agents.engines.vllm.worker.rank_layout import DraftLayers, LayerNumbers, rank_layout
-from restow.agents.engines.vllm.worker.worker_side import WorkerSide, WorkerStep, watch_adapters
+from restow.agents.engines.vllm.worker.worker_side import WorkerSide, WorkerStep
 from restow.broker.families import ConvLayout, EngineSettings, ModelSpec
 from restow.broker.layout import Layout, RankLayout
 from restow.broker.logs import get_logger, log_as
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-TESTED_VERSIONS = ("0.32.0",)
 
 
 @dataclass
@@ -100,6 +99,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         """Check the engine. Raises `SettingsError` and `EngineUnsupportedError`."""
+        check_vllm(RestowConnector)
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         log_as("vllm")
@@ -119,11 +119,12 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler: SchedulerSide | None = None
         self._group_names: list[str] = []
         self._adapters = LoadedAdapters()
-        if vllm.__version__ not in TESTED_VERSIONS and role is KVConnectorRole.SCHEDULER:
+        supported = any(vllm.__version__.startswith(f"{one}.") for one in SUPPORTED_VERSIONS)
+        if not supported and role is KVConnectorRole.SCHEDULER:
             self._log.warning(
-                "this version of vLLM was not tested",
+                "this version of vLLM was not tested, though it has all that is needed",
                 version=vllm.__version__,
-                tested=list(TESTED_VERSIONS),
+                tested=list(SUPPORTED_VERSIONS),
             )
 
     # -- what vLLM asks of the class ---------------------------------------------------------------
@@ -192,7 +193,9 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         numbers = self._numbers, DraftLayers.of(config)
         caches = list(layer_caches(self._kv_cache_config, kv_caches, layers, *numbers))
         draft = draft_name(config) if config.speculative_config else ""
-        model = rank_model(self._name, self._known, caches, config, settings.conv_layout, draft)
+        untested = self._settings.allow_untested
+        named = self._name, self._known, caches, config, settings.conv_layout, draft
+        model = rank_model(*named, allow_untested=untested)
         laid = [entry.cache for entry in caches]
         regions = rank_layout(model, settings, rank, laid)
         self._worker = WorkerSide(
@@ -316,14 +319,15 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Publish P's state, or forget D's request."""
+        """Publish P's state, or forget D's request; answer its KV hints."""
         computed = request.status in (
             RequestStatus.FINISHED_LENGTH_CAPPED,
             RequestStatus.FINISHED_STOPPED,
         )
         ids = self._kv_cache_config.select_transfer_block_ids(block_ids)
         answer = self._side().finished(request, ids, computed)
-        return answer is not None, answer
+        hints = self._side().hints.answer(request.request_id)
+        return answer is not None, {**(answer or {}), **hints} or None
 
     def reset_cache(self) -> bool:
         """Have stores drop the states of this engine's weights: vLLM resets its own cache."""

@@ -28,7 +28,7 @@ OF_SCRIPTS = frozenset(
         *("DEVICE_READS", "FUZZ", "HISTORIES", "LAWS", "LMCACHE_PYTHON", "ONE_OF", "PROMETHEUS"),
         *("PROMETHEUS_PORT", "PYTHON"),
         *("ROUTER_PORT", "SIMULATED", "TAG", "TEST_PROCESSES", "VENV", "VLLM_PYTHON"),
-        *("VLLM_VENV", "WHOLE_MODELS"),
+        *("VLLM_VENV", "VLLM_VERSION", "WHOLE_MODELS"),
     )
 )
 """Variables without an option: of `./run`, tests, containers and the settings of agents."""

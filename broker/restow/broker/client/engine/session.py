@@ -196,6 +196,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         *,
         publishes: bool = False,
         asks: bool = False,
+        digests: bool = False,
         on_offer: Callable[[Offer], None] | None = None,
         on_keep: Callable[[Prefix], None] | None = None,
         on_drain: Callable[[], Sequence[Prefix]] | None = None,
@@ -212,7 +213,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         it was closed. ``block_counts`` is the engine's number of blocks by group; ids at or above
         it are refused at the call. For groups without a count the broker refuses them, because it
         knows the agents' memory. If an engine says that it ``publishes`` (P) or ``asks`` (D), plans
-        are made and costs measured before its first handoff; it may do both in any case.
+        are made and costs measured before its first handoff; it may do both in any case. With
+        ``digests`` the content of each of its handoffs is compared, whatever the broker's settings.
 
         ``on_offer`` is called when an engine asks for a state that this engine holds; the engine
         then publishes the state or declines, at once or later. With None all offers are declined.
@@ -233,6 +235,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             version=own_version(),
             publishes=publishes,
             asks=asks,
+            digests=digests,
             keeps=on_keep is not None,
         )
         self._stream = SessionStream(

@@ -183,6 +183,8 @@ class EngineRecord(BlockLists):
     publishes: bool = False
     asks: bool = False
     """Whether it has announced that it will publish or ask, or has done so."""
+    digests: bool = False
+    """Whether the content of each of its handoffs is compared by digests."""
     keeps: bool = False
     """Whether it is a store, which is told of states that other engines hold."""
     offers: int = 0

@@ -94,6 +94,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             )
         )
         engine = members.engines[key]
+        engine.digests = request.digests
         # An open session says its revision itself, and this call may be a late call of an earlier
         # process of the same incarnation.
         if revision and revision != engine.revision and not engine.has_session:

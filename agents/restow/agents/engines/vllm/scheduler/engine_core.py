@@ -1,59 +1,17 @@
-"""Reach the loop of vLLM's engine core: wake it, and hand P's sampled token to D's client.
-
-A connector's part of the scheduler is only called in steps, and an idle engine takes none. The
-core's loop waits on its queue of requests; vLLM itself wakes it by a `WAKEUP` there when it is to
-end. When woken it takes a step if the connector says that it has work (`has_pending_push_work`).
-"""
+"""Hand P's sampled token to D's client, through the loop of vLLM's engine core."""
 
 from __future__ import annotations
 
 from concurrent.futures import CancelledError, Future
-from queue import Empty, Queue, SimpleQueue
-from typing import Any
+from queue import Empty, SimpleQueue
 
-from vllm.v1.engine import (
-    EngineCoreEventType,
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequestType,
-    FinishReason,
-)
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, FinishReason
 
+from restow.agents.engines.vllm.private import CoreLoop, token_ids
 from restow.agents.engines.vllm.scheduler.requests import Request
 from restow.broker.client import BlockingDelivery
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
-
-
-class CoreLoop:
-    """The loop of an engine core in this process. Any thread may use it."""
-
-    def __init__(
-        self,
-        requests: Queue[tuple[EngineCoreRequestType, Any]],
-        outputs: Queue[tuple[int, EngineCoreOutputs] | bytes],
-    ) -> None:
-        """Put requests into the core's queue, and outputs into the queue to its clients."""
-        self._requests, self._outputs = requests, outputs
-
-    @classmethod
-    def of(cls, core: Any) -> CoreLoop | None:
-        """Return the loop of an engine core; None: it has no process of its own."""
-        requests = getattr(core, "input_queue", None)
-        outputs = getattr(core, "output_queue", None)
-        return None if requests is None or outputs is None else cls(requests, outputs)
-
-    def wake(self) -> None:
-        """Have the loop look whether there is work."""
-        self._requests.put_nowait((EngineCoreRequestType.WAKEUP, None))
-
-    def send(self, client_index: int, output: EngineCoreOutput) -> None:
-        """Send a client an output of a request, after those that were sent before."""
-        self._outputs.put_nowait((client_index, EngineCoreOutputs(outputs=[output])))
-
-    def abort(self, request_id: str) -> None:
-        """End a request as if its client had given it up."""
-        self._requests.put_nowait((EngineCoreRequestType.ABORT, [request_id]))
 
 
 class SampledTokens:
@@ -128,7 +86,7 @@ class SampledTokens:
         prompt = request.prompt_token_ids
         if prompt is not None:
             prompt.append(token)
-        request._all_token_ids.append(token)
+        token_ids(request).append(token)
         request.num_prompt_tokens += 1
         request.max_tokens -= 1
         request.update_block_hashes()

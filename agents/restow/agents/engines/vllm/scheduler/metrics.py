@@ -115,6 +115,9 @@ class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             "side",
             "reason",
         )
+        self._hints = counter(
+            "vllm:restow_kv_hints", "KV hints of requests, by kind and outcome.", "kind", "outcome"
+        )
         self._present = {
             "held_blocks": gauge(
                 "vllm:restow_held_blocks",
@@ -157,6 +160,8 @@ class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         for name, count in transfer_stats_data["failures"].items():
             side, _, reason = name.partition(":")
             self._failures.labels(*labels, side, reason).inc(count)
+        for name, count in transfer_stats_data["hints"].items():
+            self._hints.labels(*labels, *name.split(":")).inc(count)
         for counter, name in (
             (self._tokens, "external_tokens"),
             (self._sent, "states_sent"),

@@ -10,9 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from vllm.v1.core.block_pool import BlockHashToBlockMap
+from typing import TYPE_CHECKING
 
 from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
 from restow.agents.engines.common.blocks import NULL_BLOCK, BlockLists, Group
@@ -23,6 +21,7 @@ from restow.agents.engines.common.holdings import (
     EvictedBlocks,
     HeldBlocks,
 )
+from restow.agents.engines.vllm.private import watch_keys
 from restow.broker.client import Prefix
 
 if TYPE_CHECKING:
@@ -31,32 +30,10 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 
-class WatchedMap(BlockHashToBlockMap):  # type: ignore[misc]
-    """vLLM's map from keys to blocks, which notes the keys that were touched."""
-
-    def __init__(self, replaced: BlockHashToBlockMap) -> None:
-        """Take the place of a map, all keys of which count as touched."""
-        super().__init__()
-        self._cache = replaced._cache
-        self.touched: dict[bytes, None] = dict.fromkeys(replaced._cache)
-
-    def insert(self, key: Any, block: Any) -> None:
-        """Insert a block."""
-        self.touched[key] = None
-        super().insert(key, block)
-
-    def pop(self, key: Any, block_id: int) -> Any:
-        """Take a block out."""
-        self.touched[key] = None
-        return super().pop(key, block_id)
-
-
 class CacheWatch:
     """Keeps `CacheHoldings` true to the cache of one scheduler, in the scheduler's thread.
 
-    It watches vLLM's map from keys to blocks. vLLM's KV cache events are not enough: the scheduler
-    takes them away, an event does not tell whether a block was the last of its hash, it carries
-    all tokens, and no event says that a block has moved.
+    It watches vLLM's map from keys to blocks (`watch_keys` says why).
     """
 
     def __init__(self, manager: KVCacheManager, holdings: CacheHoldings) -> None:
@@ -71,22 +48,19 @@ class CacheWatch:
             )
         self.pool = manager.block_pool
         self._holdings = holdings
-        self._map = self._replaced()
+        self._map = self.pool.cached_block_hash_to_block
+        self._touched = watch_keys(self._map)
 
     def look(self) -> None:
         """Update the holdings: once in a step, and before they are asked."""
         if self.pool.cached_block_hash_to_block is not self._map:
             # vLLM has reset its cache, and begun with a new map.
             self._holdings.cleared()
-            self._map = self._replaced()
-        if self._map.touched:
-            touched, self._map.touched = self._map.touched, {}
-            self._holdings.changed(touched, self._is_cached)
-
-    def _replaced(self) -> WatchedMap:
-        watched = WatchedMap(self.pool.cached_block_hash_to_block)
-        self.pool.cached_block_hash_to_block = watched
-        return watched
+            self._map = self.pool.cached_block_hash_to_block
+            self._touched = watch_keys(self._map)
+        if self._touched:
+            self._holdings.changed(self._touched, self._is_cached)
+            self._touched.clear()
 
     def _is_cached(self, key: bytes) -> bool:
         return self._map.get_one_block(key) is not None

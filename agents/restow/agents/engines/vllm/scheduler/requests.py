@@ -23,6 +23,7 @@ import torch
 
 from restow.agents.engines.common.adapter_errors import ParametersError
 from restow.agents.engines.common.chains import FollowedPrompt
+from restow.agents.engines.vllm.private import token_ids
 from restow.broker.client import content_of
 
 HANDOFF_ID = "handoff_id"
@@ -42,6 +43,8 @@ SIDES = ("do_remote_decode", "do_remote_prefill")
 READERS = "readers"
 MAX_READERS = 64
 """The broker's limit for one publication."""
+KV_HINT = "kv_hint"
+"""Hints about the cache, for engines whose requests have no place of their own for them."""
 SAMPLED_TOKEN = "sampled_token"  # noqa: S105 - a token of a model
 
 
@@ -119,8 +122,9 @@ def parameters_of(
 ) -> HandoffParameters | None:
     """Read the ``kv_transfer_params``; None: there is no handoff.
 
-    There is none if they are empty, or contain only the two sides, both false. ``default_id`` is
-    the id at P of a handoff to which the router gave no id. Raises `ParametersError`.
+    There is none if they are empty, or contain only hints and the two sides, both false.
+    ``default_id`` is the id at P of a handoff to which the router gave no id. Raises
+    `ParametersError`.
     """
     if not params:
         return None
@@ -158,7 +162,7 @@ def parameters_of(
                 "this connector answered with"
             )
         return replace(decode, handoff_id=handoff_id)
-    if handoff_id is None and set(params) <= set(SIDES):
+    if handoff_id is None and set(params) <= {*SIDES, KV_HINT}:
         return None
     if handoff_id is None:
         raise ParametersError(
@@ -301,7 +305,7 @@ def followed_prompt(request: Request, adapter: str) -> FollowedPrompt | None:
     cut = bool((request.kv_transfer_params or {}).get(TRUNCATED))
     sampling = request.sampling_params
     return FollowedPrompt(
-        request._all_token_ids,
+        token_ids(request),
         adapter,
         request.cache_salt or "",
         attachments_of(request),
@@ -324,7 +328,7 @@ def content(request: Request, position: int, adapter: str, sampling: bytes = b""
     if sampling:
         attachments.append((0, b"sampling" + sampling))
     return content_of(
-        request._all_token_ids[:position],
+        token_ids(request)[:position],
         position,
         adapter=adapter,
         salt=request.cache_salt or "",
@@ -398,7 +402,7 @@ def truncate(request: Request, backoff: int) -> None:
         request.prompt_embeds = request.prompt_embeds[:-backoff]
     else:
         return
-    del request._all_token_ids[-backoff:]
+    del token_ids(request)[-backoff:]
     request.num_prompt_tokens -= backoff
     request.max_tokens = 1
     params[TRUNCATED] = True

@@ -30,6 +30,8 @@ from restow.agents.engines.common.prefill_decode import (
 )
 from restow.agents.engines.common.prefix_sharing import PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings
+from restow.agents.engines.vllm.private import token_ids
+from restow.agents.engines.vllm.scheduler.hints import KvHints
 from restow.agents.engines.vllm.scheduler.requests import (
     HandoffParameters,
     HandoffSide,
@@ -124,6 +126,7 @@ class SchedulerSide:
         self._write_mark = 0
         """The write mark of the last step in which a state was asked for."""
         self.tally = HandoffTally()
+        self.hints = KvHints(self.tally.hints)
         self._log = get_logger("restow.vllm").bind(engine=engine_id)
 
     # -- the life of a request --------------------------------------------------------------------
@@ -134,15 +137,22 @@ class SchedulerSide:
         known = self._known  # before the request is announced
         self._begin(request)
         adapter = self._adapter(request)
+        why_no_fetch = "this engine looks for no prefixes (its setting prefix is off)"
         if not known:
             self._refuse_unknown(request.request_id)
+            why_no_fetch = "the engine's weights were replaced, and are not known"
         elif self._prefixes is not None and adapter is not None:
             asks = not self.decides(request.request_id)
             asks = asks and not request.get_skip_reading_prefix_cache()
             prompt = followed_prompt(request, adapter)
+            asks_for_none = "this request has a handoff, or is to compute its whole prompt"
+            why_no_fetch = "" if asks and prompt is not None else asks_for_none
             self._prefixes.new_request(request.request_id, prompt, asks)
             if request.lora_request is not None:
                 self._followed[request.request_id] = request.lora_request.lora_name
+        elif self._prefixes is not None:
+            why_no_fetch = ADAPTER_UNKNOWN
+        self.hints.begin(request, why_no_fetch)
 
     def _begin(self, request: Request) -> None:
         request_id = request.request_id
@@ -386,7 +396,7 @@ class SchedulerSide:
     ) -> None:
         """Keep the state after a reply. A step under way is over when vLLM frees the blocks."""
         tokens = request.num_computed_tokens
-        if not 0 < tokens <= len(request._all_token_ids):
+        if not 0 < tokens <= len(token_ids(request)):
             return
         try:
             named = handoff_blocks(self._groups, blocks)
@@ -397,7 +407,7 @@ class SchedulerSide:
             return
         if not self._recurrent:
             # vLLM caches no block by a token that is computed in a step ahead.
-            tokens = min(tokens, len(request._all_token_ids) - 1)
+            tokens = min(tokens, len(token_ids(request)) - 1)
         prefixes.replied(request.request_id, tokens, named, name)
 
     def _adapter(self, request: Request) -> str | None:
@@ -487,6 +497,8 @@ class SchedulerSide:
                 self._sampled.finish(end.request_id)
                 arrived = False
             step.received[end.request_id] = arrived
+            if arrived:
+                self.hints.loaded(end.request_id, end.tokens)
             self.tally.received(end)
         return step
 

@@ -12,11 +12,12 @@ from restow.agents.engines.common.chains import RequestChains
 from restow.agents.engines.common.holdings import StatesToKeep
 from restow.agents.engines.common.prefix_sharing import PrefixOffers, PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings, register_engine
-from restow.agents.engines.vllm.scheduler.engine_core import CoreLoop, SampledTokens
+from restow.agents.engines.vllm.private import CoreLoop, core_of_caller, token_ids
+from restow.agents.engines.vllm.scheduler.engine_core import SampledTokens
 from restow.agents.engines.vllm.scheduler.prefix_cache import CachedPrefixes
 from restow.agents.engines.vllm.scheduler.requests import Request
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
-from restow.agents.engines.vllm.scheduler.weights import Weights, core_of_caller, reloaded_revision
+from restow.agents.engines.vllm.scheduler.weights import Weights, reloaded_revision
 from restow.broker.client import BlockingSession
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
@@ -109,7 +110,7 @@ def cached_tokens_of(manager: KVCacheManager) -> Callable[[Request], int]:
 
     def cached_tokens(request: Request) -> int:
         # vLLM itself looks in this way: at least one token is computed.
-        hashes, last = request.block_hashes, len(request._all_token_ids) - 1
+        hashes, last = request.block_hashes, len(token_ids(request)) - 1
         _, tokens, _ = manager.coordinator.find_longest_cache_hit(hashes, last)
         return int(tokens)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -23,6 +22,7 @@ from restow.agents.engines.common.checkpoint import (
     checkpoint_revision,
     local_checkpoint,
 )
+from restow.agents.engines.vllm.private import config_revision, override_config, watch_calls
 from restow.broker.layout.values import ModelIdentity
 from restow.broker.logs import get_logger
 
@@ -166,7 +166,7 @@ def hf_config(model: ModelConfig, overridden: bool) -> Config | None:
     name, revision, kind, overrides = model.model, model.revision, "auto", {}
     if overridden:
         name = model.hf_config_path or name
-        revision = model._hf_config_revision or revision
+        revision = config_revision(model) or revision
         kind, overrides = model.config_format, model.hf_overrides
     function = overrides if callable(overrides) else None
     words = {} if callable(overrides) else overrides
@@ -182,7 +182,7 @@ def hf_config(model: ModelConfig, overridden: bool) -> Config | None:
             raise
         return None
     nested = {k: v for k, v in words.items() if isinstance(v, dict)}
-    model._apply_dict_overrides(config, nested)
+    override_config(model, config, nested)
     text = get_hf_text_config(config)
     if (overridden and model.disable_sliding_window) or not getattr(text, "sliding_window", None):
         text.sliding_window = None
@@ -280,29 +280,24 @@ class Weights:
 
     def watch(self, core: Any) -> None:
         """Watch the calls of an engine core to its workers."""
-        call, set_version = core.collective_rpc, core.set_weight_version
+        watch_calls(core, self._called, self._versioned)
 
-        def collective_rpc(
-            method: str | Callable[..., Any],
-            timeout: float | None = None,
-            args: Sequence[Any] = (),
-            kwargs: Mapping[str, Any] | None = None,
-        ) -> Any:
-            if method in HARMLESS:
-                return call(method, timeout, args, kwargs)
-            self.lose(getattr(method, "__name__", str(method)))
-            done = call(method, timeout, args, kwargs)
-            if method == "reload_weights":
-                self._reloaded(*args, **(kwargs or {}))
-            elif method == "update_config":
-                self._path = UNKNOWN_PATH
-            return done
-
-        def set_weight_version(weight_version: str) -> None:
-            set_version(weight_version)
-            self._versioned(weight_version)
-
-        core.collective_rpc, core.set_weight_version = collective_rpc, set_weight_version
+    def _called(
+        self,
+        method: str | Callable[..., Any],
+        call: Callable[[], Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        if method in HARMLESS:
+            return call()
+        self.lose(getattr(method, "__name__", str(method)))
+        done = call()
+        if method == "reload_weights":
+            self._reloaded(*args, **kwargs)
+        elif method == "update_config":
+            self._path = UNKNOWN_PATH
+        return done
 
     def lose(self, why: str) -> None:
         """Note that the weights may be others from now on."""
@@ -336,21 +331,3 @@ class Weights:
             self._word = f"{self._first}@{version}"
         self._versions.add(version)
         self.look()
-
-
-def core_of_caller() -> Any:
-    """Return the engine core that makes this connector, and so stands among the callers.
-
-    Raises `EngineUnsupportedError` where there is none.
-    """
-    # vLLM gives connectors no other way to the core.
-    frame = inspect.currentframe()
-    while frame is not None:
-        core = frame.f_locals.get("self")
-        if hasattr(core, "collective_rpc") and hasattr(core, "set_weight_version"):
-            return core
-        frame = frame.f_back
-    raise EngineUnsupportedError(
-        "this version of vLLM does not show where its weights are replaced while it runs "
-        "(EngineCore.collective_rpc, set_weight_version)"
-    )

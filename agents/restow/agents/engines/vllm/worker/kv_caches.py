@@ -25,12 +25,19 @@ from vllm.v1.kv_cache_interface import (
 
 from restow.agents.engines.common.adapter_errors import CacheUnknownError, EngineUnsupportedError
 from restow.agents.engines.common.blocks import Group
+from restow.agents.engines.vllm.private import static_scales
 from restow.agents.engines.vllm.worker.layers_from_specs import unsupported_layer
 from restow.agents.engines.vllm.worker.rank_layout import (
     DraftLayers,
     LayerCache,
     LayerNumbers,
     dtype_of,
+)
+from restow.agents.engines.vllm.worker.untested_forms import (
+    INDEX_PARTS_BYTES,
+    TOKEN_HEAD_TYPES,
+    check_allowed,
+    is_index,
 )
 from restow.broker.errors import UnknownModelError
 from restow.broker.families import NO_SCALES, KvOrder, ModelSpec, ScaleKind, Scales
@@ -133,7 +140,9 @@ FLOAT8 = {
 loaded with the weights."""
 
 
-def kv_type(name: str, spec: Any, module: Any) -> tuple[DType, Scales]:
+def kv_type(
+    name: str, spec: Any, module: Any, allow_untested: bool = False
+) -> tuple[DType, Scales]:
     """Return the type of the cache's elements, and their scales.
 
     ``spec`` is vLLM's `AttentionSpec`, ``module`` the layer that writes. A float8 cache is only
@@ -150,8 +159,12 @@ def kv_type(name: str, spec: Any, module: Any) -> tuple[DType, Scales]:
         return dtype, NO_SCALES
     word = getattr(module, "kv_cache_dtype", None)
     dtype = FLOAT8.get(str(word), DType.UINT8)
-    scales = [getattr(module, f"_{part}_scale_float", None) for part in ("k", "v")]
+    scales = static_scales(module)
     fnuz = torch.version.hip is not None  # some AMD devices have a float8 of their own
+    by_token = TOKEN_HEAD_TYPES.get(spec.kv_quant_mode)
+    if by_token is not None and not fnuz and not isinstance(spec, MLAAttentionSpec):
+        check_allowed(name, f"KV with scales per token and head ({word})", allow_untested)
+        return by_token, Scales(ScaleKind.PER_TOKEN_HEAD)
     if (
         spec.kv_quant_mode is not KVQuantMode.FP8_PER_TENSOR
         or dtype is DType.UINT8
@@ -161,9 +174,16 @@ def kv_type(name: str, spec: Any, module: Any) -> tuple[DType, Scales]:
         raise unsupported_layer(
             name,
             f"KV of type {word} ({spec.kv_quant_mode.name}) is not handed over yet; handed over "
-            f"are {', '.join(FLOAT8)} with a scale for a layer's keys and another for its values",
+            f"are {', '.join(FLOAT8)} with a scale for a layer's keys and another for its values"
+            f"{_WHY_NOT.get(spec.kv_quant_mode, '')}",
         )
     return dtype, Scales(ScaleKind.STATIC, "k {!r}, v {!r}".format(*scales))
+
+
+_WHY_NOT = {
+    KVQuantMode.NVFP4: ". In NVFP4 some kernels interleave the scales over four tokens, and no "
+    "spec says which kernel writes"
+}
 
 
 UNQUANTISED = DType.BFLOAT16
@@ -260,6 +280,7 @@ def layer_caches(
                 KvOrder.HND if plain else kv_order(name, tensor, module),
                 tuple(tuple(shape) for shape in spec.shapes) if state else (),
                 tuple(spec.dtypes) if state else (),
+                INDEX_PARTS_BYTES if is_index(spec) else (),
             )
             yield FoundCache(cache, spec, module, drafted is not None)
 

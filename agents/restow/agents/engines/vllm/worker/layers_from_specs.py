@@ -18,6 +18,7 @@ from restow.broker.families import (
     AttentionSpec,
     ConvLayout,
     GdnSpec,
+    IndexerSpec,
     LayerSpec,
     LinearAttentionSpec,
     Mamba1Spec,
@@ -199,10 +200,10 @@ def engine_model(name: str, ranks: Iterable[Iterable[LayerSpec]]) -> ModelSpec:
 
     Raises `CacheUnknownError` where ranks of one layer do not agree.
     """
-    by_key: dict[tuple[int, bool], LayerSpec] = {}
+    by_key: dict[tuple[int, bool, bool], LayerSpec] = {}
     for layers in ranks:
         for spec in layers:
-            key = spec.layer, isinstance(spec, RecurrentSpec)
+            key = spec.layer, isinstance(spec, RecurrentSpec), isinstance(spec, IndexerSpec)
             if by_key.setdefault(key, spec) != spec:
                 raise CacheUnknownError(
                     f"layer {spec.layer}: ranks hold {by_key[key]} and {spec} of it",

@@ -32,6 +32,11 @@ from restow.agents.engines.vllm.worker.layers_from_specs import (
     unsupported_layer,
 )
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, dtype_of, layer_of
+from restow.agents.engines.vllm.worker.untested_forms import (
+    TOKEN_HEAD_SCALE_BYTES,
+    TOKEN_HEAD_TYPES,
+    untested_layer,
+)
 from restow.broker.families import AttentionSpec, ConvLayout, LayerSpec, MlaSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -48,27 +53,29 @@ def rank_model(
     config: VllmConfig,
     conv_layout: ConvLayout,
     draft: str = "",
+    allow_untested: bool = False,
 ) -> ModelSpec:
     """Return the model of a rank's caches: the ``known`` model, if vLLM's specs agree with it.
 
     Types and scales are those of the caches. The layers of a draft, which the model's config does
     not have, always come from vLLM's specs; ``draft`` is a word for the draft model. Raises
     `CacheUnknownError` with both numbers where config and specs differ, and for an unknown model
-    `EngineUnsupportedError` that names what the specs leave open.
+    `EngineUnsupportedError` that names what the specs leave open. ``allow_untested`` serves what
+    they determine and no test has run.
     """
-    specs, caches = _SpecLayers(config, conv_layout), list(caches)
+    specs, caches = _SpecLayers(config, conv_layout, allow_untested), list(caches)
     own = [entry for entry in caches if not entry.drafted]
     drafts = engine_model(
         name, [_distinct((entry for entry in caches if entry.drafted), specs)]
     ).layers
     if drafts:
-        model = rank_model(name, known, own, config, conv_layout)
+        model = rank_model(name, known, own, config, conv_layout, "", allow_untested)
         return replace(model, draft_layers=drafts, draft=draft)
     if known is None:
         return engine_model(name, [_distinct(own, specs)])
     layers = []
     for entry in own:
-        spec = _typed(layer_of(known, entry.cache), entry)
+        spec = specs.typed(layer_of(known, entry.cache), entry)
         layers.append(spec)
         try:
             layer = specs.layer(entry)
@@ -81,20 +88,12 @@ def rank_model(
 # -- inside ---------------------------------------------------------------------------------------
 
 
-def _typed(spec: LayerSpec, found: FoundCache) -> LayerSpec:
-    """Return the layer in the cache's type, with its scales. Raises `EngineUnsupportedError`."""
-    if not isinstance(spec, AttentionSpec | MlaSpec):
-        return spec
-    dtype, scales = kv_type(found.cache.name, found.spec, found.module)
-    return replace(spec, dtype=dtype, scales=scales)
-
-
 def _distinct(caches: Iterable[FoundCache], specs: _SpecLayers) -> Iterator[LayerSpec]:
     """Yield the layers of all caches. Refuse two caches of a kind that have the same number."""
-    names: dict[tuple[int, bool], str] = {}
+    names: dict[tuple[int, tuple[bool, bool]], str] = {}
     for entry in caches:
         name = entry.cache.name
-        other = names.setdefault((entry.cache.layer, entry.cache.is_state), name)
+        other = names.setdefault((entry.cache.layer, entry.cache.kind), name)
         if other != name:
             raise unsupported_layer(
                 name, f"{other} is layer {entry.cache.layer}, too: nothing tells them apart"
@@ -105,9 +104,10 @@ def _distinct(caches: Iterable[FoundCache], specs: _SpecLayers) -> Iterator[Laye
 class _SpecLayers:
     """Makes a layer of each cache from vLLM's specs alone."""
 
-    def __init__(self, config: VllmConfig, conv_layout: ConvLayout) -> None:
+    def __init__(self, config: VllmConfig, conv_layout: ConvLayout, allow_untested: bool) -> None:
         """Read the engine's config."""
         self._config, self._conv_layout = config, conv_layout
+        self._allow_untested = allow_untested
         self._tp: int = config.parallel_config.tensor_parallel_size
 
     def layer(self, found: FoundCache) -> LayerSpec:
@@ -122,8 +122,11 @@ class _SpecLayers:
                     cache.name, "recurrent states of a draft are not handed over"
                 )
             return self._states(cache, spec)
+        named = cache.name, cache.layer, spec, module, self._allow_untested
+        if not drafted and (untested := untested_layer(*named)) is not None:
+            return untested
+        dtype, scales = kv_type(cache.name, spec, module, self._allow_untested)
         self._check_form(cache, spec)
-        dtype, scales = kv_type(cache.name, spec, module)
         if isinstance(spec, MLAAttentionSpec):
             return latent_layer(cache.layer, spec.head_size, dtype, scales)
         return attention_layer(
@@ -135,6 +138,20 @@ class _SpecLayers:
             _window_tokens(cache, spec, module),
             scales,
         )
+
+    def typed(self, known: LayerSpec, found: FoundCache) -> LayerSpec:
+        """Return a known layer in the cache's type, with its scales.
+
+        Raises `EngineUnsupportedError`.
+        """
+        cache, spec, module, _ = found
+        untested = untested_layer(cache.name, cache.layer, spec, module, self._allow_untested)
+        if untested is not None:
+            return untested
+        if not isinstance(known, AttentionSpec | MlaSpec):
+            return known
+        dtype, scales = kv_type(cache.name, spec, module, self._allow_untested)
+        return replace(known, dtype=dtype, scales=scales)
 
     def _check_form(self, cache: LayerCache, spec: Any) -> None:
         """Refuse a cache that does not hold what its kind has."""
@@ -148,7 +165,8 @@ class _SpecLayers:
             "num_head_slots": (spec.num_head_slots or spec.num_kv_heads, spec.num_kv_heads),
             "state_content_size_bytes": (
                 spec.state_content_size_bytes,
-                (spec.head_size + spec.head_size_v) * dtype_of(spec.dtype).itemsize_bytes,
+                (spec.head_size + spec.head_size_v) * dtype_of(spec.dtype).itemsize_bytes
+                + TOKEN_HEAD_SCALE_BYTES * (spec.kv_quant_mode in TOKEN_HEAD_TYPES),
             ),
             "cache_role": (role.value, SparseCacheRole.SPARSE.value),
             "model_version": (getattr(spec, "model_version", None), None),

@@ -7,6 +7,7 @@ wrong layout would silently move wrong bytes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from restow.agents.memory.regions import MemoryKind, RegionMemory
 from restow.broker.families import (
     ConvLayout,
     EngineSettings,
+    IndexerSpec,
     KvOrder,
     LayerSpec,
     ModelSpec,
@@ -112,6 +114,7 @@ class LayerCache(Worded):
 
     Attention: ``tensor`` is ``[pages, heads, tokens, content]``; a block has ``pages_per_block``
     pages. Recurrent: it is ``[blocks, 1, 1, bytes]``; states of ``state_shapes`` follow each other.
+    An indexer's pages have one part of all tokens after the other, with ``parts_bytes`` of each.
     """
 
     name: str
@@ -122,15 +125,32 @@ class LayerCache(Worded):
     kv_order: KvOrder = KvOrder.HND
     state_shapes: tuple[tuple[int, ...], ...] = ()
     state_dtypes: tuple[torch.dtype, ...] = ()
+    parts_bytes: tuple[int, ...] = ()
 
     @property
     def is_state(self) -> bool:
         """Whether a page holds snapshots."""
         return bool(self.state_shapes)
 
+    @property
+    def kind(self) -> tuple[bool, bool]:
+        """Whether it holds snapshots, and whether it is an indexer's: a layer may have both."""
+        return self.is_state, bool(self.parts_bytes)
+
     def by_token(self) -> tuple[torch.Tensor, ...]:
         """Return views ``[pages, heads, tokens, ...]`` that cover the cache."""
         tensor = self.tensor
+        if self.parts_bytes:
+            pages, heads, tokens, _ = tensor.shape
+            starts = itertools.accumulate(self.parts_bytes, initial=0)
+            return tuple(
+                tensor.as_strided(
+                    (pages, heads, tokens, size),
+                    (*tensor.stride()[:2], size, 1),
+                    tensor.storage_offset() + tokens * start,
+                )
+                for start, size in zip(starts, self.parts_bytes, strict=False)
+            )
         if self.kv_order is not KvOrder.HDN:
             return (tensor,)
         pages, heads, tokens, content = tensor.shape
@@ -171,7 +191,7 @@ def rank_layout(
 def layer_of(model: ModelSpec, cache: LayerCache) -> LayerSpec:
     """Return the model's layer that a cache belongs to. Raises `CacheUnknownError`."""
     for spec in (*model.layers, *model.draft_layers):
-        if spec.layer == cache.layer and isinstance(spec, RecurrentSpec) == cache.is_state:
+        if spec.layer == cache.layer and kind_of(spec) == cache.kind:
             return spec
     kind = "recurrent state" if cache.is_state else "keys and values"
     raise CacheUnknownError(
@@ -179,6 +199,11 @@ def layer_of(model: ModelSpec, cache: LayerCache) -> LayerSpec:
         f"{model.name!r} does not have",
         layer=cache.name,
     )
+
+
+def kind_of(spec: LayerSpec) -> tuple[bool, bool]:
+    """Return the `LayerCache.kind` of the layer's cache."""
+    return isinstance(spec, RecurrentSpec), isinstance(spec, IndexerSpec)
 
 
 def dtype_of(tensor_dtype: torch.dtype) -> DType:
@@ -249,8 +274,9 @@ def _check_tokens(pages: LayerPages, page_bytes: int, cache: LayerCache) -> None
     ):
         raise _unlike(cache, first.dtype.label, tensor.dtype)
     token_stride = item if cache.kv_order is KvOrder.HDN else tensor.stride(2) * item
-    if first.token_stride_bytes != token_stride and tensor.shape[2] > 1:
-        raise _unlike(cache, f"tokens {first.token_stride_bytes} bytes apart", tensor.stride())
+    wanted_stride = sum(cache.parts_bytes) or first.token_stride_bytes
+    if wanted_stride != token_stride and tensor.shape[2] > 1:
+        raise _unlike(cache, f"tokens {wanted_stride} bytes apart", tensor.stride())
     heads = first.box[0].size if len(first.box) > 1 else 1
     if heads != tensor.shape[1]:
         raise _unlike(cache, f"{heads} heads", tensor.shape[1])

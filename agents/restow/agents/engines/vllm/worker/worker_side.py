@@ -10,7 +10,6 @@ import torch
 
 from restow.agents import Agent
 from restow.agents.engines.common.blocks import UnwrittenTokens
-from restow.agents.engines.common.checkpoint import LoadedAdapters
 from restow.agents.engines.common.handoff_ends import AgentTally
 from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, RankRegions
@@ -109,21 +108,6 @@ class WorkerSide:
     def close(self) -> None:
         """End all reads, and give the memory back. May be repeated."""
         self._agent.close()
-
-
-def watch_adapters(adapters: LoadedAdapters, manager: Any) -> None:
-    """Note the adapters that a class of vLLM's (`lora/worker_manager.py`) loads from now on.
-
-    vLLM does not tell connectors when it loads an adapter: when it is asked to, or in the step of a
-    request.
-    """
-    load = manager._load_adapter
-
-    def noted(own: Any, request: Any) -> Any:
-        with adapters.loading(request.lora_name, request.lora_path):
-            return load(own, request)
-
-    manager._load_adapter = noted
 
 
 def zero_tokens(cache: LayerCache, unwritten: UnwrittenTokens) -> None:
