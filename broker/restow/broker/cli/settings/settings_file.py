@@ -27,7 +27,15 @@ OF_SCRIPTS = frozenset(
         *("BASE", "COMMIT", "COMPOSE", "CONTAINERS", "CONTAINERS_DIR", "CONTAINER_LOGS"),
         *("DEVICE_READS", "FUZZ", "HISTORIES", "LAWS", "LMCACHE_PYTHON", "ONE_OF", "PROMETHEUS"),
         *("PROMETHEUS_PORT", "PYTHON"),
-        *("ROUTER_PORT", "SIMULATED", "TAG", "TEST_PROCESSES", "VENV", "VLLM_PYTHON"),
+        *(
+            "ROUTER_PORT",
+            "SGLANG_PACKAGES",
+            "SIMULATED",
+            "TAG",
+            "TEST_PROCESSES",
+            "VENV",
+            "VLLM_PYTHON",
+        ),
         *("VLLM_VENV", "WHOLE_MODELS"),
     )
 )
