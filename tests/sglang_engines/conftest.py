@@ -34,6 +34,15 @@ def packages() -> Path:
     return Path(found)
 
 
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """Return the interpreter that has vLLM."""
+    found = os.environ.get("RESTOW_VLLM_PYTHON")
+    if not found:
+        pytest.skip("NO VLLM: these tests are run by ./run vllm, which installs it")
+    return Path(found)
+
+
 @pytest.fixture(scope="module")
 def broker() -> Iterator[str]:
     with ExitStack() as stack:

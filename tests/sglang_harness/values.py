@@ -22,10 +22,20 @@ class Sizes:
     """A model's sizes, as its config has them."""
 
     config: dict[str, Any]
+    truth: Path | None = None
+    """A folder with states that somebody computed, by prompt; None: values are drawn."""
 
     @classmethod
-    def of(cls, folder: Path) -> Sizes:
-        return cls(json.loads((folder / "config.json").read_text()))
+    def of(cls, folder: Path, truth: str = "") -> Sizes:
+        config = json.loads((folder / "config.json").read_text())
+        return cls(config, Path(truth) if truth else None)
+
+    def whole(self, name: str, tokens: list[int], *shape: int) -> Array:
+        """Return a field of the whole model, after a prompt."""
+        if self.truth is None:
+            return drawn(name, tokens, *shape)
+        with np.load(file_of(self.truth, tokens)) as fields:
+            return fields[name].reshape(shape)
 
     @property
     def attention(self) -> list[int]:
@@ -51,26 +61,31 @@ class Sizes:
     def keys(self, layer: int, part: str, tokens: list[int], tp: int, rank: int) -> Array:
         """Return keys or values of a rank's heads: ``[token, head, dim]``."""
         heads = self.config["num_key_value_heads"]
-        whole = drawn(f"{layer}.{part}", tokens, len(tokens), heads, self.config["head_dim"])
+        whole = self.whole(f"{layer}.{part}", tokens, len(tokens), heads, self.config["head_dim"])
         return whole[:, heads_of(heads, tp, rank)]
 
     def window(self, layer: int, tokens: list[int], tp: int, rank: int) -> Array:
         """Return a rank's conv window, ``[channel, tap]``: its x, then its B, then its C."""
         taps, groups = self.config["conv_kernel"] - 1, self.config["n_groups"]
         state = self.config["ssm_state_size"]
-        x = drawn(f"{layer}.x", tokens, self.channels, taps)
+        x = self.whole(f"{layer}.x", tokens, self.channels, taps)
         share = self.channels // tp
         parts = [x[rank * share : (rank + 1) * share]]
         for name in "BC":
-            part = drawn(f"{layer}.{name}", tokens, groups, state, taps)
+            part = self.whole(f"{layer}.{name}", tokens, groups, state, taps)
             parts.append(part[heads_of(groups, tp, rank)].reshape(-1, taps))
         return np.concatenate(parts)
 
     def state(self, layer: int, tokens: list[int], tp: int, rank: int) -> Array:
         """Return a rank's recurrent states, ``[head, dim, state]``."""
         heads, dim = self.config["mamba_num_heads"], self.config["mamba_head_dim"]
-        whole = drawn(f"{layer}.ssm", tokens, heads, dim, self.config["ssm_state_size"])
+        whole = self.whole(f"{layer}.ssm", tokens, heads, dim, self.config["ssm_state_size"])
         return whole[heads_of(heads, tp, rank)]
+
+
+def file_of(folder: Path, tokens: list[int]) -> Path:
+    """Return where the state after a prompt lies."""
+    return folder / f"{zlib.crc32(np.array(tokens, '<u4').tobytes()):08x}.npz"
 
 
 def heads_of(count: int, tp: int, rank: int) -> slice:

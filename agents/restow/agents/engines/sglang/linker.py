@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 import torch
@@ -27,16 +26,10 @@ from restow.agents.engines.common.blocks import NULL_BLOCK
 from restow.agents.engines.common.chains import QUANTUM_TOKENS
 from restow.agents.engines.common.checkpoint import checkpoint_revision, local_checkpoint
 from restow.agents.engines.common.registration import ConnectorSettings, register_engine
-from restow.agents.engines.sglang.keeping import KeptState, StateSharing, prefix_of
-from restow.agents.engines.sglang.pools import (
-    ATTENTION,
-    STATE,
-    WINDOW,
-    Place,
-    rank_pools,
-)
+from restow.agents.engines.sglang.keeping import StateSharing, Tokens
+from restow.agents.engines.sglang.pools import ATTENTION, STATE, WINDOW, rank_pools
 from restow.agents.engines.sglang.ranks import Ranks
-from restow.agents.engines.sglang.tree import NodePath, Tokens, TreeWatch, blocks_of
+from restow.agents.engines.sglang.tree import NodePath, TreeWatch, blocks_of
 from restow.agents.link.settings import AgentSettings
 from restow.broker.client import BlockingSession
 from restow.broker.errors import RestowError
@@ -55,6 +48,7 @@ MAX_ASKED = 4096
 AGAIN_S = 1.0
 """Time for which an answer holds: SGLang asks about waiting requests at each step."""
 DONE = "done"
+Slots = Mapping[PoolName, torch.Tensor]
 
 
 class LoadFailedError(RestowError, status="UNAVAILABLE", reason="LOAD_FAILED"):
@@ -68,21 +62,20 @@ class _Asked:
     tokens: Tokens
     here_tokens: int
     keys: list[str]
-    lengths: list[int]
+    pages: list[int]
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
+class _Load(NamedTuple):
     tokens: Tokens
     held_tokens: int
-    slots: Mapping[PoolName, torch.Tensor]
+    slots: Slots
 
 
 class RestowLinker(UnifiedCacheLinker):
     """Finds, loads and stores prefixes through Restow, for one rank of SGLang.
 
-    Rank 0 speaks with the broker for all ranks. Its methods belong to the scheduler's thread.
+    Rank 0 speaks with the broker for all ranks. The methods belong to the scheduler's thread.
     """
 
     def __init__(
@@ -102,36 +95,30 @@ class RestowLinker(UnifiedCacheLinker):
         """
         given = dict(extra_config or {})
         name = str(given.pop("engine_id", "sglang"))
-        self._settings = ConnectorSettings.of({"prefix": "find+tell", **given})
-        _check_engine(server_args, params, self._settings)
-        self.forward_stream = forward_stream
-        self._page_tokens: int = params.page_size
+        settings = self._settings = ConnectorSettings.of({"prefix": "find+tell", **given})
+        _check_engine(server_args, params, settings)
+        self.forward_stream, self._page_tokens = forward_stream, params.page_size
         group = params.attn_tp_cache_group or params.tp_cache_group
-        self._loading, self._keeping = Ranks(group), Ranks(group)
-        folder = local_checkpoint(
-            server_args.model_path, server_args.revision, server_args.download_dir
-        )
-        place = Place(self._loading.rank, self._loading.count)
-        self._pools = rank_pools(folder, params, place)
-        self.pools = {pool: object() for pool, word in GROUPS.items() if word in self._pools.groups}
-        self._on_device = any(one.kind.value == "cuda" for one in self._pools.memory)
+        ranks = self._loading = Ranks(group)
+        self._keeping = Ranks(group)
+        where = server_args.model_path, server_args.revision, server_args.download_dir
+        folder = local_checkpoint(*where)
         config = json.loads((folder / "config.json").read_text())
+        self._pools = rank_pools(config, params, ranks.rank, ranks.count)
+        self.pools = {pool: self._pools for pool, word in GROUPS.items() if word in self._groups}
         text = config.get("text_config", config)
-        self._tree = TreeWatch(int(text["vocab_size"]), self._page_tokens)
-        self._sharing = StateSharing(
-            [*self._pools.groups.values()], self._page_tokens, _stop_tokens(text), self._settings
-        )
+        stop = text.get("eos_token_id") or []
+        stop = [stop] if isinstance(stop, int) else stop
+        self._tree = TreeWatch(text["vocab_size"], params.page_size)
+        self._sharing = StateSharing([*self._groups.values()], stop, settings)
         self._session: BlockingSession | None = None
         self._engine_id, self._incarnation = self._registered(server_args, folder, name)
         self._log = get_logger("restow.sglang").bind(engine=self._engine_id)
         self._agent = Agent(
-            self._settings.broker or None,
-            self._engine_id,
-            self._incarnation,
-            place.rank,
+            *(settings.broker or None, self._engine_id, self._incarnation, ranks.rank),
             self._pools.memory,
-            settings=AgentSettings(staging_bytes=self._settings.staging_mb << 20),
-            credentials=self._settings.credentials(),
+            settings=AgentSettings(staging_bytes=settings.staging_mb << 20),
+            credentials=settings.credentials(),
         )
         self._agent.begin()
         self.layer_done_counter = LayerWiseLoadCounter(self._pools.layer_count)
@@ -151,20 +138,16 @@ class RestowLinker(UnifiedCacheLinker):
         revision = self._settings.model_revision or checkpoint_revision(folder)
         quantisation = server_args.quantization or self._pools.model.quantisation
         model = replace(self._pools.model, revision=revision, quantisation=quantisation).model()
-        mine = wire.layout_to_proto(Layout(model, (self._pools.layout,))).SerializeToString()
-        all_ranks = self._loading.gather(mine)
+        mine = wire.layout_to_proto(Layout(model, (self._pools.layout,)))
+        parts = self._loading.gather(mine.SerializeToString())
         word = ""
         try:
             if self._loading.speaks:
-                parts = [
-                    wire.layout_from_proto(layout_pb2.Layout.FromString(part)) for part in all_ranks
-                ]
-                layout = Layout(model, tuple(rank for part in parts for rank in part.ranks))
+                read = [wire.layout_from_proto(layout_pb2.Layout.FromString(p)) for p in parts]
                 engine_id, incarnation = f"{name}-{uuid4().hex[:8]}", uuid4().hex
                 self._session = register_engine(
-                    engine_id,
-                    incarnation,
-                    layout,
+                    *(engine_id, incarnation),
+                    Layout(model, tuple(one.ranks[0] for one in read)),
                     self._settings,
                     get_logger("restow.sglang").bind(engine=engine_id),
                     publishes=self._settings.tells,
@@ -180,30 +163,29 @@ class RestowLinker(UnifiedCacheLinker):
         engine_id, incarnation = word.rsplit(" ", 1)
         return engine_id, incarnation
 
-    # -- lookups ----------------------------------------------------------------------------------
+    @property
+    def _groups(self) -> Mapping[str, Any]:
+        return self._pools.groups
+
+    # -- loads ------------------------------------------------------------------------------------
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
         """Return the numbers of pages that all pools can restore; rank 0 asks for all ranks."""
         keys = _keys(transfers)
-        found = self._tree.asked(len(keys))
-        last = self._asked.pop(rid, None)
+        found, last = self._tree.asked(len(keys)), self._asked.pop(rid, None)
         if found is None or self._replaced or not self._settings.finds:
             return []
         tokens, here = found
-        same = last is not None and (last.keys, last.here_tokens) == (keys, here)
-        if same and monotonic() < last.at_s + AGAIN_S:
-            self._asked[rid] = last
-            return last.lengths
-        lengths = list(range(1, len(keys) + 1))
-        if self._loading.speaks:
-            counts = self._sharing.find(tokens, here)
-            lengths = [(count - here) // self._page_tokens for count in counts]
-        self._asked[rid] = _Asked(tokens, here, keys, lengths, monotonic())
+        if last is None or last.keys != keys or monotonic() > last.at_s + AGAIN_S:
+            pages = list(range(1, len(keys) + 1))
+            if self._loading.speaks:
+                counts = self._sharing.find(tokens, here)
+                pages = [(count - here) // self._page_tokens for count in counts]
+            last = _Asked(tokens, here, keys, pages, monotonic())
+        self._asked[rid] = last
         if len(self._asked) > MAX_ASKED:
             self._asked.popitem(last=False)
-        return lengths
-
-    # -- loads ------------------------------------------------------------------------------------
+        return last.pages
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Queue a load of what was looked up for the request; False if it was something else."""
@@ -211,8 +193,8 @@ class RestowLinker(UnifiedCacheLinker):
         if asked is None or not keys or keys != asked.keys[: len(keys)]:
             return False
         count = asked.here_tokens + len(keys) * self._page_tokens
-        tokens = replace(asked.tokens, ids=asked.tokens.ids[:count])
         slots = {one.name: one.device_indices for one in transfers}
+        tokens = asked.tokens._replace(ids=asked.tokens.ids[:count])
         self._pending[rid] = _Load(tokens, asked.here_tokens, slots)
         return True
 
@@ -232,15 +214,14 @@ class RestowLinker(UnifiedCacheLinker):
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         """Return whether the states of a batch have arrived, when nothing writes them any more."""
-        landed: bool = self.layer_done_counter.finish(counter_index)
-        return landed
+        return bool(self.layer_done_counter.finish(counter_index))
 
     def _load_all(self, loads: Sequence[_Load], written: Sequence[Any]) -> None:
         """Return when all states have arrived on all ranks. Raises `LoadFailedError`."""
         for event in written:
             event.synchronize()
         wanted = [self._blocks(len(one.tokens.ids), one.slots) for one in loads]
-        if not self._loading.agree(hashlib.sha256(repr(wanted).encode()).digest()):
+        if not self._loading.agree(wanted):
             raise LoadFailedError("the ranks of SGLang name different slots")
         word = "rank 0 could not request them"
         try:
@@ -251,12 +232,10 @@ class RestowLinker(UnifiedCacheLinker):
         if word != DONE:
             raise LoadFailedError(f"states did not arrive: {word}")
 
-    def _requested(
-        self, loads: Sequence[_Load], wanted: Sequence[Mapping[str, Sequence[int]]]
-    ) -> str:
+    def _requested(self, loads: Sequence[_Load], wanted: Sequence[Any]) -> str:
         """Request the states, and return how that ended when their blocks are free."""
         deliveries = [
-            self._sharing.request(prefix_of(one.tokens), blocks, one.held_tokens)
+            self._sharing.request(one.tokens.state, blocks, one.held_tokens)
             for one, blocks in zip(loads, wanted, strict=True)
         ]
         word = DONE
@@ -270,12 +249,12 @@ class RestowLinker(UnifiedCacheLinker):
     def _loaded(self, index: int, job: Future[None]) -> None:
         """Let the forward go on, layer by layer; a failed load is told when the batch is over."""
         fault = job.exception()
-        if fault is None:
-            for layer in range(self.layer_done_counter.num_layers):
-                self.layer_done_counter.complete(index, layer)
+        if fault is not None:
+            self._log.error("states were not loaded", detail=str(fault))
+            self.layer_done_counter.fail(index, fault)
             return
-        self._log.error("states were not loaded", detail=str(fault))
-        self.layer_done_counter.fail(index, fault)
+        for layer in range(self.layer_done_counter.num_layers):
+            self.layer_done_counter.complete(index, layer)
 
     # -- offloads ---------------------------------------------------------------------------------
 
@@ -286,34 +265,22 @@ class RestowLinker(UnifiedCacheLinker):
         """
         keys = _keys(transfers)
         path = self._tree.path(keys[-1]) if keys else None
-        if path is None or self._replaced or not self._settings.tells or not self._whole(path):
+        if path is None or self._replaced or not self._settings.tells:
             return False
-        self._offloads.append(self._keeper.submit(self._keep, path, self._written()))
-        return True
-
-    def _whole(self, path: NodePath) -> bool:
         count = len(path.tokens.ids)
-        for pool, word in GROUPS.items():
-            group = self._pools.groups.get(word)
-            if group is None:
-                continue
-            first, slots = path.slots.get(pool, (count, torch.empty(0)))
-            if group.is_state and not len(slots):
+        for pool in self.pools:
+            group = self._groups[GROUPS[pool]]
+            if len(path.slots[pool]) < (1 if group.is_state else count - group.first_token(count)):
                 return False
-            if not group.is_state and (
-                first > group.first_token(count) or first + len(slots) != count
-            ):
-                return False
+        self._offloads.append(self._keeper.submit(self._keep, path, self._written()))
         return True
 
     def _keep(self, path: NodePath, written: Sequence[Any]) -> bool:
         """Return whether another engine holds the state in the end."""
         for event in written:
             event.synchronize()
-        blocks = self._blocks(
-            len(path.tokens.ids), {pool: slots for pool, (_, slots) in path.slots.items()}
-        )
-        if not self._keeping.agree(hashlib.sha256(repr(blocks).encode()).digest()):
+        blocks = self._blocks(len(path.tokens.ids), path.slots)
+        if not self._keeping.agree(blocks):
             self._log.error("a state is not kept: the ranks of SGLang name different slots")
             return False
         if not self._keeping.speaks:
@@ -322,8 +289,7 @@ class RestowLinker(UnifiedCacheLinker):
             return word == DONE
         word = ""
         try:
-            kept = KeptState(prefix_of(path.tokens), blocks)
-            if self._sharing.keep(kept, self._fence, self._stopping):
+            if self._sharing.keep(path.tokens.state, blocks, self._fence, self._stopping):
                 word = DONE
         finally:
             self._keeping.tell(word)
@@ -352,8 +318,8 @@ class RestowLinker(UnifiedCacheLinker):
         self._pending.clear()
         self._asked.clear()
         self._stopping.set()
-        self._loader.submit(lambda: None).result()
-        self._keeper.submit(lambda: None).result()
+        for thread in (self._loader, self._keeper):
+            thread.submit(lambda: None).result()
         self._stopping.clear()
         self._offloads.clear()
         self.layer_done_counter.reset()
@@ -374,12 +340,12 @@ class RestowLinker(UnifiedCacheLinker):
         if self._session is not None:
             self._session.set_revision(f"unknown {self._incarnation} {self._replaced}")
 
-    def _blocks(self, count: int, slots: Mapping[PoolName, torch.Tensor]) -> dict[str, list[int]]:
+    def _blocks(self, count: int, slots: Slots) -> dict[str, list[int]]:
         """Return the blocks of a state's tokens by group, null where SGLang gave no slots."""
         blocks = {}
         for pool, given in slots.items():
             name = GROUPS[pool]
-            if self._pools.groups[name].is_state:
+            if self._groups[name].is_state:
                 blocks[name] = [int(given[0])]
                 continue
             ids = blocks_of(given, self._page_tokens)
@@ -388,36 +354,27 @@ class RestowLinker(UnifiedCacheLinker):
 
     def _written(self) -> list[Any]:
         """Return events that come when all is done that the device was given so far."""
-        return self.record_offload_ready() if self._on_device else []
+        return self.record_offload_ready() if self._pools.on_device else []
 
 
 def _keys(transfers: Sequence[PoolTransfer]) -> list[str]:
     return next((list(one.keys or ()) for one in transfers if one.name == PoolName.KV), [])
 
 
-def _stop_tokens(config: Mapping[str, Any]) -> list[int]:
-    stop = config.get("eos_token_id")
-    return [stop] if isinstance(stop, int) else list(stop or ())
-
-
 def _check_engine(
     server_args: ServerArgs, params: CacheInitParams, settings: ConnectorSettings
 ) -> None:
     """Refuse an engine whose states cannot be shared. Raises `EngineUnsupportedError`."""
-    page_tokens = params.page_size
+    page, unnamed = params.page_size, not settings.model_revision
     overridden = server_args.json_model_override_args not in (None, "", "{}")
-    unnamed, dummy = not settings.model_revision, server_args.load_format == "dummy"
     drafts = params.is_eagle or params.mtp_draft_device_pools or params.sidecar_draft_device_pools
-    for what, there in (
-        (f"page_size {page_tokens}", QUANTUM_TOKENS % page_tokens and page_tokens % QUANTUM_TOKENS),
-        ("pipeline parallelism (pp_size)", params.pp_size > 1),
-        ("context parallelism (attn_cp_size)", params.attn_cp_size > 1),
-        ("speculative decoding with a draft model", drafts),
-        (
-            "load_format dummy without model_revision",
-            server_args.load_format == "dummy" and unnamed,
-        ),
-        ("json_model_override_args without model_revision", overridden and unnamed),
-    ):
+    for what, there in {
+        f"page_size {page}": QUANTUM_TOKENS % page and page % QUANTUM_TOKENS,
+        "pipeline parallelism (pp_size)": params.pp_size > 1,
+        "context parallelism (attn_cp_size)": params.attn_cp_size > 1,
+        "speculative decoding with a draft model": drafts,
+        "dummy weights without model_revision": server_args.load_format == "dummy" and unnamed,
+        "json_model_override_args without model_revision": overridden and unnamed,
+    }.items():
         if there:
             raise EngineUnsupportedError(f"SGLang with {what}: Restow's linker does not share that")

@@ -1,7 +1,7 @@
 """Let rank 0 speak for all ranks of an SGLang engine, over a process group of their own.
 
-Every rank has a scheduler of its own, and all of them take the same steps. So each rank queues the
-same jobs, and its thread for them meets the other ranks' threads here.
+Every rank has a scheduler, and all of them take the same steps. So each rank queues the same jobs,
+and its thread for them meets the other ranks' threads here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 PATIENCE = timedelta(days=1)
-"""Longest time that a rank waits for rank 0; a rank that dies breaks the group at once."""
+"""Longest time that ranks wait for rank 0; a rank that dies breaks the group at once."""
 
 
 class Ranks:
@@ -22,14 +22,10 @@ class Ranks:
         """Make a process group of the ranks of ``group``; all of them do so in the same order."""
         self.count = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
-        self._group = None
-        if group is not None and self.count > 1:
-            self._group = dist.new_group(
-                dist.get_process_group_ranks(group),
-                timeout=PATIENCE,
-                backend="gloo",
-                use_local_synchronization=True,
-            )
+        self._group = group
+        if group is not None:
+            members = dist.get_process_group_ranks(group)
+            self._group = dist.new_group(members, PATIENCE, "gloo", use_local_synchronization=True)
 
     @property
     def speaks(self) -> bool:
@@ -42,17 +38,16 @@ class Ranks:
             return [said]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
         dist.all_gather(sizes, torch.tensor([len(said)]), group=self._group)
-        longest = max(int(size) for size in sizes)
-        padded = torch.frombuffer(bytearray(said.ljust(longest + 1, b"\0")), dtype=torch.uint8)
-        parts = [torch.empty_like(padded) for _ in range(self.count)]
-        dist.all_gather(parts, padded, group=self._group)
-        return [
-            part.numpy().tobytes()[: int(size)] for part, size in zip(parts, sizes, strict=True)
-        ]
+        longest = 1 + max(int(size) for size in sizes)
+        mine = torch.frombuffer(bytearray(said.ljust(longest)), dtype=torch.uint8)
+        parts = [torch.empty_like(mine) for _ in sizes]
+        dist.all_gather(parts, mine, group=self._group)
+        pairs = zip(parts, sizes, strict=True)
+        return [part.numpy().tobytes()[: int(size)] for part, size in pairs]
 
-    def agree(self, said: bytes) -> bool:
+    def agree(self, said: object) -> bool:
         """Return whether all ranks say the same."""
-        return len(set(self.gather(said))) == 1
+        return len(set(self.gather(repr(said).encode()))) == 1
 
     def tell(self, word: str = "") -> str:
         """Return the word of rank 0, which gives it; every rank calls it."""

@@ -8,9 +8,8 @@ around the linker, by SGLang's own `HookRegistry` and the interface that both of
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
@@ -19,6 +18,7 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from restow.agents.engines.common.adapter_errors import BlocksError, EngineUnsupportedError
+from restow.agents.engines.sglang.keeping import Tokens
 
 WRAPPER = "sglang.srt.mem_cache.unified_cache.unified_cache_linker.UnifiedCacheLinkerWrapper"
 CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
@@ -29,35 +29,11 @@ UPDATES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The tokens that a call is about, and the salt that keeps equal tokens apart."""
-
-    ids: Sequence[int]
-    salt: str
-
-    @classmethod
-    def of(cls, key: Any, count: int, vocabulary: int) -> Tokens | None:
-        """Return the first tokens of SGLang's key; None: nothing but SGLang knows what they mean.
-
-        An ``extra_key`` stands for an adapter or for what a user says; ids beyond the vocabulary
-        stand for images.
-        """
-        if key is None or key.extra_key is not None or count > len(key.raw_token_ids()):
-            return None
-        ids = key.raw_token_ids()[:count].tolist()
-        return None if max(ids, default=0) >= vocabulary else cls(ids, key.cache_salt or "")
-
-
-@dataclass(frozen=True, slots=True)
-class NodePath:
-    """A node of the tree with all its ancestors: tokens from the prompt's beginning, and slots.
-
-    ``slots`` has the first token that a pool has slots for without a gap, and these slots.
-    """
+class NodePath(NamedTuple):
+    """A node of the tree with its ancestors: all tokens, and by pool the slots of the last ones."""
 
     tokens: Tokens
-    slots: Mapping[PoolName, tuple[int, torch.Tensor]]
+    slots: Mapping[PoolName, torch.Tensor]
 
 
 class TreeWatch:
@@ -110,7 +86,7 @@ class TreeWatch:
         if found is None:
             return None
         key, here = found
-        tokens = Tokens.of(key, here + pages * self._page_tokens, self._vocabulary)
+        tokens = self._tokens(key, here + pages * self._page_tokens)
         return None if tokens is None else (tokens, here)
 
     def path(self, last_key: str) -> NodePath | None:
@@ -119,34 +95,41 @@ class TreeWatch:
         None: its tokens are not known. The hash proves that they are the node's.
         """
         found, self._node = self._node, None
-        key = self._inserted
-        if found is None or key is None:
+        if found is None:
             return None
-        (cache, node_id), core = found, found[0].tree_core
+        cache, node_id = found
+        core, key = cache.tree_core, self._inserted
         (nodes,) = core.collect_path_info([node_id])
         end = nodes[-1].path_end
-        tokens = Tokens.of(key, end, self._vocabulary)
+        tokens = self._tokens(key, end)
         if tokens is None:
             return None
         if get_storage_hash_str(key[:end], page_size=self._page_tokens)[-1] != last_key:
             return None
-        slots = {PoolName.KV: (0, core.collect_full_device_indices(node_id, nodes[0].parent_id))}
-        window: list[torch.Tensor] = []
-        first = end
-        for node in reversed(nodes if ComponentType.SWA in cache.tree_components else ()):
-            value = core.get_component_device_value(node.node_id, ComponentType.SWA)
-            if value is not None:
-                window.insert(0, value)
-                first -= len(value)
-            if value is None or first != node.path_start:
-                break
-        if window:
-            slots[PoolName.SWA] = (first, torch.cat(window))
+        slots = {PoolName.KV: core.collect_full_device_indices(node_id, nodes[0].parent_id)}
+        if ComponentType.SWA in cache.tree_components:
+            window: list[torch.Tensor] = []
+            for node in reversed(nodes):
+                value = core.get_component_device_value(node.node_id, ComponentType.SWA)
+                window = window if value is None else [value, *window]
+                if value is None or len(value) < node.path_end - node.path_start:
+                    break
+            slots[PoolName.SWA] = torch.cat(window) if window else torch.empty(0)
         if ComponentType.MAMBA in cache.tree_components:
             state = core.get_component_device_value(node_id, ComponentType.MAMBA)
-            if state is not None:
-                slots[PoolName.MAMBA] = (end, state)
+            slots[PoolName.MAMBA] = torch.empty(0) if state is None else state
         return NodePath(tokens, slots)
+
+    def _tokens(self, key: Any, count: int) -> Tokens | None:
+        """Return the first tokens of SGLang's key; None: nothing but SGLang knows what they mean.
+
+        An ``extra_key`` stands for an adapter or for what a user says; ids beyond the vocabulary
+        stand for images.
+        """
+        if key is None or key.extra_key is not None or count > len(key.raw_token_ids()):
+            return None
+        ids = key.raw_token_ids()[:count].tolist()
+        return Tokens(ids, key.cache_salt or "") if max(ids) < self._vocabulary else None
 
 
 def blocks_of(slots: torch.Tensor, page_tokens: int) -> list[int]:
