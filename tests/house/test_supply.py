@@ -100,7 +100,7 @@ def test_every_lock_that_is_installed_is_there_and_no_other() -> None:
         for words in re.findall(
             r"docker/install\" [^>\n]+|docker/install [^>\n]+", path.read_text()
         ):
-            used.update(re.findall(r" (setup|vllm|fuzz|stubs|routers)\b", words))
+            used.update(re.findall(r" (setup|vllm|fuzz|stubs|routers|dynamo|sglang)\b", words))
         used.update(re.findall(r"docker/locked/([a-z-]+)\.txt \./", path.read_text()))
     assert used == {path.stem for path in LOCKS}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -22,15 +24,19 @@ from restow.demo.recall.model import checkpoint_folder
 from sglang_harness.engine import SglangEngine, sglang_engine
 
 REVISION = "v1"
+HARNESS = Path(__file__).parents[1] / "sglang_harness"
 Starts = Callable[..., AbstractContextManager[SglangEngine]]
 
 
 @pytest.fixture(scope="session")
 def packages() -> Path:
-    """Return the folder with SGLang's Python (tests/sglang_harness/install.sh)."""
-    found = os.environ.get("RESTOW_SGLANG_PACKAGES", "")
+    """Return the folder with SGLang's Python, installed the first time (``./run vllm``)."""
+    found = os.environ.get("RESTOW_SGLANG_PACKAGES")
+    if not found and "RESTOW_VLLM_PYTHON" not in os.environ:
+        pytest.skip("NO SGLANG: these tests are run by ./run vllm, which installs its Python")
     if not found:
-        pytest.skip("RESTOW_SGLANG_PACKAGES names no folder with SGLang's Python")
+        setup = [str(HARNESS / "install.sh"), sys.executable]
+        found = subprocess.run(setup, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
     return Path(found)
 
 
@@ -78,14 +84,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-@pytest.fixture
-def start(packages: Path, models: dict[str, Path], broker: str, tmp_path: Path) -> Starts:
+@pytest.fixture(scope="module")
+def start(
+    packages: Path,
+    models: dict[str, Path],
+    broker: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Starts:
     """Return how to start an engine of a model, with its linker."""
 
     @contextmanager
     def started(kind: str, **options: Any) -> Iterator[SglangEngine]:
         options["extra"] = {"model_revision": REVISION, **options.get("extra", {})}
-        with sglang_engine(packages, tmp_path, models[kind], broker, **options) as engine:
+        folder = tmp_path_factory.mktemp("engine")
+        with sglang_engine(packages, folder, models[kind], broker, **options) as engine:
             answers = engine.each("start")
             assert not any("error" in one for one in answers), answers
             yield engine

@@ -5,16 +5,17 @@ Run as ``python -m sglang_harness.rank_main OPTIONS``; commands and answers are 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
+import traceback
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 
 sys.path.append(os.environ["RESTOW_SGLANG_PACKAGES"])  # behind all that is here already
@@ -31,6 +32,9 @@ from sglang.srt.configs.mamba_utils import (  # noqa: E402
     Mamba2StateShape,
 )
 from sglang.srt.managers.schedule_batch import ReqKvInfo  # noqa: E402
+from sglang.srt.managers.scheduler_components.weight_updater import (  # noqa: E402
+    SchedulerWeightUpdaterManager,
+)
 from sglang.srt.mem_cache.allocator import (  # noqa: E402
     PagedTokenToKVPoolAllocator,
     TokenToKVPoolAllocator,
@@ -71,6 +75,7 @@ class Rank:
                 "gloo", f"file://{options['meet']}", rank=self.rank, world_size=self.tp
             )
             group = torch.distributed.group.WORLD
+        self.options = options
         self.kv, self.requests, components = self._pools()
         params = CacheInitParams(
             disable=False,
@@ -80,15 +85,20 @@ class Rank:
             tp_cache_group=group,
             sliding_window_size=self.sizes.config.get("sliding_window"),
             tree_components=components,
+            is_eagle=options.get("eagle", False),
             tree_core_backend=options.get("tree"),
         )
         self.params, self.components = params, components
         self.cache = UnifiedRadixCache(params)
-        self.options = options
+        self.held: dict[str, Any] = {}
 
     def start(self) -> dict[str, Any]:
         """Make the linker by SGLang's own factory."""
-        server_args = ServerArgs(model_path=self.options["model"], device="cpu")
+        server_args = ServerArgs(
+            model_path=self.options["model"],
+            device="cpu",
+            json_model_override_args=self.options.get("override", "{}"),
+        )
         linker = create_unified_cache_linker(
             server_args,
             self.params,
@@ -108,6 +118,7 @@ class Rank:
     def _pools(self) -> tuple[Any, Any, tuple[ComponentType, ...]]:
         sizes, tp = self.sizes, self.tp
         heads, dim = max(1, sizes.config["num_key_value_heads"] // tp), sizes.config["head_dim"]
+        dim = self.options.get("head_dim", dim)
         shape = {"head_num": heads, "head_dim": dim, "dtype": self.dtype, "page_size": self.page}
         requests = ReqToTokenPool(8, 1024, **CPU)
         if sizes.mamba:
@@ -138,7 +149,11 @@ class Rank:
             pool = MHATokenToKVPool(SLOTS, layer_num=len(sizes.attention), **shape, **CPU)
             components = (ComponentType.FULL,)
         if self.page == 1:
-            return TokenToKVPoolAllocator(SLOTS, self.dtype, "cpu", pool, False), requests, components
+            return (
+                TokenToKVPoolAllocator(SLOTS, self.dtype, "cpu", pool, False),
+                requests,
+                components,
+            )
         made = PagedTokenToKVPoolAllocator(SLOTS, self.page, self.dtype, "cpu", pool, False)
         return made, requests, components
 
@@ -170,9 +185,14 @@ class Rank:
         args = (tokens, self.tp, self.rank)
         kv = self.kv.get_kvcache()
         for layer in self.sizes.attention:
-            for part, buffer in (("k", kv.get_key_buffer(layer)), ("v", kv.get_value_buffer(layer))):
-                yield "window" if layer in self.sizes.windowed else "kv", buffer, (
-                    lambda layer=layer, part=part: self.sizes.keys(layer, part, *args)
+            for part, buffer in (
+                ("k", kv.get_key_buffer(layer)),
+                ("v", kv.get_value_buffer(layer)),
+            ):
+                yield (
+                    "window" if layer in self.sizes.windowed else "kv",
+                    buffer,
+                    (lambda layer=layer, part=part: self.sizes.keys(layer, part, *args)),
                 )
         for index, layer in enumerate(self.sizes.mamba):
             cache = self.requests.mamba_pool.mamba_cache
@@ -181,7 +201,9 @@ class Rank:
 
     # -- what a scheduler does --------------------------------------------------------------------
 
-    def compute(self, tokens: list[int], snapshot: bool = True, salt: str | None = None) -> dict[str, Any]:
+    def compute(
+        self, tokens: list[int], salt: str | None = None, extra_key: str | None = None
+    ) -> dict[str, Any]:
         """Put a prompt's state into the pools, as a forward does, and insert it into the tree."""
         slots = self.kv.alloc(len(tokens))
         state = self.requests.mamba_allocator.alloc(1) if self.sizes.mamba else None
@@ -190,7 +212,7 @@ class Rank:
             places["window"] = self.kv.translate_loc_from_full_to_swa(slots)
         for kind, buffer, value in self._cells(tokens):
             buffer[places[kind]] = torch.from_numpy(value()).to(buffer.dtype)
-        key = RadixKey(array("q", tokens), cache_salt=salt)
+        key = RadixKey(array("q", tokens), extra_key, cache_salt=salt)
         self.cache.insert(InsertParams(key=key, value=slots, mamba_value=state))
         return {"offloads": len(self.cache.linker.pending_offloads)}
 
@@ -205,9 +227,17 @@ class Rank:
         linker.commit_completed_offloads = finish
         return {"taken": taken}
 
-    def load(self, tokens: list[int], rid: str = "r", salt: str | None = None, cancel: bool = False) -> dict[str, Any]:
+    def load(
+        self,
+        tokens: list[int],
+        rid: str = "r",
+        salt: str | None = None,
+        extra_key: str | None = None,
+        cancel: bool = False,
+        hold: bool = False,
+    ) -> dict[str, Any]:
         """Match a prompt, load what others hold of it, and compare the pools with the truth."""
-        key = RadixKey(array("q", tokens), cache_salt=salt)
+        key = RadixKey(array("q", tokens), extra_key, cache_salt=salt)
         req = SimpleNamespace(
             rid=rid, kv=ReqKvInfo(), swa_branching_seqlen=None, last_node=None, session=None
         )
@@ -223,16 +253,23 @@ class Rank:
             self.cache.linker.release_request(rid)
             answer["left"] = len(self.cache.linker.inflight_load_rids)
             return answer
+        self.held[rid] = tokens[: here + found], here, req
+        return answer if hold else answer | self.go_on(rid)
+
+    def go_on(self, rid: str) -> dict[str, Any]:
+        """Run a batch with a request that loads: wait for each layer, as a forward does."""
+        tokens, here, req = self.held.pop(rid)
         slots = self.cache.linker.private_load_indices.get(rid)
-        index = self.cache.linker.start_layer_wise_loading()
         counter = self.cache.linker.layer_done_counter
-        counter.set_consumer(index)
+        counter.set_consumer(self.cache.linker.start_layer_wise_loading())
         for layer in range(counter.num_layers):
             counter.wait_until(layer)
-        answer["landed"] = not self.cache.linker.finish_loads()
-        if answer["landed"]:
-            answer["wrong"] = self._wrong(tokens[: here + found], here, slots, req)
-        return answer
+        landed = not self.cache.linker.finish_loads()
+        return {"landed": landed, "wrong": self._wrong(tokens, here, slots, req) if landed else []}
+
+    def start_empty(self) -> dict[str, Any]:
+        """Start a batch in which nothing loads."""
+        return {"index": self.cache.linker.cache_linker.start_layer_wise_loading()}
 
     def _wrong(self, tokens: list[int], here: int, slots: torch.Tensor, req: Any) -> list[str]:
         wrong = []
@@ -252,6 +289,13 @@ class Rank:
             if not torch.allclose(got, truth, rtol=close, atol=close):
                 wrong.append(f"{kind} {number}: {(got - truth).abs().max()} of {truth.abs().max()}")
         return wrong
+
+    def replace_weights(self) -> dict[str, Any]:
+        """Call what SGLang calls to load other weights, on an updater without a model."""
+        updater = SimpleNamespace(_assert_weight_cache_inactive=lambda *_: None)
+        with contextlib.suppress(AttributeError):
+            SchedulerWeightUpdaterManager.update_weights_from_disk(updater, None)
+        return {}
 
     def reset(self) -> dict[str, Any]:
         self.cache.reset()
@@ -275,11 +319,9 @@ def main() -> None:
         name = command.pop("do")
         try:
             answer = getattr(rank, name)(**command)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}", "reason": getattr(error, "reason", "")}
-            import traceback
-
+        except Exception as error:  # the test hears of it
             traceback.print_exc()
+            answer = {"error": str(error), "reason": getattr(error, "reason", "")}
         print("ANSWER " + json.dumps(answer), flush=True)
 
 

@@ -55,5 +55,6 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install() -> None:
     """Let SGLang find them; transformers first finds out that torchvision is not there."""
-    assert AutoProcessor is not None and not is_torchvision_available()
+    assert AutoProcessor is not None
+    assert not is_torchvision_available()
     sys.meta_path.insert(0, Finder())

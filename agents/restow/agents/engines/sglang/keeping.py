@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -67,45 +67,25 @@ def names_of(prefix: Prefix, group: Group) -> list[bytes]:
     return names if count % step == 0 else [*names, last]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pin:
-    """Blocks that SGLang's tree has locked, as `PrefixGiver` names them."""
-
-    blocks: Blocks
-
-
+@dataclass(slots=True, eq=False)
 class _Kept:
-    """The state that SGLang offloads now: all of `PrefixCache` that a `PrefixGiver` calls."""
+    """The state that SGLang offloads now: all of `PrefixCache` that a `PrefixGiver` calls.
 
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self.open: set[_Pin] = set()
-        self.now: tuple[Prefix, Blocks] | None = None
-        self._groups = groups
-        self._sparse = any(group.is_state or group.window_tokens for group in groups)
+    SGLang's tree has locked its blocks. It is its own pin, as often as it is given.
+    """
 
-    def pin_state(self, asked: Prefix) -> _Pin | None:
-        """Return the blocks of the state, or of one before it, which attention alone has too."""
-        if self.now is None:
-            return None
-        prefix, blocks = self.now
-        before = not asked.end_hash and asked.hashes == prefix.hashes[: len(asked.hashes)]
-        if asked != prefix and (self._sparse or not before):
-            return None
-        count = asked.position_tokens
-        pin = _Pin(
-            {
-                group.name: blocks[group.name][
-                    : 1 if group.is_state else -(-count // group.block_tokens)
-                ]
-                for group in self._groups
-            }
-        )
-        self.open.add(pin)
-        return pin
+    prefix: Prefix | None = None
+    blocks: Blocks = field(default_factory=dict)
+    readers: int = 0
 
-    def let_go(self, pin: _Pin) -> None:
-        """Note that nobody reads the blocks any more."""
-        self.open.discard(pin)
+    def pin_state(self, asked: Prefix) -> _Kept | None:
+        """Return the state if it is what is asked for."""
+        self.readers += asked == self.prefix
+        return self if asked == self.prefix else None
+
+    def let_go(self, _: _Kept) -> None:
+        """Note that a reader has ended."""
+        self.readers -= 1
 
 
 class StateSharing:
@@ -120,7 +100,7 @@ class StateSharing:
         self._groups, self._settings, self._stop_tokens = groups, settings, list(stop_tokens)
         self._page_tokens = groups[0].block_tokens
         self._sparse = any(group.is_state or group.window_tokens for group in groups)
-        self._kept = _Kept(groups)
+        self._kept = _Kept()
         self._quiet_until_s = 0.0
         self._failed = ""
 
@@ -185,17 +165,17 @@ class StateSharing:
         if stopping.is_set() or time.monotonic() < self._quiet_until_s:
             return False
         names = {group.name: names_of(prefix, group) for group in self._groups}
-        self._kept.now = prefix, blocks
+        self._kept.prefix, self._kept.blocks = prefix, blocks
         try:
             for group, hashes in names.items():
                 self._session.hold(FORM, group, hashes)
             self._session.keep(prefix)
             return self._await_taken(prefix, fence, stopping)
         finally:
-            self._kept.now = None
+            self._kept.prefix = None
             for group, hashes in names.items():
                 self._session.evict(FORM, group, hashes)
-            while self._kept.open:  # a lease ends in any case
+            while self._kept.readers:  # a lease ends in any case
                 self._step(fence)
 
     def _await_taken(self, prefix: Prefix, fence: Callable[[str], None], stopping: Event) -> bool:
@@ -204,7 +184,7 @@ class StateSharing:
             self._step(fence)
             if self._is_elsewhere(prefix):
                 return True
-            if not self._kept.open and time.monotonic() > until_s:
+            if not self._kept.readers and time.monotonic() > until_s:
                 self._quiet_until_s = time.monotonic() + QUIET_S
                 self._log.warning("no store takes states", tries_again_in_s=QUIET_S)
                 return False

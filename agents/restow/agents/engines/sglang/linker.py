@@ -72,7 +72,7 @@ class _Load(NamedTuple):
     slots: Slots
 
 
-class RestowLinker(UnifiedCacheLinker):
+class RestowLinker(UnifiedCacheLinker):  # type: ignore[misc]
     """Finds, loads and stores prefixes through Restow, for one rank of SGLang.
 
     Rank 0 speaks with the broker for all ranks. The methods belong to the scheduler's thread.

@@ -67,7 +67,7 @@ def rank_pools(config: Mapping[str, Any], params: CacheInitParams, rank: int, tp
     `CacheUnknownError` where a pool differs from the model.
     """
     pools = _Pools(params)
-    model = model_from_hf_config(config, **pools.types())
+    model = pools.model(config)
     # As other adapters order layers: of one layer, attention comes first.
     layers = sorted(model.layers, key=lambda spec: (spec.layer, isinstance(spec, RecurrentSpec)))
     model = ModelSpec(model.name, tuple(layers), quantisation=model.quantisation)
@@ -109,19 +109,20 @@ class _Pools:
 
     def __init__(self, params: CacheInitParams) -> None:
         kv, requests = params.token_to_kv_pool_allocator.get_kvcache(), params.req_to_token_pool
-        self._kv: list[tuple[str, Mapping[int, int], Any]]
         if type(kv) is SWAKVPool:
-            full = {layer: at for layer, (at, window) in kv.layers_mapping.items() if not window}
-            some = {layer: at for layer, (at, window) in kv.layers_mapping.items() if window}
-            self._kv = [(ATTENTION, full, kv.full_kv_pool), (WINDOW, some, kv.swa_kv_pool)]
+            pools, swa = [kv.full_kv_pool, kv.swa_kv_pool], kv.layers_mapping.items()
+            places = {layer: (WINDOW if some else ATTENTION, at) for layer, (at, some) in swa}
         elif type(kv) is HybridLinearKVPool:
-            self._kv = [(ATTENTION, kv.full_attention_layer_id_mapping, kv.full_kv_pool)]
+            pools, full = [kv.full_kv_pool], kv.full_attention_layer_id_mapping.items()
+            places = {layer: (ATTENTION, at) for layer, at in full}
         else:
-            layers = getattr(kv, "model_layer_ids", ())
-            self._kv = [(ATTENTION, {layer: at for at, layer in enumerate(layers)}, kv)]
+            pools, plain = [kv], getattr(kv, "model_layer_ids", ())
+            places = {layer: (ATTENTION, at) for at, layer in enumerate(plain)}
+        self._kv: Mapping[int, tuple[str, int]] = places
+        self._pools: Mapping[str, Any] = dict(zip((ATTENTION, WINDOW), pools, strict=False))
         self._mamba_layers: Mapping[int, int] = getattr(requests, "mamba_map", {})
-        self._mamba = getattr(requests, "mamba_pool", None)
-        for _, _, pool in self._kv:
+        self._mamba: Any = getattr(requests, "mamba_pool", None)
+        for pool in pools:
             for what, there in {
                 f"keys and values in a {type(pool).__name__}": type(pool) is not MHATokenToKVPool,
                 f"keys and values of {pool.dtype}, with scales": pool.dtype.itemsize < 2,
@@ -139,26 +140,24 @@ class _Pools:
             }.items():
                 _refuse(what, bool(there))
 
-    def types(self) -> dict[str, DType]:
-        """Return the types of the pools, as `model_from_hf_config` takes them."""
-        types = {"kv_dtype": _dtype(self._kv[0][2].dtype)}
-        if self._mamba is not None:
-            cache = self._mamba.mamba_cache
-            types |= {"conv_dtype": _dtype(cache.conv[0].dtype)}
-            types |= {"ssm_dtype": _dtype(cache.temporal.dtype)}
-        return types
+    def model(self, config: Mapping[str, Any]) -> ModelSpec:
+        """Return the config's model, in the types of the pools."""
+        kv, cache = _dtype(self._pools[ATTENTION].dtype), getattr(self._mamba, "mamba_cache", None)
+        if cache is None:
+            return model_from_hf_config(config, kv)
+        return model_from_hf_config(
+            config, kv, _dtype(cache.conv[0].dtype), _dtype(cache.temporal.dtype)
+        )
 
     def laid(self, spec: LayerSpec, settings: EngineSettings, rank: int) -> Iterator[Laid]:
         """Yield each region of a layer with its pool's tensor and its shards."""
         if isinstance(spec, Mamba2Spec | GdnSpec) and spec.layer in self._mamba_layers:
             yield from self._recurrent(spec, settings, rank)
             return
-        group, at, pool = next(
-            ((group, places[spec.layer], pool) for group, places, pool in self._kv
-             if spec.layer in places and isinstance(spec, AttentionSpec)),
-            ("", 0, None),
-        )  # fmt: skip
-        _refuse(f"layer {spec.layer} ({type(spec).__name__})", pool is None)
+        there = isinstance(spec, AttentionSpec) and spec.layer in self._kv
+        _refuse(f"layer {spec.layer} ({type(spec).__name__})", not there)
+        group, at = self._kv[spec.layer]
+        pool = self._pools[group]
         pages = layer_pages(spec, settings, rank)
         tensors = pool.k_buffer[at], pool.v_buffer[at]
         for region, shard, tensor in zip(pages.regions, pages.shards, tensors, strict=True):
