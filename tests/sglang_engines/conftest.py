@@ -36,7 +36,9 @@ def packages() -> Path:
         pytest.skip("NO SGLANG: these tests are run by ./run vllm, which installs its Python")
     if not found:
         setup = [str(HARNESS / "install.sh"), sys.executable]
-        found = subprocess.run(setup, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
+        found = subprocess.run(setup, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[
+            -1
+        ]
     return Path(found)
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from restow.agents.store.store import Store
 from sglang_engines.conftest import Starts, store_for
-from sglang_harness.engine import SglangEngine
+from sglang_harness.engine import SglangEngine, sglang_engine
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -22,9 +23,12 @@ def drawn(count: int, seed: int) -> list[int]:
 
 
 def taken(engine: SglangEngine, tokens: list[int], **more: str) -> bool:
-    """Return whether a store took the state of a prompt that the engine computed."""
-    assert engine.all("compute", tokens=tokens, **more) == {"offloads": 1}
-    return engine.all("settle") == {"taken": [True]}
+    """Return whether a store took the state of a prompt that the engine computed.
+
+    SGLang makes several nodes of a prompt with a window.
+    """
+    assert engine.all("compute", tokens=tokens, **more)["offloads"] > 0
+    return all(engine.all("settle")["taken"])
 
 
 def found(engine: SglangEngine, tokens: list[int], **more: str) -> int:
@@ -51,8 +55,8 @@ def test_a_state_of_one_tp_is_loaded_at_another(
     start: Starts, broker: str, models: dict[str, Path], case: str
 ) -> None:
     kind, p_page, d_page, p_tp, d_tp, count = CASES[case]
-    tokens = drawn(count - 1, 3) + [2]  # a reply ends here, between two quanta
-    with store_for(broker, models[kind]), ExitStack() as stack:
+    tokens = [*drawn(count - 1, 3), 2]  # a reply ends here, between two quanta
+    with store_for(broker, models[kind], case), ExitStack() as stack:
         p = stack.enter_context(start(kind, tp=p_tp, page=p_page, name="p"))
         d = stack.enter_context(start(kind, tp=d_tp, page=d_page, name="d"))
         assert taken(p, tokens)
@@ -144,7 +148,7 @@ def test_a_state_that_is_gone_fails_its_load(
 ) -> None:
     tokens = drawn(64, 40)
     with start("hybrid", page=1, name="d") as d:
-        with store_for(broker, models["hybrid"]), start("hybrid", page=1, name="p") as p:
+        with store_for(broker, models["hybrid"], "short"), start("hybrid", page=1, name="p") as p:
             assert taken(p, tokens)
             assert d.all("load", tokens=tokens, rid="r", hold=True)["found"] == 64
         got = d.all("go_on", rid="r")
@@ -155,7 +159,7 @@ def test_of_a_hybrid_only_a_snapshot_ends_a_state(
     start: Starts, broker: str, models: dict[str, Path]
 ) -> None:
     tokens = drawn(96, 41)
-    with store_for(broker, models["hybrid"]), ExitStack() as stack:
+    with store_for(broker, models["hybrid"], "rule"), ExitStack() as stack:
         p = stack.enter_context(start("hybrid", page=1, name="p"))
         d = stack.enter_context(start("hybrid", page=1, name="d"))
         assert taken(p, tokens[:64])
@@ -176,13 +180,16 @@ def test_replaced_weights_end_all_sharing(start: Starts, store: Store, d: Sglang
 
 def test_without_a_store_pages_are_not_locked_for_long(start: Starts) -> None:
     with start("windows", page=16, name="lonely") as engine:
-        for seed in (44, 45):  # the first waits, the second does not
-            assert engine.all("compute", tokens=drawn(64, seed)) == {"offloads": 1}
-        assert engine.all("settle") == {"taken": [False, False]}
+        engine.all("compute", tokens=drawn(64, 44))
+        engine.all("compute", tokens=drawn(64, 45))
+        ends = engine.all("settle")["taken"]
+    assert len(ends) > 1
+    assert not any(ends)
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "page_size 24": {"page": 24},
+    "enable_memory_saver": {"saver": True},
     "speculative decoding": {"eagle": True},
     "json_model_override_args": {
         "override": '{"head_dim": 32}',
@@ -197,9 +204,7 @@ REFUSED = {
 def test_what_it_cannot_share_it_refuses_by_name(
     packages: Path, models: dict[str, Path], broker: str, tmp_path: Path, named: str
 ) -> None:
-    from sglang_harness.engine import sglang_engine
-
-    given = {"extra": {"model_revision": "v1"}, **REFUSED[named]}
+    given: dict[str, Any] = {"extra": {"model_revision": "v1"}, **REFUSED[named]}
     with sglang_engine(packages, tmp_path, models["attention"], broker, **given) as engine:
         answer = engine.all("start")
     assert named in answer["error"]

@@ -57,7 +57,7 @@ from sglang.srt.mem_cache.unified_cache.linker_factory import (  # noqa: E402
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 
-SLOTS = 640
+SLOTS = 2048
 CPU = {"device": "cpu", "enable_memory_saver": False}
 
 
@@ -97,6 +97,7 @@ class Rank:
         server_args = ServerArgs(
             model_path=self.options["model"],
             device="cpu",
+            enable_memory_saver=self.options.get("saver", False),
             json_model_override_args=self.options.get("override", "{}"),
         )
         linker = create_unified_cache_linker(
@@ -116,6 +117,7 @@ class Rank:
         return {"tree": type(self.cache.tree_core).__name__}
 
     def _pools(self) -> tuple[Any, Any, tuple[ComponentType, ...]]:
+        components: tuple[ComponentType, ...]
         sizes, tp = self.sizes, self.tp
         heads, dim = max(1, sizes.config["num_key_value_heads"] // tp), sizes.config["head_dim"]
         dim = self.options.get("head_dim", dim)
@@ -180,6 +182,13 @@ class Rank:
             **CPU,
         )
 
+    def _slots(self, count: int) -> Any:
+        if not self.sizes.windowed:
+            return self.kv.alloc(count)
+        slots = self.kv.full_attn_allocator.alloc(count)
+        self.kv.set_full_to_swa_mapping(slots, self.kv.swa_attn_allocator.alloc(count))
+        return slots
+
     def _cells(self, tokens: list[int]) -> Any:
         """Yield each pool's tensor of the layers, its name, and what the tokens put there."""
         args = (tokens, self.tp, self.rank)
@@ -205,7 +214,7 @@ class Rank:
         self, tokens: list[int], salt: str | None = None, extra_key: str | None = None
     ) -> dict[str, Any]:
         """Put a prompt's state into the pools, as a forward does, and insert it into the tree."""
-        slots = self.kv.alloc(len(tokens))
+        slots = self._slots(len(tokens))
         state = self.requests.mamba_allocator.alloc(1) if self.sizes.mamba else None
         places = {"kv": slots, "mamba": state}
         if self.sizes.windowed:
@@ -218,9 +227,14 @@ class Rank:
 
     def settle(self) -> dict[str, Any]:
         """Poll as each step of a scheduler does, until all offloads are over."""
-        linker, taken = self.cache.linker, []
+        linker, taken = self.cache.linker, list[bool]()
         finish = linker.commit_completed_offloads
-        linker.commit_completed_offloads = lambda done: (taken.extend(done), finish(done))
+
+        def commit(done: list[bool]) -> None:
+            taken.extend(done)
+            finish(done)
+
+        linker.commit_completed_offloads = commit
         while linker.pending_offloads:
             self.cache.check_hicache_events()
             time.sleep(0.01)
@@ -298,7 +312,9 @@ class Rank:
         return {}
 
     def reset(self) -> dict[str, Any]:
+        """Flush the cache, as a scheduler does."""
         self.cache.reset()
+        self.kv.clear()
         return {}
 
     def close(self) -> dict[str, Any]:
@@ -319,7 +335,7 @@ def main() -> None:
         name = command.pop("do")
         try:
             answer = getattr(rank, name)(**command)
-        except Exception as error:  # the test hears of it
+        except Exception as error:  # noqa: BLE001 - the test hears of it
             traceback.print_exc()
             answer = {"error": str(error), "reason": getattr(error, "reason", "")}
         print("ANSWER " + json.dumps(answer), flush=True)

@@ -9,7 +9,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import MutableSequence
 from typing import Any
 
 from transformers import AutoProcessor
@@ -30,7 +30,7 @@ class Empty(type):
 
 
 class StandIn(types.ModuleType):
-    __path__: Sequence[str] = ()
+    __path__: MutableSequence[str] = []  # noqa: RUF012 - as every module has it
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ def write_truth(model: NemotronHForCausalLM, tokens: Sequence[int], folder: Path
     config = model.config
     with torch.no_grad():
         cache = model(torch.tensor([list(tokens)]), use_cache=True).past_key_values
-    fields: dict[str, np.ndarray] = {}
+    fields: dict[str, Any] = {}
     channels = config.mamba_num_heads * config.mamba_head_dim
     shared = config.n_groups * config.ssm_state_size
     for layer, kind in enumerate(config.layers_block_type):

@@ -35,7 +35,8 @@ class Sizes:
         if self.truth is None:
             return drawn(name, tokens, *shape)
         with np.load(file_of(self.truth, tokens)) as fields:
-            return fields[name].reshape(shape)
+            found: Array = fields[name].reshape(shape)
+            return found
 
     @property
     def attention(self) -> list[int]:

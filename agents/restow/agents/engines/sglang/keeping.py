@@ -14,7 +14,7 @@ import numpy as np
 
 from restow.agents.engines.common.blocks import Group
 from restow.agents.engines.common.chains import MAX_ENDS, QUANTUM_TOKENS
-from restow.agents.engines.common.prefix_sharing import PrefixGiver, PrefixOffers
+from restow.agents.engines.common.prefix_sharing import PATIENCE_MS, PrefixGiver, PrefixOffers
 from restow.agents.engines.common.registration import ConnectorSettings
 from restow.broker.client import (
     BlockingDelivery,
@@ -147,9 +147,8 @@ class StateSharing:
 
     def request(self, prefix: Prefix, blocks: Blocks, held_tokens: int) -> BlockingDelivery:
         """Ask for a state, into blocks of which the first hold ``held_tokens`` already."""
-        timeout_ms = self._settings.request_timeout_ms
         return self._session.request(
-            uuid4().hex, blocks, held_tokens=held_tokens, timeout_ms=timeout_ms, prefix=prefix
+            uuid4().hex, blocks, held_tokens=held_tokens, timeout_ms=PATIENCE_MS, prefix=prefix
         )
 
     def keep(

@@ -372,6 +372,7 @@ def _check_engine(
         f"page_size {page}": QUANTUM_TOKENS % page and page % QUANTUM_TOKENS,
         "pipeline parallelism (pp_size)": params.pp_size > 1,
         "context parallelism (attn_cp_size)": params.attn_cp_size > 1,
+        "enable_memory_saver, which takes registered memory away": server_args.enable_memory_saver,
         "speculative decoding with a draft model": drafts,
         "dummy weights without model_revision": server_args.load_format == "dummy" and unnamed,
         "json_model_override_args without model_revision": overridden and unnamed,
