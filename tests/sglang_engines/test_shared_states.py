@@ -196,6 +196,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "extra": {"model_revision": "", "broker": "127.0.0.1:1"},
     },
     "layers.0.k": {"head_dim": 32},
+    "windows of 32 tokens": {"kind": "windows", "window": 33},
     "connector setting wrong": {"extra": {"wrong": 1}},
 }
 
@@ -205,7 +206,8 @@ def test_what_it_cannot_share_it_refuses_by_name(
     packages: Path, models: dict[str, Path], broker: str, tmp_path: Path, named: str
 ) -> None:
     given: dict[str, Any] = {"extra": {"model_revision": "v1"}, **REFUSED[named]}
-    with sglang_engine(packages, tmp_path, models["attention"], broker, **given) as engine:
+    model = models[given.pop("kind", "attention")]
+    with sglang_engine(packages, tmp_path, model, broker, **given) as engine:
         answer = engine.all("start")
     assert named in answer["error"]
     assert answer["reason"] in ("ENGINE_UNSUPPORTED", "CACHE_UNKNOWN", "SETTINGS_INVALID")

@@ -83,7 +83,10 @@ class Rank:
             token_to_kv_pool_allocator=self.kv,
             page_size=self.page,
             tp_cache_group=group,
-            sliding_window_size=self.sizes.config.get("sliding_window"),
+            # The token itself does not count (`get_attention_sliding_window_size`).
+            sliding_window_size=options.get(
+                "window", self.sizes.config.get("sliding_window", 1) - 1
+            ),
             tree_components=components,
             is_eagle=options.get("eagle", False),
             tree_core_backend=options.get("tree"),

@@ -87,8 +87,8 @@ def rank_pools(config: Mapping[str, Any], params: CacheInitParams, rank: int, tp
         windows = [getattr(spec, "window_tokens", 0) for spec in layers] if name == WINDOW else [0]
         scratch = 0 if name == STATE else None
         groups[name] = Group(name, params.page_size, scratch, max(windows), name != STATE)
-        if max(windows) > (params.sliding_window_size or 0):
-            raise _unlike(name, f"{max(windows)} tokens", params.sliding_window_size)
+        if name == WINDOW and max(windows) != params.sliding_window_size:
+            raise _unlike(name, f"windows of {max(windows)} tokens", params.sliding_window_size)
     shards = tuple(shard for _, _, held in laid for shard in held)
     memory = tuple(_memory(region, tensor) for region, tensor, _ in laid)
     return RankPools(model, RankLayout(rank, regions, shards), memory, groups)
