@@ -85,7 +85,7 @@ class Rank:
             tp_cache_group=group,
             # The token itself does not count (`get_attention_sliding_window_size`).
             sliding_window_size=options.get(
-                "window", self.sizes.config.get("sliding_window", 1) - 1
+                "window", (self.sizes.config.get("sliding_window") or 1) - 1
             ),
             tree_components=components,
             is_eagle=options.get("eagle", False),
