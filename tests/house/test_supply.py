@@ -100,7 +100,8 @@ def test_every_lock_that_is_installed_is_there_and_no_other() -> None:
         for words in re.findall(
             r"docker/install\" [^>\n]+|docker/install [^>\n]+", path.read_text()
         ):
-            used.update(re.findall(r" (setup|vllm-newest|vllm|fuzz|stubs|routers|dynamo)\b", words))
+            names = "setup|vllm-newest|vllm|fuzz|stubs|routers|dynamo|sglang"
+            used.update(re.findall(rf" ({names})", words))
         used.update(re.findall(r"docker/locked/([a-z-]+)\.txt \./", path.read_text()))
     assert used == {path.stem for path in LOCKS}
 

@@ -462,7 +462,9 @@ def test_what_a_layouts_groups_must_hold() -> None:
     hybrid = layout_of(12, 8, "hybrid", snapshot=True)
     by_eight = {"attention": (1, 0), "state": (SNAPSHOT, 0), "window.12": (1, 2)}
     by_four = {"attention": (2, 0), "state": (SNAPSHOT, 0), "window.12": (2, 3)}
-    for quantum_tokens, wanted in ((8, by_eight), (4, by_four)):
+    # Blocks of half a quantum: a hash stands for both of them.
+    by_sixteen = {"attention": (1, 0), "state": (SNAPSHOT, 0), "window.12": (1, 1)}
+    for quantum_tokens, wanted in ((16, by_sixteen), (8, by_eight), (4, by_four)):
         rules = rules_of(hybrid, quantum_tokens) or ()
         assert {one.name: (one.block_quanta, one.window_quanta) for one in rules} == wanted
     assert rules_of(hybrid, 3) is None

@@ -27,8 +27,8 @@ OF_SCRIPTS = frozenset(
         *("BASE", "COMMIT", "COMPOSE", "CONTAINERS", "CONTAINERS_DIR", "CONTAINER_LOGS"),
         *("DEVICE_READS", "FUZZ", "HISTORIES", "LAWS", "LMCACHE_PYTHON", "ONE_OF", "PROMETHEUS"),
         *("PROMETHEUS_PORT", "PYTHON"),
-        *("ROUTER_PORT", "SIMULATED", "TAG", "TEST_PROCESSES", "VENV", "VLLM_PYTHON"),
-        *("VLLM_VENV", "VLLM_VERSION", "WHOLE_MODELS"),
+        *("ROUTER_PORT", "SGLANG_PACKAGES", "SIMULATED", "TAG", "TEST_PROCESSES", "VENV"),
+        *("VLLM_PYTHON", "VLLM_VENV", "VLLM_VERSION", "WHOLE_MODELS"),
     )
 )
 """Variables without an option: of `./run`, tests, containers and the settings of agents."""

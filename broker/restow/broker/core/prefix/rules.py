@@ -104,7 +104,8 @@ def step_of(engines: Iterable[tuple[GroupRule, ...]]) -> int:
 def rules_of(layout: Layout, quantum_tokens: int) -> tuple[GroupRule, ...] | None:
     """Return what an engine's groups must hold; None if the quantum does not divide their blocks.
 
-    Groups of draft models only are not needed, because D's draft state may begin cold.
+    Where blocks are smaller, a hash stands for all blocks of a quantum. Groups of draft models only
+    are not needed, because D's draft state may begin cold.
     """
     fields = {field.name: field for field in layout.model.fields}
     blocks: dict[str, int] = {}
@@ -117,7 +118,10 @@ def rules_of(layout: Layout, quantum_tokens: int) -> tuple[GroupRule, ...] | Non
                 kept.setdefault(region.group, []).append(field)
     rules = []
     for group in sorted(kept):
-        block_quanta, rest = divmod(blocks[group], quantum_tokens)
+        block_tokens = blocks[group]
+        if block_tokens and quantum_tokens % block_tokens == 0:
+            block_tokens = quantum_tokens
+        block_quanta, rest = divmod(block_tokens, quantum_tokens)
         if rest:
             return None
         windows = [field.window_tokens for field in kept[group]]
