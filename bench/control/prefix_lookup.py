@@ -55,7 +55,7 @@ class Held:
         own = self.holders = self.prefixes.holders[TENANT] = Holders()
         keyer, index = Keyer(b"bench"), own.index
         tellers = [
-            own.begin(EngineKey(TENANT, f"e{number}"), MODEL.of_any_revision, FORM, HYBRID)
+            own.begin(EngineKey(TENANT, f"e{number}"), MODEL, FORM, HYBRID)
             for number in range(holders)
         ]
         for chain in range(self.chains):

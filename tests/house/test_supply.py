@@ -101,7 +101,7 @@ def test_every_lock_that_is_installed_is_there_and_no_other() -> None:
             r"docker/install\" [^>\n]+|docker/install [^>\n]+", path.read_text()
         ):
             names = "setup|vllm-newest|vllm|fuzz|stubs|routers|dynamo|sglang"
-            used.update(re.findall(rf" ({names})", words))
+            used.update(re.findall(rf" ({names})\b", words))
         used.update(re.findall(r"docker/locked/([a-z-]+)\.txt \./", path.read_text()))
     assert used == {path.stem for path in LOCKS}
 

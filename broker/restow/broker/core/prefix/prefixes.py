@@ -73,17 +73,22 @@ class Holders:
         return not self.tellers and self.index.empty
 
     def begin(
-        self, engine: EngineRecord, form: HashForm, rules: tuple[GroupRule, ...]
+        self,
+        engine: EngineKey,
+        identity: ModelIdentity,
+        form: HashForm,
+        rules: tuple[GroupRule, ...],
+        keeps: bool = False,
     ) -> Announcements:
-        """Begin the announcements of an engine that has none."""
-        model, slots = engine.identity().of_any_revision, {}
+        """Begin the announcements of an engine that has none; a store ``keeps`` states."""
+        model, slots = identity.of_any_revision, {}
         for rule in rules:
             self._slots += 1
             slots[rule.name] = self._slots
-        teller = Announcements(engine.key, model, form, rules, slots, engine.revision, engine.keeps)
-        self.tellers[engine.key] = teller
+        teller = Announcements(engine, model, form, rules, slots, identity.revision, keeps)
+        self.tellers[engine] = teller
         alike = self.alike.setdefault((model, form), Tellers())
-        alike.by_engine[engine.key] = teller
+        alike.by_engine[engine] = teller
         alike.of_slot.update(dict.fromkeys(slots.values(), teller))
         alike.step = step_of(known.rules for known in alike.by_engine.values())
         return teller
@@ -273,7 +278,7 @@ class Prefixes:
             )
         self._awaited.discard(engine.key)
         holders = self.holders.setdefault(engine.key.tenant, Holders())
-        teller = holders.begin(engine, form, rules)
+        teller = holders.begin(engine.key, engine.identity(), form, rules, engine.keeps)
         if (log := self.logs.get(engine.key.tenant)) is not None:
             log.add(Change(Kind.BEGAN, teller))
         return teller
