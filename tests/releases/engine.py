@@ -1,10 +1,10 @@
 """An engine of the release that stands first on PYTHONPATH; a test drives it by its input.
 
-    python engine.py SIDE NAME TP BROKERS [FORM]
+    python engine.py SIDE NAME TP BROKERS
 
 A line of its input is a handoff to take part in, and its end drains the engine. For each handoff
 that ends it prints a line: the id, the state and the reason. It uses only what releases promise to
-engines. With FORM its agents say that they read programs of that form, as those of another release.
+engines.
 """
 
 from __future__ import annotations
@@ -117,7 +117,10 @@ class Engine:
     def take_part(self, handoff_id: str) -> None:
         """Publish a state or ask for it, and say how that ends."""
         blocks = self._free.get()
-        named = {"position_tokens": POSITION, "content": content_of([7] * POSITION, POSITION)}
+        named: dict[str, Any] = {
+            "position_tokens": POSITION,
+            "content": content_of([7] * POSITION, POSITION),
+        }
         if self.side == "p":
             for places, right in self._elements(handoff_id, blocks):
                 places[...] = right
@@ -150,11 +153,7 @@ def say(words: str) -> None:
 
 
 if __name__ == "__main__":
-    side, name, tp, brokers, *form = sys.argv[1:]
-    if form:
-        from restow.broker.rpc import wire_program
-
-        wire_program.PROGRAM_FORM = int(form[0])
+    side, name, tp, brokers = sys.argv[1:]
     engine = Engine(side, name, int(tp), brokers)
     with ExitStack() as stack:
         engine.session.start(60.0)

@@ -18,12 +18,13 @@ from chaos_harness.lives import BrokerLife
 from etcd_harness.cluster import running_etcd
 from forked.ports import free_port
 from releases.scene import Traffic, engines, traffic
-from releases.trees import OLD, RELEASED, ROOT, commit_of, installed, source, version
+from releases.trees import OLD, RELEASED, ROOT, commit_of, found, installed, source, version
 from restow.broker.client import AdminClient
 from restow.broker.errors import RestowError
-from restow.broker.rpc.wire_program import PROGRAM_FORM
 
 NEW = version()
+OF_FORM_2 = "2e2665d2a040aa0f54aad5ba89b2d447aeec01ef"
+"""The last commit whose agents read programs of form 2."""
 PATIENT = ("--grant-s", "60", "--settle-grace-s", "20")
 """So that a machine that is busy with other tests fails no read."""
 LEASE_S, WITHIN_S = 1.0, 60.0
@@ -91,8 +92,11 @@ async def test_engines_of_both_releases_hand_over_at_a_broker_of_either(
         assert [one.ready.result() for one in serving] == ["ready"] * 4
         with AdminClient(address) as client:
             assert release_of(client.status().version).startswith(release)
-            for told in (*client.engines(), *client.agents()):
-                assert release_of(told.version).startswith(told.engine_id.partition("-")[2])
+            told = [(one.engine_id, one.version) for one in client.engines()]
+            told += [(one.engine_id, one.version) for one in client.agents()]
+            assert len(told) == 4 + 6
+            for engine_id, of in told:
+                assert release_of(of).startswith(engine_id.partition("-")[2])
         one = Traffic(serving)
         p_side, d_side = serving[:2], serving[2:]
         for _ in range(EACH):
@@ -142,7 +146,8 @@ async def test_no_handoff_fails_while_brokers_and_then_engines_are_upgraded(
                 serving.append(await made.start(old.side, NEW))
                 serving.remove(old)
                 await old.drain()
-                await go_on(*product(*({e.release for e in serving if e.side == s} for s in "pd")))
+                p_side, d_side = ({e.release for e in serving if e.side == s} for s in "pd")
+                await go_on(*product(p_side, d_side))
             await go_on((NEW, NEW))
         assert flow.failed == []
         assert set(flow.done) == {*product((OLD, NEW), (OLD, NEW))}
@@ -151,11 +156,13 @@ async def test_no_handoff_fails_while_brokers_and_then_engines_are_upgraded(
 async def test_an_agent_that_reads_another_form_of_programs_is_told_so(
     trees: dict[str, Path], tmp_path: Path
 ) -> None:
+    old = installed(source(found(OF_FORM_2), tmp_path / "source"), tmp_path / "form 2")
     address = f"127.0.0.1:{free_port()}"
     async with (
         broker(tmp_path, trees[NEW], address),
-        engines(tmp_path, address, trees) as made,
+        engines(tmp_path, address, {"before": old}) as made,
     ):
-        refused = await made.start("d", OLD, f"{PROGRAM_FORM - 1}")
-        assert refused.ready.result().startswith("refused AGENT_RELEASE_DIFFERS"), refused
-        assert "run one version of Restow" in refused.ready.result()
+        said = (await made.start("d", "before")).ready.result()
+    assert said.startswith("refused AGENT_RELEASE_DIFFERS"), said
+    assert "reads programs of form 2" in said
+    assert "run one version of Restow" in said

@@ -24,9 +24,13 @@ def version() -> str:
 
 def commit_of(release: str) -> str:
     """Return the commit of a release; skip the test where this tree has no history of it."""
-    commit = (RELEASED / f"{release}.commit").read_text().split()[0]
+    return found((RELEASED / f"{release}.commit").read_text().split()[0])
+
+
+def found(commit: str) -> str:
+    """Return a commit of the past; skip the test where git does not have it."""
     if git("cat-file", "-e", f"{commit}^{{commit}}").returncode:
-        pytest.skip(f"no history of {release} is here: git knows no commit {commit[:12]}")
+        pytest.skip(f"the history is not here (a shallow clone, or an archive): no {commit[:12]}")
     return commit
 
 
