@@ -75,7 +75,13 @@ class Engines:
         self._numbers = itertools.count()
 
     async def start(self, side: str, release: str) -> Engine:
-        """Start an engine, whose name tells its release, and wait until it says something."""
+        """Start an engine, whose name tells its release, and wait until it is ready."""
+        engine = await self.begin(side, release)
+        assert (said := engine.ready.result()) == "ready", said
+        return engine
+
+    async def begin(self, side: str, release: str) -> Engine:
+        """Start an engine, and wait until it is ready or was refused."""
         name = f"{side}{next(self._numbers)}-{release}"
         log = self._folder / f"{name}.log"
         with log.open("ab") as errors:
@@ -133,7 +139,8 @@ class Traffic:
             await asyncio.sleep(every_s)
 
     async def ended(self) -> None:
-        await asyncio.gather(*self._tasks)
+        async with asyncio.timeout(READY_S):
+            await asyncio.gather(*self._tasks)
 
 
 @contextlib.asynccontextmanager

@@ -89,7 +89,6 @@ async def test_engines_of_both_releases_hand_over_at_a_broker_of_either(
         engines(tmp_path, address, trees) as made,
     ):
         serving = await asyncio.gather(*(made.start(*one) for one in product("pd", (OLD, NEW))))
-        assert [one.ready.result() for one in serving] == ["ready"] * 4
         with AdminClient(address) as client:
             assert release_of(client.status().version).startswith(release)
             told = [(one.engine_id, one.version) for one in client.engines()]
@@ -162,7 +161,7 @@ async def test_an_agent_that_reads_another_form_of_programs_is_told_so(
         broker(tmp_path, trees[NEW], address),
         engines(tmp_path, address, {"before": old}) as made,
     ):
-        said = (await made.start("d", "before")).ready.result()
+        said = (await made.begin("d", "before")).ready.result()
     assert said.startswith("refused AGENT_RELEASE_DIFFERS"), said
     assert "reads programs of form 2" in said
     assert "run one version of Restow" in said
