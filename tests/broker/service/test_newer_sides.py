@@ -12,7 +12,7 @@ import pytest
 from broker.fakes import D_BLOCKS, broker, model_layout, pair
 from broker.service.test_service_streams import batches
 from restow.broker.client import HandoffEnded, content_of
-from restow.broker.rpc import wire_layout
+from restow.broker.rpc.wire import layout_to_proto
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc, layout_pb2
 
@@ -23,9 +23,7 @@ PROTO = Path(__file__).resolve().parents[3] / "proto" / "restow" / "v1" / "broke
 
 def registration() -> pb.RegisterEngineRequest:
     engine = pb.EngineRef(engine_id="new", incarnation="1")
-    return pb.RegisterEngineRequest(
-        engine=engine, layout=wire_layout.layout_to_proto(model_layout())
-    )
+    return pb.RegisterEngineRequest(engine=engine, layout=layout_to_proto(model_layout()))
 
 
 async def test_unknown_fields_are_ignored_and_an_unknown_message_is_refused_alone() -> None:
@@ -36,14 +34,14 @@ async def test_unknown_fields_are_ignored_and_an_unknown_message_is_refused_alon
         await stub.RegisterEngine(said)
         number = pb.EngineMessage(message_id=7).SerializeToString()
         newer = pb.EngineMessage.FromString(number + UNKNOWN)
-        known = pb.EngineMessage(message_id=8, renew=pb.Renew(handoff_id="h", lease_ms=1000))
+        known = pb.EngineMessage(message_id=8, renew=pb.Renewal(handoff_id="h", lease_ms=1000))
         call = stub.Session(batches(pb.SessionRequest(engine=said.engine, messages=[newer, known])))
         refused: list[pb.Refused] = []
         async for batch in call:
             refused += [one.refused for one in batch.events if one.HasField("refused")]
             if len(refused) == 2:
                 break
-        assert [(one.message_id, one.reason) for one in refused][0] == (7, "ARGUMENT_INVALID")
+        assert (refused[0].message_id, refused[0].reason) == (7, "ARGUMENT_INVALID")
         assert refused[1].message_id == 8
 
 
