@@ -1,4 +1,7 @@
-"""A wheel and a source distribution, installed where nothing else is, on every Python claimed."""
+"""A wheel and a source distribution, installed where nothing else is, on every Python claimed.
+
+They are built as "releasing.md" says.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,13 @@ def said(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Build both packages of this tree."""
+    """Build what a release has, as its page says."""
     folder = tmp_path_factory.mktemp("packages")
-    said(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=ROOT)
+    text = (ROOT / "docs" / "releasing.md").read_text()
+    (block,) = re.findall(r"^```bash\n(dist=.*?)^```", text, re.M | re.S)
+    programs = Path(sys.executable).parent
+    words = f"set -eu; export dist={folder} PATH={programs}:$PATH; {block}"
+    said("bash", "-c", words, cwd=ROOT)
     return {one.suffix: one for one in folder.iterdir()}
 
 
@@ -61,11 +68,20 @@ def test_every_python_that_may_be_claimed_is() -> None:
     assert PYTHONS == ["3.11", "3.12", "3.13"]
 
 
-def test_both_packages_are_of_this_version(packages: dict[str, Path]) -> None:
+def test_all_that_is_released_is_of_this_version(packages: dict[str, Path]) -> None:
     assert {one.name for one in packages.values()} == {
         f"restow-{version()}-py3-none-any.whl",
         f"restow-{version()}.tar.gz",
+        f"restow-{version()}.tgz",
+        "restow-contract.binpb",
     }
+    chart = (ROOT / "docker" / "helm" / "restow" / "Chart.yaml").read_text()
+    assert f'version: {version()}\nappVersion: "{version()}"' in chart
+    for file in (ROOT / "docker" / "kubernetes").glob("*.yaml"):
+        named = re.findall(r"image: restow-\w+:(\S+)", file.read_text())
+        assert {*named} <= {version()}, file
+    (newest, *_) = re.findall(r"^## \[(.+)\] - ", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest == version()
 
 
 @pytest.mark.parametrize("kind", [".whl", ".gz"])
