@@ -2,8 +2,9 @@
 
     python docs/reference.py > docs/python.md
 
-What is public is what `restow.broker.client` and `restow.agents` name in their `__all__`, and the
-errors that their docstrings name. Needs `restow[agent]`.
+What is public is what `restow.broker.client` and `restow.agents` name in their `__all__`, what
+authors of engines need of layouts, families and the store, and the errors that their docstrings
+name. Needs `restow[agent]`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,23 @@ from typing import Any, get_args, get_origin
 
 from restow.broker.errors import RestowError
 
-MODULES = ("restow.broker.client", "restow.agents")
+MODULES: dict[str, tuple[str, ...]] = {
+    "restow.broker.client": (),
+    "restow.agents": (),
+    "restow.broker.layout": (
+        *("Layout", "Model", "Field", "Kind", "RankLayout", "Region", "Shard", "Span", "DType"),
+        *("check_layout", "digest"),
+    ),
+    "restow.broker.families": (
+        *("build_layout", "ModelSpec", "AttentionSpec", "MlaSpec", "Mamba1Spec", "Mamba2Spec"),
+        *("GdnSpec", "KdaSpec", "LinearAttentionSpec", "ShortConvSpec", "EngineSettings"),
+        *("ConvLayout", "KvOrder", "MatrixOrder"),
+    ),
+    "restow.agents.store.store": ("Store", "StoreOptions"),
+}
+"""Public names of each module; none given: all of its ``__all__``."""
+VALUES = ("restow.broker.layout", "restow.broker.families")
+"""Modules of values that callers only make: the page leaves their methods out."""
 ERROR = re.compile(r"`(\w+Error)`")
 NAME = re.compile(r"`([A-Za-z_][\w.]*)`")
 WIDTH = 96
@@ -110,6 +127,8 @@ class Public:
     def methods(self) -> list[Callee]:
         """Return methods and properties, including those of bases that are not public."""
         found: dict[str, Any] = {}
+        if self.value.__module__.startswith(VALUES):
+            return []
         for owner in self._owners():
             for name, one in vars(owner).items():
                 plain = one.__func__ if isinstance(one, classmethod) else one
@@ -158,7 +177,7 @@ def errors() -> list[type[RestowError]]:
 
 
 def _names(module: str) -> list[str]:
-    return list(import_module(module).__all__)
+    return list(MODULES[module] or import_module(module).__all__)
 
 
 def _is_error(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry traces, over OTLP."""
+"""A collector of OpenTelemetry traces and metrics, over OTLP."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
@@ -18,6 +20,8 @@ class Collector(otlp_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.address = ""
         self.spans: list[Span] = []
+        self.metrics: dict[str, Metric] = {}
+        """The latest of each name."""
         self.services: set[str] = set()
         self.answers = asyncio.Event()
         self.answers.set()
@@ -34,10 +38,28 @@ class Collector(otlp_grpc.TraceServiceServicer):
         return [span for span in self.spans if span.name == name]
 
 
+class MetricsCollector(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Keeps the metrics for a collector."""
+
+    def __init__(self, kept: Collector) -> None:
+        self._kept = kept
+
+    async def Export(
+        self, request: metrics_service_pb2.ExportMetricsServiceRequest, context: object
+    ) -> object:
+        for resource in request.resource_metrics:
+            for scope in resource.scope_metrics:
+                self._kept.metrics |= {one.name: one for one in scope.metrics}
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
 @contextlib.asynccontextmanager
 async def collector() -> AsyncIterator[Collector]:
     server, kept = grpc.aio.server(), Collector()
     otlp_grpc.add_TraceServiceServicer_to_server(kept, server)  # type: ignore[no-untyped-call]
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(  # type: ignore[no-untyped-call]
+        MetricsCollector(kept), server
+    )
     kept.address = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

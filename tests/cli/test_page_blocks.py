@@ -72,6 +72,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "pip install '.[events]'": GOES_ON + "; tests/broker/observing/test_kv_events.py has some",
         "restow router": GOES_ON + ", and needs engines; tests/router/test_command.py starts one",
     },
+    "docs/releasing.md": {"": "tests/releases/test_packages.py"},
     "docs/security.md": {"": SECURITY},
     "docs/store.md": {
         "restow store --engine prefill-0": GOES_ON + "; tests/cli/test_store_command.py starts one",

@@ -185,6 +185,14 @@ check_image() {
   found=$(docker run --rm --network none --entrypoint sh "restow-$1:$RESTOW_TAG" -c \
     'find / -xdev \( -name ca.pem -o -path /wheelhouse -o -name pip.conf \) 2>/dev/null; id -u')
   [ "$found" = 10001 ] || fail "image $1 runs as, or keeps of its build: $found"
+  docker run --rm --network none --entrypoint python "restow-$1:$RESTOW_TAG" -c '
+import json
+from importlib.metadata import distributions
+listed = json.load(open("/opt/restow/sbom.cdx.json"))["components"]
+there = {(one.name.lower(), one.version) for one in distributions()}
+missing = there - {(one["name"].lower(), one["version"]) for one in listed}
+assert not missing and ("restow" in dict(there)), missing' >>"$log" 2>&1 ||
+    fail "the list of what image $1 has is not whole"
 }
 
 run_demo() {

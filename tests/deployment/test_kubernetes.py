@@ -73,6 +73,18 @@ def test_an_object_that_is_wrong_is_seen() -> None:
         kubernetes_validate.validate(policy, KUBERNETES[-1], strict=True)
 
 
+def test_autoscalers_ask_for_a_metric_that_the_broker_has() -> None:
+    scaled = {one["kind"]: one for one in objects("autoscaling.yaml")}
+    known = of_kind("StatefulSet", "engines.yaml")
+    for one in scaled.values():
+        assert one["spec"]["scaleTargetRef"]["name"] in known
+    kubernetes_validate.validate(scaled["HorizontalPodAutoscaler"], KUBERNETES[-1], strict=True)
+    [trigger] = scaled["ScaledObject"]["spec"]["triggers"]
+    page = (FOLDER.parents[1] / "docs" / "operators.md").read_text()
+    assert trigger["metadata"]["query"] == 'sum(restow_handoffs{state="READY"})'
+    assert "| `restow_handoffs` | gauge | `state` |" in page
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_objects_fit_each_other(file: str) -> None:
     sets = of_kind("StatefulSet", file) | of_kind("Deployment", file)

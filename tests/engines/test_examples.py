@@ -68,6 +68,29 @@ def test_it_says_what_an_engine_alone_says(broker: str, p_tp: int, d_tp: int) ->
     assert "DONE" in freed
 
 
+@pytest.mark.parametrize(("p_tp", "d_tp", "d_page"), [(4, 2, 8), (1, 4, 3)])
+def test_attention_is_handed_over_between_pages_of_other_sizes(
+    p_tp: int, d_tp: int, d_page: int
+) -> None:
+    with broker_process() as broker:  # both tests have one handoff id
+        pages = {"prefill": (p_tp, 4), "decode": (d_tp, d_page)}
+        p, d = (
+            begin(
+                "attention.py",
+                *(side, "--tp", f"{tp}", "--page-tokens", f"{page}", "--broker", broker),
+            )
+            for side, (tp, page) in pages.items()
+        )
+        said, _ = d.communicate(timeout=60)
+        freed, _ = p.communicate(timeout=60)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    whole = sum(
+        at * token * (head + 1) * head for at, token in enumerate(prompt, 1) for head in range(8)
+    )
+    assert tokens_in(said) == [whole % 1000]
+    assert "DONE" in freed
+
+
 def test_it_is_short() -> None:
     assert len(FILE.read_text().splitlines()) < 100
 

@@ -22,7 +22,7 @@ ASK_S = 5.0
 
 @cache
 def own_version() -> str:
-    """Return the version, as in ``0.1.0+g47fc4be1c2d3``; without a commit if that is unknown."""
+    """Return the version, as in ``0.2.0+g47fc4be1c2d3``; without a commit if that is unknown."""
     commit = written_commit(FOLDER) or commit_of(FOLDER.parents[2])
     return f"{version('restow')}+g{commit[:COMMIT_CHARACTERS]}" if commit else version("restow")
 

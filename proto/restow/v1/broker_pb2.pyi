@@ -683,7 +683,22 @@ Global___Drain: typing_extensions.TypeAlias = Drain
 
 @typing.final
 class HashForm(google.protobuf.message.Message):
-    """How tokens become a chain of hashes: one hash after each quantum, of all tokens before it."""
+    """How tokens become a chain of hashes: one hash after each quantum, of all tokens before it.
+
+    Restow's clients use the algorithm "restow content 1" with hashes of 32 bytes. A hash is the
+    SHA-256 of these bytes, whose integers are uint32 in little-endian order:
+
+    1. "restow content 1" in ASCII, and a zero byte.
+    2. The number of bytes of the adapter's name, and these bytes (UTF-8). 0 without an adapter.
+    3. The number of bytes of the salt, and these bytes (UTF-8). 0 without a salt.
+    4. The id of each token. An input that is no token, such as an image, stands before the token at
+    which it begins: as 0xffffffff, the number of bytes of its own hash, and these bytes. Several at
+    one token keep their order. Inputs that begin after the last token are left out.
+
+    The hash of tokens 5 and 6 without adapter and salt is
+    32ce2aafbf59a80bd7010c36364b374e49020910f59a41747959df8d11a1e4da. The hash of a
+    prompt's first tokens is also the content of their state, in Publication and Demand.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -56,6 +56,20 @@ class BrokerStub(object):
     the broker identifies callers, the first message of a call must arrive whole within 10 s
     (FIRST_MESSAGE_LATE).
 
+    Deadlines of calls. Give each unary call a deadline: 20 s for RegisterEngine, because a large
+    layout takes seconds to check; 1 s for Find, which only asks for a hint; 5 s for others. A call
+    whose deadline has passed may have been carried out: repeat it, which changes nothing more. Give
+    streams none.
+
+    Versions. This package only grows: numbers and meanings stay. A side that is older does not know
+    all of it. It ignores unknown fields, so what its receiver must have understood is a message of
+    its own. An engine ignores events, and an agent orders, without a body that it knows. The broker
+    answers such a message of an engine with Refused (ARGUMENT_INVALID), and the stream goes on; from
+    an agent it ends the stream, so an agent sends a new kind only after an order that asks for it.
+    An unknown HandoffState is an end that is not DONE; an unknown reason means what its state means.
+    Unknown values of other enums are refused, because they say how bytes lie or move. Programs have
+    a form of their own (Hello.program_form), and a broker refuses agents that read another one.
+
     Limits. A broker accepts 100000 handoffs (--max-live) and 10000 engines, then answers
     DIRECTORY_FULL. An operator may allow a tenant fewer (QUOTA_EXCEEDED). A client that leaves more
     than 100000 messages (--max-queue) or 256 MiB unread loses its stream (QUEUE_FULL).
@@ -139,6 +153,20 @@ class BrokerServicer(object):
     handoff ends EXPIRED with LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT, or FAILED with READ_DEADLINE. If
     the broker identifies callers, the first message of a call must arrive whole within 10 s
     (FIRST_MESSAGE_LATE).
+
+    Deadlines of calls. Give each unary call a deadline: 20 s for RegisterEngine, because a large
+    layout takes seconds to check; 1 s for Find, which only asks for a hint; 5 s for others. A call
+    whose deadline has passed may have been carried out: repeat it, which changes nothing more. Give
+    streams none.
+
+    Versions. This package only grows: numbers and meanings stay. A side that is older does not know
+    all of it. It ignores unknown fields, so what its receiver must have understood is a message of
+    its own. An engine ignores events, and an agent orders, without a body that it knows. The broker
+    answers such a message of an engine with Refused (ARGUMENT_INVALID), and the stream goes on; from
+    an agent it ends the stream, so an agent sends a new kind only after an order that asks for it.
+    An unknown HandoffState is an end that is not DONE; an unknown reason means what its state means.
+    Unknown values of other enums are refused, because they say how bytes lie or move. Programs have
+    a form of their own (Hello.program_form), and a broker refuses agents that read another one.
 
     Limits. A broker accepts 100000 handoffs (--max-live) and 10000 engines, then answers
     DIRECTORY_FULL. An operator may allow a tenant fewer (QUOTA_EXCEEDED). A client that leaves more
@@ -371,6 +399,20 @@ class Broker(object):
     handoff ends EXPIRED with LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT, or FAILED with READ_DEADLINE. If
     the broker identifies callers, the first message of a call must arrive whole within 10 s
     (FIRST_MESSAGE_LATE).
+
+    Deadlines of calls. Give each unary call a deadline: 20 s for RegisterEngine, because a large
+    layout takes seconds to check; 1 s for Find, which only asks for a hint; 5 s for others. A call
+    whose deadline has passed may have been carried out: repeat it, which changes nothing more. Give
+    streams none.
+
+    Versions. This package only grows: numbers and meanings stay. A side that is older does not know
+    all of it. It ignores unknown fields, so what its receiver must have understood is a message of
+    its own. An engine ignores events, and an agent orders, without a body that it knows. The broker
+    answers such a message of an engine with Refused (ARGUMENT_INVALID), and the stream goes on; from
+    an agent it ends the stream, so an agent sends a new kind only after an order that asks for it.
+    An unknown HandoffState is an end that is not DONE; an unknown reason means what its state means.
+    Unknown values of other enums are refused, because they say how bytes lie or move. Programs have
+    a form of their own (Hello.program_form), and a broker refuses agents that read another one.
 
     Limits. A broker accepts 100000 handoffs (--max-live) and 10000 engines, then answers
     DIRECTORY_FULL. An operator may allow a tenant fewer (QUOTA_EXCEEDED). A client that leaves more

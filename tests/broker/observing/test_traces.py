@@ -63,10 +63,11 @@ async def test_a_handoff_is_a_part_of_its_requests_trace() -> None:
         "restow.tenant": "default",
         "restow.state": "DONE",
         "restow.reason": "",
-        "restow.bytes": 200,
+        "restow.read_bytes": 200,
         "restow.position_tokens": POSITION,
-        "restow.source": "p",
-        "restow.destination": "d",
+        "restow.source.engine_id": "p",
+        "restow.destination.engine_id": "d",
+        "gen_ai.request.model": "m",
     }
     assert whole.status.code == Status.STATUS_CODE_UNSET
     phases = [span for span in kept.spans if span.parent_span_id == whole.span_id]

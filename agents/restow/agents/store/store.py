@@ -27,19 +27,20 @@ from restow.broker.logs import get_logger
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """The options of a store.
-
-    ``block_tokens`` None means the smallest block of the layout from which the store is made.
-    ``disk`` is a folder, in which states take up to ``disk_bytes``. With None, evicted states are
-    gone.
-    """
+    """The options of a store."""
 
     engine_id: str
+    """The store's name as an engine."""
     broker: str | None
+    """HOST:PORT of the broker; None means RESTOW_BROKER."""
     memory_bytes: int
+    """Host memory for states."""
     block_tokens: int | None = None
+    """Tokens of a block; None means the smallest block of the layout from which it is made."""
     disk: Path | None = None
+    """A folder for evicted states; with None they are gone."""
     disk_bytes: int = 0
+    """Limit of the states on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Store:
     ) -> None:
         """Prepare for the model of ``layout``, from any engine of the model; ``with`` starts it.
 
+        ``options`` are the operator's; ``credentials`` None means those of the environment.
         ``on_lost`` is called, on any thread, with the reason why the store is no longer an engine.
         Raises `WeightsUnknownError`, `RoomTooSmallError`, `LayoutFormError`, `DiskInUseError`,
         `DiskOtherError` and `DiskUnusableError`.
@@ -160,7 +162,7 @@ class Store:
         return self._agent.figures
 
     def holds(self, prefix: Prefix) -> bool:
-        """Return whether the store has the state, in memory or on disk.
+        """Return whether the store has the state of ``prefix``, in memory or on disk.
 
         Raises `ChainFormError` and `ChainInvalidError` for a prefix that it can never have.
         """
@@ -169,14 +171,14 @@ class Store:
         return self._holdings.holds(named)
 
     def keep(self, prefix: Prefix) -> None:
-        """Request a state, as if an engine had reported that it is worth keeping.
+        """Request the state of ``prefix``, as if an engine had reported that it is worth keeping.
 
         A holder of the state gives it; if nobody holds it, nothing is kept.
         """
         self._asking.hear(self._named(prefix))
 
     def forget_revision(self, revision: str) -> None:
-        """Drop the states that these weights computed, in memory and on disk.
+        """Drop the states that weights of ``revision`` computed, in memory and on disk.
 
         A state that is being read is dropped after its last reader.
         """

@@ -147,7 +147,12 @@ class RecurrentSpec(Worded, ABC):
 
 @dataclass(frozen=True, slots=True)
 class Mamba1Spec(RecurrentSpec):
-    """A Mamba1 mixer (Mamba, Jamba): a window of ``channels``, and ``[channels, state]``."""
+    """A Mamba1 mixer (Mamba, Jamba): a window of ``channels``, and ``[channels, state]``.
+
+    ``state`` elements belong to a channel of layer number ``layer``. The window has one tap less
+    than ``conv_kernel``, of type ``conv_dtype``; the other state is of type ``ssm_dtype``.
+    ``mixer`` says how windows can be recomputed; None: they cannot.
+    """
 
     channels: int
     state: int
@@ -175,8 +180,9 @@ class Mamba1Spec(RecurrentSpec):
 class Mamba2Spec(RecurrentSpec):
     """A Mamba2 mixer: conv windows of x, B and C over ``conv_kernel - 1`` taps, and the SSM state.
 
-    x has ``heads * head_dim`` channels, B and C have ``groups * state`` channels each; the SSM
-    state is ``[heads, head_dim, state]``.
+    x has ``heads`` times ``head_dim`` channels, B and C have ``groups`` times ``state`` channels
+    each; the SSM state is ``[heads, head_dim, state]``. The other arguments are those of
+    `Mamba1Spec`: ``layer``, ``conv_kernel``, ``conv_dtype``, ``ssm_dtype`` and ``mixer``.
     """
 
     heads: int
@@ -212,7 +218,9 @@ class Mamba2Spec(RecurrentSpec):
 class GdnSpec(RecurrentSpec):
     """Gated delta net (Qwen3-Next): conv windows of Q, K and V, and one matrix per value head.
 
-    The matrix is ``[value_dim, key_dim]``.
+    Layer number ``layer`` has ``key_heads`` of ``key_dim`` elements and ``value_heads`` of
+    ``value_dim``. The matrix is ``[value_dim, key_dim]`` of type ``state_dtype``; a window has
+    one tap less than ``conv_kernel``, of type ``conv_dtype``.
     """
 
     key_heads: int
@@ -243,7 +251,11 @@ class GdnSpec(RecurrentSpec):
 
 @dataclass(frozen=True, slots=True)
 class KdaSpec(RecurrentSpec):
-    """Kimi delta attention (Kimi-Linear): like GDN, with square matrices."""
+    """Kimi delta attention (Kimi-Linear): like GDN, with square matrices.
+
+    Layer number ``layer`` has ``heads`` heads of ``dim`` elements; ``conv_kernel``, ``conv_dtype``
+    and ``state_dtype`` are those of `GdnSpec`.
+    """
 
     heads: int
     dim: int
@@ -268,7 +280,8 @@ class KdaSpec(RecurrentSpec):
 class ShortConvSpec(RecurrentSpec):
     """A short convolution (LFM2): a conv window and no other state.
 
-    If ``replicated``, every rank holds all channels.
+    Layer number ``layer`` keeps one tap less than ``conv_kernel`` of ``channels`` channels, of type
+    ``conv_dtype``. If ``replicated``, every rank holds all channels.
     """
 
     channels: int
@@ -293,7 +306,10 @@ class ShortConvSpec(RecurrentSpec):
 
 @dataclass(frozen=True, slots=True)
 class LinearAttentionSpec(RecurrentSpec):
-    """Linear attention (MiniMax, Bailing): one square matrix per head, no window."""
+    """Linear attention (MiniMax, Bailing): one square matrix per head, no window.
+
+    Layer number ``layer`` has ``heads`` matrices of ``dim`` by ``dim``, of type ``state_dtype``.
+    """
 
     heads: int
     dim: int

@@ -48,6 +48,9 @@ class MatrixOrder(StrEnum):
 class EngineSettings(Worded):
     """The settings of one engine that determine its layout.
 
+    ``tp`` and ``pp`` are the tensor and pipeline parallel sizes. A block of attention has
+    ``pages_per_block`` pages of ``page_tokens`` tokens. ``conv_layout``, ``kv_order`` and
+    ``matrix_order`` say in which order elements lie.
     ``conv_rows_extra`` counts the rows for speculative tokens behind the live window.
     ``page_align_bytes`` rounds every page up, so that padding follows the last field. Without
     ``kv_packed``, keys and values have regions of their own. If ``layers_per_stage`` is empty,

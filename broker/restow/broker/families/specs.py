@@ -101,6 +101,7 @@ NO_SCALES = Scales()
 class AttentionSpec(Worded):
     """Grouped-query attention: keys and values of ``kv_heads`` heads, one entry per token.
 
+    Heads of layer number ``layer`` have ``head_dim`` elements of type ``dtype``.
     With a sliding window the next token sees only ``window_tokens`` tokens before it; 0 means all.
     ``scales`` are for float8, int8 and float4 (stored as pairs of elements). ``value_dim`` is the
     width of values if it differs from the width of keys; 0 means the same width.
@@ -162,6 +163,7 @@ class AttentionSpec(Worded):
 class MlaSpec(Worded):
     """Multi-head latent attention: one vector per token, which every rank holds.
 
+    Vectors of layer number ``layer`` have elements of type ``dtype``, multiplied by ``scales``.
     ``latent_dim`` counts the compressed keys and values, and the rotary part behind them.
     """
 
@@ -277,7 +279,7 @@ LayerSpec = AttentionSpec | LatentSpec | IndexerSpec | RecurrentSpec
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model: its name and its layers with state.
+    """A model: its ``name`` and its ``layers`` with state.
 
     ``layer_count`` counts layers without state too, since pipeline stages are cut by it; 0 means
     that the last layer with state is the last layer. ``revision``, ``adapter`` and

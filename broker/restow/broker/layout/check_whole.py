@@ -189,7 +189,7 @@ def _ranks_text(ranks: Iterable[int]) -> str:
 
 
 def check_layout(layout: Layout) -> None:
-    """Raise a `LayoutError` that names field, axis, ranks and range if the layout is invalid.
+    """Raise a `LayoutError` with field, axis, ranks and range if ``layout`` is invalid.
 
     Checks that names are printable and shapes valid; that strides are positive, stay inside the
     page and separate elements; that shards share no bytes; that ranks agree on dtypes and pages;

@@ -166,7 +166,7 @@ _WRITE: dict[Sort, Callable[[Any], object]] = {
 
 
 def digest(layout: Layout) -> str:
-    """Return the layout's SHA-256: equal layouts have equal digests on every machine.
+    """Return the SHA-256 of ``layout``: equal layouts have equal digests on every machine.
 
     The hashed text has a line of ASCII for each field, region and shard, in the layout's order.
     Lines consist of quoted names and integers, so that different layouts have different texts.

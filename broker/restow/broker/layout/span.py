@@ -11,7 +11,7 @@ from restow.broker.errors import LayoutFormError
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """The integers ``start <= i < stop``; never empty.
+    """The integers from ``start`` up to, but not including, ``stop``; never empty.
 
     >>> Span(0, 4).overlap(Span(2, 8))
     Span(2, 4)

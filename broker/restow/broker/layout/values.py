@@ -115,8 +115,10 @@ UNKNOWN_SCALES = "unknown"
 class Field(Worded):
     """A logical tensor of the state, independent of tensor parallelism.
 
-    ``shape`` has a size per axis; per-token fields omit the token axis. With ``window_tokens``,
-    only that many tokens before the position are needed (sliding window); 0 means all.
+    Both engines give it the same ``name`` (such as ``layers.7.conv.x``) and ``kind``. ``axes``
+    names its axes and ``shape`` has their sizes; per-token fields omit the token axis. With
+    ``window_tokens``, only that many tokens before the position are needed (sliding window); 0
+    means all.
 
     ``scales`` describes the factors by which elements are multiplied, such as "static v1". The same
     bytes with other factors are other values, so both engines must name the same scales. An empty
@@ -212,7 +214,9 @@ IDENTITY_PARTS = ("revision", "adapter", "quantisation")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What both engines must agree on: an identity and the fields of the state.
+    """What both engines must agree on: an identity and the ``fields`` of the state.
+
+    ``name``, ``revision``, ``adapter`` and ``quantisation`` are those of `ModelIdentity`.
 
     ``inputs`` are not part of the state. They are the last rows that a recurrent layer read,
     ``[tap, hidden]``, the oldest row first, and zero before the prompt. Conv windows can be
@@ -234,8 +238,9 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Registered memory cut into pages: page ``i`` begins at ``base + i * page_stride_bytes``.
+    """Registered memory cut into pages, by its ``name``.
 
+    Page ``i`` begins ``i`` times ``page_stride_bytes`` after the first one.
     ``group`` names the list of block ids that addresses the region; a list can serve many regions.
     A block has ``pages_per_block`` pages: with ``r`` pages, block ``b`` is the pages ``b * r`` to
     ``b * r + r - 1``. ``page_tokens`` is None if a page holds snapshots. ``null_block`` is the id
@@ -286,11 +291,13 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Shard(Worded):
-    """The box of a field that a rank holds, and its place inside a page of its region.
+    """The ``box`` of a ``field`` that a rank holds, and its place in a page of its ``region``.
 
+    ``box`` has a `Span` per axis of the field, and elements are of type ``dtype``.
     The element at box index ``(i, j, ...)`` and, for a per-token field, token ``t`` of the page is
     at ``offset_bytes + i * strides_bytes[0] + j * strides_bytes[1] + ... + t *
-    token_stride_bytes``.
+    token_stride_bytes``. It begins at ``offset_bytes``; ``strides_bytes`` has a step per axis, and
+    ``token_stride_bytes`` is the step from token to token, or None for a snapshot.
     """
 
     field: str
@@ -338,8 +345,9 @@ class Projection(Worded):
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """All regions and shards of a rank, and what else it keeps.
+    """All ``regions`` and ``shards`` of the rank numbered ``rank``, and what else it keeps.
 
+    ``scratch`` is memory that is zeroed when a state arrives.
     ``inputs`` are shards of the model's inputs, each whole. ``projections`` are the weights with
     which the rank can recompute conv windows from another engine's inputs.
     """
@@ -364,7 +372,11 @@ class RankLayout:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Layout:
-    """All shards of all ranks of an engine; without addresses, so replicas have equal digests."""
+    """All shards of all ``ranks`` of an engine of ``model``.
+
+    A layout has no addresses, so replicas have equal digests. ``encoded`` stays empty; it is for
+    messages of the broker.
+    """
 
     model: Model
     ranks: tuple[RankLayout, ...]

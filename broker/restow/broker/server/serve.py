@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,6 +207,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
             if not by_path:
                 stack.enter_context(strangers.kept_few(port))
             shown = None
+            certificate_end_s = trust.certificate_end_s if trust is not None else lambda: None
             if settings.http_listen is not None:
                 # Imported here, so that a broker without a page starts sooner.
                 from restow.broker.server.observe.web import serving
@@ -217,11 +218,13 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
                         hub,
                         settings.status_page,
                         [name.strip() for name in settings.http_hosts.split(",") if name.strip()],
-                        trust.certificate_end_s if trust is not None else lambda: None,
+                        certificate_end_s,
                     )
                 )
             if settings.otlp_endpoint is not None:
-                await stack.enter_async_context(_tracing(settings, settings.otlp_endpoint, hub))
+                sendings = _to_collector(settings, settings.otlp_endpoint, hub, certificate_end_s)
+                for sending in sendings:
+                    await stack.enter_async_context(sending)
             if settings.kv_events is not None:
                 await stack.enter_async_context(_publishing(settings, settings.kv_events, hub))
             log.info("broker started", **settings_in_words(settings, address, shown))
@@ -249,10 +252,15 @@ def _publishing(
     return publishing(hub, settings.kv_events_tenant, endpoint, settings.kv_events_replay or "")
 
 
-def _tracing(
-    settings: BrokerSettings, endpoint: str, hub: Hub
-) -> contextlib.AbstractAsyncContextManager[None]:
+def _to_collector(
+    settings: BrokerSettings,
+    endpoint: str,
+    hub: Hub,
+    certificate_end_s: Callable[[], float | None],
+) -> Iterator[contextlib.AbstractAsyncContextManager[None]]:
+    """Yield what sends traces, and metrics if they are asked for, while it is entered."""
     try:
+        from restow.broker.server.observe.otlp_metrics import sending_metrics
         from restow.broker.server.observe.traces import tracing
     except ModuleNotFoundError as error:
         raise ExtraMissingError(
@@ -260,7 +268,9 @@ def _tracing(
             f"pip install 'restow[trace]', or leave --otlp-endpoint out",
             module=error.name or "",
         ) from None
-    return tracing(endpoint, settings.trace_ratio, hub)
+    yield tracing(endpoint, settings.trace_ratio, hub)
+    if settings.otlp_metrics_s:
+        yield sending_metrics(endpoint, settings.otlp_metrics_s, hub, certificate_end_s)
 
 
 async def serve_until_signalled(

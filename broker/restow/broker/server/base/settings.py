@@ -77,6 +77,9 @@ class TellingSettings(BaseModel):
     trace_ratio: Annotated[float, Field(ge=0, le=1)] = setting(
         1.0, "Trace this share (0 to 1) of the handoffs whose request has no trace of its own."
     )
+    otlp_metrics_s: Annotated[float, Field(ge=0)] = setting(
+        0.0, "With --otlp-endpoint: send metrics there too, every so many seconds. 0: no metrics."
+    )
     log_format: Annotated[Literal["console", "json"], or_unset("console")] = setting(
         "console", "Form of the log on stderr."
     )

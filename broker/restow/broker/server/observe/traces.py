@@ -38,6 +38,11 @@ FLUSH_S: Final = 2.0
 _W3C: Final = TraceContextTextMapPropagator()
 
 
+def resource() -> Resource:
+    """Return what the broker is to a collector."""
+    return Resource.create({"service.name": "restow-broker", "service.version": own_version()})
+
+
 class Tracer:
     """Make spans of ended handoffs. Belongs to the hub's event loop."""
 
@@ -50,9 +55,7 @@ class Tracer:
         self._now_s = now_s
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(ratio)),
-            resource=Resource.create(
-                {"service.name": "restow-broker", "service.version": own_version()}
-            ),
+            resource=resource(),
             shutdown_on_exit=False,
         )
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -90,7 +93,7 @@ class Tracer:
             match event, detail:
                 case "settled", (int(rank), int(size_bytes), int(elapsed_us)):
                     begin_ns = wall_ns(max(at_s - elapsed_us / 1e6, handoff.granted_s))
-                    about = {"restow.rank": rank, "restow.bytes": size_bytes}
+                    about = {"restow.rank": rank, "restow.read_bytes": size_bytes}
                     span = self._tracer.start_span(
                         "read", inside, attributes=about, start_time=begin_ns
                     )
@@ -105,19 +108,23 @@ class Tracer:
 
 
 def _attributes(handoff: Handoff) -> dict[str, AttributeValue]:
+    """Return OpenTelemetry's own attributes where it has one (``gen_ai``, ``error``), and ours."""
     sides = {"source": handoff.source, "destination": handoff.destination}
     failure = handoff.failure
+    model = next((one.layout.model.name for one in sides.values() if one is not None), "")
     return {
+        "gen_ai.request.model": model,
+        **({} if failure is None else {"error.type": failure.reason}),
         "restow.handoff.id": handoff.handoff_id,
         "restow.handoff.number": handoff.number,
         "restow.tenant": handoff.tenant,
         "restow.state": handoff.state,
         "restow.reason": "" if failure is None else failure.reason,
-        "restow.bytes": handoff.bytes_read,
+        "restow.read_bytes": handoff.bytes_read,
         **_readers(handoff),
         "restow.position_tokens": handoff.publication.position_tokens,
         **{
-            f"restow.{side}": engine.key.engine_id
+            f"restow.{side}.engine_id": engine.key.engine_id
             for side, engine in sides.items()
             if engine is not None
         },
