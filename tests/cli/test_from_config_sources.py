@@ -79,6 +79,9 @@ def test_a_layout_is_for_looking_at_where_nothing_identifies_its_scales(
     assert "--kv-scales-fingerprint" in result.stderr
     for named in (STATIC, ("--revision", "r7"), ("--kv-dtype", "bfloat16")):
         assert "warning" not in from_config(checkpoint / "config.json", *named).stderr
+    trimmed = {"quantization": MODELOPT["quantization"]}
+    (checkpoint / "hf_quant_config.json").write_text(json.dumps(trimmed))
+    assert "take the whole file" in from_config(checkpoint / "config.json", *STATIC).stderr
     as_json = from_config(checkpoint / "config.json", "--json")
     (told,) = [one for one in json.loads(as_json.stderr)["readings"] if one["key"] == "kv_scales"]
     assert (told["value"], told["file"]) == ("unknown", "")

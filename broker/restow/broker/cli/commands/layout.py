@@ -261,14 +261,11 @@ def from_config(
     if not quiet:
         show_readings(readings, as_json)
     if not as_json and any(field.scales == UNKNOWN_SCALES for field in layout.model.fields):
-        typer.secho(
-            "warning: this layout is for looking at, and a broker refuses its engine: nothing "
-            "identifies the static scales of keys and values. Add --revision TEXT, or --kv-scales "
-            "static --kv-scales-fingerprint TEXT (equal on P and D exactly when the scales are), "
-            "or --kv-scales none if there are none.",
-            fg="yellow",
-            err=True,
+        why = next(reading.note for reading in readings if reading.value == UNKNOWN_SCALES)
+        words = (
+            "this layout is for looking at, and a broker refuses its engine: the scales of keys "
         )
+        typer.secho(f"warning: {words} and values have no name: {why}", fg="yellow", err=True)
     print_json(layout_to_json(layout))
 
 

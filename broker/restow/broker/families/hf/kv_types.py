@@ -205,7 +205,7 @@ class KvTypes:
             self.readings.add(Reading("kv_scales", "static", note=note))
             return Scales(ScaleKind.STATIC, self.revision)
         if self.looking and dtype is not PACKED:
-            note = f"nothing identifies them: {_NAME_THEM}, or say that there are none"
+            note = f"{_NAME_THEM}, or say that there are none (--kv-scales none)"
             if self.quantisation.trimmed:
                 note = "a trimmed declaration of ModelOpt's, which vLLM leaves aside: take the "
                 note += "whole file, or name type and scales (--kv-dtype, --kv-scales)"
