@@ -3,8 +3,8 @@
     kv_events_main.py ENDPOINT REPLAY_ENDPOINT EVENTS
 
 Prints the messages of the first events, as a replay has them. Each payload must have the fields
-that vLLM's encoder makes of the same events, in their order. (With 0.32 the bytes are the same; with
-0.33 msgspec writes the length of a map in another form.)
+that vLLM's encoder makes of the same events, in their order. With 0.32 the bytes are the same; with
+0.33 msgspec writes the length of a map in another form.
 """
 
 from __future__ import annotations
