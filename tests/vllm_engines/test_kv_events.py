@@ -1,4 +1,4 @@
-"""KV events of a broker are what vLLM's own classes decode, and encode to the same bytes."""
+"""KV events of a broker are what vLLM's own classes decode, and encode to the same fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_harness.programs import answers
 pytestmark = pytest.mark.timeout(300)
 
 
-async def test_vllm_decodes_the_events_and_would_encode_the_same_bytes(
+async def test_vllm_decodes_the_events_and_would_encode_the_same_fields(
     vllm_python: Path, tmp_path: Path
 ) -> None:
     events, replays = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replays"
@@ -30,7 +30,7 @@ async def test_vllm_decodes_the_events_and_would_encode_the_same_bytes(
         told = await asyncio.to_thread(
             answers, vllm_python, "kv_events_main.py", events, replays, 6
         )
-    assert all(message["same_bytes"] and message["rank"] == 0 for message in told)
+    assert all(message["same_fields"] and message["rank"] == 0 for message in told)
     assert {message["topic"].split("@")[1] for message in told} == {"e"}
     assert [message["sequence"] for message in told] == list(range(len(told)))
     said = [event for message in told for event in message["events"]]

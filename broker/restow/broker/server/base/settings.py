@@ -66,7 +66,7 @@ class ListeningSettings(BaseModel):
 
 
 class TellingSettings(BaseModel):
-    """Traces and log."""
+    """Traces, KV events and log."""
 
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://.+$")] | None = setting(
         None,
@@ -83,11 +83,6 @@ class TellingSettings(BaseModel):
     log_format: Annotated[Literal["console", "json"], or_unset("console")] = setting(
         "console", "Form of the log on stderr."
     )
-
-
-class EventSettings(BaseModel):
-    """KV events."""
-
     kv_events: Annotated[str, Field(pattern=r"^(tcp|ipc)://.+$")] | None = setting(
         None,
         "Publish what engines and stores hold as vLLM's KV events over ZeroMQ at this address, to "
@@ -279,7 +274,6 @@ class CallerSettings(BaseModel):
 class BrokerSettings(
     ListeningSettings,
     TellingSettings,
-    EventSettings,
     FleetSettings,
     TransferSettings,
     TimeSettings,
