@@ -11,6 +11,7 @@ import pytest
 from broker.content.holders import FORM, PROMPT, heard, hold
 from broker.fakes import broker, engine
 from broker.observing.subscribers import Subscriber, numbers, subscriber
+from forked.ports import free_port
 from restow.broker.errors import ExtraMissingError, ListenError
 from restow.broker.server.base.standing import Standing
 from restow.broker.server.observe import kv_events
@@ -124,7 +125,7 @@ async def test_a_broker_publishes_only_while_it_leads(tmp_path: Path) -> None:
 
 
 async def test_events_go_to_a_subscriber_that_listens(tmp_path: Path) -> None:
-    replays, listens = f"ipc://{tmp_path}/replays", "tcp://127.0.0.1:15557"
+    replays, listens = f"ipc://{tmp_path}/replays", f"tcp://127.0.0.1:{free_port()}"
     async with (
         subscriber(listens, replays, listens=True) as told,
         broker(kv_events=listens, kv_events_replay=replays) as running,
