@@ -19,8 +19,8 @@ ALLOWED = {
     "latents by block": "BlockScaledMlaSpec(layer=0, latent_dim=512, rope_dim=64, block_dim=128",
 }
 REFUSED = {
-    "index, shuffled": "an indexer's cache has a layer that does not say that tokens lie in order",
-    "index that does not say": "an indexer's cache has a layer that does not say that tokens lie",
+    "index, shuffled": "an indexer's cache belongs to a layer that does not say that its tokens",
+    "index that does not say": "an indexer's cache belongs to a layer that does not say that",
     "index in bfloat16": "an indexer's cache has 256 bytes for 1 tokens in place of 132 for 1",
     "index, compressed": "an indexer's cache has 132 bytes for 4 tokens in place of 132 for 1",
     "latents by block, other size": "a cache of type fp8_ds_mla has 584 bytes for 1 tokens in",

@@ -64,12 +64,12 @@ def untested_layer(
     found, tokens = spec.state_content_size_bytes, spec.tokens_per_state
     mx_scales = getattr(deep_gemm, "mqa_logits_use_mx_scales", None)  # from vLLM 0.33
     if (found, tokens, spec.model_version) != (row_bytes, 1, None):
-        why = f"{found} bytes for {tokens} tokens in place of {row_bytes} for 1: how they lie"
+        why = f"has {found} bytes for {tokens} tokens in place of {row_bytes} for 1"
     elif is_index(spec) and getattr(module, "uses_shuffled_layout", None) is not False:
-        why = "a layer that does not say that tokens lie in order: how they lie"
+        why = "belongs to a layer that does not say that its tokens lie in order"
     elif is_index(spec) and mx_scales is not None and mx_scales():
-        why = "scales in the form of SM100's kernels: how other GPUs would read them"
+        why = "has scales in the form of SM100's kernels, which other GPUs do not read"
     else:
         check_allowed(name, what, allow_untested)
         return made
-    raise unsupported_layer(name, f"{what} has {why} is missing")
+    raise unsupported_layer(name, f"{what} {why}, so where its elements lie is not known")
