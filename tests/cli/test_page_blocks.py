@@ -21,7 +21,7 @@ from restow.broker.cli.main import app
 from restow.broker.client import BlockingSession
 
 CODE = ("bash", "python")
-SHOWN = ("text", "json")
+SHOWN = ("text", "json", "yaml")
 """What programs print, and files: nothing to run."""
 KNOWN = "request-4711"
 """A handoff that every page's broker has heard of: nobody published it."""
@@ -71,6 +71,9 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     "docs/router.md": {
         "pip install '.[events]'": GOES_ON + "; tests/broker/observing/test_kv_events.py has some",
         "restow router": GOES_ON + ", and needs engines; tests/router/test_command.py starts one",
+    },
+    "docs/platforms.md": {
+        "": "needs a platform; tests/vllm_engines/test_platforms.py makes its requests"
     },
     "docs/releasing.md": {"": "tests/releases/test_packages.py"},
     "docs/security.md": {"": SECURITY},

@@ -164,7 +164,9 @@ class Stream:
         self._requests.put_nowait(data)
 
     def end(self) -> None:
-        """Say that no more requests follow."""
+        """Say that no more requests follow. A call that sends a single one is given up."""
+        if self._handler.unary_stream is not None:
+            self.cut()
         self._requests.put_nowait(None)
 
     def cut(self) -> None:
@@ -175,7 +177,10 @@ class Stream:
         try:
             requests = self._each()
             context = _Context(self.tenant, requests)
-            async for response in self._handler.stream_stream(requests, context):
+            one = self._handler.unary_stream
+            sent = requests if one is None else await anext(requests)
+            # No name keeps the generator: it ends when the stream is cut.
+            async for response in (one or self._handler.stream_stream)(sent, context):
                 self.hear(self._door._read(self.path, self._handler.response_serializer(response)))
                 await self.reads.wait()
             self.answer = Answer()

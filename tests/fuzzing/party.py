@@ -170,8 +170,11 @@ def known(house: House, tenant: str, path: str = "", first: bool = False) -> Kno
 
 MAX_STREAMS = 24
 METHODS = methods()
-UNARY = sorted(path for path, one in METHODS.items() if not one.client_streaming)
-STREAMING = sorted(METHODS.keys() - set(UNARY))
+STREAMING = sorted(path for path, one in METHODS.items() if one.client_streaming)
+ANSWERING = sorted(path for path, one in METHODS.items() if one.server_streaming)
+ANSWERING = [path for path in ANSWERING if path not in STREAMING]
+"""Methods that answer one request by a stream."""
+UNARY = sorted(METHODS.keys() - {*STREAMING, *ANSWERING})
 
 
 class Party:
@@ -243,6 +246,9 @@ class Party:
                 self.seen[f"{body} {word}"] += 1
                 if body == "offer":
                     self.offers.append((stream, event.offer))
+            return
+        if stream.path in ANSWERING:
+            self.seen[f"{METHODS[stream.path].name} heard"] += 1
             return
         for order in response.orders:
             self.seen[f"order {order.WhichOneof('body')}"] += 1

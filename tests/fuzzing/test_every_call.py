@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from fuzzing.good_engine import SESSION
 from fuzzing.house import TENANTS, House, quiet
 from fuzzing.messages import ODDNESS, Known, draw_message, spoiled
-from fuzzing.party import METHODS, REFS, STREAMING, UNARY, Party, known, publication
+from fuzzing.party import (
+    ANSWERING,
+    METHODS,
+    REFS,
+    STREAMING,
+    UNARY,
+    Party,
+    known,
+    publication,
+)
 from fuzzing.rounds import reaches, tried
 from restow.broker.server.base.waiting_calls import WAIT_S
 from restow.v1 import admin_pb2, agent_link_pb2, broker_pb2
@@ -36,7 +45,7 @@ def test_every_service_of_the_broker_is_fuzzed() -> None:
         for service in file.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
-    assert set(UNARY) | set(STREAMING) == contracted
+    assert {*UNARY, *STREAMING, *ANSWERING} == contracted
 
 
 def as_one(words: Known, ref: pb.EngineRef) -> Known:
@@ -108,12 +117,42 @@ def test_a_stream(path: str) -> None:
         assert reaches(say, lambda: min(outcomes["heard"], outcomes["ARGUMENT_INVALID"])), outcomes
 
 
+@pytest.mark.parametrize("path", ANSWERING)
+def test_a_call_that_is_answered_by_a_stream(path: str) -> None:
+    outcomes: Counter[str] = Counter()
+    kind = METHODS[path].input_type
+
+    @tried(15)
+    @given(st.data(), st.sampled_from(TENANTS))
+    def say(data: st.DataObject, tenant: str) -> None:
+        def hear(response: Any) -> None:
+            outcomes["heard"] += 1
+
+        with House().lives() as house:
+            stream = house.door.stream(path, tenant)
+            stream.hear = hear
+            request = draw_message(data.draw, kind, known(house, tenant), data.draw(ODDNESS))
+            words = request.SerializeToString()
+            stream.say(data.draw(spoiled(words)) if data.draw(st.booleans()) else words)
+            house.ask_by_content()
+            house.check()
+            stream.end()
+            house.wait(0.001)
+            assert stream.over
+            house.hand_over()
+            if stream.answer is not None:
+                outcomes[stream.answer.reason or "OK"] += 1
+
+    with quiet():
+        assert reaches(say, lambda: min(outcomes["heard"], outcomes["ARGUMENT_INVALID"])), outcomes
+
+
 def test_an_empty_message_and_no_message_at_all() -> None:
     with quiet(), House().lives() as house:
         for path in UNARY:
             house.call(path, b"", TENANTS[0])
             house.check()
-        for path in STREAMING:
+        for path in (*STREAMING, *ANSWERING):
             for requests in ([], [b""], [b"", b""]):
                 stream = house.door.stream(path, TENANTS[0])
                 for request in requests:

@@ -21,6 +21,7 @@ from fuzzing.good_engine import CONNECT, REGISTER, SESSION
 from fuzzing.house import PROBE_PAIR, TENANTS, House, quiet
 from fuzzing.messages import ODDNESS, Known, draw_message, mutated, spoiled
 from fuzzing.party import (
+    ANSWERING,
     LAYOUT_MESSAGES,
     METHODS,
     REFS,
@@ -176,7 +177,7 @@ class HostileParty(RuleBasedStateMachine):
         answer = self.house.call(path, request.SerializeToString(), tenant)
         self.seen[f"{METHODS[path].name} {answer.reason or 'OK' if answer else 'waits'}"] += 1
 
-    @rule(data=st.data(), path=st.sampled_from(STREAMING), tenant=tenants)
+    @rule(data=st.data(), path=st.sampled_from([*STREAMING, *ANSWERING]), tenant=tenants)
     def begin(self, data: st.DataObject, path: str, tenant: str) -> None:
         """Begin a stream with any message."""
         stream = self.party.open(path, tenant)

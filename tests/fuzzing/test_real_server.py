@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from broker.fakes import Pair, broker, pair
 from fuzzing.door import read_refusal
 from fuzzing.messages import ODDNESS, Known, draw_message, spoiled
-from fuzzing.party import METHODS, STREAMING, UNARY
+from fuzzing.party import ANSWERING, METHODS, STREAMING, UNARY
 from fuzzing.rounds import tried
 from restow.v1 import broker_pb2 as pb
 from restow.v1.admin_pb2 import SetDrainingRequest
@@ -76,6 +76,13 @@ async def test_whatever_is_said_the_server_lives(data: st.DataObject) -> None:
             if path in STREAMING:
                 stream: Any = both.channel.stream_stream(path)
                 await said_and_heard(stream(), words, data.draw(st.integers(0, 2)))
+                continue
+            if path in ANSWERING:
+                answers: Any = both.channel.unary_stream(path)
+                try:
+                    await answers(words).read()
+                except grpc.aio.AioRpcError as error:
+                    check(error)
                 continue
             method: Any = both.channel.unary_unary(path)
             try:

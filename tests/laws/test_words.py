@@ -53,7 +53,7 @@ def worded() -> Iterator[type]:
         try:
             module = importlib.import_module(found.name)
         except ModuleNotFoundError as error:
-            if error.name != "vllm":
+            if error.name not in ("vllm", "sglang"):
                 raise
             continue
         for name, value in vars(module).items():

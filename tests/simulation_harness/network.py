@@ -461,6 +461,10 @@ class Channel:
         coders = (how["request_serializer"], how["response_deserializer"])
         return lambda metadata=(): _Call(self, method, *coders, metadata)
 
+    def unary_stream(self, method: str, **how: Any) -> Callable[..., _Call]:
+        """Return a call of a method that no history calls."""
+        return self.stream_stream(method, **how)
+
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Return the channel's state; while nothing comes back, it is connecting."""
         listener = self.network.listeners.get(self.address)
