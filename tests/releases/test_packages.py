@@ -84,6 +84,7 @@ def test_all_that_is_released_is_of_this_version(packages: dict[str, Path]) -> N
     assert newest == version()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [".whl", ".gz"])
 @pytest.mark.parametrize("python", PYTHONS)
 def test_a_broker_serves_where_nothing_else_is_installed(
