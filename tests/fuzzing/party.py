@@ -171,8 +171,9 @@ def known(house: House, tenant: str, path: str = "", first: bool = False) -> Kno
 MAX_STREAMS = 24
 METHODS = methods()
 STREAMING = sorted(path for path, one in METHODS.items() if one.client_streaming)
-ANSWERING = sorted(path for path, one in METHODS.items() if one.server_streaming)
-ANSWERING = [path for path in ANSWERING if path not in STREAMING]
+ANSWERING = sorted(
+    path for path, one in METHODS.items() if one.server_streaming and path not in STREAMING
+)
 """Methods that answer one request by a stream."""
 UNARY = sorted(METHODS.keys() - {*STREAMING, *ANSWERING})
 

@@ -80,7 +80,7 @@ class Served:
         return await said(self.http, self.d, path, body)
 
     async def ends_after(self, number: int, count: int) -> list[tuple[int, str, str]]:
-        """Wait for the ends of so many handoffs after that number, and return them."""
+        """Wait until ``count`` handoffs after that number have ended; return their ends."""
         async with asyncio.timeout(ENDS_S):
             while True:
                 known = (await self.admin.handoffs()).handoffs

@@ -45,7 +45,7 @@ class Sidecar:
     prefill: str
     decode: str
     lost_answers: int = 0
-    """So many answers of P do not reach the sidecar."""
+    """The number of answers of P that do not reach the sidecar."""
     parallel: bool = False
     """Ask P and D at once."""
     before_decode: Callable[[], Awaitable[None]] = _nothing

@@ -81,7 +81,7 @@ class TreeWatch:
                 raise EngineUnsupportedError(f"SGLang's HookRegistry does not hook {target}")
 
     def asked(self, pages: int) -> tuple[Tokens, int] | None:
-        """Return the tokens that a lookup of so many pages is about, and how many are here."""
+        """Return the tokens that a lookup of ``pages`` is about, and how many are here."""
         found, self._match = self._match, None
         if found is None:
             return None

@@ -78,7 +78,7 @@ class TellingSettings(BaseModel):
         1.0, "Trace this share (0 to 1) of the handoffs whose request has no trace of its own."
     )
     otlp_metrics_s: Annotated[float, Field(ge=0)] = setting(
-        0.0, "With --otlp-endpoint: send metrics there too, every so many seconds. 0: no metrics."
+        0.0, "With --otlp-endpoint: seconds between metrics that go there too. 0: no metrics."
     )
     log_format: Annotated[Literal["console", "json"], or_unset("console")] = setting(
         "console", "Form of the log on stderr."
