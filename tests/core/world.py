@@ -435,6 +435,8 @@ class World:
                 | act.TellHoldings
                 | act.TellDrain
                 | act.TellForget
+                | act.TellCommand
+                | act.SendCommand
                 | act.TellSampled,
             ):
                 assert action.agent in self.connected, f"{action} to an agent that is gone"

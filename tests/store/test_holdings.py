@@ -300,10 +300,7 @@ def test_states_are_written_and_read_on_the_disks_thread_and_reads_come_first(
 
         def load() -> None:
             assert len(house.shelf) == 1, "it was read after what waited to be written"
-            pinned = house.holdings.reserve(first)
-            assert pinned is not None
-            disk.load(pinned)
-            house.holdings.commit(pinned)
+            assert disk.bring(first) == ""
             done.append("loaded")
 
         house.keep_on_disk(first)

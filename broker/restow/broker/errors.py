@@ -220,6 +220,14 @@ class HandoffConflictError(RestowError, status="FAILED_PRECONDITION", reason="HA
     """A repeated call contradicts the first call."""
 
 
+class CommandConflictError(RestowError, status="FAILED_PRECONDITION", reason="COMMAND_CONFLICT"):
+    """A command's id was used before for another command."""
+
+
+class CommandUnknownError(RestowError, status="NOT_FOUND", reason="COMMAND_UNKNOWN"):
+    """No such command was given, or the broker has forgotten it."""
+
+
 class RevisionChangedError(RestowError, status="FAILED_PRECONDITION", reason="REVISION_CHANGED"):
     """A state was computed with weights that the engine no longer has."""
 

@@ -103,6 +103,45 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "The engine closed its session before the handoff had ended.",
             "Nothing, if the engine was stopped.",
         ),
+        # Commands about states.
+        "COMMAND_CONFLICT": Advice(
+            "A command has the id of an earlier command that says something else.",
+            "Give each command an id that was never used (`restow state` does).",
+        ),
+        "COMMAND_UNKNOWN": Advice(
+            "No command has that id: it was not given to this broker since its start, or it ended "
+            "more than ten minutes ago.",
+            "Give the command again: a store that has carried it out answers as before.",
+        ),
+        "COMMAND_LATE": Advice(
+            "A store did not carry a command out in time. A pin is released again.",
+            "See in the store's log what it does, and whether it runs this version of Restow.",
+        ),
+        "NO_STORE": Advice(
+            "A command names an engine that is no store.",
+            "Name a store; or have the engine compute the prompt with max_tokens 1.",
+        ),
+        "SAME_STORE": Advice("A move names one store twice.", "Name two stores."),
+        "NOT_ARRIVED": Advice(
+            "A store has requested a state for a command, and did not get it.",
+            "The detail says how the handoff ended, and the reason there what to do.",
+        ),
+        "NOT_PINNED": Advice(
+            "A store has no pin of the state: it has ended, or the store has been restarted.",
+            "Nothing.",
+        ),
+        "PINNED": Advice(
+            "A state was not evicted, because it is pinned.",
+            "Release it first (`restow state release`), or wait until its pin ends.",
+        ),
+        "PINS_FULL": Advice(
+            "The pins of a store have reached their limit.",
+            "Wait until pins end, release some, or raise `--pin-memory` of `restow store`.",
+        ),
+        "STORE_FULL": Advice(
+            "A store has no room for a state: pinned states, and states that are being read, stay.",
+            "Give the store more memory, or pin less.",
+        ),
         # Engines, agents and callers.
         "OTHER_SERVER": Advice(
             "The server at the broker's address is no Restow broker, is a gateway without a "

@@ -66,6 +66,40 @@ HANDOFF_STATE_CANCELLED: HandoffState.ValueType  # 8
 """A side gave up."""
 Global___HandoffState: typing_extensions.TypeAlias = HandoffState
 
+class _CommandOutcome:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CommandOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_CommandOutcome.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    COMMAND_OUTCOME_UNSPECIFIED: _CommandOutcome.ValueType  # 0
+    COMMAND_OUTCOME_ACCEPTED: _CommandOutcome.ValueType  # 1
+    """It is being carried out."""
+    COMMAND_OUTCOME_DONE: _CommandOutcome.ValueType  # 2
+    """It was carried out for the whole prefix."""
+    COMMAND_OUTCOME_CLIPPED: _CommandOutcome.ValueType  # 3
+    """It was carried out for a shorter prefix."""
+    COMMAND_OUTCOME_REFUSED: _CommandOutcome.ValueType  # 4
+    """It was not carried out; the reason says why."""
+    COMMAND_OUTCOME_MISSING: _CommandOutcome.ValueType  # 5
+    """Nobody holds the state, or the store does not."""
+
+class CommandOutcome(_CommandOutcome, metaclass=_CommandOutcomeEnumTypeWrapper):
+    """How a command stands."""
+
+COMMAND_OUTCOME_UNSPECIFIED: CommandOutcome.ValueType  # 0
+COMMAND_OUTCOME_ACCEPTED: CommandOutcome.ValueType  # 1
+"""It is being carried out."""
+COMMAND_OUTCOME_DONE: CommandOutcome.ValueType  # 2
+"""It was carried out for the whole prefix."""
+COMMAND_OUTCOME_CLIPPED: CommandOutcome.ValueType  # 3
+"""It was carried out for a shorter prefix."""
+COMMAND_OUTCOME_REFUSED: CommandOutcome.ValueType  # 4
+"""It was not carried out; the reason says why."""
+COMMAND_OUTCOME_MISSING: CommandOutcome.ValueType  # 5
+"""Nobody holds the state, or the store does not."""
+Global___CommandOutcome: typing_extensions.TypeAlias = CommandOutcome
+
 @typing.final
 class EngineRef(google.protobuf.message.Message):
     """Names the engine that sends a message."""
@@ -818,6 +852,272 @@ class Holdings(google.protobuf.message.Message):
 Global___Holdings: typing_extensions.TypeAlias = Holdings
 
 @typing.final
+class StateCommand(google.protobuf.message.Message):
+    """A command about the state of a prefix, for a store."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMMAND_ID_FIELD_NUMBER: builtins.int
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    PREFIX_FIELD_NUMBER: builtins.int
+    POSITION_TOKENS_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    PREFETCH_FIELD_NUMBER: builtins.int
+    PIN_FIELD_NUMBER: builtins.int
+    RELEASE_FIELD_NUMBER: builtins.int
+    EVICT_FIELD_NUMBER: builtins.int
+    MOVE_FIELD_NUMBER: builtins.int
+    command_id: builtins.str
+    """Id of the command, chosen by the caller; unique in the tenant. As ids of handoffs."""
+    engine_id: builtins.str
+    """The store that carries it out. For a move, the store that has the state now."""
+    position_tokens: builtins.int
+    """Number of tokens in the prefix."""
+    timeout_ms: builtins.int
+    """How long the command may take. 0: 30 s. At most 600000."""
+    @property
+    def prefix(self) -> Global___Prefix:
+        """The prefix. An empty revision means that of the store's layout."""
+
+    @property
+    def prefetch(self) -> Global___PrefetchState:
+        """Get the state from an engine or another store that holds it."""
+
+    @property
+    def pin(self) -> Global___PinState:
+        """Keep the state, whatever else needs the memory."""
+
+    @property
+    def release(self) -> Global___ReleaseState:
+        """End all pins of the state."""
+
+    @property
+    def evict(self) -> Global___EvictState:
+        """Drop the state, in memory and on disk. A pinned state stays (PINNED)."""
+
+    @property
+    def move(self) -> Global___MoveState:
+        """Prefetch the state at another store, and then evict it here."""
+
+    def __init__(
+        self,
+        *,
+        command_id: builtins.str = ...,
+        engine_id: builtins.str = ...,
+        prefix: Global___Prefix | None = ...,
+        position_tokens: builtins.int = ...,
+        timeout_ms: builtins.int = ...,
+        prefetch: Global___PrefetchState | None = ...,
+        pin: Global___PinState | None = ...,
+        release: Global___ReleaseState | None = ...,
+        evict: Global___EvictState | None = ...,
+        move: Global___MoveState | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["evict", b"evict", "move", b"move", "pin", b"pin", "prefetch", b"prefetch", "prefix", b"prefix", "release", b"release", "verb", b"verb"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["command_id", b"command_id", "engine_id", b"engine_id", "evict", b"evict", "move", b"move", "pin", b"pin", "position_tokens", b"position_tokens", "prefetch", b"prefetch", "prefix", b"prefix", "release", b"release", "timeout_ms", b"timeout_ms", "verb", b"verb"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["verb", b"verb"]) -> typing.Literal["prefetch", "pin", "release", "evict", "move"] | None: ...
+
+Global___StateCommand: typing_extensions.TypeAlias = StateCommand
+
+@typing.final
+class PrefetchState(google.protobuf.message.Message):
+    """See StateCommand."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___PrefetchState: typing_extensions.TypeAlias = PrefetchState
+
+@typing.final
+class PinState(google.protobuf.message.Message):
+    """Keeps a state in the store's memory. If the store holds only a shorter state of the same prompt,
+    it pins that and answers CLIPPED. A pin ends by itself; it may be repeated, with a new id, to last
+    longer. All pins of a store together are limited by its operator (PINS_FULL).
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FOR_MS_FIELD_NUMBER: builtins.int
+    for_ms: builtins.int
+    """How long. Required, at most 86400000 (a day)."""
+    def __init__(
+        self,
+        *,
+        for_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["for_ms", b"for_ms"]) -> None: ...
+
+Global___PinState: typing_extensions.TypeAlias = PinState
+
+@typing.final
+class ReleaseState(google.protobuf.message.Message):
+    """See StateCommand."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ReleaseState: typing_extensions.TypeAlias = ReleaseState
+
+@typing.final
+class EvictState(google.protobuf.message.Message):
+    """See StateCommand. Blocks that other states share stay."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___EvictState: typing_extensions.TypeAlias = EvictState
+
+@typing.final
+class MoveState(google.protobuf.message.Message):
+    """See StateCommand."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TO_ENGINE_ID_FIELD_NUMBER: builtins.int
+    to_engine_id: builtins.str
+    """The store that gets the state."""
+    def __init__(
+        self,
+        *,
+        to_engine_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["to_engine_id", b"to_engine_id"]) -> None: ...
+
+Global___MoveState: typing_extensions.TypeAlias = MoveState
+
+@typing.final
+class CommandStatus(google.protobuf.message.Message):
+    """The status of a command."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMMAND_ID_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    LEFT_MS_FIELD_NUMBER: builtins.int
+    command_id: builtins.str
+    """Its id."""
+    outcome: Global___CommandOutcome.ValueType
+    """How it stands."""
+    tokens: builtins.int
+    """Tokens of the state for which it was carried out. 0: none."""
+    reason: builtins.str
+    """Stable reason, upper case, if it is REFUSED or MISSING. Empty otherwise."""
+    detail: builtins.str
+    """The reason in words."""
+    left_ms: builtins.int
+    """How long the pin still lasts. 0: it has ended, or it is no pin."""
+    def __init__(
+        self,
+        *,
+        command_id: builtins.str = ...,
+        outcome: Global___CommandOutcome.ValueType = ...,
+        tokens: builtins.int = ...,
+        reason: builtins.str = ...,
+        detail: builtins.str = ...,
+        left_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["command_id", b"command_id", "detail", b"detail", "left_ms", b"left_ms", "outcome", b"outcome", "reason", b"reason", "tokens", b"tokens"]) -> None: ...
+
+Global___CommandStatus: typing_extensions.TypeAlias = CommandStatus
+
+@typing.final
+class CommandRequest(google.protobuf.message.Message):
+    """Gives a command."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: builtins.int
+    WAIT_MS_FIELD_NUMBER: builtins.int
+    wait_ms: builtins.int
+    """How long the call waits for the command's end. 0: it answers at once. At most 600000."""
+    @property
+    def command(self) -> Global___StateCommand:
+        """The command."""
+
+    def __init__(
+        self,
+        *,
+        command: Global___StateCommand | None = ...,
+        wait_ms: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["command", b"command"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["command", b"command", "wait_ms", b"wait_ms"]) -> None: ...
+
+Global___CommandRequest: typing_extensions.TypeAlias = CommandRequest
+
+@typing.final
+class CommandResponse(google.protobuf.message.Message):
+    """The command's status."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: builtins.int
+    @property
+    def status(self) -> Global___CommandStatus:
+        """The status; ACCEPTED if it has not ended in time."""
+
+    def __init__(
+        self,
+        *,
+        status: Global___CommandStatus | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["status", b"status"]) -> None: ...
+
+Global___CommandResponse: typing_extensions.TypeAlias = CommandResponse
+
+@typing.final
+class GetCommandRequest(google.protobuf.message.Message):
+    """Asks for a command's status."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMMAND_ID_FIELD_NUMBER: builtins.int
+    command_id: builtins.str
+    """Its id."""
+    def __init__(
+        self,
+        *,
+        command_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["command_id", b"command_id"]) -> None: ...
+
+Global___GetCommandRequest: typing_extensions.TypeAlias = GetCommandRequest
+
+@typing.final
+class GetCommandResponse(google.protobuf.message.Message):
+    """The command's status."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: builtins.int
+    @property
+    def status(self) -> Global___CommandStatus:
+        """The status."""
+
+    def __init__(
+        self,
+        *,
+        status: Global___CommandStatus | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["status", b"status"]) -> None: ...
+
+Global___GetCommandResponse: typing_extensions.TypeAlias = GetCommandResponse
+
+@typing.final
 class EngineMessage(google.protobuf.message.Message):
     """A message of an engine."""
 
@@ -836,6 +1136,7 @@ class EngineMessage(google.protobuf.message.Message):
     HANDED_OVER_FIELD_NUMBER: builtins.int
     REVISE_FIELD_NUMBER: builtins.int
     FORGET_STATES_FIELD_NUMBER: builtins.int
+    COMMANDED_FIELD_NUMBER: builtins.int
     KNOWN_END_FIELD_NUMBER: builtins.int
     message_id: builtins.int
     """Number chosen by the sender, returned in Refused. 0: none. A process begins at a random number,
@@ -890,6 +1191,12 @@ class EngineMessage(google.protobuf.message.Message):
         """Stores must drop the states of a revision."""
 
     @property
+    def commanded(self) -> Global___CommandStatus:
+        """A store's answer to a command. It has no end of its own; an answer to a command that the
+        broker does not know is ignored.
+        """
+
+    @property
     def known_end(self) -> Global___Ended:
         """An end that another broker told this engine in the last minute, unchanged. That broker may
         have died before it told the other side. The broker ends what the other side still has open
@@ -912,11 +1219,12 @@ class EngineMessage(google.protobuf.message.Message):
         handed_over: Global___HandedOver | None = ...,
         revise: Global___Revise | None = ...,
         forget_states: Global___ForgetStates | None = ...,
+        commanded: Global___CommandStatus | None = ...,
         known_end: Global___Ended | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "forget_states", b"forget_states", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "known_end", b"known_end", "publish", b"publish", "renew", b"renew", "request", b"request", "revise", b"revise"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "forget_states", b"forget_states", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "known_end", b"known_end", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request", "revise", b"revise"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain", "holdings", "decline_offer", "keep", "handed_over", "revise", "forget_states", "known_end"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "commanded", b"commanded", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "forget_states", b"forget_states", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "known_end", b"known_end", "publish", b"publish", "renew", b"renew", "request", b"request", "revise", b"revise"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "commanded", b"commanded", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "forget_states", b"forget_states", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "known_end", b"known_end", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request", "revise", b"revise"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain", "holdings", "decline_offer", "keep", "handed_over", "revise", "forget_states", "commanded", "known_end"] | None: ...
 
 Global___EngineMessage: typing_extensions.TypeAlias = EngineMessage
 
@@ -1226,6 +1534,7 @@ class EngineEvent(google.protobuf.message.Message):
     DRAIN_FIELD_NUMBER: builtins.int
     SAMPLED_FIELD_NUMBER: builtins.int
     FORGET_STATES_FIELD_NUMBER: builtins.int
+    COMMAND_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> Global___SessionOpened:
         """The session is open."""
@@ -1265,6 +1574,13 @@ class EngineEvent(google.protobuf.message.Message):
     def forget_states(self) -> Global___ForgetStates:
         """To a store: drop the states of a revision, which is set, in memory and on disk."""
 
+    @property
+    def command(self) -> Global___StateCommand:
+        """To a store: carry out a command, and answer it (EngineMessage.commanded). A move comes as a
+        prefetch for one store and then as evict for the other, with the same id. A store that
+        gets a command with the id of one that it has carried out answers as before.
+        """
+
     def __init__(
         self,
         *,
@@ -1277,10 +1593,11 @@ class EngineEvent(google.protobuf.message.Message):
         drain: Global___Drain | None = ...,
         sampled: Global___Sampled | None = ...,
         forget_states: Global___ForgetStates | None = ...,
+        command: Global___StateCommand | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "forget_states", b"forget_states", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "sampled", b"sampled", "tell_holdings", b"tell_holdings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "forget_states", b"forget_states", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "sampled", b"sampled", "tell_holdings", b"tell_holdings"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused", "tell_holdings", "offer", "keep", "drain", "sampled", "forget_states"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "command", b"command", "drain", b"drain", "ended", b"ended", "forget_states", b"forget_states", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "sampled", b"sampled", "tell_holdings", b"tell_holdings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "command", b"command", "drain", b"drain", "ended", b"ended", "forget_states", b"forget_states", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "sampled", b"sampled", "tell_holdings", b"tell_holdings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused", "tell_holdings", "offer", "keep", "drain", "sampled", "forget_states", "command"] | None: ...
 
 Global___EngineEvent: typing_extensions.TypeAlias = EngineEvent
 

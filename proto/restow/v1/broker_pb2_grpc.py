@@ -121,6 +121,16 @@ class BrokerStub(object):
                 request_serializer=restow_dot_v1_dot_broker__pb2.WatchRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_broker__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Command = channel.unary_unary(
+                '/restow.v1.Broker/Command',
+                request_serializer=restow_dot_v1_dot_broker__pb2.CommandRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_broker__pb2.CommandResponse.FromString,
+                _registered_method=True)
+        self.GetCommand = channel.unary_unary(
+                '/restow.v1.Broker/GetCommand',
+                request_serializer=restow_dot_v1_dot_broker__pb2.GetCommandRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_broker__pb2.GetCommandResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerServicer(object):
@@ -318,6 +328,31 @@ class BrokerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Command(self, request, context):
+        """Gives a store a command about the state of a prefix: prefetch, pin, release, evict or move.
+        Engines, routers and operators may call it.
+
+        Ids. The caller chooses the command's id. A repeated call with the same id and content changes
+        nothing and answers with the status; another content is refused with COMMAND_CONFLICT. Repeat a
+        call whose answer was lost. A broker keeps the status of a command for 600 s after its end, and
+        of a pin for as long as it lasts; it forgets all commands when it restarts, but stores keep
+        their pins, and a repeated pin answers as before.
+
+        Ends. Each command ends within its timeout, DONE, CLIPPED, REFUSED or MISSING. A pin that was
+        not confirmed in time is released again. A tenant may have at most 10000 commands, of which 1000
+        are open (QUOTA_EXCEEDED).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCommand(self, request, context):
+        """Returns the status of a command (COMMAND_UNKNOWN: it was never given, or is forgotten).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -360,6 +395,16 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=restow_dot_v1_dot_broker__pb2.WatchRequest.FromString,
                     response_serializer=restow_dot_v1_dot_broker__pb2.WatchResponse.SerializeToString,
+            ),
+            'Command': grpc.unary_unary_rpc_method_handler(
+                    servicer.Command,
+                    request_deserializer=restow_dot_v1_dot_broker__pb2.CommandRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_broker__pb2.CommandResponse.SerializeToString,
+            ),
+            'GetCommand': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCommand,
+                    request_deserializer=restow_dot_v1_dot_broker__pb2.GetCommandRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_broker__pb2.GetCommandResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -625,6 +670,60 @@ class Broker(object):
             '/restow.v1.Broker/Watch',
             restow_dot_v1_dot_broker__pb2.WatchRequest.SerializeToString,
             restow_dot_v1_dot_broker__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Command(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Broker/Command',
+            restow_dot_v1_dot_broker__pb2.CommandRequest.SerializeToString,
+            restow_dot_v1_dot_broker__pb2.CommandResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCommand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Broker/GetCommand',
+            restow_dot_v1_dot_broker__pb2.GetCommandRequest.SerializeToString,
+            restow_dot_v1_dot_broker__pb2.GetCommandResponse.FromString,
             options,
             channel_credentials,
             insecure,

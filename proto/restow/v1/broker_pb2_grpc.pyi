@@ -153,7 +153,39 @@ _BrokerWatchType = typing_extensions.TypeVar(
     ],
 )
 
-class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngineType, _BrokerSessionType, _BrokerPublishType, _BrokerRequestType, _BrokerCancelType, _BrokerFindType, _BrokerWatchType]):
+_BrokerCommandType = typing_extensions.TypeVar(
+    '_BrokerCommandType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.CommandRequest,
+        restow.v1.broker_pb2.CommandResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.CommandRequest,
+        restow.v1.broker_pb2.CommandResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.CommandRequest,
+        restow.v1.broker_pb2.CommandResponse,
+    ],
+)
+
+_BrokerGetCommandType = typing_extensions.TypeVar(
+    '_BrokerGetCommandType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.GetCommandRequest,
+        restow.v1.broker_pb2.GetCommandResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.GetCommandRequest,
+        restow.v1.broker_pb2.GetCommandResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.GetCommandRequest,
+        restow.v1.broker_pb2.GetCommandResponse,
+    ],
+)
+
+class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngineType, _BrokerSessionType, _BrokerPublishType, _BrokerRequestType, _BrokerCancelType, _BrokerFindType, _BrokerWatchType, _BrokerCommandType, _BrokerGetCommandType]):
     """The meeting place of prefill engines (P) and decode engines (D).
 
     Errors are gRPC statuses with an ErrorInfo whose reason is stable. Trailing metadata
@@ -237,6 +269,14 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
             restow.v1.broker_pb2.WatchRequest,
             restow.v1.broker_pb2.WatchResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.broker_pb2.CommandRequest,
+            restow.v1.broker_pb2.CommandResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.broker_pb2.GetCommandRequest,
+            restow.v1.broker_pb2.GetCommandResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -272,6 +312,14 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
         grpc.aio.UnaryStreamMultiCallable[
             restow.v1.broker_pb2.WatchRequest,
             restow.v1.broker_pb2.WatchResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.broker_pb2.CommandRequest,
+            restow.v1.broker_pb2.CommandResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.broker_pb2.GetCommandRequest,
+            restow.v1.broker_pb2.GetCommandResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -394,6 +442,24 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     began makes its engines report their holdings again.
     """
 
+    Command: _BrokerCommandType
+    """Gives a store a command about the state of a prefix: prefetch, pin, release, evict or move.
+    Engines, routers and operators may call it.
+
+    Ids. The caller chooses the command's id. A repeated call with the same id and content changes
+    nothing and answers with the status; another content is refused with COMMAND_CONFLICT. Repeat a
+    call whose answer was lost. A broker keeps the status of a command for 600 s after its end, and
+    of a pin for as long as it lasts; it forgets all commands when it restarts, but stores keep
+    their pins, and a repeated pin answers as before.
+
+    Ends. Each command ends within its timeout, DONE, CLIPPED, REFUSED or MISSING. A pin that was
+    not confirmed in time is released again. A tenant may have at most 10000 commands, of which 1000
+    are open (QUOTA_EXCEEDED).
+    """
+
+    GetCommand: _BrokerGetCommandType
+    """Returns the status of a command (COMMAND_UNKNOWN: it was never given, or is forgotten)."""
+
 BrokerAsyncStub: typing_extensions.TypeAlias = BrokerStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.broker_pb2.RegisterEngineRequest,
@@ -426,6 +492,14 @@ BrokerAsyncStub: typing_extensions.TypeAlias = BrokerStub[
     grpc.aio.UnaryStreamMultiCallable[
         restow.v1.broker_pb2.WatchRequest,
         restow.v1.broker_pb2.WatchResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.CommandRequest,
+        restow.v1.broker_pb2.CommandResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.GetCommandRequest,
+        restow.v1.broker_pb2.GetCommandResponse,
     ],
 ]
 
@@ -637,5 +711,33 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         a session; each stream begins with a snapshot. The first watcher of a tenant since the broker
         began makes its engines report their holdings again.
         """
+
+    @abc.abstractmethod
+    def Command(
+        self,
+        request: restow.v1.broker_pb2.CommandRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.broker_pb2.CommandResponse, collections.abc.Awaitable[restow.v1.broker_pb2.CommandResponse]]:
+        """Gives a store a command about the state of a prefix: prefetch, pin, release, evict or move.
+        Engines, routers and operators may call it.
+
+        Ids. The caller chooses the command's id. A repeated call with the same id and content changes
+        nothing and answers with the status; another content is refused with COMMAND_CONFLICT. Repeat a
+        call whose answer was lost. A broker keeps the status of a command for 600 s after its end, and
+        of a pin for as long as it lasts; it forgets all commands when it restarts, but stores keep
+        their pins, and a repeated pin answers as before.
+
+        Ends. Each command ends within its timeout, DONE, CLIPPED, REFUSED or MISSING. A pin that was
+        not confirmed in time is released again. A tenant may have at most 10000 commands, of which 1000
+        are open (QUOTA_EXCEEDED).
+        """
+
+    @abc.abstractmethod
+    def GetCommand(
+        self,
+        request: restow.v1.broker_pb2.GetCommandRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.broker_pb2.GetCommandResponse, collections.abc.Awaitable[restow.v1.broker_pb2.GetCommandResponse]]:
+        """Returns the status of a command (COMMAND_UNKNOWN: it was never given, or is forgotten)."""
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -214,7 +214,7 @@ async def test_an_offer_of_other_weights_is_declined_by_the_session() -> None:
         said.append(message)
         return True
 
-    side = PrefixSide("e", send, find_nobody, heard.append, None, None, None)
+    side = PrefixSide("e", send, find_nobody, heard.append, None, None, None, None)
     offer = pb.Offer(handoff_id="h", prefix=prefix_to_proto(STATE), position_tokens=64)
     offer.prefix.revision = "v1"
     side.hear(pb.EngineEvent(offer=offer))

@@ -131,7 +131,7 @@ async def test_a_dns_name_that_looks_like_an_identity_is_none(authority: Authori
 # -- who may call what ----------------------------------------------------------------------------
 
 
-READS = {"Find", "Watch"}
+READS = {"Find", "Watch", "Command", "GetCommand"}
 
 
 @pytest.mark.parametrize(

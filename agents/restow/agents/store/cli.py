@@ -26,6 +26,8 @@ GAUGES = {
     "disk_runs": "Runs on the disk: states that brought new pieces.",
     "disk_used_bytes": "Disk in use.",
     "waiting": "States to request once fewer requests are open.",
+    "pinned": "Pins of states.",
+    "pinned_bytes": "Memory of pinned states; states that share blocks count them several times.",
 }
 COUNTERS = {
     "evictions": "Evictions from memory: states, or last blocks of states of attention alone.",

@@ -11,7 +11,6 @@ from functools import partial
 from restow.agents.agent import Agent
 from restow.agents.store.holdings import DiskThread, StoredStates
 from restow.agents.store.kept import Pinned
-from restow.agents.store.run_files import RunLostError
 from restow.broker.client import (
     BlockingSession,
     HandoffEnded,
@@ -69,16 +68,7 @@ class Giving:
         if time.monotonic() > until_s:
             self._run(lambda: self._decline(offer, "the disk was too slow"))
             return
-        pinned = self._holdings.reserve(offer.prefix)
-        if pinned is None:
-            self._run(lambda: self._decline(offer, "the memory has no room to read the state into"))
-            return
-        try:
-            disk.load(pinned)
-            self._holdings.commit(pinned)
-        except RunLostError as error:
-            self._holdings.give_up(pinned)
-            why = error.message
+        if why := disk.bring(offer.prefix):
             self._run(lambda: self._decline(offer, why))
             return
         lent = self._holdings.pin(offer.prefix)

@@ -86,13 +86,6 @@ class DiskThread:
         self._reads.append(work)
         run(self._executor, self._next)
 
-    def load(self, pinned: Pinned) -> None:
-        """Read a state into its new pages. Must run on this thread.
-
-        Raises `RunLostError`.
-        """
-        self._shelf.read(self._holdings.pages(pinned.new.items()))
-
     def write(self, prefix: Prefix) -> None:
         """Write a state, which stays in memory until then, unless too much waits to be written."""
         pinned = self._holdings.pin_quietly(prefix)
@@ -105,6 +98,24 @@ class DiskThread:
             return
         self._unwritten_bytes += size_bytes
         self._writes.append(lambda: self._spill(pinned, size_bytes))
+        run(self._executor, self._next)
+
+    def bring(self, prefix: Prefix) -> str:
+        """Read a state into memory, and keep it; return why not. Must run on this thread."""
+        pinned = self._holdings.reserve(prefix)
+        if pinned is None:
+            return "the memory has no room to read the state into"
+        try:
+            self._shelf.read(self._holdings.pages(pinned.new.items()))
+            self._holdings.commit(pinned)
+        except RunLostError as error:
+            self._holdings.give_up(pinned)
+            return error.message
+        return ""
+
+    def evict(self, prefix: Prefix) -> None:
+        """Drop a state, after what waits to be written."""
+        self._writes.append(lambda: self._shelf.forget_state(self._holdings.last_pieces(prefix)))
         run(self._executor, self._next)
 
     def forget_revision(self, revision: str) -> None:
@@ -168,6 +179,8 @@ class StoredStates:
         self._shelf, self._teller = shelf, teller
         self._lock = threading.Lock()
         self._changed: list[tuple[PieceKey, bool]] = []
+        self.before_reserve: Callable[[], object] = lambda: None
+        """Called before room is looked for."""
         if shelf is not None:
             shelf.on_gone = self._gone_from_disk
 
@@ -212,6 +225,26 @@ class StoredStates:
             missing = self._kept.missing(prefix)
         return not missing or self._on_disk(missing)
 
+    def keeps(self, prefix: Prefix) -> bool:
+        """Return whether the state is in memory."""
+        with self._lock:
+            return self._kept.holds(prefix)
+
+    def longest(self, prefix: Prefix) -> Prefix | None:
+        """Return the longest state in memory whose tokens begin ``prefix``, or are all of it."""
+        with self._lock:
+            return self._kept.longest(prefix)
+
+    def last_pieces(self, prefix: Prefix) -> list[PieceKey]:
+        """Return the last piece of each group of a state: without these nobody has the state."""
+        listed = self.shape.pieces(prefix).values()
+        return [keys[-1] for keys in listed if keys and keys[-1] is not None]
+
+    def evict(self, prefix: Prefix) -> bool:
+        """Drop a state from memory; return False if no state ends after exactly its tokens."""
+        with self._changing():
+            return self._kept.evict(prefix)
+
     def use(self, prefix: Prefix) -> None:
         """Note that a state in memory was wanted, so that it is evicted later."""
         pinned = self.pin(prefix)
@@ -220,6 +253,7 @@ class StoredStates:
 
     def reserve(self, prefix: Prefix) -> Pinned | None:
         """Find pages for a state of which parts may be here; None if there is no room."""
+        self.before_reserve()
         with self._changing():
             reserved = self._kept.reserve(prefix)
             if reserved is None:

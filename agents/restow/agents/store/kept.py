@@ -126,6 +126,14 @@ class States:
             state.base = self._find_base(state)
         return state.base.position_tokens if state.base else 0
 
+    def before(self, name: StateKey, block_hashes: Iterable[bytes]) -> set[int]:
+        """Return the positions of states that end in one of these blocks, or before the first."""
+        return {
+            state.position_tokens
+            for hashed in (*block_hashes, b"")
+            for state in self._at.get(name._replace(hash=hashed), ())
+        }
+
     def pin(self, keys: Iterable[PieceKey]) -> None:
         """Keep pieces in place."""
         for key in keys:
@@ -318,6 +326,33 @@ class Kept:
             self._writing.remove((key.group, page))
             self.room.give(key.group, page)
         self._states.unpin(pinned.held)
+
+    def longest(self, prefix: Prefix) -> Prefix | None:
+        """Return the longest kept state whose tokens begin ``prefix``, or are all of it."""
+        if self.holds(prefix):
+            return prefix
+        if self.shape.by_block:
+            tokens = self._held_tokens(self.shape.pieces(prefix), prefix)
+            return prefix.chain.prefix(tokens) if tokens else None
+        known = self._states.before(StateKey.of(prefix), self.shape.block_hashes(prefix))
+        for tokens in sorted(known, reverse=True):
+            # A state between two quanta is named by a hash that the prefix does not have.
+            if tokens < prefix.position_tokens and not tokens % prefix.form.quantum_tokens:
+                shorter = prefix.chain.prefix(tokens)
+                if self.holds(shorter):
+                    return shorter
+        return None
+
+    def evict(self, prefix: Prefix) -> bool:
+        """Drop the state after exactly these tokens; return False if it is not kept.
+
+        Of a state of attention alone, longer states of the same prompt keep their blocks.
+        """
+        state = self._states.by_key.get(StateKey.of(prefix))
+        if state is None:
+            return False
+        self._states.forget(state)
+        return True
 
     def forget_revision(self, revision: str) -> None:
         """Drop all states that these weights computed; pinned pieces go when they are unpinned."""

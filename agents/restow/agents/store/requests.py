@@ -7,6 +7,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from restow.agents.store.holdings import StoredStates
 from restow.agents.store.kept import Pinned
@@ -18,6 +19,7 @@ from restow.broker.client import (
 from restow.broker.client.engine.chains import Holders
 from restow.broker.errors import ChainFormError, RestowError
 from restow.broker.logs import get_logger
+from restow.broker.state_commands import Answer, Outcome, refused
 
 MAX_HASHES = 1 << 18
 """Most hashes of all waiting states: about 20 MB. Fewer states of longer prompts may wait."""
@@ -39,17 +41,20 @@ class Waiting:
         """Return the number of waiting states."""
         return len(self._prefixes)
 
-    def add(self, prefix: Prefix) -> None:
-        """Add a state, unless it already waits."""
+    def add(self, prefix: Prefix) -> list[Prefix]:
+        """Add a state, unless it already waits; return the states that are dropped for it."""
+        gone: list[Prefix] = []
         with self._lock:
             if prefix in self._prefixes:
-                return
+                return gone
             self._prefixes[prefix] = None
             self._hashes += _size(prefix)
             while self._hashes > self._max_hashes:
                 dropped, _ = self._prefixes.popitem(last=False)
                 self._hashes -= _size(dropped)
                 self.dropped += 1
+                gone.append(dropped)
+        return gone
 
     def take(self) -> Prefix | None:
         """Take the state that has waited longest; None if none waits."""
@@ -86,13 +91,21 @@ class StateRequests:
         self._session, self._holdings = session, holdings
         self._run, self._arrived = run, arrived
         self._open: set[Prefix] = set()
+        self._wanted: dict[Prefix, list[Callable[[Answer], None]]] = {}
+        """Who is told how the request for a state ends."""
         self._called = False
         self._refused: str = ""
         self._log = get_logger("restow.store")
 
+    def fetch(self, prefix: Prefix, tell: Callable[[Answer], None]) -> None:
+        """Request a state that a command wants, and ``tell`` how that ended."""
+        self._wanted.setdefault(prefix, []).append(tell)
+        self.hear(prefix)
+
     def hear(self, prefix: Prefix) -> None:
         """Note that a state is worth keeping. Returns at once, on any thread."""
-        self.waiting.add(prefix)
+        for dropped in self.waiting.add(prefix):
+            self._run(partial(self._tell, dropped, refused("QUEUE_FULL", "too many states wait")))
         if not self._called:
             self._called = True
             self._run(self._next)
@@ -108,10 +121,11 @@ class StateRequests:
             self._holdings.check(prefix)
             if self._holdings.holds(prefix):
                 self._holdings.use(prefix)
+                self._tell(prefix, Answer(Outcome.DONE, prefix.position_tokens))
                 return
             answer = self._session.find([prefix.chain], limit=1)
         except RestowError as error:
-            self._refuse(error)
+            self._refuse(prefix, error)
             return
         self._open.add(prefix)
         answer.add_done_callback(lambda _: self._run(lambda: self._found(prefix, answer)))
@@ -121,10 +135,15 @@ class StateRequests:
         self._open.discard(prefix)
         try:
             (holders,) = answer.result()
-            if any(holder.tokens == prefix.position_tokens for holder in holders):
+            tokens = max((holder.tokens for holder in holders), default=0)
+            if tokens == prefix.position_tokens:
                 self._reserve(prefix)
+            else:
+                words = f"nobody holds more than the first {tokens} tokens"
+                missing = Answer(Outcome.MISSING, tokens, "NOT_HELD", words)
+                self._tell(prefix, missing)
         except RestowError as error:
-            self._refuse(error)
+            self._refuse(prefix, error)
         self._next()
 
     def _reserve(self, prefix: Prefix) -> None:
@@ -132,9 +151,9 @@ class StateRequests:
         if pinned is not None:
             self._ask(pinned)
         else:
-            self._log.warning(
-                "a state is not kept, because the memory has no room", tokens=prefix.position_tokens
-            )
+            words = "a state is not kept, because the memory has no room"
+            self._log.warning(words, tokens=prefix.position_tokens)
+            self._tell(prefix, refused("STORE_FULL", words))
 
     def _ask(self, pinned: Pinned) -> None:
         prefix = pinned.prefix
@@ -159,16 +178,17 @@ class StateRequests:
             try:
                 self._holdings.commit(pinned)
             except ChainFormError as other:
-                self._refuse(other)
+                self._refuse(pinned.prefix, other)
             else:
                 self.kept += 1
                 self._arrived(pinned.prefix)
+                tokens = pinned.prefix.position_tokens
+                self._tell(pinned.prefix, Answer(Outcome.DONE, tokens))
         else:
-            self._log.info(
-                "a state did not arrive",
-                tokens=pinned.prefix.position_tokens,
-                detail=str(error or delivery.result().reason),
-            )
+            why = str(error or delivery.result().reason)
+            words = "a state did not arrive"
+            self._log.info(words, tokens=pinned.prefix.position_tokens, detail=why)
+            self._tell(pinned.prefix, refused("NOT_ARRIVED", f"{words}: {why}"))
             delivery.pages_free.add_done_callback(
                 lambda free: self._run(lambda: self._give_up_if(free, pinned))
             )
@@ -179,8 +199,14 @@ class StateRequests:
         if free.exception() is None:
             self._holdings.give_up(pinned)
 
-    def _refuse(self, error: RestowError) -> None:
+    def _tell(self, prefix: Prefix, answer: Answer) -> None:
+        """Tell whoever wants the state how its request ended."""
+        for tell in self._wanted.pop(prefix, ()):
+            tell(answer)
+
+    def _refuse(self, prefix: Prefix, error: RestowError) -> None:
         """Log why a state is not kept, unless the last refusal was the same."""
+        self._tell(prefix, refused(error.reason, error.message))
         if error.message != self._refused:
             self._refused = error.message
             self._log.warning("a state is not kept", reason=error.reason, detail=error.message)

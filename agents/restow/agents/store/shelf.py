@@ -177,6 +177,11 @@ class Shelf:
             if run.pieces[0].revision == revision:
                 self._lose(number)
 
+    def forget_state(self, keys: Iterable[PieceKey]) -> None:
+        """Drop the runs that have these pieces, with what else is in them."""
+        for run in {self._runs.pieces[key].run for key in keys if key in self._runs.pieces}:
+            self._lose(run)
+
     def _read_run(self, run: int, pieces: Sequence[tuple[Written, Page]]) -> None:
         read_pages(self._path(run), [(written.offset_bytes, view) for written, (_, view) in pieces])
         for written, (key, view) in pieces:

@@ -13,6 +13,7 @@ from typing import Self
 
 from restow.agents.agent import Agent
 from restow.agents.link.settings import AgentFigures
+from restow.agents.store.commands import StateCommands
 from restow.agents.store.giving import Giving
 from restow.agents.store.holdings import DiskThread, StoredStates, StoreMemory, run
 from restow.agents.store.requests import StateRequests
@@ -41,6 +42,8 @@ class StoreOptions:
     """A folder for evicted states; with None they are gone."""
     disk_bytes: int = 0
     """Limit of the states on disk."""
+    pin_bytes: int | None = None
+    """Limit of the pinned states; None means half of the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class StoreFigures:
     offered: int
     given: int
     declined: int
+    pinned: int
+    pinned_bytes: int
 
 
 class Store:
@@ -119,6 +124,12 @@ class Store:
             written = disk.write if disk is not None else lambda _: None
             self._asking = StateRequests(session, self._holdings, work, written)
             self._giving = Giving(session, agent, self._holdings, disk, work)
+            pin_bytes = self._options.pin_bytes
+            if pin_bytes is None:
+                pin_bytes = self._room.usable_bytes // 2
+            self._commands = StateCommands(
+                session, self._holdings, self._asking, disk, pin_bytes, work
+            )
             self._disk = disk
             stack.enter_context(session)
             stack.enter_context(agent)
@@ -154,6 +165,8 @@ class Store:
             offered=giving.offered,
             given=giving.given,
             declined=giving.declined,
+            pinned=self._commands.pins,
+            pinned_bytes=self._commands.pinned_bytes,
         )
 
     @property
@@ -200,6 +213,7 @@ class Store:
             on_offer=self._offered,
             on_keep=self.keep,
             on_forget=self.forget_revision,
+            on_command=lambda order: self._commands.hear(order),
         )
         names = [region.name for region in self.layout.ranks[0].regions]
         agent = Agent(

@@ -30,6 +30,7 @@ from restow.broker.cli.commands.layout import plan
 from restow.broker.cli.commands.programs import agent, router, store
 from restow.broker.cli.commands.reasons import reasons
 from restow.broker.cli.commands.serve import ServeCommand, serve
+from restow.broker.cli.commands.state import app as state_app
 from restow.broker.cli.commands.token import token
 from restow.broker.cli.commands.top import top
 from restow.broker.cli.common.output import asked_form, colors_unwanted, print_error
@@ -40,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(layout_app, name="layout")
+app.add_typer(state_app, name="state")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(plan, agent, store, router),
     *(status, brokers, top, events, tenants, engines, agents, handoffs, handoff, leases, costs),

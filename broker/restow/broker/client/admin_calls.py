@@ -12,13 +12,16 @@ from google.protobuf.message import Message
 from restow.broker.client.connection.channel import channel_options
 from restow.broker.client.engine.chains import (
     Holders,
+    Prefix,
     PrefixChain,
     find_request,
     holders_of,
 )
+from restow.broker.client.engine.commands import CommandStatus, command_request, status_of
 from restow.broker.client.engine.handoff_futures import state_name
 from restow.broker.layout.values import Layout, ModelIdentity
 from restow.broker.rpc.wire import layout_from_proto
+from restow.broker.state_commands import Verb
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
 
@@ -40,6 +43,8 @@ RETRIES = {
         }
     ]
 }
+CALL_S = 5.0
+"""Time of a call beyond what it waits for."""
 PROBE_S = 45.0
 """The broker gives up after 40 s (`Limits.examine_s`)."""
 
@@ -130,6 +135,48 @@ def find(
         named = broker_pb2.ModelName(**asdict(model))
     request = find_request(chains, engine_id, named, limit)
     return AdminCall("Find", request, holders_of, of_broker=True)
+
+
+def command(
+    command_id: str,
+    verb: Verb,
+    prefix: Prefix,
+    store: str,
+    *,
+    for_s: float = 0.0,
+    to_store: str = "",
+    timeout_s: float = 30.0,
+    wait_s: float = 0.0,
+) -> AdminCall[CommandStatus]:
+    """Give ``store`` a command about the state of ``prefix``, and return how it stands.
+
+    ``command_id`` is new for each command; a repeated call changes nothing. A pin lasts
+    ``for_s``; a move needs ``to_store``. The command ends within ``timeout_s``, and the call
+    waits for its end up to ``wait_s``. Engines and routers may call it too. Raises
+    `ChainInvalidError`, and `BrokerCallError`: COMMAND_CONFLICT, QUOTA_EXCEEDED.
+    """
+    request = command_request(
+        command_id,
+        verb,
+        prefix,
+        store,
+        for_s=for_s,
+        to_store=to_store,
+        timeout_s=timeout_s,
+        wait_s=wait_s,
+    )
+    least_s = wait_s + CALL_S if wait_s else 0.0
+    return AdminCall("Command", request, _status, least_s, of_broker=True)
+
+
+def command_status(command_id: str) -> AdminCall[CommandStatus]:
+    """Return how a command stands. Raises `BrokerCallError`, COMMAND_UNKNOWN."""
+    request = broker_pb2.GetCommandRequest(command_id=command_id)
+    return AdminCall("GetCommand", request, _status, of_broker=True)
+
+
+def _status(response: Any) -> CommandStatus:
+    return status_of(response.status)
 
 
 def handoffs(

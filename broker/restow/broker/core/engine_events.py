@@ -10,6 +10,7 @@ from math import inf
 
 from restow.broker.core.agent_events import Reports
 from restow.broker.core.ahead import Ahead
+from restow.broker.core.commands import Commands
 from restow.broker.core.common.actions import Action, SendUnfence
 from restow.broker.core.common.events import Chunk, Failure, KnownEnd, Wish
 from restow.broker.core.common.keys import State
@@ -60,6 +61,7 @@ class Directory:
         self.plans = Plans(self.ledger, self.probing)
         self.granting = Granting(self.ledger, self.plans, digests or Digests())
         self.offering = Offering(self.ledger, self.members, self.prefixes)
+        self.commands = Commands(self.members.engines)
         self.ahead = Ahead(self.ledger, self.members, self.granting, self.plans, self.probing)
         self.reports = Reports(self.ledger, self.granting, self.probing, self.examining)
 
@@ -401,7 +403,7 @@ class Directory:
         for handoff in self.ledger.due(now_s):
             if not handoff.ended:
                 actions += self._late(handoff, now_s)
-        actions += self.offering.tick(now_s)
+        actions += self.offering.tick(now_s) + self.commands.tick(now_s)
         actions += self.granting.tick(now_s)
         self.prefixes.tick()
         self.granting.known_ends.tick(now_s)

@@ -140,6 +140,15 @@ def store(
             help="Bytes that the store may use on disk, such as 100GiB.",
         ),
     ] = None,
+    pin_memory: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="Memory that pinned states may take (`restow state pin`). Default: half of "
+            "--memory.",
+        ),
+    ] = None,
     http_listen: HttpListenOption = None,
     log_format: LogFormatOption = "console",
 ) -> None:
@@ -158,7 +167,9 @@ def store(
     from restow.broker.cli.common.files import read_layout
     from restow.broker.stderr import logging_to_stderr
 
-    options = StoreOptions(engine_id, connection.broker, memory, block_tokens, disk, disk_size or 0)
+    options = StoreOptions(
+        *(engine_id, connection.broker, memory, block_tokens, disk, disk_size or 0, pin_memory)
+    )
     with logging_to_stderr(log_format == "json"):
         source = read_layout(layout) if layout is not None else engine or ""
         run_store(source, options, connection.credentials(), http_listen)

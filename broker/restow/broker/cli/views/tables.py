@@ -352,6 +352,16 @@ def show_found(value: Values, wide: bool = False) -> None:
     _show(value["holders"], columns, wide, ids="layout")
 
 
+def show_command(value: Values, wide: bool = False) -> None:
+    """Print ``restow state``: how a command stands."""
+    words = f"{value['outcome']}: command {value['command_id']}"
+    if value["tokens"]:
+        words += f", for {value['tokens']} tokens"
+    if value["left_s"]:
+        words += f", pinned for {value['left_s']:.0f} s more"
+    print(words + (f" ({value['reason']}: {value['detail']})" if value["reason"] else ""))
+
+
 def show_costs(costs: Values, wide: bool = False) -> None:
     """Print ``restow costs``: a row for each pair of hosts, then the costs of all others."""
     columns = ["from", "to", "a read", "reads at", "a copy", "copies at"]

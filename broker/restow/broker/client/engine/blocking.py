@@ -11,6 +11,7 @@ from restow.broker.client.connection.channel import Credentials
 from restow.broker.client.connection.errors import SessionClosedError
 from restow.broker.client.connection.loop_thread import LoopThread
 from restow.broker.client.engine.chains import Holders, Offer, Prefix, PrefixChain
+from restow.broker.client.engine.commands import StateOrder
 from restow.broker.client.engine.engine_messages import EngineWords
 from restow.broker.client.engine.handoff_futures import Delivery, HandoffEnded
 from restow.broker.client.engine.prefix_side import Change
@@ -95,6 +96,7 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
         on_keep: Callable[[Prefix], None] | None = None,
         on_drain: Callable[[], Sequence[Prefix]] | None = None,
         on_forget: Callable[[str], None] | None = None,
+        on_command: Callable[[StateOrder], None] | None = None,
     ) -> None:
         """Prepare like `EngineSession`; callbacks are called on the session's thread."""
         super().__init__(block_counts)
@@ -113,6 +115,7 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
             on_keep=on_keep,
             on_drain=on_drain,
             on_forget=on_forget,
+            on_command=on_command,
         )
         self._thread: LoopThread | None = None
 

@@ -18,6 +18,7 @@ from restow.broker.client.engine.chains import (
     keep_message,
     prefix_to_proto,
 )
+from restow.broker.client.engine.commands import answer_message
 from restow.broker.client.engine.prefix_side import Change
 from restow.broker.errors import ChainFormError, PageRangeError, RequestError
 from restow.broker.layout.rows import Int64s
@@ -25,6 +26,7 @@ from restow.broker.rpc import wire
 from restow.broker.rpc.sizes import check_size
 from restow.broker.rpc.status import cut
 from restow.broker.rpc.wire import check_form, check_revision, check_salt
+from restow.broker.state_commands import Answer
 from restow.v1 import broker_pb2 as pb
 
 ALL_IDS = 1 << 31
@@ -260,6 +262,11 @@ class EngineWords(ABC, Generic[Published, Asked]):
         OWN_PROCESS.check()
         declined = pb.DeclineOffer(handoff_id=handoff_id, detail=cut(detail))
         self._say(pb.EngineMessage(decline_offer=declined))
+
+    def answer_command(self, command_id: str, answer: Answer) -> None:
+        """Answer a command that ``on_command`` has brought."""
+        OWN_PROCESS.check()
+        self._say(answer_message(command_id, answer))
 
     def keep(self, prefix: Prefix) -> None:
         """Tell that the state of ``prefix``, which the engine has reported, is worth keeping.

@@ -18,6 +18,7 @@ from restow.broker.client.engine.chains import (
     offer_from_proto,
     prefix_from_proto,
 )
+from restow.broker.client.engine.commands import StateOrder, order_of
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.wire import MAX_BATCH_HASHES
@@ -126,11 +127,12 @@ class PrefixSide:
         on_keep: Callable[[Prefix], None] | None,
         on_drain: Callable[[], Sequence[Prefix]] | None,
         on_forget: Callable[[str], None] | None,
+        on_command: Callable[[StateOrder], None] | None,
     ) -> None:
         """Begin empty. ``send`` sends on the stream; the callbacks are those of `EngineSession`."""
         self._engine_id, self._send, self._find = engine_id, send, find
         self._on_offer, self._on_keep, self._on_drain = on_offer, on_keep, on_drain
-        self._on_forget = on_forget
+        self._on_forget, self._on_command = on_forget, on_command
         self.held = HeldPrefixes(send)
         self._revision = ""
         """Revision of the engine's weights after they were replaced; empty before."""
@@ -152,6 +154,8 @@ class PrefixSide:
             self.decline_offer(event.offer.handoff_id, "this engine answers no offers")
         elif body == "forget_states" and self._on_forget is not None:
             self._on_forget(event.forget_states.revision)
+        elif body == "command" and self._on_command is not None:
+            self._on_command(order_of(event.command))
         elif body == "keep" and self._on_keep is not None:
             keep = event.keep
             self._on_keep(prefix_from_proto(keep.prefix, keep.position_tokens))

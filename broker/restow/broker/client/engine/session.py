@@ -31,6 +31,7 @@ from restow.broker.client.engine.chains import (
     find_request,
     holders_of,
 )
+from restow.broker.client.engine.commands import StateOrder
 from restow.broker.client.engine.engine_messages import EngineWords
 from restow.broker.client.engine.handoff_futures import Delivery, HandoffEnded
 from restow.broker.client.engine.open_handoffs import OpenHandoffs
@@ -201,6 +202,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         on_keep: Callable[[Prefix], None] | None = None,
         on_drain: Callable[[], Sequence[Prefix]] | None = None,
         on_forget: Callable[[str], None] | None = None,
+        on_command: Callable[[StateOrder], None] | None = None,
     ) -> None:
         """Prepare; `start` or ``async with`` connects.
 
@@ -221,7 +223,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         ``on_keep`` makes the engine a store, and is called with states that others hold and that
         are worth keeping. ``on_drain`` returns the engine's own states worth keeping when it is to
         leave, the most valuable first; they are handed over to a store. ``on_forget`` tells a store
-        to drop the states of a revision. All are called on the loop.
+        to drop the states of a revision, and ``on_command`` gives it a command, which it answers
+        with `answer_command`. All are called on the loop.
 
         Raises a `TrustError` of the credentials, and `AddressInvalidError`.
         """
@@ -244,7 +247,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         )
         # No message may match an end meant for an earlier process of this incarnation.
         self._handoffs = OpenHandoffs(self._send, first_number=secrets.randbits(NUMBER_BITS))
-        hears = (on_offer, on_keep, on_drain, on_forget)
+        hears = (on_offer, on_keep, on_drain, on_forget, on_command)
         self._prefixes = PrefixSide(engine_id, self._send, self.find, *hears)
         self._busy = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None

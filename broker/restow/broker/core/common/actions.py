@@ -15,8 +15,10 @@ from restow.broker.core.common.keys import (
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.planner import CostModel, Program
+from restow.broker.state_commands import Answer, Verb
 
 if TYPE_CHECKING:
+    from restow.broker.core.commands import Command
     from restow.broker.core.common.events import NamedPrefix
 
 
@@ -82,6 +84,21 @@ class SendKeep(NamedTuple):
 
     engine: EngineKey
     prefix: NamedPrefix
+
+
+class SendCommand(NamedTuple):
+    """Give a store a command; ``verb`` is what this store has to do for it."""
+
+    engine: EngineKey
+    command: Command
+    verb: Verb
+
+
+class TellCommand(NamedTuple):
+    """Tell the callers that wait for a command, and the log, that it has ended."""
+
+    command: Command
+    answer: Answer
 
 
 class TellForget(NamedTuple):
@@ -242,6 +259,8 @@ Action = (
     | TellHoldings
     | SendOffer
     | SendKeep
+    | SendCommand
+    | TellCommand
     | TellForget
     | TellDrain
     | SendProgram

@@ -20,7 +20,13 @@ from restow.broker.errors import PlanError, RestowError
 from restow.broker.logs import get_logger
 from restow.broker.planner import CostModel, Strategy
 from restow.broker.rpc.status import cut
-from restow.broker.server.base.logging import BoundedLog, tell_agent, tell_engine, tell_failures
+from restow.broker.server.base.logging import (
+    BoundedLog,
+    tell_agent,
+    tell_command,
+    tell_engine,
+    tell_failures,
+)
 from restow.broker.server.base.outbox import (
     TELL,
     WRITE,
@@ -81,6 +87,8 @@ class Hub:
         self.watchers = Watchers(self.directory.prefixes, self.perform)
         self._ends_for_p: list[act.TellEnded] = []
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
+        self.commanded: dict[tuple[str, str], asyncio.Event] = {}
+        """Set when the command ends, for calls that wait, by tenant and command id."""
         self.expected = Expected(self.directory.members, self.said)
         self.planner = Planner()
         self.planning = Durations()
@@ -102,6 +110,8 @@ class Hub:
             act.SendOffer: self._send_offer,
             act.SendKeep: self._send_keep,
             act.TellExamined: self._tell_examined,
+            act.SendCommand: self._tell,
+            act.TellCommand: self._tell_command,
             act.MakePlan: self._make_plan,
             act.CloseSession: self._close_session,
             act.CloseAgent: self._close_agent,
@@ -210,6 +220,19 @@ class Hub:
         future = self._examined.get(action.number)
         if future is not None and not future.done():
             future.set_result(action)
+
+    def forget_commands(self) -> None:
+        """Forget all commands, because another broker leads; calls that wait look again."""
+        self.directory.commands.clear()
+        for waited in self.commanded.values():
+            waited.set()
+        self.commanded.clear()
+
+    def _tell_command(self, action: act.TellCommand) -> None:
+        tell_command(self.said, action)
+        key = action.command.engine.tenant, action.command.command_id
+        if (waited := self.commanded.pop(key, None)) is not None:
+            waited.set()
 
     def _tell_ended(self, action: act.TellEnded) -> None:
         if action.state is State.DONE and action.demand is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from importlib.metadata import version
 
+from restow.broker.core.common.actions import TellCommand
 from restow.broker.core.common.events import Failure
 from restow.broker.core.common.keys import AgentKey, EngineKey
 from restow.broker.core.engines.engine import EngineRecord
@@ -117,6 +118,24 @@ def tell_engine(log: BoundedLog, event: str, key: EngineKey, **values: object) -
 def tell_agent(log: BoundedLog, event: str, key: AgentKey, **values: object) -> None:
     """Log that an agent connected or left."""
     tell_engine(log, event, key.engine, rank=key.rank, **values)
+
+
+def tell_command(log: BoundedLog, ended: TellCommand) -> None:
+    """Log how a command ended."""
+    command, answer = ended.command, ended.answer
+    tell_engine(
+        log,
+        "command ended",
+        command.engine,
+        command=command.command_id,
+        verb=command.verb.value,
+        target=command.target and command.target.engine_id,
+        position=command.prefix.position_tokens,
+        outcome=answer.outcome.value,
+        tokens=answer.tokens,
+        reason=answer.reason,
+        detail=answer.detail,
+    )
 
 
 def tell_failures(log: BoundedLog, failures: Iterable[tuple[Handoff, Failure]]) -> None:

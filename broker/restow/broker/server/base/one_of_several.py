@@ -288,6 +288,7 @@ class OneOfSeveral(Standing):
         self._log.info("leads no longer", why=error.message, fleet=self.fleet)
         hub = self._hub
         hub.perform(hub.directory.members.hand_on(error, hub.now_s()))
+        hub.forget_commands()
         self._tell_news()
 
     def _tell_news(self) -> None:

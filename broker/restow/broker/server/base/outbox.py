@@ -19,6 +19,7 @@ from restow.broker.errors import (
     RestowError,
 )
 from restow.broker.rpc import wire_program
+from restow.broker.state_commands import Verb
 from restow.v1 import agent_link_pb2, broker_pb2
 from restow.v1 import agent_link_pb2 as link
 
@@ -248,6 +249,20 @@ def _write_keep(outbox: EngineOutbox, action: act.SendKeep) -> None:
     keep.position_tokens = action.prefix.position_tokens
 
 
+def _write_command(outbox: EngineOutbox, action: act.SendCommand) -> None:
+    given = action.command
+    command = outbox.open(given.prefix.size_bytes).events.add().command
+    command.command_id = given.command_id
+    command.engine_id = action.engine.engine_id
+    _fill_prefix(command.prefix, given.prefix)
+    command.position_tokens = given.prefix.position_tokens
+    command.timeout_ms = int(given.timeout_s * 1000)
+    if action.verb is Verb.PIN:
+        command.pin.for_ms = int(given.for_s * 1000)
+    else:
+        getattr(command, action.verb.value).SetInParent()
+
+
 def _write_sampled(outbox: EngineOutbox, action: act.TellSampled) -> None:
     sampled = outbox.open().events.add().sampled
     sampled.handoff_id = action.handoff_id
@@ -362,6 +377,7 @@ TELL: dict[type, Callable[[EngineOutbox, Any], None]] = {
     act.TellForget: _write_forget_states,
     act.SendOffer: _write_offer,
     act.SendKeep: _write_keep,
+    act.SendCommand: _write_command,
 }
 """Events for engines that need only their action."""
 WRITE: dict[type, Callable[[AgentOutbox, Any], None]] = {

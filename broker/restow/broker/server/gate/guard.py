@@ -160,6 +160,8 @@ SERVICE_ROLES = {
 METHOD_ROLES = {
     "/restow.v1.Broker/Find": frozenset({Role.ENGINE, Role.ROUTER, Role.OPERATOR}),
     "/restow.v1.Broker/Watch": frozenset({Role.ENGINE, Role.ROUTER, Role.OPERATOR}),
+    "/restow.v1.Broker/Command": frozenset({Role.ENGINE, Role.ROUTER, Role.OPERATOR}),
+    "/restow.v1.Broker/GetCommand": frozenset({Role.ENGINE, Role.ROUTER, Role.OPERATOR}),
     # A store, which is an engine, derives its layout from another engine's.
     "/restow.v1.Admin/GetLayout": frozenset({Role.OPERATOR, Role.ENGINE}),
     # An engine or a router tells its own clients how a handoff ended.

@@ -218,6 +218,14 @@ class DirectoryCollector(Collector):
             "reason",
             {"UNAUTHENTICATED": 0, "FORBIDDEN": 0, **statistics.refused_calls},
         )
+        commands = CounterMetricFamily(
+            "restow_commands",
+            "Commands about states that have ended, by what they wanted and how they ended.",
+            labels=["verb", "outcome"],
+        )
+        for (verb, outcome), count in sorted(self._hub.directory.commands.counts.items()):
+            commands.add_metric([verb.value, outcome.value], count)
+        yield commands
         yield _counts(
             "quota_refusals",
             "Messages and calls that were refused for a tenant's quota, by the quota.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -28,6 +29,11 @@ from restow.broker.server.services.checked_messages import (
     chunk_of,
     version_of,
     wish_of,
+)
+from restow.broker.server.services.command_messages import (
+    command_of,
+    fill_status,
+    wait_s_of,
 )
 from restow.broker.server.services.prefix_messages import (
     chains_of,
@@ -150,6 +156,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         tell_engine(hub.said, "session opened", engine.key)
         opened = outbox.open().events.add().opened
         opened.broker_epoch, opened.fleet = hub.epoch, hub.standing.fleet
+        hub.perform(hub.directory.commands.session_opened(engine))
         hear = partial(self._words.hear, engine, outbox)
         reader = asyncio.create_task(
             hear_stream(first.messages, requests, outbox, hear, hub.now_s, stand)
@@ -256,6 +263,35 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                     fill_changes(response, part.changes)
                     yield response
         hub.standing.check()
+
+    async def Command(self, request: pb.CommandRequest, context: Context) -> pb.CommandResponse:
+        """Give a store a command, and wait for its end for as long as the caller wants."""
+        hub, tenant = self._hub, tenant_of(context)
+        wait_s = wait_s_of(request.wait_ms)
+        await hub.standing.lead(within_s=patience_s_of(context, LEADER_WAIT_S))
+        command = command_of(request.command, tenant, hub.directory.members.engines)
+        given, actions = hub.directory.commands.give(command, hub.now_s())
+        key = tenant, command.command_id
+        ended = hub.commanded.setdefault(key, asyncio.Event()) if given.open else None
+        hub.perform(actions)
+        if ended is not None and given.open and wait_s:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), wait_s)
+            hub.standing.check()
+        response = pb.CommandResponse()
+        fill_status(response.status, given, hub.now_s())
+        return response
+
+    async def GetCommand(
+        self, request: pb.GetCommandRequest, context: Context
+    ) -> pb.GetCommandResponse:
+        """Return how a command stands."""
+        hub, tenant = self._hub, tenant_of(context)
+        await hub.standing.lead(within_s=patience_s_of(context, LEADER_WAIT_S))
+        response = pb.GetCommandResponse()
+        given = hub.directory.commands.find(tenant, request.command_id)
+        fill_status(response.status, given, hub.now_s())
+        return response
 
     async def _engine(self, ref: pb.EngineRef, context: Context) -> EngineRecord:
         key = engine_key(context, Role.ENGINE, ref.engine_id)

@@ -22,6 +22,7 @@ from restow.broker.server.services.checked_messages import (
     readers_of,
     wish_of,
 )
+from restow.broker.server.services.command_messages import answer_of
 from restow.broker.server.services.prefix_messages import batch_of, named_of, revision_of
 from restow.v1 import broker_pb2 as pb
 
@@ -210,6 +211,10 @@ class SessionWords:
             return directory.offering.forget_states(pool.tenant, revision, pool)
         if body == "drain":
             return directory.members.drain(engine, True, now_s, leaves=True)
+        if body == "commanded":
+            status = message.commanded
+            answer = answer_of(status)
+            return directory.commands.answered(engine, status.command_id, answer, now_s)
         if body == "handed_over":
             engine.handing_over = False
             return []

@@ -1,0 +1,50 @@
+"""What commands about single states want, and how they end."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Verb(StrEnum):
+    """What a command wants of a store."""
+
+    PREFETCH = "prefetch"
+    """Get the state from an engine, or from another store, that holds it."""
+    PIN = "pin"
+    """Keep the state in memory for a time."""
+    RELEASE = "release"
+    """End the pins of the state."""
+    EVICT = "evict"
+    """Drop the state."""
+    MOVE = "move"
+    """Drop the state once another store has got it."""
+
+
+class Outcome(StrEnum):
+    """How a command stands."""
+
+    ACCEPTED = "ACCEPTED"
+    """It is being carried out."""
+    DONE = "DONE"
+    CLIPPED = "CLIPPED"
+    """It was carried out for a shorter state of the same prompt."""
+    REFUSED = "REFUSED"
+    MISSING = "MISSING"
+    """Nobody holds the state, or the store does not."""
+
+
+class Answer(NamedTuple):
+    """How a store, or the broker for it, ends a command."""
+
+    outcome: Outcome
+    tokens: int = 0
+    """Tokens of the state for which it was carried out."""
+    reason: str = ""
+    """A stable word, if it was not carried out."""
+    detail: str = ""
+
+
+def refused(reason: str, words: str) -> Answer:
+    """Return the answer to a command that is not carried out."""
+    return Answer(Outcome.REFUSED, 0, reason, words)
