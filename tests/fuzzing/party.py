@@ -12,6 +12,7 @@ from fuzzing.door import Stream, Violation, methods
 from fuzzing.good_engine import CONNECT, REGISTER, SESSION, hello
 from fuzzing.house import LAYOUTS, TENANTS, VICTIM, House
 from fuzzing.messages import Known
+from restow.broker.core.engine_events import Directory
 from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
@@ -135,6 +136,11 @@ _COSTS: dict[str, Sequence[Any]] = {
 RELEASE = "/restow.v1.Admin/ReleaseHandoff"
 
 
+def _commands_of(directory: Directory, tenant: str) -> list[str]:
+    of_tenant = directory.commands.tenants.get(tenant)
+    return [*of_tenant.by_id] if of_tenant is not None else []
+
+
 def known(house: House, tenant: str, path: str = "", first: bool = False) -> Known:
     """Return what a party of a tenant knows now, and may say on a call.
 
@@ -154,7 +160,13 @@ def known(house: House, tenant: str, path: str = "", first: bool = False) -> Kno
     elif path != REGISTER:
         refs += STRANGERS
     return Known(
-        {**_VALUES, "handoff": numbers, "number": numbers, "handoff_id": names},
+        {
+            **_VALUES,
+            "handoff": numbers,
+            "number": numbers,
+            "handoff_id": names,
+            "command_id": [*_commands_of(directory, tenant), "new"],
+        },
         {
             "restow.v1.EngineRef": refs,
             "restow.v1.Hello": _HELLOS[tenant],

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.fakes import POSITION
 from fuzzing.good_engine import SESSION
 from fuzzing.house import TENANTS, House, quiet
 from fuzzing.messages import ODDNESS, Known, draw_message, spoiled
 from fuzzing.party import (
     ANSWERING,
     METHODS,
+    PREFIXES,
     REFS,
     STREAMING,
     UNARY,
@@ -35,6 +37,18 @@ MUST_BE_REACHED = {
     "/restow.v1.Admin/ForgetEngine": "ENGINE_CONNECTED",
 }
 """What random words alone would not reach: then the fuzzing is too weak."""
+
+
+COMMAND = "/restow.v1.Broker/Command"
+A_COMMAND = pb.CommandRequest(
+    command=pb.StateCommand(
+        command_id="given",
+        engine_id="x",
+        prefix=PREFIXES[0],
+        position_tokens=POSITION,
+        evict=pb.EvictState(),
+    )
+)
 
 
 def test_every_service_of_the_broker_is_fuzzed() -> None:
@@ -69,6 +83,7 @@ def test_a_call(path: str) -> None:
             for stream in party.of(SESSION, tenant, REFS[0]):
                 messages = [publication(name, 30_000) for name in ("h0", "h1", "h2")]
                 stream.say(pb.SessionRequest(messages=messages))
+            house.call(COMMAND, A_COMMAND.SerializeToString(), tenant)
             for _ in range(5):
                 words = as_one(known(house, tenant, path), REFS[0])
                 request = draw_message(data.draw, kind, words, data.draw(ODDNESS))

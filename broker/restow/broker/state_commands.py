@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 
 class Verb(StrEnum):
@@ -27,22 +27,27 @@ class Outcome(StrEnum):
     ACCEPTED = "ACCEPTED"
     """It is being carried out."""
     DONE = "DONE"
+    """It was carried out."""
     CLIPPED = "CLIPPED"
     """It was carried out for a shorter state of the same prompt."""
     REFUSED = "REFUSED"
+    """It was not carried out."""
     MISSING = "MISSING"
     """Nobody holds the state, or the store does not."""
 
 
-class Answer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Answer:
     """How a store, or the broker for it, ends a command."""
 
     outcome: Outcome
+    """How the command ended."""
     tokens: int = 0
     """Tokens of the state for which it was carried out."""
     reason: str = ""
     """A stable word, if it was not carried out."""
     detail: str = ""
+    """The reason in words."""
 
 
 def refused(reason: str, words: str) -> Answer:

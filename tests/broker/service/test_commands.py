@@ -9,10 +9,11 @@ import pytest
 import pytest_asyncio
 
 from agent_harness.waiting import until
-from broker.fakes import RunningBroker, model_layout
 from broker.fakes import broker as fake_broker
+from broker.fakes import model_layout
 from restow.broker.client import AsyncAdminClient, BrokerCallError, EngineSession, chain_of
 from restow.broker.client.engine.commands import StateOrder
+from restow.broker.server.serve import RunningBroker
 from restow.broker.state_commands import Answer, Outcome, Verb
 from restow.v1 import broker_pb2 as pb
 
@@ -54,7 +55,7 @@ async def test_a_call_waits_for_the_end_and_answers_at_once_if_asked_to(
         short = await admin.command("c", Verb.PIN, PREFIX, "store", for_s=60.0, wait_s=0.05)
         assert short.outcome is Outcome.ACCEPTED
         waits = [
-            asyncio.create_task(
+            asyncio.ensure_future(
                 admin.command("c", Verb.PIN, PREFIX, "store", for_s=60.0, wait_s=30.0)
             )
             for _ in range(3)
@@ -73,7 +74,9 @@ async def test_a_call_waits_for_the_end_and_answers_at_once_if_asked_to(
 async def test_a_store_whose_stream_broke_hears_a_command_again(running: RunningBroker) -> None:
     store = Fake(running.address)
     async with store.session, AsyncAdminClient(running.address) as admin:
-        waiting = asyncio.create_task(admin.command("c", Verb.EVICT, PREFIX, "store", wait_s=30.0))
+        waiting = asyncio.ensure_future(
+            admin.command("c", Verb.EVICT, PREFIX, "store", wait_s=30.0)
+        )
         await store.ordered(1)
         (outbox,) = running.hub.engines.values()
         outbox.close()

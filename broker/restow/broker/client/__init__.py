@@ -21,16 +21,20 @@ from restow.broker.client.engine.chains import (
     chain_of,
     content_of,
 )
+from restow.broker.client.engine.commands import CommandStatus, StateOrder
 from restow.broker.client.engine.handoff_futures import Delivery, HandoffEnded
 from restow.broker.client.engine.session import EngineSession
+from restow.broker.state_commands import Answer, Outcome, Verb
 
 __all__ = [
     "AdminClient",
+    "Answer",
     "AsyncAdminClient",
     "BlockingDelivery",
     "BlockingSession",
     "BrokerCallError",
     "BrokerUnreachableError",
+    "CommandStatus",
     "ContentChain",
     "Credentials",
     "Delivery",
@@ -40,11 +44,14 @@ __all__ = [
     "HashForm",
     "NoWelcomeError",
     "Offer",
+    "Outcome",
     "PagesNotFreeError",
     "Prefix",
     "PrefixChain",
     "PrefixHolder",
     "SessionClosedError",
+    "StateOrder",
+    "Verb",
     "chain_of",
     "content_of",
 ]

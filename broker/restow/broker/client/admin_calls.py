@@ -150,10 +150,10 @@ def command(
 ) -> AdminCall[CommandStatus]:
     """Give ``store`` a command about the state of ``prefix``, and return how it stands.
 
-    ``command_id`` is new for each command; a repeated call changes nothing. A pin lasts
-    ``for_s``; a move needs ``to_store``. The command ends within ``timeout_s``, and the call
-    waits for its end up to ``wait_s``. Engines and routers may call it too. Raises
-    `ChainInvalidError`, and `BrokerCallError`: COMMAND_CONFLICT, QUOTA_EXCEEDED.
+    ``verb`` says what the store is to do. ``command_id`` is new for each command; a repeated call
+    changes nothing. A pin lasts ``for_s``; a move needs ``to_store``. The command ends within
+    ``timeout_s``, and the call waits for its end up to ``wait_s``. Engines and routers may call it
+    too. Raises `ChainInvalidError`, and `BrokerCallError`: COMMAND_CONFLICT, QUOTA_EXCEEDED.
     """
     request = command_request(
         command_id,
@@ -170,7 +170,7 @@ def command(
 
 
 def command_status(command_id: str) -> AdminCall[CommandStatus]:
-    """Return how a command stands. Raises `BrokerCallError`, COMMAND_UNKNOWN."""
+    """Return how command ``command_id`` stands. Raises `BrokerCallError`, COMMAND_UNKNOWN."""
     request = broker_pb2.GetCommandRequest(command_id=command_id)
     return AdminCall("GetCommand", request, _status, of_broker=True)
 

@@ -13,7 +13,6 @@ import typer
 from restow.broker.cli.commands.find import chain_from
 from restow.broker.cli.common.completion import complete_engine
 from restow.broker.cli.common.connection import TenantConnection, connects
-from restow.broker.cli.common.files import read_json
 from restow.broker.cli.common.output import FOUND, Output
 from restow.broker.cli.settings.options import JsonFile
 from restow.broker.errors import ChainInvalidError
@@ -87,6 +86,8 @@ def _give(
     **how: Any,
 ) -> None:
     """Give a command, print how it stands, and exit with 4 if it was not carried out."""
+    from restow.broker.cli.common.files import read_json
+
     with connection.client() as client:
         prefix = _prefix(client, read_json(prompt), store, tokens, quantum)
         name = command_id or uuid.uuid4().hex

@@ -14,12 +14,15 @@ class CommandStatus:
     """How a command stands."""
 
     command_id: str
+    """The command."""
     outcome: Outcome
+    """How it stands."""
     tokens: int
     """Tokens of the state for which it was carried out."""
     reason: str
     """A stable word, if it was not carried out; otherwise empty."""
     detail: str
+    """The reason in words."""
     left_s: float
     """How long its pin still lasts; 0: it has ended, or there is none."""
 
@@ -34,8 +37,11 @@ class StateOrder:
     """A command for a store. A move reaches its two stores as PREFETCH and as EVICT."""
 
     command_id: str
+    """The command."""
     verb: Verb
+    """What the store is to do."""
     prefix: Prefix
+    """The state."""
     for_s: float = 0.0
     """How long a pin lasts."""
 

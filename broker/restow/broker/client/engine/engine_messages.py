@@ -264,7 +264,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         self._say(pb.EngineMessage(decline_offer=declined))
 
     def answer_command(self, command_id: str, answer: Answer) -> None:
-        """Answer a command that ``on_command`` has brought."""
+        """Answer command ``command_id``, which ``on_command`` has brought, with ``answer``."""
         OWN_PROCESS.check()
         self._say(answer_message(command_id, answer))
 
