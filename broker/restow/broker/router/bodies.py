@@ -50,6 +50,9 @@ def needs_whole_prompt(body: Body) -> bool:
 def prefill_body(path: str, body: Body, handoff_id: str) -> Body:
     """Return P's request: generate one token, and hand over a state for each answer of D."""
     params = {"do_remote_decode": True, "handoff_id": handoff_id, **_first_token(body)}
+    own = body.get("kv_transfer_params")
+    if isinstance(own, dict) and "marks" in own:
+        params["marks"] = own["marks"]
     if (choices := _choices(body)) > 1:
         params["choices"] = choices
     kept = {name: value for name, value in body.items() if name not in NOT_FOR_P}

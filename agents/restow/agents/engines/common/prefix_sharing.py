@@ -324,6 +324,10 @@ class PrefixSharing:
         self._to_keep = to_keep or StatesToKeep()
         self._begun: dict[str, int] = {}
         """By request: the tokens cached here with which it began."""
+        self._marked: dict[str, list[Prefix]] = {}
+        """By request: the states at its marks that are not held yet."""
+        self._over: set[str] = set()
+        """Requests with marks that have ended since the last step."""
         self._giver: PrefixGiver | None = None
         if cached is not None and offers is not None:
             self._giver = PrefixGiver(
@@ -339,6 +343,26 @@ class PrefixSharing:
             self._chains.begin(request_id, prompt)
         if asks:
             self._finder.begin(request_id)
+
+    def mark(self, request_id: str, marks: Sequence[int]) -> list[int]:
+        """Keep the states at the marks of a request, or at the ends of blocks before them.
+
+        Returns after how many tokens each state stands; 0: there is none.
+        """
+        chain = self._chains.chain(request_id) if self._cached is not None else None
+        if chain is None:
+            return [0] * len(marks)
+        points = [mark - mark % self._block_tokens for mark in marks]
+        quantum_tokens = self._form.quantum_tokens
+        self._marked[request_id] = [
+            Prefix(self._form, tokens, chain.hashes[: tokens // quantum_tokens])
+            for tokens in sorted(set(points) - {0})
+        ]
+        return points
+
+    def cuts(self, request_id: str) -> list[int]:
+        """Return the tokens after which a request has states to keep that are not held yet."""
+        return [prefix.position_tokens for prefix in self._marked.get(request_id, ())]
 
     def look(
         self,
@@ -362,6 +386,8 @@ class PrefixSharing:
         """Forget a request. What was cached of it stays known."""
         self._note_begun(request_id, self._begun.pop(request_id, 0))
         self._finder.end(request_id)
+        if request_id in self._marked:
+            self._over.add(request_id)
         if self._cached is not None:
             self._cached.finished(request_id)
         else:
@@ -384,6 +410,19 @@ class PrefixSharing:
         if tokens:
             hashes = chain.hashes[:whole]
             self._to_keep.note(Prefix(self._form, tokens, hashes, name if rest else b""))
+
+    def _note_marked(self, is_held: Callable[[Prefix], bool]) -> None:
+        """Note the states at marks that are held now; forget those of requests that have ended."""
+        for request_id, prefixes in list(self._marked.items()):
+            left = [prefix for prefix in prefixes if not is_held(prefix)]
+            for prefix in prefixes:
+                if prefix not in left:
+                    self._to_keep.note(prefix)
+            if left and request_id not in self._over:
+                self._marked[request_id] = left
+            else:
+                del self._marked[request_id]
+        self._over.clear()
 
     def _note_begun(self, request_id: str, tokens: int) -> None:
         """Note that a request began with a state that was cached here.
@@ -412,7 +451,7 @@ class PrefixSharing:
         """Forget all that was computed by weights that were replaced; requests go on without."""
         self._finder.end_all()
         self._to_keep.clear()
-        self._begun = {}
+        self._begun, self._marked = {}, {}
         if self._cached is not None:
             self._cached.forget_ends()
 
@@ -432,6 +471,8 @@ class PrefixSharing:
             self._to_keep.forget(evicted.hashes)
         for held in changes.held:
             self._session.hold(self._form, held.group, held.hashes, parent=held.parent)
+        if self._marked:
+            self._note_marked(self._cached.holds)
         for prefix in self._to_keep.take_new(self._cached.holds):
             self._session.keep(prefix)
         return self._giver.step()

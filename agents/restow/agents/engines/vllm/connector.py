@@ -319,15 +319,15 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Publish P's state, or forget D's request; answer its KV hints."""
+        """Publish P's state, or forget D's request; answer its KV hints and marks."""
         computed = request.status in (
             RequestStatus.FINISHED_LENGTH_CAPPED,
             RequestStatus.FINISHED_STOPPED,
         )
         ids = self._kv_cache_config.select_transfer_block_ids(block_ids)
         answer = self._side().finished(request, ids, computed)
-        hints = self._side().hints.answer(request.request_id)
-        return answer is not None, {**(answer or {}), **hints} or None
+        more = self._side().answered(request.request_id)
+        return answer is not None, {**(answer or {}), **more} or None
 
     def reset_cache(self) -> bool:
         """Have stores drop the states of this engine's weights: vLLM resets its own cache."""

@@ -62,6 +62,7 @@ def _used_classes() -> Iterator[tuple[type, str]]:
     from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCoreProc
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
@@ -76,6 +77,7 @@ def _used_classes() -> Iterator[tuple[type, str]]:
     yield KVCacheCoordinator, "single_type_managers find_longest_cache_hit"
     yield KVCacheBlock, "block_id ref_cnt block_hash_num_tokens"
     yield KVCacheConfig, "transfer_groups transfer_group_ids select_transfer_block_ids num_blocks"
+    yield Scheduler, "_mamba_block_aligned_split"  # `cut_at_marks`
     # `token_ids`, and what `SampledTokens` does to a request
     yield Request, "_all_token_ids update_block_hashes take_prefill_stats take_events record_event"
     yield Request, "block_hashes mm_features get_skip_reading_prefix_cache resumable client_index"
@@ -106,13 +108,18 @@ def core_of_caller() -> Any:
     Why: vLLM gives connectors no way to the core, whose loop has to be woken for offers, and whose
     calls replace weights. Raises `EngineUnsupportedError` where there is none.
     """
+    return _caller_with("collective_rpc", "set_weight_version")
+
+
+def _caller_with(*names: str) -> Any:
+    """Return the nearest caller's object that has all these attributes."""
     frame = inspect.currentframe()
     while frame is not None:
-        core = frame.f_locals.get("self")
-        if hasattr(core, "collective_rpc") and hasattr(core, "set_weight_version"):
-            return core
+        caller = frame.f_locals.get("self")
+        if all(hasattr(caller, name) for name in names):
+            return caller
         frame = frame.f_back
-    raise missing_error("EngineCore with collective_rpc and set_weight_version above a connector")
+    raise missing_error(f"object with {' and '.join(names)} above a connector")
 
 
 class CoreLoop:
@@ -209,6 +216,27 @@ def watch_keys(cached: BlockHashToBlockMap) -> dict[bytes, None]:
 
     cached.insert, cached.pop = noted_insert, noted_pop
     return touched
+
+
+def cut_at_marks(marks_of: Callable[[str], Sequence[int]]) -> None:
+    """Have the scheduler that makes this connector end a step at each mark of a prompt.
+
+    ``marks_of`` returns the marks of a request, which are multiples of a block, in rising order.
+    Why: vLLM keeps a recurrent state only where a step ends, and no hook lets a connector decide
+    where. vLLM asks this method where a prompt's next step ends, for recurrent models alone.
+    """
+    scheduler = _caller_with("_mamba_block_aligned_split")
+    split = scheduler._mamba_block_aligned_split
+
+    def cut(request: Any, num_new_tokens: int, local: int = 0, external: int = 0) -> int:
+        tokens: int = split(request, num_new_tokens, local, external)
+        start: int = request.num_computed_tokens + local + external
+        for mark in marks_of(request.request_id):
+            if start < mark < start + tokens:
+                return mark - start
+        return tokens
+
+    scheduler._mamba_block_aligned_split = cut
 
 
 def token_ids(request: Any) -> list[int]:

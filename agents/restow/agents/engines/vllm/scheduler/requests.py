@@ -45,6 +45,9 @@ MAX_READERS = 64
 """The broker's limit for one publication."""
 KV_HINT = "kv_hint"
 """Hints about the cache, for engines whose requests have no place of their own for them."""
+MARKS = "marks"
+"""Numbers of tokens of the prompt after which a state is worth keeping."""
+MAX_MARKS = 64
 SAMPLED_TOKEN = "sampled_token"  # noqa: S105 - a token of a model
 
 
@@ -122,7 +125,7 @@ def parameters_of(
 ) -> HandoffParameters | None:
     """Read the ``kv_transfer_params``; None: there is no handoff.
 
-    There is none if they are empty, or contain only hints and the two sides, both false.
+    There is none if they are empty, or contain only hints, marks and the two sides, both false.
     ``default_id`` is the id at P of a handoff to which the router gave no id. Raises
     `ParametersError`.
     """
@@ -162,7 +165,7 @@ def parameters_of(
                 "this connector answered with"
             )
         return replace(decode, handoff_id=handoff_id)
-    if handoff_id is None and set(params) <= {*SIDES, KV_HINT}:
+    if handoff_id is None and set(params) <= {*SIDES, KV_HINT, MARKS}:
         return None
     if handoff_id is None:
         raise ParametersError(
@@ -177,6 +180,26 @@ def parameters_of(
     if kv_role == "kv_producer":
         return prefill
     return replace(decode, handoff_id=handoff_id)
+
+
+def marks_of(request: Request) -> list[int]:
+    """Return the marks of a request, in rising order. Raises `ParametersError`."""
+    params = request.kv_transfer_params
+    given = params.get(MARKS) if isinstance(params, Mapping) else None
+    if given is None:
+        return []
+    whole = isinstance(given, list) and all(type(one) is int for one in given)
+    if not whole or len(given) > MAX_MARKS:
+        raise ParametersError(
+            f"{MARKS} is {_shown(given)}; it must be a list of at most {MAX_MARKS} whole numbers"
+        )
+    for mark in given:
+        if not 0 < mark <= request.num_prompt_tokens:
+            raise ParametersError(
+                f"a mark after token {mark} is outside of the prompt, which has "
+                f"{request.num_prompt_tokens} tokens"
+            )
+    return sorted(set(given))
 
 
 def _handoff_id(given: object) -> str | None:

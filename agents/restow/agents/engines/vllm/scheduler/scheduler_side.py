@@ -33,12 +33,14 @@ from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.private import token_ids
 from restow.agents.engines.vllm.scheduler.hints import KvHints
 from restow.agents.engines.vllm.scheduler.requests import (
+    MARKS,
     HandoffParameters,
     HandoffSide,
     Request,
     answer_index,
     content,
     followed_prompt,
+    marks_of,
     parameters_of,
     sampling_word,
     trace_parent,
@@ -127,6 +129,8 @@ class SchedulerSide:
         """The write mark of the last step in which a state was asked for."""
         self.tally = HandoffTally()
         self.hints = KvHints(self.tally.hints)
+        self._marks: dict[str, list[int]] = {}
+        """By request: after how many tokens a state is kept for each of its marks; 0: none is."""
         self._log = get_logger("restow.vllm").bind(engine=engine_id)
 
     # -- the life of a request --------------------------------------------------------------------
@@ -148,6 +152,9 @@ class SchedulerSide:
             asks_for_none = "this request has a handoff, or is to compute its whole prompt"
             why_no_fetch = "" if asks and prompt is not None else asks_for_none
             self._prefixes.new_request(request.request_id, prompt, asks)
+            if request.request_id in self._marks:
+                points = self._prefixes.mark(request.request_id, marks_of(request))
+                self._marks[request.request_id] = points
             if request.lora_request is not None:
                 self._followed[request.request_id] = request.lora_request.lora_name
         elif self._prefixes is not None:
@@ -160,6 +167,8 @@ class SchedulerSide:
         try:
             default_id = f"{self._engine_id}/{self._incarnation}/{index.shared_id}"
             parameters = parameters_of(request.kv_transfer_params, self._kv_role, default_id, index)
+            if marks := marks_of(request):
+                self._marks[request_id] = [0] * len(marks)
         except ParametersError as error:
             self._log.error("parameters are invalid", request=request_id, detail=error.message)
             self._refuse(request_id, error.reason)
@@ -355,6 +364,11 @@ class SchedulerSide:
             self._publish()
         answered = replace(parameters, sampled_token=handed_on)
         return answered.answer(self._engine_id, request_id, position)
+
+    def answered(self, request_id: str) -> dict[str, Any]:
+        """Return the answer to the hints and marks of a request that has ended, once."""
+        marks = self._marks.pop(request_id, None)
+        return self.hints.answer(request_id) | ({} if marks is None else {MARKS: marks})
 
     def loaded(self, fingerprints: Mapping[str, str]) -> None:
         """Hear which adapters workers have loaded up to a step whose requests have ended.

@@ -12,7 +12,12 @@ from restow.agents.engines.common.chains import RequestChains
 from restow.agents.engines.common.holdings import StatesToKeep
 from restow.agents.engines.common.prefix_sharing import PrefixOffers, PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings, register_engine
-from restow.agents.engines.vllm.private import CoreLoop, core_of_caller, token_ids
+from restow.agents.engines.vllm.private import (
+    CoreLoop,
+    core_of_caller,
+    cut_at_marks,
+    token_ids,
+)
 from restow.agents.engines.vllm.scheduler.engine_core import SampledTokens
 from restow.agents.engines.vllm.scheduler.prefix_cache import CachedPrefixes
 from restow.agents.engines.vllm.scheduler.requests import Request
@@ -81,6 +86,8 @@ def start_scheduler_side(
     if settings.finds and manager is not None:
         numbered = dict(zip(caches.transfer_group_ids, groups, strict=True))
         prefixes = _prefixes(engine_id, session, settings, manager, numbered, offers, to_keep)
+        if offers is not None and any(group.is_state for group in groups):
+            cut_at_marks(prefixes.cuts)
     return SchedulerSide(
         engine_id,
         incarnation,
