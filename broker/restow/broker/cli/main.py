@@ -30,7 +30,7 @@ from restow.broker.cli.commands.layout import plan
 from restow.broker.cli.commands.programs import agent, router, store
 from restow.broker.cli.commands.reasons import reasons
 from restow.broker.cli.commands.serve import ServeCommand, serve
-from restow.broker.cli.commands.state import app as state_app
+from restow.broker.cli.commands.state import state
 from restow.broker.cli.commands.token import token
 from restow.broker.cli.commands.top import top
 from restow.broker.cli.common.output import asked_form, colors_unwanted, print_error
@@ -41,12 +41,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(layout_app, name="layout")
-app.add_typer(state_app, name="state")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(plan, agent, store, router),
     *(status, brokers, top, events, tenants, engines, agents, handoffs, handoff, leases, costs),
     reasons,
-    *(find, holdings),
+    *(find, holdings, state),
     *(check, doctor, conform, release, drain, forget, token),
 )
 STATUSES = {"BROKER_UNREACHABLE": 3, "ADDRESS_INVALID": 2, "SETTING_UNKNOWN": 2}
