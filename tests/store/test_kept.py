@@ -226,8 +226,8 @@ def small(name: str, size_bytes: int = 700_000) -> Kept:
     return Kept(shape, Room(shape.page_bytes, size_bytes))
 
 
-def keep(kept: Kept, tokens: list[int]) -> Pinned:
-    reserved = kept.reserve(prefix_of(tokens, len(tokens)))
+def keep(kept: Kept, tokens: list[int], marked: bool = False) -> Pinned:
+    reserved = kept.reserve(replace(prefix_of(tokens, len(tokens)), marked=marked))
     assert reserved is not None
     kept.commit(reserved.pinned)
     return reserved.pinned
@@ -338,6 +338,15 @@ def test_a_state_is_worth_the_tokens_that_it_saves_for_each_byte() -> None:
     assert kept.worth(state) == 50 / sum(kept.room.strides[key.group] for key in state.pieces)
     keep(kept, [9] * 60)  # the first state's whole blocks are part of the second
     assert kept.worth(state) > 50 / (kept.room.usable_bytes - kept.room.free_bytes)
+
+
+def test_a_marked_state_is_evicted_after_states_that_are_as_useful() -> None:
+    kept = small("recurrent", 5 * 8192)
+    keep(kept, [1], marked=True)
+    for later in range(2, 12):
+        keep(kept, [later])
+    assert kept.holds(prefix_of([1], 1))
+    assert not kept.holds(prefix_of([2], 1))
 
 
 def test_a_state_of_many_uses_stays_until_the_clock_has_passed_it() -> None:

@@ -545,8 +545,13 @@ class Keep(google.protobuf.message.Message):
 
     PREFIX_FIELD_NUMBER: builtins.int
     POSITION_TOKENS_FIELD_NUMBER: builtins.int
+    MARKED_FIELD_NUMBER: builtins.int
     position_tokens: builtins.int
     """Number of tokens in the prefix."""
+    marked: builtins.bool
+    """True: a request has marked the state, so others are evicted before it. False: the engine thinks
+    that it is worth keeping.
+    """
     @property
     def prefix(self) -> Global___Prefix:
         """The prefix."""
@@ -556,9 +561,10 @@ class Keep(google.protobuf.message.Message):
         *,
         prefix: Global___Prefix | None = ...,
         position_tokens: builtins.int = ...,
+        marked: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["prefix", b"prefix"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["position_tokens", b"position_tokens", "prefix", b"prefix"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["marked", b"marked", "position_tokens", b"position_tokens", "prefix", b"prefix"]) -> None: ...
 
 Global___Keep: typing_extensions.TypeAlias = Keep
 

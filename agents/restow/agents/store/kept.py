@@ -184,6 +184,8 @@ class States:
             self._free(key, piece)
 
 
+MARK_USES = 8
+"""Uses with which a state begins that a request has marked."""
 REMEMBERED = 4
 """Evicted pieces that are remembered, for each kept piece."""
 RETURN_USES = 12
@@ -317,6 +319,9 @@ class Kept:
         keys = list(_keys(self.shape.pieces(prefix)))
         self._touch(keys, uses=0)
         hashes = self.shape.block_hashes(prefix)
+        if prefix.marked:
+            last = self._pieces[keys[-1]]
+            last.uses = max(last.uses, MARK_USES)
         self._states.add(KeptState(StateKey.of(prefix), keys, prefix.position_tokens, hashes))
         self._states.unpin((*pinned.held, *brought))
 

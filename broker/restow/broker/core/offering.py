@@ -133,7 +133,7 @@ class Offering:
                 actions += self._declined(handoff, offer, now_s)
         return actions
 
-    def keep(self, engine: EngineRecord, prefix: NamedPrefix) -> list[Action]:
+    def keep(self, engine: EngineRecord, prefix: NamedPrefix, marked: bool = False) -> list[Action]:
         """Tell a store about a state that the engine holds; each state has a fixed store."""
         pool = self._members.pools.get(pool_of(engine), {}).values()
         stores = [store for store in _stores(pool) if not store.draining and store is not engine]
@@ -144,7 +144,7 @@ class Offering:
         first = prefix.hashes[: prefix.form.hash_bytes] or prefix.end_hash
         chosen = max(stores, key=lambda store: _weight(store.key, first))
         named = prefix._replace(revision=engine.revision_said(prefix.revision))
-        return [SendKeep(chosen.key, named)]
+        return [SendKeep(chosen.key, named, marked)]
 
     def forget_states(self, tenant: str, revision: str, pool: Pool | None = None) -> list[Action]:
         """Tell a tenant's stores, or those in ``pool``, to drop the states of a revision."""

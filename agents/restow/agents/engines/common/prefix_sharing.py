@@ -355,7 +355,7 @@ class PrefixSharing:
         points = [mark - mark % self._block_tokens for mark in marks]
         quantum_tokens = self._form.quantum_tokens
         self._marked[request_id] = [
-            Prefix(self._form, tokens, chain.hashes[: tokens // quantum_tokens])
+            Prefix(self._form, tokens, chain.hashes[: tokens // quantum_tokens], marked=True)
             for tokens in sorted(set(points) - {0})
         ]
         return points

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 
 from restow.broker.block_ids import first_wrong, is_whole, whole_numbers
@@ -266,6 +266,8 @@ class Prefix:
     """The salt, as in `PrefixChain`."""
     revision: str = ""
     """Revision of the weights that computed the state. Empty: that of the engine that names it."""
+    marked: bool = field(default=False, compare=False)
+    """Whether a request has marked the state as worth keeping. It is no part of the name."""
 
     @property
     def chain(self) -> PrefixChain:
@@ -397,7 +399,8 @@ def keep_message(prefix: Prefix, revision: str) -> pb.EngineMessage:
     Raises `ChainInvalidError`.
     """
     named = prefix_to_proto(replace(prefix, revision=prefix.revision or revision))
-    return pb.EngineMessage(keep=pb.Keep(prefix=named, position_tokens=prefix.position_tokens))
+    keep = pb.Keep(prefix=named, position_tokens=prefix.position_tokens, marked=prefix.marked)
+    return pb.EngineMessage(keep=keep)
 
 
 def prefix_from_proto(prefix: pb.Prefix, position_tokens: int) -> Prefix:

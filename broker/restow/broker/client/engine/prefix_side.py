@@ -158,7 +158,8 @@ class PrefixSide:
             self._on_command(order_of(event.command))
         elif body == "keep" and self._on_keep is not None:
             keep = event.keep
-            self._on_keep(prefix_from_proto(keep.prefix, keep.position_tokens))
+            prefix = prefix_from_proto(keep.prefix, keep.position_tokens)
+            self._on_keep(replace(prefix, marked=keep.marked))
         elif body == "drain":
             self.begin_hand_over()
         elif body == "tell_holdings":

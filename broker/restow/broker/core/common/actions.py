@@ -80,10 +80,11 @@ class TellDrain(NamedTuple):
 
 
 class SendKeep(NamedTuple):
-    """Tell a store about a state that it may ask for."""
+    """Tell a store about a state that it may ask for, which a request may have ``marked``."""
 
     engine: EngineKey
     prefix: NamedPrefix
+    marked: bool = False
 
 
 class SendCommand(NamedTuple):

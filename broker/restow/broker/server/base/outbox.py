@@ -247,6 +247,7 @@ def _write_keep(outbox: EngineOutbox, action: act.SendKeep) -> None:
     keep = outbox.open(action.prefix.size_bytes).events.add().keep
     _fill_prefix(keep.prefix, action.prefix)
     keep.position_tokens = action.prefix.position_tokens
+    keep.marked = action.marked
 
 
 def _write_command(outbox: EngineOutbox, action: act.SendCommand) -> None:

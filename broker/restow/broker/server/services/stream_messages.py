@@ -201,7 +201,8 @@ class SessionWords:
             return directory.known_end(engine, known.handoff_id, known_end_of(known), now_s)
         if body == "keep":
             keep = message.keep
-            return directory.offering.keep(engine, named_of(keep.prefix, keep.position_tokens))
+            named = named_of(keep.prefix, keep.position_tokens)
+            return directory.offering.keep(engine, named, keep.marked)
         if body == "revise":
             check_revision(message.revise.revision)
             return self.revise(engine, message.revise.revision, now_s)
