@@ -103,7 +103,7 @@ async def never(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
 
 async def computes(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
     """Wait for a state that does not come, or compute the prompt where there is no handoff."""
-    waits = "kv_transfer_params" in engine.bodies[-1]
+    waits = "handoff_id" in engine.bodies[-1].get("kv_transfer_params", {})
     return await (never if waits else well)(engine, request)
 
 
@@ -122,6 +122,7 @@ class House:
     http: ClientSession
     p: list[FakeEngine]
     d: list[FakeEngine]
+    routed_d: list[RoutedEngine]
 
     async def ask(
         self, body: Any = None, path: str = COMPLETIONS, **headers: str
@@ -184,4 +185,4 @@ async def house(
         router = Router(prefill, decode, silence_s, broker, find_s)
         url = await stack.enter_async_context(served(router.app()))
         http = await stack.enter_async_context(ClientSession())
-        yield House(url, http, *sides)
+        yield House(url, http, sides[0], sides[1], decode)

@@ -27,6 +27,10 @@ NOT_FOR_P: Final = frozenset(
     }
 )
 """Fields that describe the answer. P gives no answer, and they may contradict its one token."""
+MOVED: Final = "restow_moved"
+"""The ``stop_reason`` of a reply that an engine which leaves has ended, for another to go on."""
+DEFAULT_TOKENS: Final = 16
+"""Tokens of a completion that names no number, as in OpenAI's API."""
 Progress = Enum("Progress", ["NOTHING", "TOKEN", "END", "FAILED"])
 """What a whole answer, or an event of a stream, says about an engine's work."""
 
@@ -59,13 +63,97 @@ def prefill_body(path: str, body: Body, handoff_id: str) -> Body:
     return {**kept, **ONE_TOKEN[path], "stream": False, "kv_transfer_params": params}
 
 
-def decode_body(body: Body, handoff_id: str | None) -> Body:
-    """Return D's request: the client's. Without a handoff id D computes the prompt itself."""
+def decode_body(body: Body, handoff_id: str | None, movable: bool = False) -> Body:
+    """Return D's request: the client's. Without a handoff id D computes the prompt itself.
+
+    A ``movable`` reply may be ended by an engine that leaves: `MovedReply` has it go on elsewhere.
+    """
     kept = {name: value for name, value in body.items() if name != "kv_transfer_params"}
-    if handoff_id is None:
-        return kept
-    params = {"do_remote_prefill": True, "handoff_id": handoff_id, **_first_token(body)}
-    return {**kept, "kv_transfer_params": params}
+    params: Body = {}
+    if handoff_id is not None:
+        params = {"do_remote_prefill": True, "handoff_id": handoff_id, **_first_token(body)}
+    if movable:
+        kept["return_token_ids"] = params["movable"] = True
+    return {**kept, "kv_transfer_params": params} if params else kept
+
+
+def is_movable(path: str, body: Body) -> bool:
+    """Return whether another engine could go on with a reply: it is one text of known tokens."""
+    prompt = body.get("prompt")
+    of_tokens = isinstance(prompt, list) and all(type(one) is int for one in prompt)
+    return (
+        path == "/v1/completions"
+        and (isinstance(prompt, str) or of_tokens)
+        and _choices(body) == 1
+        and not any(body.get(name) for name in ("best_of", "echo", "logprobs", "suffix"))
+    )
+
+
+class MovedReply:
+    """A reply that may go on at another engine, as its client sees it: one reply, of one engine."""
+
+    def __init__(self, body: Body) -> None:
+        """Begin with the client's request."""
+        self.moved = False
+        """Whether the engine has ended the reply so that another goes on with it."""
+        self._body = body
+        self._prompt: list[int] = []
+        self._tokens: list[int] = []
+        self._named: Body = {}
+        self._text = ""
+
+    @property
+    def rest(self) -> Body:
+        """The request with which another engine goes on behind the last token."""
+        self.moved = False
+        left = self._body.get("max_tokens", DEFAULT_TOKENS)
+        if isinstance(left, int):
+            left -= len(self._tokens)
+        prompt = [*self._prompt, *self._tokens]
+        params = {"movable": True, "moved": True}
+        own = {"return_token_ids": True, "kv_transfer_params": params}
+        return {**self._body, "prompt": prompt, "max_tokens": left, **own}
+
+    def part(self, data: Any) -> Any:
+        """Return an event's data as the client gets it; None: the client is not sent it.
+
+        After the end of a part that has moved, nothing more of that engine counts.
+        """
+        if not isinstance(data, dict) or self.moved:
+            return None if self.moved else data
+        if not self._named:
+            self._named = {name: data[name] for name in ("id", "created") if name in data}
+        data = {**data, **self._named}
+        for choice in data.get("choices") or ():
+            self._read(choice)
+        if usage := data.get("usage"):
+            prompt, tokens = len(self._prompt), len(self._tokens)
+            counted = {"prompt_tokens": prompt, "completion_tokens": tokens}
+            data["usage"] = {**usage, **counted, "total_tokens": prompt + tokens}
+        if self.moved and not any(choice["text"] for choice in data["choices"]):
+            return None
+        return data
+
+    def whole(self, data: Any) -> Any:
+        """Return a whole answer, with the text of the parts before it."""
+        answer = self.part(data) or {}
+        for choice in data.get("choices") or ():
+            self._text += choice.get("text") or ""
+            choice["text"] = self._text
+        return answer
+
+    def _read(self, choice: Body) -> None:
+        """Take a choice's tokens, and leave out what the client has not asked for."""
+        self._prompt = self._prompt or choice.get("prompt_token_ids") or []
+        self._tokens += choice.get("token_ids") or []
+        if not self._body.get("return_token_ids"):
+            choice.pop("token_ids", None)
+            choice.pop("prompt_token_ids", None)
+        if choice.get("stop_reason") == MOVED:
+            self.moved = choice.get("finish_reason") == "length"
+            choice["stop_reason"] = None
+            if self.moved:
+                choice["finish_reason"] = None
 
 
 def _first_token(body: Body) -> Body:

@@ -10,6 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from restow.broker.client import AsyncAdminClient, PrefixHolder, chain_of
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
 from restow.broker.router import bodies
-from restow.broker.router.bodies import DONE, Body, Progress
+from restow.broker.router.bodies import DONE, Body, MovedReply, Progress
 
 ATTEMPTS: Final = 3
 """How often a request is tried. In the last attempt D computes the prompt itself."""
@@ -170,7 +171,12 @@ class Router:
         P may compute until D's answer has ended. Raises `AnswerError` until D has sent a token.
         """
         handoff_id = str(uuid.uuid4())
-        to_d = None if body is None else bodies.decode_body(body, handoff_id if p else None)
+        reply = None
+        if body is not None and len(self._decode) > 1 and bodies.is_movable(request.path, body):
+            reply = bodies.MovedReply(body)
+        to_d = None
+        if body is not None:
+            to_d = bodies.decode_body(body, handoff_id if p else None, reply is not None)
         answers = [self._parts(request, d, to_d)]
         if p and body is not None:
             to_p = bodies.prefill_body(request.path, body, handoff_id)
@@ -182,7 +188,9 @@ class Router:
             await asyncio.wait([first, *prefill], return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
                 prefill[0].result()
-            return await self._give(request, await first, answers[0])
+            later = answers[0] if reply is None else self._one_reply(request, reply, d, answers[0])
+            async with aclosing(later):
+                return await self._give(request, await first, later, reply)
         finally:
             for engine in filter(None, (d, p)):
                 engine.in_flight -= 1
@@ -193,22 +201,70 @@ class Router:
                 await answer.aclose()
 
     async def _give(
-        self, request: web.Request, first: AnswerPart, later: Parts
+        self, request: web.Request, first: AnswerPart, later: Parts, reply: MovedReply | None
     ) -> web.StreamResponse:
         """Give the client D's answer. A stream that breaks later ends with an error."""
         if not first.event:
-            return web.json_response(first.data)
+            data = first.data if reply is None else reply.whole(first.data)
+            while reply is not None and reply.moved:
+                data = reply.whole((await anext(later)).data)
+            return web.json_response(data)
         out = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await out.prepare(request)
         part: AnswerPart | None = first
         try:
             while part:
-                await out.write(part.event + b"\n\n")
+                event = part.event if reply is None else _said(reply, part)
+                if event:
+                    await out.write(event + b"\n\n")
                 part = await anext(later, None)
         except AnswerError as error:
             self._log.warning("a stream broke", detail=error.message)
             await out.write(b"data: " + json.dumps(error.body).encode() + b"\n\n")
         return out
+
+    async def _one_reply(
+        self, request: web.Request, reply: MovedReply, d: RoutedEngine, own: Parts
+    ) -> Parts:
+        """Yield D's parts, and after each move those of the engine that goes on with the reply."""
+        parts, away = own, [d]
+        while True:
+            async with aclosing(parts):
+                async for part in parts:
+                    yield part
+                    if reply.moved:
+                        break
+            if not reply.moved:
+                return
+            self._log.info("a reply moves", engine=away[-1].url)
+            parts = self._go_on(request, reply, away)
+
+    async def _go_on(
+        self, request: web.Request, reply: MovedReply, away: list[RoutedEngine]
+    ) -> Parts:
+        """Yield the parts of an engine that goes on with a reply. Raises `AnswerError`.
+
+        Engines that were asked for it before come last; the one that is asked now joins ``away``.
+        """
+        body = reply.rest
+        for attempts_left in reversed(range(ATTEMPTS)):
+            others = [engine for engine in self._decode if engine not in away]
+            d = choose(others or self._decode, {})
+            away.append(d)
+            d.in_flight += 1
+            begun = False
+            try:
+                async for part in self._parts(request, d, body):
+                    begun = True
+                    yield part
+                return
+            except AnswerError as error:
+                if begun or not attempts_left or error.engine is None:
+                    raise
+                d.rests_until_s = time.monotonic() + REST_S
+                self._log.warning("an engine failed", engine=d.url, detail=error.message)
+            finally:
+                d.in_flight -= 1
 
     async def _parts(self, request: web.Request, engine: RoutedEngine, body: Body | None) -> Parts:
         """Yield a whole answer, or a stream's events once the first token is among them.
@@ -282,6 +338,14 @@ async def _body_of(request: web.Request) -> Body:
     if not isinstance(body, dict):
         raise AnswerError(400, "the body is not a JSON object")
     return body
+
+
+def _said(reply: MovedReply, part: AnswerPart) -> bytes:
+    """Return an event of a reply that may move, as its client gets it; empty: it gets none."""
+    data = reply.part(part.data)
+    if isinstance(data, dict):
+        return b"data: " + json.dumps(data).encode()
+    return b"" if data is None else part.event
 
 
 def _checked(engine: RoutedEngine, status: int, raw: bytes) -> Any:

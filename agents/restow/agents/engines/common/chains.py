@@ -68,6 +68,8 @@ class FollowedPrompt:
     ``token_ids`` and ``block_hashes`` are the engine's own lists, which grow with the request.
     ``block_hashes`` are the engine's names of full blocks; only those of the first ``limit_tokens``
     are used (None: all). ``stop_token_ids`` end replies, so earlier replies may have ended there.
+    ``moved``: the prompt is that of a reply which another engine has begun, and it ends where that
+    engine has left its state.
     """
 
     token_ids: Sequence[int]
@@ -77,6 +79,7 @@ class FollowedPrompt:
     stop_token_ids: Collection[int] = ()
     block_hashes: Sequence[bytes] = ()
     limit_tokens: int | None = None
+    moved: bool = False
 
     @property
     def made_of(self) -> dict[str, Any]:
@@ -149,12 +152,14 @@ class RequestChains:
         last `MAX_ENDS` of the other ends are returned.
         """
         followed = self._followed.get(request_id)
-        if followed is None or not followed.prompt.stop_token_ids:
+        if followed is None or not (followed.prompt.stop_token_ids or followed.prompt.moved):
             return ()
         token_ids = followed.prompt.token_ids
         tokens = np.asarray(token_ids[: last_tokens + 1])
         before = np.flatnonzero(np.isin(tokens, list(followed.prompt.stop_token_ids)))
         ends = np.union1d(before, before + 1)
+        if followed.prompt.moved:
+            ends = np.union1d(ends, [last_tokens])
         ends = ends[(ends % self.quantum_tokens != 0) & (ends <= last_tokens)][-MAX_ENDS:].tolist()
         names = contents_of(token_ids, ends, **followed.prompt.made_of)
         return tuple(zip(ends, names, strict=True))

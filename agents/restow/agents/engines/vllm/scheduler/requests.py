@@ -48,6 +48,12 @@ KV_HINT = "kv_hint"
 MARKS = "marks"
 """Numbers of tokens of the prompt after which a state is worth keeping."""
 MAX_MARKS = 64
+MOVABLE = "movable"
+"""Whether the router would have another engine go on with the reply, if this engine leaves."""
+MOVED = "moved"
+"""Whether the prompt ends with the beginning of a reply of another engine."""
+MOVED_REASON = "restow_moved"
+"""The stop reason of a reply that is to go on at another engine."""
 SAMPLED_TOKEN = "sampled_token"  # noqa: S105 - a token of a model
 
 
@@ -165,7 +171,7 @@ def parameters_of(
                 "this connector answered with"
             )
         return replace(decode, handoff_id=handoff_id)
-    if handoff_id is None and set(params) <= {*SIDES, KV_HINT, MARKS}:
+    if handoff_id is None and set(params) <= {*SIDES, KV_HINT, MARKS, MOVABLE, MOVED}:
         return None
     if handoff_id is None:
         raise ParametersError(
@@ -335,6 +341,7 @@ def followed_prompt(request: Request, adapter: str) -> FollowedPrompt | None:
         stop_token_ids=(sampling and sampling.all_stop_token_ids) or (),
         block_hashes=request.block_hashes,
         limit_tokens=request.num_prompt_tokens if cut else None,
+        moved=bool((request.kv_transfer_params or {}).get(MOVED)),
     )
 
 
@@ -482,3 +489,21 @@ def why_not_handed_on(request: Request) -> str:
         if getattr(params, name, None) is not None:
             return name
     return ""
+
+
+def is_movable(request: Request) -> bool:
+    """Return whether another engine would go on with the reply as this engine would.
+
+    Its router says that it can, and no later token depends on more than the tokens before it.
+    """
+    given = request.kv_transfer_params
+    wanted = isinstance(given, Mapping) and given.get(MOVABLE) is True
+    return wanted and not (why_not_handed_on(request) or request.sampling_params.stop)
+
+
+def end_for_move(request: Any) -> None:
+    """End a reply behind its next token, unless it ends there anyway (vLLM's `check_stop`)."""
+    ahead = getattr(request, "num_output_placeholders", 0)  # tokens of steps under way
+    stop = len(request.output_token_ids) + ahead + 1
+    if stop < request.max_tokens:
+        request.max_tokens, request.stop_reason = stop, MOVED_REASON

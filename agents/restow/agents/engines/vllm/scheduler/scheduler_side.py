@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from restow.agents.engines.common.adapter_errors import (
@@ -39,7 +40,9 @@ from restow.agents.engines.vllm.scheduler.requests import (
     Request,
     answer_index,
     content,
+    end_for_move,
     followed_prompt,
+    is_movable,
     marks_of,
     parameters_of,
     sampling_word,
@@ -85,14 +88,18 @@ class SchedulerSide:
         cached_tokens: Callable[[Request], int] | None = None,
         sampled: SampledTokens | None = None,
         weights: Weights | None = None,
+        leaving: Event | None = None,
     ) -> None:
         """Serve ``groups``; with ``prefixes`` also take what others hold.
 
         ``incarnation`` keeps the ids of handoffs that P names itself apart over restarts.
         ``cached_tokens`` tells how much of a request is cached here, keys and states alike.
         ``sampled`` brings the tokens that P's engines sampled to D's clients; None: D samples them.
-        ``weights`` None: the engine's weights are never replaced.
+        ``weights`` None: the engine's weights are never replaced. ``leaving`` is set when the
+        engine is told to leave: then replies that other engines can go on with are ended.
         """
+        self._leaving = leaving or Event()
+        self._movable: dict[str, Request] = {}
         self._weights = weights
         if weights is not None:
             weights.on_replaced, weights.on_known = self._replaced, self._revise
@@ -138,6 +145,8 @@ class SchedulerSide:
     def new_request(self, request: Request) -> None:
         """Find the handoff of a request that came in, and cut P's prompt."""
         self._alive.add(request.request_id)
+        if is_movable(request):
+            self._movable[request.request_id] = request
         known = self._known  # before the request is announced
         self._begin(request)
         adapter = self._adapter(request)
@@ -327,6 +336,7 @@ class SchedulerSide:
         for requests in (self._alive, self._stale, self._refused, self._behind):
             requests.discard(request_id)
         self._followed.pop(request_id, None)
+        self._movable.pop(request_id, None)
         self._decode.finish(request_id)
         handed_on = request_id in self._handed_on
         self._handed_on.discard(request_id)
@@ -491,6 +501,10 @@ class SchedulerSide:
         their blocks. A step of an engine without handoffs costs next to nothing.
         """
         self._publish()
+        if self._leaving.is_set():
+            self._leaving.clear()
+            for request in self._movable.values():
+                end_for_move(request)
         step, self._step = self._step, WorkerStep()
         self._write_mark = max(self._write_mark, step.write_mark)
         self._prefill.preempted(preempted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING
 
 from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
@@ -23,7 +24,7 @@ from restow.agents.engines.vllm.scheduler.prefix_cache import CachedPrefixes
 from restow.agents.engines.vllm.scheduler.requests import Request
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.scheduler.weights import Weights, reloaded_revision
-from restow.broker.client import BlockingSession
+from restow.broker.client import BlockingSession, Prefix
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
 
@@ -70,7 +71,12 @@ def start_scheduler_side(
             "(VLLM_ENABLE_V1_MULTIPROCESSING), where it can be woken for other engines"
         )
     offers = PrefixOffers(loop.wake) if settings.tells and loop is not None else None
-    to_keep = StatesToKeep()
+    to_keep, leaving = StatesToKeep(), Event()
+
+    def leave() -> list[Prefix]:
+        leaving.set()
+        return to_keep.newest()
+
     session = register_engine(
         engine_id,
         incarnation,
@@ -80,7 +86,7 @@ def start_scheduler_side(
         publishes=settings.tells or transfer.kv_role in ("kv_producer", "kv_both"),
         asks=settings.finds or transfer.kv_role in ("kv_consumer", "kv_both"),
         on_offer=None if offers is None else offers.hear,
-        on_drain=to_keep.newest,
+        on_drain=leave,
     )
     prefixes = None
     if settings.finds and manager is not None:
@@ -100,6 +106,7 @@ def start_scheduler_side(
         None if manager is None else cached_tokens_of(manager),
         None if loop is None else SampledTokens(loop, config.model_config.get_vocab_size()),
         weights,
+        leaving,
     )
 
 

@@ -1,0 +1,148 @@
+"""A reply goes on at another engine when its engine leaves, and its client sees one reply."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from restow.broker.router.bodies import MOVED
+from router.fake_engine import DONE, Answer, FakeEngine, House, fails, house, says, streams, well
+
+PROMPT = [1, 2, 3]
+REPLY = list(range(10, 18))
+
+
+def computes_on(stop_after: int | None = None, last: str = "length") -> Answer:
+    """Answer with the tokens of `REPLY` behind a prompt, and leave after ``stop_after`` of them."""
+
+    async def answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+        body = engine.bodies[-1]
+        said = len(body["prompt"]) - len(PROMPT)
+        wanted = body["max_tokens"] if stop_after is None else min(stop_after, body["max_tokens"])
+        tokens = REPLY[said : said + wanted]
+        moves = wanted < body["max_tokens"]
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
+        ends: dict[str, Any] = {"finish_reason": "length" if moves else last}
+        ends["stop_reason"] = MOVED if moves else None
+        name = {"id": f"cmpl {engine.url}", "created": len(body["prompt"])}
+        ids = {"prompt_token_ids": body["prompt"]}
+        if not body.get("stream"):
+            choice = {"text": text(tokens), "token_ids": tokens, **ids, **ends}
+            return await says({**name, "choices": [choice], "usage": usage})(engine, request)
+        events: list[Any] = [
+            {**name, "choices": [{"text": text([one]), "token_ids": [one], **ids}]}
+            for one in tokens
+        ]
+        events[-1]["choices"][0] |= ends
+        return await streams(*events, {**name, "choices": [], "usage": usage}, DONE)(
+            engine, request
+        )
+
+    return answer
+
+
+def in_order(one: House) -> None:
+    """Have the router ask the first engine first, and then the next."""
+    for index, engine in enumerate(one.routed_d):
+        engine.in_flight = 10 * index
+
+
+def text(tokens: list[int]) -> str:
+    return "".join(f" {one}" for one in tokens)
+
+
+def asked(stream: bool, **more: Any) -> dict[str, Any]:
+    return {"prompt": PROMPT, "max_tokens": len(REPLY), "stream": stream, **more}
+
+
+async def answered(one: House, stream: bool, **more: Any) -> tuple[str, list[Any]]:
+    """Ask the router; return the whole text, and the events or the answer."""
+    async with one.http.post(f"{one.url}/v1/completions", json=asked(stream, **more)) as response:
+        assert response.status == 200, await response.text()
+        if not stream:
+            whole = await response.json()
+            return whole["choices"][0]["text"], [whole]
+        lines = (await response.text()).splitlines()
+    said = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    events = [one if one == DONE else json.loads(one) for one in said]
+    choices = [choice for event in events if event != DONE for choice in event["choices"]]
+    return "".join(choice["text"] for choice in choices), events
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("leaves", [(3,), (1,), (7,), (3, 2)])
+async def test_a_reply_that_moves_is_one_reply(stream: bool, leaves: tuple[int, ...]) -> None:
+    engines = [computes_on(after) for after in leaves]
+    async with house([well], [*engines, computes_on()]) as one:
+        in_order(one)
+        words, events = await answered(one, stream)
+        assert words == text(REPLY)
+        last = events[-2] if stream else events[-1]
+        assert last["usage"] == {
+            "prompt_tokens": len(PROMPT),
+            "completion_tokens": len(REPLY),
+            "total_tokens": len(PROMPT) + len(REPLY),
+        }
+        whole = json.dumps(events)
+        assert MOVED not in whole
+        assert "token_ids" not in whole
+        assert len({event["id"] for event in events if event != DONE}) == 1
+        assert whole.count('"length"') == 1
+        assert (events[-1] == DONE) == stream
+        begun = 0
+        for engine, after in zip(one.d, (*leaves, None), strict=True):
+            (body,) = engine.bodies
+            assert body["prompt"] == [*PROMPT, *REPLY[:begun]]
+            assert body["max_tokens"] == len(REPLY) - begun
+            assert body["kv_transfer_params"].get("moved") == (True if begun else None)
+            begun += after or 0
+
+
+async def test_a_failure_of_the_next_engine_is_not_the_clients() -> None:
+    async with house([well], [computes_on(3), fails(500), computes_on()]) as one:
+        in_order(one)
+        words, _ = await answered(one, True)
+        assert words == text(REPLY)
+        assert [len(engine.bodies) for engine in one.d] == [1, 1, 1]
+
+
+async def test_the_engine_that_was_to_leave_goes_on_if_no_other_can() -> None:
+    async with house([well], [computes_on(3), fails(500)]) as one:
+        in_order(one)
+        assert (await answered(one, True))[0] == text(REPLY)
+        assert [len(engine.bodies) for engine in one.d] == [2, 1]
+
+
+async def test_a_stream_ends_with_an_error_if_no_engine_goes_on() -> None:
+    leaves, broken = computes_on(3), fails(500)
+
+    async def breaks_later(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+        return await (leaves if len(engine.bodies) == 1 else broken)(engine, request)
+
+    async with house([well], [breaks_later, fails(500)]) as one:
+        in_order(one)
+        words, events = await answered(one, True)
+        assert words == text(REPLY[:3])
+        assert "error" in events[-1]
+
+
+async def test_what_another_engine_can_not_go_on_with_stays() -> None:
+    for more in ({"n": 2}, {"logprobs": 1}, {"echo": True}, {"prompt": [["a"]]}):
+        async with house([well], [computes_on(), computes_on()]) as one:
+            async with one.http.post(
+                f"{one.url}/v1/completions", json=asked(True, **more)
+            ) as response:
+                await response.read()
+            bodies = [body for engine in one.d for body in engine.bodies]
+            assert not any("movable" in body.get("kv_transfer_params", {}) for body in bodies)
+
+
+async def test_a_client_that_wants_token_ids_gets_them() -> None:
+    async with house([well], [computes_on(3), computes_on()]) as one:
+        in_order(one)
+        _, events = await answered(one, True, return_token_ids=True)
+        choices = [choice for event in events if event != DONE for choice in event["choices"]]
+        assert [token for choice in choices for token in choice["token_ids"]] == REPLY
