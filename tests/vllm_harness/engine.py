@@ -130,6 +130,7 @@ class Answer:
     second_s: float = 0.0
     done_s: float = 0.0
     """When the first, the second and the last token came, on the host's monotonic clock."""
+    stop_reason: int | str | None = None
 
 
 class VllmForks:
@@ -215,6 +216,7 @@ class VllmEngine:
             told.get("first_s", 0.0),
             told.get("second_s", 0.0),
             told.get("done_s", 0.0),
+            told.get("stop_reason"),
         )
 
     async def call(self, method: str, **arguments: Any) -> None:

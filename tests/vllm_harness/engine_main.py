@@ -118,6 +118,7 @@ class Engine:
                 if len(one.token_ids) > 1:
                     answer.setdefault("second_s", answer["done_s"])
                 answer["finish"] = one.finish_reason
+                answer["stop_reason"] = one.stop_reason
                 answer["cached"] = output.num_cached_tokens
                 answer["logprobs"] = [
                     {token: value.logprob for token, value in step.items()}
