@@ -68,7 +68,7 @@ def _used_classes() -> Iterator[tuple[type, str]]:
     from vllm.v1.request import Request
 
     # `CoreLoop` and `watch_calls`
-    yield EngineCoreProc, "collective_rpc set_weight_version input_queue output_queue"
+    yield EngineCoreProc, "collective_rpc set_weight_version input_queue output_queue scheduler"
     # `watch_keys`, and the pins and reply ends of `prefix_cache`
     yield BlockHashToBlockMap, "_cache insert pop get_one_block __len__"
     yield BlockPool, "cached_block_hash_to_block touch free_blocks unpin_blocks blocks"
@@ -108,18 +108,13 @@ def core_of_caller() -> Any:
     Why: vLLM gives connectors no way to the core, whose loop has to be woken for offers, and whose
     calls replace weights. Raises `EngineUnsupportedError` where there is none.
     """
-    return _caller_with("collective_rpc", "set_weight_version")
-
-
-def _caller_with(*names: str) -> Any:
-    """Return the nearest caller's object that has all these attributes."""
     frame = inspect.currentframe()
     while frame is not None:
-        caller = frame.f_locals.get("self")
-        if all(hasattr(caller, name) for name in names):
-            return caller
+        core = frame.f_locals.get("self")
+        if hasattr(core, "collective_rpc") and hasattr(core, "set_weight_version"):
+            return core
         frame = frame.f_back
-    raise missing_error(f"object with {' and '.join(names)} above a connector")
+    raise missing_error("EngineCore with collective_rpc and set_weight_version above a connector")
 
 
 class CoreLoop:
@@ -218,14 +213,14 @@ def watch_keys(cached: BlockHashToBlockMap) -> dict[bytes, None]:
     return touched
 
 
-def cut_at_marks(marks_of: Callable[[str], Sequence[int]]) -> None:
-    """Have the scheduler that makes this connector end a step at each mark of a prompt.
+def cut_at_marks(core: Any, marks_of: Callable[[str], Sequence[int]]) -> None:
+    """Have the scheduler of an engine core end a step at each mark of a prompt.
 
     ``marks_of`` returns the marks of a request, which are multiples of a block, in rising order.
     Why: vLLM keeps a recurrent state only where a step ends, and no hook lets a connector decide
     where. vLLM asks this method where a prompt's next step ends, for recurrent models alone.
     """
-    scheduler = _caller_with("_mamba_block_aligned_split")
+    scheduler = core.scheduler
     split = scheduler._mamba_block_aligned_split
 
     def cut(request: Any, num_new_tokens: int, local: int = 0, external: int = 0) -> int:

@@ -93,7 +93,7 @@ def start_scheduler_side(
         numbered = dict(zip(caches.transfer_group_ids, groups, strict=True))
         prefixes = _prefixes(engine_id, session, settings, manager, numbered, offers, to_keep)
         if offers is not None and any(group.is_state for group in groups):
-            cut_at_marks(prefixes.cuts)
+            cut_at_marks(core, prefixes.cuts)
     return SchedulerSide(
         engine_id,
         incarnation,
