@@ -221,13 +221,13 @@ def test_settings_that_say_nothing_sensible_name_the_key(extra: dict[str, object
 )
 def test_marks_outside_of_the_prompt_and_other_things_are_no_marks(marks: object) -> None:
     with pytest.raises(ParametersError, match="mark"):
-        marks_of(Request(list(range(100)), {"marks": marks}, num_prompt_tokens=100))
+        marks_of({"marks": marks}, 100)
 
 
 def test_marks_rise_and_stand_beside_a_handoff_or_alone() -> None:
     params = {"marks": [100, 5, 5]}
-    assert marks_of(Request(list(range(100)), params, num_prompt_tokens=100)) == [5, 100]
-    assert marks_of(Request([1], None)) == []
+    assert marks_of(params, 100) == [5, 100]
+    assert marks_of({}, 100) == []
     for alone in (params, {"movable": True}, {"moved": True}):
         assert said(alone, "kv_both", "P/1/r") is None
     assert said({**params, "do_remote_decode": True}, "kv_both", "P/1/r") is not None

@@ -360,7 +360,7 @@ class PrefixSharing:
         ]
         return points
 
-    def cuts(self, request_id: str) -> list[int]:
+    def marks(self, request_id: str) -> list[int]:
         """Return the tokens after which a request has states to keep that are not held yet."""
         return [prefix.position_tokens for prefix in self._marked.get(request_id, ())]
 

@@ -12,13 +12,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from restow.agents.engines.common.adapter_errors import ParametersError, SettingsError
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.vllm.scheduler.requests import HANDOFF_ID, AnswerIndex, parameters_of
+from restow.agents.engines.vllm.scheduler.requests import (
+    HANDOFF_ID,
+    AnswerIndex,
+    marks_of,
+    parameters_of,
+)
 from restow.broker.client.admin import AdminClient
 from restow.broker.errors import RestowError
 from restow.v1 import admin_pb2, broker_pb2
@@ -110,7 +116,9 @@ class HttpRequest:
         )
 
     def check(self, kv_role: str) -> None:
-        """Refuse a request that cannot have a handoff. Raises `ParametersError`."""
+        """Refuse a request whose handoff or marks are invalid. Raises `ParametersError`."""
+        if isinstance(self.params, dict):
+            marks_of(self.params, sys.maxsize)  # the engine knows how long its prompt is
         last = AnswerIndex(max(self.prompts - 1, 0))
         if parameters_of(self.params, kv_role, "made by P", last) is not None and self.beams:
             raise ParametersError(

@@ -77,9 +77,10 @@ def _used_classes() -> Iterator[tuple[type, str]]:
     yield KVCacheCoordinator, "single_type_managers find_longest_cache_hit"
     yield KVCacheBlock, "block_id ref_cnt block_hash_num_tokens"
     yield KVCacheConfig, "transfer_groups transfer_group_ids select_transfer_block_ids num_blocks"
-    yield Scheduler, "_mamba_block_aligned_split"  # `cut_at_marks`
+    yield Scheduler, "_mamba_block_aligned_split"  # `keep_at_marks`
     # `token_ids`, and what `SampledTokens` does to a request
     yield Request, "_all_token_ids update_block_hashes take_prefill_stats take_events record_event"
+    yield Request, "shared_prefix_boundary"
     yield Request, "block_hashes mm_features get_skip_reading_prefix_cache resumable client_index"
     yield ModelConfig, "_hf_config_revision _apply_dict_overrides"
     yield WorkerLoRAManager, "_load_adapter"
@@ -213,25 +214,26 @@ def watch_keys(cached: BlockHashToBlockMap) -> dict[bytes, None]:
     return touched
 
 
-def cut_at_marks(core: Any, marks_of: Callable[[str], Sequence[int]]) -> None:
-    """Have the scheduler of an engine core end a step at each mark of a prompt.
+def keep_at_marks(core: Any, marks_of: Callable[[str], Sequence[int]]) -> None:
+    """Have the scheduler of an engine core keep recurrent states at the marks of its requests.
 
     ``marks_of`` returns the marks of a request, which are multiples of a block, in rising order.
-    Why: vLLM keeps a recurrent state only where a step ends, and no hook lets a connector decide
-    where. vLLM asks this method where a prompt's next step ends, for recurrent models alone.
+    Why: vLLM ends a step, and keeps the state there, where it has seen that prompts part. It notes
+    the place in the request, and no hook lets a connector note one. vLLM asks this method, for
+    recurrent models alone, where the next step of a prompt ends.
     """
     scheduler = core.scheduler
     split = scheduler._mamba_block_aligned_split
 
-    def cut(request: Any, num_new_tokens: int, local: int = 0, external: int = 0) -> int:
+    def aligned(request: Any, num_new_tokens: int, local: int = 0, external: int = 0) -> int:
+        start = request.num_computed_tokens + local + external
+        mark = next((mark for mark in marks_of(request.request_id) if mark > start), 0)
+        if mark and not start < request.shared_prefix_boundary < mark:
+            request.shared_prefix_boundary = mark
         tokens: int = split(request, num_new_tokens, local, external)
-        start: int = request.num_computed_tokens + local + external
-        for mark in marks_of(request.request_id):
-            if start < mark < start + tokens:
-                return mark - start
         return tokens
 
-    scheduler._mamba_block_aligned_split = cut
+    scheduler._mamba_block_aligned_split = aligned
 
 
 def token_ids(request: Any) -> list[int]:

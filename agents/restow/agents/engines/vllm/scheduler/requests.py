@@ -188,10 +188,9 @@ def parameters_of(
     return replace(decode, handoff_id=handoff_id)
 
 
-def marks_of(request: Request) -> list[int]:
-    """Return the marks of a request, in rising order. Raises `ParametersError`."""
-    params = request.kv_transfer_params
-    given = params.get(MARKS) if isinstance(params, Mapping) else None
+def marks_of(params: Mapping[str, Any], prompt_tokens: int) -> list[int]:
+    """Return the marks of a prompt, in rising order. Raises `ParametersError`."""
+    given = params.get(MARKS)
     if given is None:
         return []
     whole = isinstance(given, list) and all(type(one) is int for one in given)
@@ -200,10 +199,10 @@ def marks_of(request: Request) -> list[int]:
             f"{MARKS} is {_shown(given)}; it must be a list of at most {MAX_MARKS} whole numbers"
         )
     for mark in given:
-        if not 0 < mark <= request.num_prompt_tokens:
+        if not 0 < mark <= prompt_tokens:
             raise ParametersError(
-                f"a mark after token {mark} is outside of the prompt, which has "
-                f"{request.num_prompt_tokens} tokens"
+                f"a mark after token {mark} is outside of the prompt, which has {prompt_tokens} "
+                f"tokens"
             )
     return sorted(set(given))
 

@@ -162,8 +162,9 @@ class SchedulerSide:
             why_no_fetch = "" if asks and prompt is not None else asks_for_none
             self._prefixes.new_request(request.request_id, prompt, asks)
             if request.request_id in self._marks:
-                points = self._prefixes.mark(request.request_id, marks_of(request))
-                self._marks[request.request_id] = points
+                given = request.kv_transfer_params or {}
+                marks = marks_of(given, request.num_prompt_tokens)
+                self._marks[request.request_id] = self._prefixes.mark(request.request_id, marks)
             if request.lora_request is not None:
                 self._followed[request.request_id] = request.lora_request.lora_name
         elif self._prefixes is not None:
@@ -176,7 +177,7 @@ class SchedulerSide:
         try:
             default_id = f"{self._engine_id}/{self._incarnation}/{index.shared_id}"
             parameters = parameters_of(request.kv_transfer_params, self._kv_role, default_id, index)
-            if marks := marks_of(request):
+            if marks := marks_of(request.kv_transfer_params or {}, request.num_prompt_tokens):
                 self._marks[request_id] = [0] * len(marks)
         except ParametersError as error:
             self._log.error("parameters are invalid", request=request_id, detail=error.message)

@@ -16,7 +16,7 @@ from restow.agents.engines.common.registration import ConnectorSettings, registe
 from restow.agents.engines.vllm.private import (
     CoreLoop,
     core_of_caller,
-    cut_at_marks,
+    keep_at_marks,
     token_ids,
 )
 from restow.agents.engines.vllm.scheduler.engine_core import SampledTokens
@@ -93,7 +93,7 @@ def start_scheduler_side(
         numbered = dict(zip(caches.transfer_group_ids, groups, strict=True))
         prefixes = _prefixes(engine_id, session, settings, manager, numbered, offers, to_keep)
         if offers is not None and any(group.is_state for group in groups):
-            cut_at_marks(core, prefixes.cuts)
+            keep_at_marks(core, prefixes.marks)
     return SchedulerSide(
         engine_id,
         incarnation,
