@@ -140,9 +140,11 @@ async def test_what_another_engine_can_not_go_on_with_stays() -> None:
             assert not any("movable" in body.get("kv_transfer_params", {}) for body in bodies)
 
 
-async def test_a_client_that_wants_token_ids_gets_them() -> None:
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_wants_token_ids_gets_them(stream: bool) -> None:
     async with house([well], [computes_on(3), computes_on()]) as one:
         in_order(one)
-        _, events = await answered(one, True, return_token_ids=True)
+        _, events = await answered(one, stream, return_token_ids=True)
         choices = [choice for event in events if event != DONE for choice in event["choices"]]
         assert [token for choice in choices for token in choice["token_ids"]] == REPLY
+        assert all(choice["prompt_token_ids"] == PROMPT for choice in choices)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import ClientSession, ClientTimeout
 
 from restow.agents.engines.vllm.scheduler.requests import MOVED_REASON
 from restow.broker.client import AsyncAdminClient
 from restow.broker.core.common.keys import State
+from restow.broker.server.base.settings import BrokerSettings
+from restow.broker.server.serve import running_broker
 from vllm_harness.engine import Options
-from vllm_harness.house import MODEL, TELL, both_sides, drawn, vllm_house
+from vllm_harness.house import GRANT_S, MODEL, TELL, both_sides, drawn, vllm_house
+from vllm_harness.served import router, vllm_servers
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 40
@@ -50,3 +57,64 @@ async def test_replies_leave_an_engine_that_drains_and_go_on_from_their_last_tok
             assert (more.error, more.cached) == ("", len(ids) + len(said) - 1)
             assert [*said, *more.tokens] == list(whole.tokens)
         assert (house.ended - before)[State.DONE] == len(moved)
+
+
+STREAMS, TOKENS = 8, 70
+
+
+async def test_clients_of_a_router_see_one_reply_while_it_moves(
+    vllm_python: Path, tmp_path: Path
+) -> None:
+    settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
+    prompts = [drawn(30 + number, number) for number in range(STREAMS)]
+    async with AsyncExitStack() as stack:
+        broker = (await stack.enter_async_context(running_broker(settings))).address
+        names = ("p0", "d0", "d1")
+        p, *d = await stack.enter_async_context(
+            vllm_servers(vllm_python, MODEL, names, broker, tmp_path)
+        )
+        log = tmp_path / "router.log"
+        decode = [f"{name}={one.url}" for name, one in zip(names[1:], d, strict=True)]
+        base = await stack.enter_async_context(
+            router(broker, [f"p0={p.url}"], decode, log, find_ms=0)
+        )
+        http = await stack.enter_async_context(ClientSession(timeout=ClientTimeout(None)))
+        admin = await stack.enter_async_context(AsyncAdminClient(broker))
+        begun = asyncio.Semaphore(0)
+
+        async def heard(url: str, ids: list[int], stream: bool) -> dict[str, Any]:
+            """Return the text, its end and the counts of a reply."""
+            asked = {"model": "model", "prompt": ids, "max_tokens": TOKENS, "temperature": 0.0}
+            asked |= {"ignore_eos": True, "stream": stream}
+            asked |= {"stream_options": {"include_usage": True}} if stream else {}
+            parts: list[dict[str, Any]] = []
+            async with http.post(f"{url}/v1/completions", json=asked) as response:
+                async for line in response.content:
+                    words = line.removeprefix(b"data: ").strip()
+                    if words and words != b"[DONE]":
+                        parts.append(json.loads(words))
+                        begun.release()
+            choices = [choice for part in parts for choice in part["choices"]]
+            (usage,) = [part["usage"] for part in parts if part.get("usage")]
+            counts = usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
+            ends = [one["finish_reason"] for one in choices if one["finish_reason"]]
+            return {
+                "text": "".join(choice["text"] for choice in choices),
+                "ends": ends,
+                "counts": counts,
+                "ids": len({part["id"] for part in parts}),
+            }
+
+        right = [await heard(p.url, ids, stream=False) for ids in prompts]
+        while not begun.locked():
+            await begun.acquire()
+        asked = [
+            asyncio.create_task(heard(base, ids, stream=number % 4 != 3))
+            for number, ids in enumerate(prompts)
+        ]
+        for _ in range(STREAMS):
+            await begun.acquire()
+        await admin.drain_engine("d0")
+        replies = await asyncio.gather(*asked)
+        assert replies == right
+        assert log.read_text().count("a reply moves") > 0

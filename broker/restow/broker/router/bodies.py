@@ -140,12 +140,16 @@ class MovedReply:
         for choice in data.get("choices") or ():
             self._text += choice.get("text") or ""
             choice["text"] = self._text
+            if "token_ids" in choice:
+                choice["token_ids"] = self._tokens
         return answer
 
     def _read(self, choice: Body) -> None:
         """Take a choice's tokens, and leave out what the client has not asked for."""
         self._prompt = self._prompt or choice.get("prompt_token_ids") or []
         self._tokens += choice.get("token_ids") or []
+        if choice.get("prompt_token_ids"):
+            choice["prompt_token_ids"] = self._prompt
         if not self._body.get("return_token_ids"):
             choice.pop("token_ids", None)
             choice.pop("prompt_token_ids", None)
