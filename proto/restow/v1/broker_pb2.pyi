@@ -1567,9 +1567,9 @@ class EngineEvent(google.protobuf.message.Message):
 
     @property
     def drain(self) -> Global___Drain:
-        """An operator drains the engine, which has reported holdings. The engine sends Keep for each
-        state that is worth keeping, a few at a time, and finally HandedOver. The broker accepts what
-        it publishes for offers meanwhile.
+        """An operator drains the engine. One that has reported holdings sends Keep for each state that
+        is worth keeping, a few at a time, and finally HandedOver; the broker accepts what it
+        publishes for offers meanwhile. An engine may also have others go on with what it decodes.
         """
 
     @property

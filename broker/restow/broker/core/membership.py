@@ -217,9 +217,9 @@ class Membership:
     ) -> list[Action]:
         """Start or stop draining an engine, which then joins no new handoffs.
 
-        An engine with holdings is asked once to hand them over. With ``leaves`` the engine itself
-        asked to drain; that lasts as long as its session, while an operator's drain outlives the
-        session.
+        An engine with a session is told once, and with holdings it hands them over. With ``leaves``
+        the engine itself asked to drain; that lasts as long as its session, while an operator's
+        drain outlives the session.
         """
         if engine.draining == draining:
             engine.leaves = engine.leaves and leaves
@@ -227,7 +227,7 @@ class Membership:
         engine.leaves = leaves
         engine.drains_since_s = now_s if draining else 0.0
         engine.handing_over = draining and self._prefixes.teller(engine.key) is not None
-        return [TellDrain(engine.key)] if engine.handing_over else []
+        return [TellDrain(engine.key)] if draining and engine.has_session else []
 
     def remove_engine(self, engine: EngineRecord, error: RestowError, now_s: float) -> list[Action]:
         """Remove an engine: its handoffs end, and its streams close with ``error``."""
