@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli.broker_process import run_restow
 from restow.broker.client import AdminClient, Prefix
-from restow.broker.client.engine.commands import CommandStatus
+from restow.broker.client.engine.commands import CommandStatus, StateOrder
 from restow.broker.state_commands import Outcome, Verb
 from store.engine_house import MANY, MIB, PROMPTS, House, found, kept
 from store.holding_engine import state, until
@@ -173,4 +174,18 @@ def test_an_operator_gives_commands_by_tokens(house: House, tmp_path: Path) -> N
         assert said(house, "release", *at)[0] == 0
         assert said(house, "evict", *at)[0] == 0
         assert said(house, "pin", *at, "--for", "soon")[0] == 2
+    house.p.evict_all()
+
+
+def test_a_pin_that_came_too_late_is_released_alone(house: House) -> None:
+    with house.store("a store") as store:
+        kept(house, "a store", [FIRST])
+        named = replace(state(FIRST), revision=store.layout.model.revision)
+        for name in ("one", "two"):
+            store._commands.hear(StateOrder(name, Verb.PIN, named, 60.0))
+        until(lambda: store.figures.pinned == 2)
+        store._commands.hear(StateOrder("two", Verb.RELEASE, named))
+        until(lambda: store.figures.pinned == 1)
+        store._commands.hear(StateOrder("three", Verb.RELEASE, named))
+        until(lambda: store.figures.pinned == 0)
     house.p.evict_all()

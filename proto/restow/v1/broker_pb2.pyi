@@ -1584,7 +1584,8 @@ class EngineEvent(google.protobuf.message.Message):
     def command(self) -> Global___StateCommand:
         """To a store: carry out a command, and answer it (EngineMessage.commanded). A move comes as a
         prefetch for one store and then as evict for the other, with the same id. A store that
-        gets a command with the id of one that it has carried out answers as before.
+        gets a command with the id of one that it has carried out answers as before. A release with
+        the id of a pin ends that pin alone: the broker has given up waiting for it.
         """
 
     def __init__(

@@ -102,7 +102,7 @@ class StateCommands:
         elif order.verb is Verb.PIN:
             self._pin(order)
         elif order.verb is Verb.RELEASE:
-            self._end(order, self._release(order.prefix))
+            self._end(order, self._release(order))
         else:
             self._end(order, self._evict(order.prefix))
 
@@ -143,8 +143,11 @@ class StateCommands:
         outcome = Outcome.CLIPPED if clipped else Outcome.DONE
         self._end(order, Answer(outcome, prefix.position_tokens))
 
-    def _release(self, prefix: Prefix) -> Answer:
-        names = [name for name, pin in self._pins.items() if pin.names(prefix)]
+    def _release(self, order: StateOrder) -> Answer:
+        """End all pins of a state; with the id of a late pin, that pin alone."""
+        names = [name for name, pin in self._pins.items() if pin.names(order.prefix)]
+        if order.command_id in self._pins:
+            names = [order.command_id]
         if not names:
             words = "the store has no pin of this state"
             return Answer(Outcome.MISSING, 0, "NOT_PINNED", words)
