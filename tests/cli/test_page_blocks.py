@@ -79,6 +79,9 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     "docs/security.md": {"": SECURITY},
     "docs/store.md": {
         "restow store --engine prefill-0": GOES_ON + "; tests/cli/test_store_command.py starts one",
+        "restow state prefetch": (
+            "needs two stores and an engine's tokens; tests/store/test_commands.py gives them"
+        ),
         "from restow.agents.store.store import Store": (
             "needs an engine's tokens; tests/store/test_store_engines.py does the same"
         ),
