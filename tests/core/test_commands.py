@@ -15,11 +15,11 @@ from restow.broker.core.commands import (
     KEPT_S,
     MAX_KNOWN,
     MAX_OPEN,
-    Command,
     Commands,
     Given,
 )
 from restow.broker.core.common.actions import SendCommand, TellCommand
+from restow.broker.core.common.events import Command
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.errors import CommandConflictError, CommandUnknownError, QuotaExceededError
 from restow.broker.state_commands import Answer, Outcome, Verb

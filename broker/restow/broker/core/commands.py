@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from restow.broker.core.common.actions import Action, SendCommand, TellCommand
-from restow.broker.core.common.events import NamedPrefix
+from restow.broker.core.common.events import Command
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines.engine import EngineRecord, pool_of
 from restow.broker.errors import CommandConflictError, CommandUnknownError, QuotaExceededError
@@ -31,25 +30,6 @@ MAX_OPEN_BYTES = 64 << 20
 """Hashes of a tenant's commands that have not ended."""
 KEPT_S = 600.0
 """How long a command is known after its end, or after the end of its pin."""
-
-
-class Command(NamedTuple):
-    """A command as a caller gave it."""
-
-    command_id: str
-    verb: Verb
-    engine: EngineKey
-    prefix: NamedPrefix
-    timeout_s: float
-    for_s: float = 0.0
-    """How long a pin lasts."""
-    target: EngineKey | None = None
-    """The store that gets the state of a move."""
-
-    @property
-    def state(self) -> tuple[str, bytes]:
-        """Name the state in a few bytes: its revision and content."""
-        return self.prefix.revision, self.prefix.content
 
 
 OPEN = Answer(Outcome.ACCEPTED)

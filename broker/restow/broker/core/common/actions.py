@@ -18,8 +18,7 @@ from restow.broker.planner import CostModel, Program
 from restow.broker.state_commands import Answer, Verb
 
 if TYPE_CHECKING:
-    from restow.broker.core.commands import Command
-    from restow.broker.core.common.events import NamedPrefix
+    from restow.broker.core.common.events import Command, NamedPrefix
 
 
 class TellEnded(NamedTuple):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from restow.broker.core.common.keys import Counterpart, EngineKey, GroupIds, State
 from restow.broker.layout.values import ModelIdentity
 from restow.broker.planner import CopyCosts, ReadCosts
+from restow.broker.state_commands import Verb
 
 MAX_CHAIN_HASHES = 65_536
 """Hashes per call, in all of its chains: a million tokens in quanta of 16."""
@@ -122,6 +123,25 @@ class NamedPrefix(NamedTuple):
         """Return the chain to look up; a holder may have the state at its end or before it."""
         ends = (ChainEnd(self.position_tokens, self.end_hash),) if self.end_hash else ()
         return Chain(model, self.form, self.salt, self.hashes, ends=ends)
+
+
+class Command(NamedTuple):
+    """A command as a caller gave it."""
+
+    command_id: str
+    verb: Verb
+    engine: EngineKey
+    prefix: NamedPrefix
+    timeout_s: float
+    for_s: float = 0.0
+    """How long a pin lasts."""
+    target: EngineKey | None = None
+    """The store that gets the state of a move."""
+
+    @property
+    def state(self) -> tuple[str, bytes]:
+        """Name the state in a few bytes: its revision and content."""
+        return self.prefix.revision, self.prefix.content
 
 
 class Chunk(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from restow.broker.core.commands import Command, Given
+from restow.broker.core.commands import Given
+from restow.broker.core.common.events import Command
 from restow.broker.core.common.keys import EngineKey
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.ledger.handoff_table import MAX_ID_LENGTH
