@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import grpc
@@ -56,3 +58,33 @@ async def test_a_broker_that_can_not_serve_yet_is_waited_for(
             session = await registering
             await asyncio.to_thread(session.close)
     assert waits()[0]["reason"] == refusal.reason
+
+
+ENDS_ITSELF = """
+import asyncio, signal, sys, threading, time
+from restow.agents.engines.common import registration
+registration.AGAIN_S = 0.2
+heard = []
+def hear(number, frame):
+    heard.append(number)
+    if sys.argv[1] == "ends":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGTERM, hear)
+async def lose():
+    registration.end_process()
+    await asyncio.sleep(0.6)
+lost = threading.Thread(target=asyncio.run, args=(lose(),))
+lost.start()
+while lost.is_alive():
+    time.sleep(0.01)
+print(len(heard))
+"""
+
+
+@pytest.mark.parametrize(("handler", "signals"), [("stands", 2), ("ends", 1)])
+def test_a_process_that_did_not_notice_its_signal_gets_it_again(handler: str, signals: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS_ITSELF, handler],
+        check=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert int(ended.stdout) == signals

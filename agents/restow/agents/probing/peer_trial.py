@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -105,6 +106,13 @@ def _check_key(key: bytes) -> None:
         raise FormError("a remote key ends too early")
 
 
+EXIT_S = 0.02
+"""Time in which the threads of a killed process end, before it is waited for.
+
+Linux 6.18 may spin for a minute in `wait4` if it removes the process and a thread of it from /proc
+at once on one CPU (`shrink_dcache_parent`); the agent's process can't even be killed then.
+"""
+
 _PROGRAM = "restow.agents.probing.nixl_metadata_trial"
 
 
@@ -147,7 +155,7 @@ class PeerTrial:
             self._process.kill()
         if self._is_on:
             await asyncio.to_thread(self._thread.shutdown)
-        self._end()
+            await asyncio.to_thread(self._end)
 
     # -- on the thread ----------------------------------------------------------------------------
 
@@ -213,6 +221,7 @@ class PeerTrial:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
+            time.sleep(EXIT_S)
             process.communicate()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -29,6 +30,8 @@ from restow.broker.layout import Layout
 
 LOG_INTERVAL_S = 5.0
 """How often an engine that waits for its broker logs that it waits."""
+AGAIN_S = 1.0
+"""When a SIGTERM to an engine's own process is sent a second time."""
 
 
 class PrefixUse(StrEnum):
@@ -125,6 +128,23 @@ class ConnectorSettings(BaseModel):
             raise SettingsError(f"connector setting {key} {words}", key=key) from None
 
 
+def end_process() -> None:
+    """Send SIGTERM to this process, and again after ``AGAIN_S`` if its handler still stands.
+
+    Python does not notice a signal that arrives just before the main thread blocks, and the main
+    thread of an idle engine stays blocked. The second signal meets a thread that is blocked
+    already. Call it on an event loop that ends with the engine.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def again() -> None:
+        if signal.getsignal(signal.SIGTERM) is handler:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    asyncio.get_running_loop().call_later(AGAIN_S, again)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def register_engine(
     engine_id: str,
     incarnation: str,
@@ -151,7 +171,7 @@ def register_engine(
     def lost(error: RestowError) -> None:
         # The engine can hand nothing over any more, and its supervisor must see that.
         log.error("the broker is lost for good", reason=error.reason, detail=error.message)
-        os.kill(os.getpid(), signal.SIGTERM)
+        end_process()
 
     began_s = time.monotonic()
     while True:
