@@ -104,7 +104,7 @@ class Door:
     """Handlers by path, behind the real interceptors, registered as with a server."""
 
     def __init__(self, hub: Hub, loop: VirtualLoop) -> None:
-        self.loop = loop
+        self.loop, self.hub = loop, hub
         self._listener = Listener(Process(loop, "broker", "its host"))
         add_services(hub, self._listener)  # type: ignore[arg-type]
         self._handlers = self._listener.handlers

@@ -71,6 +71,8 @@ class GoodEngine:
         self.asked: set[str] = set()
         self.numbers: set[int] = set()
         """Of handoffs that its agents heard of."""
+        self._neighbours: set[str] = set()
+        """NIXL names of all agents of its tenant, whatever names these have chosen."""
         self._door, self._tenant, self._layout = door, tenant, layout
         self._lists = wire.block_lists(blocks)
         self._blocks = blocks
@@ -204,7 +206,13 @@ class GoodEngine:
             names = {part.agent_name} if body in ("peer", "forget", "probe") else set()
             known = self.friends | self.examined
             if self.asked:  # costs are measured ahead, from whoever publishes in the same tenant
-                known |= {one for one in names if one.startswith(f"{self._tenant}/")}
+                self._neighbours |= {
+                    agent.agent_name
+                    for engine in self._door.hub.directory.members.engines.values()
+                    if engine.key.tenant == self._tenant
+                    for agent in engine.agents.values()
+                }
+                known |= self._neighbours
         if names - known - {""}:
             raise Violation(f"{self.ref.engine_id} is told of {sorted(names)}")
         if body == "execute":
