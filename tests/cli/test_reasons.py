@@ -18,6 +18,7 @@ from restow.broker.reasons import REASONS, UNKNOWN, advice_for
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKER = ROOT / "broker" / "restow" / "broker"
+STORE = ROOT / "agents" / "restow" / "agents" / "store"
 OF_ENDS = (SILENT, "SESSION_CLOSED")
 """What an engine is told by its own session, or tells itself."""
 NOT_TO_ENGINES = {
@@ -47,10 +48,14 @@ MODULES = (
 
 
 def reasons_of_failures(path: Path) -> Iterator[str]:
-    """Yield the reason of each `Failure(state, "REASON", words)` in a file."""
+    """Yield the reason of each failure of a handoff and each answer to a command in a file."""
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Call(func=ast.Name(id="Failure"), args=[_, ast.Constant(value=str(why)), _]):
+                yield why
+            case ast.Call(func=ast.Name(id="refused"), args=[ast.Constant(value=str(why)), _]):
+                yield why
+            case ast.Call(func=ast.Name(id="Answer"), args=[_, _, ast.Constant(value=str(why)), _]):
                 yield why
 
 
@@ -64,9 +69,8 @@ def reasons_of_modules() -> Iterator[str]:
 
 def reasons_told_to_engines() -> set[str]:
     """Return the reasons that the broker's core gives, and those of errors that reach an engine."""
-    found = {
-        reason for path in (BROKER / "core").rglob("*.py") for reason in reasons_of_failures(path)
-    }
+    files = [*(BROKER / "core").rglob("*.py"), *STORE.rglob("*.py")]
+    found = {reason for path in files for reason in reasons_of_failures(path)}
     found.update(reasons_of_modules())
     # An error that names no reason of its own has that of the base.
     return found - set(NOT_TO_ENGINES) - {BrokerCallError.reason} | {RestowError.reason, *OF_ENDS}

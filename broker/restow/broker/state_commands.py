@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from restow.broker.words import Worded
+
 
 class Verb(StrEnum):
     """What a command wants of a store."""
@@ -37,7 +39,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Worded):
     """How a store, or the broker for it, ends a command."""
 
     outcome: Outcome

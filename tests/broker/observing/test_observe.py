@@ -164,6 +164,8 @@ async def test_names_are_after_the_conventions(shown: RunningBroker) -> None:
                 "stream",
                 "le",
                 "version",
+                "verb",
+                "outcome",
             }
     assert families["restow_handoff_phase_seconds"].type == "histogram"
     assert list(BOUNDS_S) == sorted(BOUNDS_S)

@@ -36,7 +36,9 @@ def test_both_have_the_same_calls() -> None:
 
 def test_there_is_a_call_for_every_method() -> None:
     service = pb.DESCRIPTOR.services_by_name["Admin"]
-    assert len(calls(AdminClient)) == len(service.methods) + len({"close", "find"})
+    assert len(calls(AdminClient)) == len(service.methods) + len(
+        {"close", "command", "command_status", "find"}
+    )
 
 
 async def test_both_say_the_same(running: RunningBroker, both: Pair) -> None:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from restow.broker.client.engine.chains import Prefix, prefix_from_proto, prefix_to_proto
 from restow.broker.state_commands import Answer, Outcome, Verb
+from restow.broker.words import Worded
 from restow.v1 import broker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class CommandStatus:
+class CommandStatus(Worded):
     """How a command stands."""
 
     command_id: str
@@ -33,7 +34,7 @@ class CommandStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class StateOrder:
+class StateOrder(Worded):
     """A command for a store. A move reaches its two stores as PREFETCH and as EVICT."""
 
     command_id: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -22,6 +23,7 @@ from prometheus_client.utils import floatToGoString
 from restow.broker.core.common.keys import State
 from restow.broker.core.ledger.statistics import BOUNDS_S, QUOTAS, Durations, Phase
 from restow.broker.server.base.hub import Hub
+from restow.broker.state_commands import Outcome, Verb
 from restow.broker.versions import own_version
 
 LIVE_STATES = (State.WAITING, State.READY, State.STAGING, State.READING)
@@ -223,8 +225,10 @@ class DirectoryCollector(Collector):
             "Commands about states that have ended, by what they wanted and how they ended.",
             labels=["verb", "outcome"],
         )
-        for (verb, outcome), count in sorted(self._hub.directory.commands.counts.items()):
-            commands.add_metric([verb.value, outcome.value], count)
+        counts = self._hub.directory.commands.counts
+        for verb, outcome in product(Verb, Outcome):
+            if outcome is not Outcome.ACCEPTED:
+                commands.add_metric([verb.value, outcome.value], counts[verb, outcome])
         yield commands
         yield _counts(
             "quota_refusals",
