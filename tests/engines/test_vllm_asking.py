@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
+from engines.test_prefix_giving import Cached
 from engines.test_vllm_content import Lora
 from engines.written_session import Request, Session
 from restow.agents.engines.common.adapter_errors import SettingsError
 from restow.agents.engines.common.blocks import Group
 from restow.agents.engines.common.chains import RequestChains
-from restow.agents.engines.common.prefix_sharing import PATIENCE_MS, PrefixSharing
+from restow.agents.engines.common.prefix_sharing import (
+    PATIENCE_MS,
+    PrefixOffers,
+    PrefixSharing,
+)
 from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.broker.client import BrokerCallError, PrefixChain, PrefixHolder, chain_of
@@ -286,3 +291,54 @@ def test_a_model_without_states_is_found_by_its_blocks_alone() -> None:
     d.new_request(request)
     assert d.loadable_tokens(request, 0) is None
     assert session.questions[0][0].ends == ()
+
+
+class Fork:
+    """Two requests at an engine that caches, which begin with one state of another engine."""
+
+    def __init__(self, held_tokens: int = 96) -> None:
+        session = Session()
+        settings = ConnectorSettings.of({"prefix": "find+tell"})
+        of_cache = RequestChains(32), GROUPS, Cached([]), PrefixOffers(lambda: None)
+        prefix = PrefixSharing("E", session, settings, *of_cache)
+        self.d = SchedulerSide("E", "life", "kv_both", GROUPS, 0, session, settings, prefix)
+        self.first, self.second = plain(request_id="first"), plain(request_id="second")
+        for request in (self.first, self.second):
+            self.d.new_request(request)
+            assert self.d.loadable_tokens(request, 0) is None
+        for _, answer in session.questions:
+            answer.set_result(hold(held_tokens))
+        assert self.d.loadable_tokens(self.first, 0) == held_tokens
+        self.d.allocated(self.first, BLOCKS, held_tokens)
+
+
+def test_a_state_with_which_two_requests_begin_is_read_once() -> None:
+    fork = Fork()
+    assert fork.d.loadable_tokens(fork.second, 0) is None
+    assert fork.d.decides("first"), "vLLM tells when the request begins"
+    fork.d.allocated(fork.first, BLOCKS, 0)
+    assert not fork.d.decides("first")
+    assert fork.d.loadable_tokens(fork.second, 96) == 0
+    assert not fork.d.decides("second")
+
+
+@pytest.mark.parametrize("failed", ["load", "request", "weights"])
+def test_a_request_that_waits_for_anothers_load_loads_the_state_if_that_fails(failed: str) -> None:
+    fork = Fork()
+    assert fork.d.loadable_tokens(fork.second, 0) is None
+    if failed == "load":
+        assert fork.d.loadable_tokens(fork.first, 0) == 0, "it asks once"
+    elif failed == "request":
+        fork.d.finished(fork.first, BLOCKS, computed=False)
+    else:
+        fork.d._replaced("v2")
+        assert fork.d.loadable_tokens(fork.second, 0) == 0, "it begins without"
+        return
+    assert fork.d.loadable_tokens(fork.second, 0) == 96
+    fork.d.allocated(fork.second, BLOCKS, 96)
+
+
+def test_a_state_that_is_not_cached_when_it_is_loaded_is_read_by_each_request() -> None:
+    # It stands between the ends of this engine's blocks.
+    fork = Fork(80)
+    assert fork.d.loadable_tokens(fork.second, 0) == 80

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from restow.broker.client import AsyncAdminClient
 from vllm_harness.checkpoints import write_checkpoint
 from vllm_harness.closeness import assert_alike
 from vllm_harness.engine import Options
@@ -38,8 +40,15 @@ async def test_a_recurrent_state_is_kept_at_a_mark_and_found_by_other_engines(
         assert first.params == {"marks": [0, KEPT_TOKENS]}
         await house.told("store", system, KEPT_TOKENS)
         await house.leave("one")
-        second = await house["other"].ask(asked[1], STEPS, params=marks, logprobs=2)
-        assert (second.error, second.cached) == ("", KEPT_TOKENS)
+        # Forks that come at once: one of them reads the state, the others wait for it.
+        forks = [*asked[1:], *(system + drawn(200, seed) for seed in (3, 4, 5))]
+        second, *others = await asyncio.gather(
+            *(house["other"].ask(ids, STEPS, params=marks, logprobs=2) for ids in forks)
+        )
+        assert [(one.error, one.cached) for one in (second, *others)] == [("", KEPT_TOKENS)] * 4
+        async with AsyncAdminClient(house.broker.address) as admin:
+            done = (await admin.handoffs("DONE")).handoffs
+        assert [one.source_engine for one in done if one.destination_engine == "other"] == ["store"]
         right = [await house.alone("other", ids, logprobs=2) for ids in asked]
         assert assert_alike([first, second], right) > STEPS
         # Without a mark the state stands only at the end of each prompt.

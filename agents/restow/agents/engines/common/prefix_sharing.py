@@ -99,18 +99,25 @@ class PrefixFinder:
         chains: RequestChains,
         ends: bool,
         find_s: float,
+        block_tokens: int = 0,
     ) -> None:
         """Find prefixes, by ``chains`` of ``form``, that engines other than ``engine_id`` hold.
 
         ``ends``: also states at the ends of earlier replies. A request waits ``find_s`` for the
-        broker's answer.
+        broker's answer. ``block_tokens``: states at multiples of it are cached once they are
+        loaded; 0: none is.
         """
         self._session, self._engine_id, self._find_s = session, engine_id, find_s
         self._form, self._chains, self._ends = form, chains, ends
+        self._block_tokens = block_tokens
         self._new: set[str] = set()
         """Requests that may ask, and have not yet."""
         self._open: dict[str, _Question] = {}
         """By request."""
+        self._loads: dict[str, bytes] = {}
+        """By request that loads a state which will be cached: the hash of the state."""
+        self._loaders: dict[bytes, str] = {}
+        """By hash of the state: the request that loads it."""
         self._failed = ""
         """The reason why the last question had no answer, if it had none."""
         self._log = get_logger("restow.engine").bind(engine=engine_id)
@@ -125,11 +132,22 @@ class PrefixFinder:
         question = self._open.pop(request_id, None)
         if question is not None:
             question.answer.cancel()
+        self.loaded(request_id)
 
     def end_all(self) -> None:
         """Forget all requests."""
-        for request_id in [*self._new, *self._open]:
+        for request_id in [*self._new, *self._open, *self._loads]:
             self.end(request_id)
+
+    def loads(self, request_id: str) -> bool:
+        """Return whether other requests may wait for the state that a request loads."""
+        return request_id in self._loads
+
+    def loaded(self, request_id: str) -> None:
+        """Have other requests wait no longer for what a request loads: it is cached, or failed."""
+        name = self._loads.pop(request_id, None)
+        if name is not None:
+            del self._loaders[name]
 
     def look(
         self,
@@ -142,7 +160,8 @@ class PrefixFinder:
         """Return False while an answer is awaited; ``decode`` waits for a state that was found.
 
         The request waits if another engine holds a state that stands a quantum or more behind the
-        ``computed_tokens`` that are cached here, and at ``last_tokens`` at most.
+        ``computed_tokens`` that are cached here, and at ``last_tokens`` at most. It also waits
+        while another request loads that state, so that each state is read once.
         """
         least_tokens = computed_tokens + self._form.quantum_tokens
         if request_id in self._new:
@@ -151,14 +170,22 @@ class PrefixFinder:
                 self._ask(request_id, last_tokens)
         question = self._open.get(request_id)
         if question is None:
+            if not decode.waits(request_id):  # its load has failed
+                self.loaded(request_id)
             return True
         if not question.is_over:
             return False
         tokens = self._most_tokens(question)
+        prefix = question.chain.prefix(tokens) if tokens >= least_tokens else None
+        cached = bool(prefix and self._block_tokens) and tokens % self._block_tokens == 0
+        if prefix is not None and cached and prefix.hashes[-1] in self._loaders:
+            return False
         self.end(request_id)
-        if tokens >= least_tokens:
-            prefix = question.chain.prefix(tokens)
+        if prefix is not None:
             decode.begin(request_id, uuid4().hex, tokens, PATIENCE_MS, trace_parent, prefix)
+            if cached:
+                self._loads[request_id] = prefix.hashes[-1]
+                self._loaders[prefix.hashes[-1]] = request_id
         return True
 
     def _ask(self, request_id: str, last_tokens: int) -> None:
@@ -320,7 +347,10 @@ class PrefixSharing:
         self._sparse = any(group.is_state or group.window_tokens for group in groups)
         self._block_tokens = max(group.block_tokens for group in groups)
         find_s = settings.find_ms / 1e3
-        self._finder = PrefixFinder(session, engine_id, self._form, chains, self._recurrent, find_s)
+        block_tokens = self._block_tokens if cached is not None else 0
+        self._finder = PrefixFinder(
+            session, engine_id, self._form, chains, self._recurrent, find_s, block_tokens
+        )
         self._to_keep = to_keep or StatesToKeep()
         self._begun: dict[str, int] = {}
         """By request: the tokens cached here with which it began."""
@@ -376,6 +406,14 @@ class PrefixSharing:
         if computed_tokens and self._sparse:
             self._begun.setdefault(request_id, computed_tokens)
         return self._finder.look(request_id, computed_tokens, last_tokens, decode, trace_parent)
+
+    def loads(self, request_id: str) -> bool:
+        """Return whether other requests may wait for the state that a request loads."""
+        return self._finder.loads(request_id)
+
+    def loaded(self, request_id: str) -> None:
+        """Hear that what a request has loaded is cached."""
+        self._finder.loaded(request_id)
 
     def forget_cached(self) -> None:
         """Report nothing that is cached now, since its names may be wrong."""

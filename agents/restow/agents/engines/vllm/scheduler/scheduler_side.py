@@ -284,7 +284,9 @@ class SchedulerSide:
 
     def decides(self, request_id: str) -> bool:
         """Return whether `allocated` has to decide about the request. Nearly always it does not."""
-        return request_id in self._refused or self._decode.waits(request_id)
+        if request_id in self._refused or self._decode.waits(request_id):
+            return True
+        return self._prefixes is not None and self._prefixes.loads(request_id)
 
     def allocated(
         self, request: Request, blocks: Sequence[Sequence[int]], external_tokens: int
@@ -300,6 +302,8 @@ class SchedulerSide:
             return
         if not external_tokens:
             self._decode.do_without(request_id, "it computes the prompt itself")
+            if self._prefixes is not None:  # vLLM has cached what was loaded
+                self._prefixes.loaded(request_id)
             return
         try:
             named = handoff_blocks(self._groups, blocks)
