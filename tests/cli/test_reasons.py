@@ -18,7 +18,7 @@ from restow.broker.reasons import REASONS, UNKNOWN, advice_for
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKER = ROOT / "broker" / "restow" / "broker"
-STORE = ROOT / "agents" / "restow" / "agents" / "store"
+AGENTS = ROOT / "agents" / "restow" / "agents"
 OF_ENDS = (SILENT, "SESSION_CLOSED")
 """What an engine is told by its own session, or tells itself."""
 NOT_TO_ENGINES = {
@@ -69,7 +69,7 @@ def reasons_of_modules() -> Iterator[str]:
 
 def reasons_told_to_engines() -> set[str]:
     """Return the reasons that the broker's core gives, and those of errors that reach an engine."""
-    files = [*(BROKER / "core").rglob("*.py"), *STORE.rglob("*.py")]
+    files = [*(BROKER / "core").rglob("*.py"), *AGENTS.rglob("*.py")]
     found = {reason for path in files for reason in reasons_of_failures(path)}
     found.update(reasons_of_modules())
     # An error that names no reason of its own has that of the base.

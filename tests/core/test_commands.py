@@ -115,6 +115,8 @@ def test_an_answer_counts_once_and_only_from_the_store_that_was_asked(stores: St
         (command(engine=EngineKey("t", "p")), "NO_STORE"),
         (command(verb=Verb.MOVE, target=EngineKey("t", "p")), "NO_STORE"),
         (command(verb=Verb.MOVE, target=EngineKey("t", "a")), "SAME_STORE"),
+        (command(verb=Verb.MOVE), "SAME_STORE"),
+        (command(verb=Verb.MOVE, engine=EngineKey("t", "nobody")), "ENGINE_UNKNOWN"),
     ],
 )
 def test_what_no_store_can_do_is_refused_at_once(
@@ -131,6 +133,15 @@ def test_a_store_that_drains_gets_nothing_and_gives_things_up(stores: Stores) ->
     for verb in (Verb.RELEASE, Verb.EVICT):
         assert stores.give(command(verb, verb)).open
     assert stores.give(command("m", Verb.MOVE, target=EngineKey("t", "b"))).open
+
+
+def test_replies_of_an_engine_move_at_its_word_also_while_it_drains(stores: Stores) -> None:
+    for name in ("c", "again"):
+        assert stores.give(command(name, Verb.MOVE, engine=stores.p.record.key)).open
+        assert list(stores.orders())[-1] == ("p", Verb.MOVE)
+        stores.answer(stores.p, name)
+        assert stores.ends()[-1] == DONE
+        stores.world.drain_engine(stores.p)
 
 
 def test_a_move_drops_the_state_only_when_the_other_store_has_it(stores: Stores) -> None:
@@ -228,9 +239,9 @@ class Machine(RuleBasedStateMachine):
         self.stores = Stores()
         self.given: dict[str, Given] = {}
 
-    @rule(name=NAMES, verb=VERBS, engine=SIDES, other=SIDES)
-    def give(self, name: str, verb: Verb, engine: str, other: str) -> None:
-        to = EngineKey("t", other) if verb is Verb.MOVE else None
+    @rule(name=NAMES, verb=VERBS, engine=SIDES, other=st.none() | SIDES)
+    def give(self, name: str, verb: Verb, engine: str, other: str | None) -> None:
+        to = EngineKey("t", other) if verb is Verb.MOVE and other is not None else None
         wanted = command(name, verb, engine=EngineKey("t", engine), target=to, for_s=PIN_S)
         try:
             self.given[name] = self.stores.give(wanted)
@@ -268,7 +279,7 @@ class Machine(RuleBasedStateMachine):
     def a_source_is_told_to_evict_only_after_the_target_has_the_state(self) -> None:
         held: set[str] = set()
         for sent in self.stores.world.sent:
-            if isinstance(sent, SendCommand) and sent.command.verb is Verb.MOVE:
+            if isinstance(sent, SendCommand) and sent.command.target is not None:
                 if sent.verb is Verb.PREFETCH:
                     held.add(sent.command.command_id)
                 else:

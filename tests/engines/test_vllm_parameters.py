@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,13 +12,10 @@ from restow.agents.engines.common.adapter_errors import ParametersError, Setting
 from restow.agents.engines.common.blocks import backoff_tokens, position_tokens
 from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.scheduler.requests import (
-    MOVED_REASON,
     AnswerIndex,
     HandoffParameters,
     HandoffSide,
     answer_index,
-    end_for_move,
-    is_movable,
     marks_of,
     parameters_of,
     truncate,
@@ -231,47 +226,3 @@ def test_marks_rise_and_stand_beside_a_handoff_or_alone() -> None:
     for alone in (params, {"movable": True}, {"moved": True}):
         assert said(alone, "kv_both", "P/1/r") is None
     assert said({**params, "do_remote_decode": True}, "kv_both", "P/1/r") is not None
-
-
-def replying(said_tokens: int = 3, **more: Any) -> Any:
-    """Return a request whose reply has some tokens."""
-    sampling = SimpleNamespace(stop=None, seed=None, temperature=1.0)
-    request = Request([1, 2], {"movable": True}, sampling_params=sampling)
-    request.output_token_ids = [7] * said_tokens
-    for name, value in more.items():
-        setattr(sampling, name, value)
-    return request
-
-
-def test_only_replies_that_depend_on_their_tokens_alone_move() -> None:
-    assert is_movable(replying())
-    others: list[dict[str, Any]] = [
-        {"seed": 1},
-        {"stop": ["end"]},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": 0.5},
-        {"min_tokens": 2},
-        {"logprobs": 1},
-        {"structured_outputs": {}},
-    ]
-    for more in others:
-        assert not is_movable(replying(**more)), more
-    for params in (None, {}, {"movable": 1}, "movable"):
-        request = replying()
-        request.kv_transfer_params = params
-        assert not is_movable(request)
-
-
-def test_a_reply_ends_behind_its_next_token_unless_it_ends_there_anyway() -> None:
-    for said_tokens, ahead, max_tokens, moves in (
-        (3, 0, 9, True),
-        (3, 1, 9, True),
-        (3, 0, 4, False),
-    ):
-        request = replying(said_tokens)
-        request.max_tokens, request.stop_reason = max_tokens, None
-        request.num_output_placeholders = ahead
-        end_for_move(request)
-        stop = said_tokens + ahead + 1
-        assert request.max_tokens == (stop if moves else max_tokens)
-        assert request.stop_reason == (MOVED_REASON if moves else None)

@@ -20,6 +20,7 @@ from restow.broker.client import (
     PrefixChain,
 )
 from restow.broker.client.engine.chains import Holders
+from restow.broker.state_commands import Answer
 
 GROUPS = (Group("group.0", 4), Group("group.1", 4, 0))
 PROMPT = list(range(10))
@@ -87,6 +88,8 @@ class Session(BlockingSession):
     given_up: list[int] = field(default_factory=list)
     """The numbers of demands that were cancelled."""
     questions: list[tuple[PrefixChain, Future[Holders]]] = field(default_factory=list)
+    answers: list[tuple[str, Answer]] = field(default_factory=list)
+    """The answers to commands."""
 
     def publish(
         self, handoff_id: str, blocks: Any, position_tokens: int, **more: Any
@@ -96,6 +99,9 @@ class Session(BlockingSession):
         self.said.append(("publish", *words))
         self.ends[handoff_id] = Future()
         return self.ends[handoff_id]
+
+    def answer_command(self, command_id: str, answer: Answer) -> None:
+        self.answers.append((command_id, answer))
 
     def take_back(self, handoff_id: str, detail: str = "") -> None:
         self.said.append(("take back", handoff_id))

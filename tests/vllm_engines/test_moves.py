@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, ClientTimeout
 
-from restow.agents.engines.vllm.scheduler.requests import MOVED_REASON
-from restow.broker.client import AsyncAdminClient
+from restow.agents.engines.vllm.scheduler.moves import MOVED_REASON
+from restow.broker.client import AsyncAdminClient, chain_of
 from restow.broker.core.common.keys import State
 from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
+from restow.broker.state_commands import Outcome, Verb
 from vllm_harness.engine import Options
 from vllm_harness.house import GRANT_S, MODEL, TELL, both_sides, drawn, vllm_house
 from vllm_harness.served import router, vllm_servers
@@ -36,6 +37,12 @@ async def test_replies_leave_an_engine_that_drains_and_go_on_from_their_last_tok
         AsyncAdminClient(house.broker.address) as admin,
     ):
         right = [await house.alone("one", ids, STEPS) for ids in prompts]
+        begun = house["one"].ask(prompts[0], STEPS, params={"movable": True})
+        first = asyncio.create_task(begun)
+        await asyncio.sleep(0.15)
+        named = chain_of(prompts[0]).prefix(32)
+        status = await admin.command("move", Verb.MOVE, named, "one", wait_s=10.0)
+        assert (status.outcome, (await first).stop_reason) == (Outcome.DONE, MOVED_REASON)
         before = house.ended
         replies = [
             asyncio.create_task(house["one"].ask(ids, STEPS, params={"movable": True}))

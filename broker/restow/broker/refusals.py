@@ -121,7 +121,15 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "A command names an engine that is no store.",
             "Name a store; or have the engine compute the prompt with max_tokens 1.",
         ),
-        "SAME_STORE": Advice("A move names one store twice.", "Name two stores."),
+        "SAME_STORE": Advice(
+            "A store's state was to move, and no other store was named.",
+            "Name another store (`--to`).",
+        ),
+        "NO_REPLY": Advice(
+            "No reply of the engine that can move begins with these tokens: it has ended, or it "
+            "depends on more than its tokens, or its router would have no engine go on with it.",
+            "Nothing: the reply ends where it is.",
+        ),
         "NOT_ARRIVED": Advice(
             "A store has requested a state for a command, and did not get it.",
             "The detail says how the handoff ended, and the reason there what to do.",

@@ -876,7 +876,9 @@ class StateCommand(google.protobuf.message.Message):
     command_id: builtins.str
     """Id of the command, chosen by the caller; unique in the tenant. As ids of handoffs."""
     engine_id: builtins.str
-    """The store that carries it out. For a move, the store that has the state now."""
+    """The store that carries it out. For a move, the store that has the state now; or an engine that
+    decodes, whose replies are to move.
+    """
     position_tokens: builtins.int
     """Number of tokens in the prefix."""
     timeout_ms: builtins.int
@@ -903,7 +905,9 @@ class StateCommand(google.protobuf.message.Message):
 
     @property
     def move(self) -> Global___MoveState:
-        """Prefetch the state at another store, and then evict it here."""
+        """Prefetch the state at another store, and then evict it here; or have replies that begin with
+        these tokens go on at another engine.
+        """
 
     def __init__(
         self,
@@ -984,13 +988,17 @@ Global___EvictState: typing_extensions.TypeAlias = EvictState
 
 @typing.final
 class MoveState(google.protobuf.message.Message):
-    """See StateCommand."""
+    """Moves the state of a store, or the replies of an engine that is no store. Such an engine ends the
+    replies that can move behind their next token, so that their router has another engine go on with
+    them. It is DONE when these ends are decided, and MISSING (NO_REPLY) if there are none. Hashes of
+    whole quanta alone count there.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TO_ENGINE_ID_FIELD_NUMBER: builtins.int
     to_engine_id: builtins.str
-    """The store that gets the state."""
+    """The store that gets the state. Empty for replies."""
     def __init__(
         self,
         *,

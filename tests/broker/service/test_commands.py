@@ -97,7 +97,7 @@ async def test_a_store_whose_stream_broke_hears_a_command_again(running: Running
         ("position_tokens", 63),
         ("pin.for_ms", 0),
         ("pin.for_ms", 86_400_001),
-        ("move.to_engine_id", ""),
+        ("move.to_engine_id", "x" * 300),
     ],
 )
 async def test_a_command_that_says_too_much_or_too_little_is_refused(

@@ -1,6 +1,7 @@
 """Commands about states that are named by content: prefetch, pin, release, evict and move.
 
-The broker passes a command to the store that is named, and keeps its status:
+The broker passes a command to the store that is named, and keeps its status. A move without
+another store goes to an engine that decodes:
 
     given --> sent to the store --> DONE, CLIPPED, REFUSED or MISSING
                |  a move: first to the other store, then to this store
@@ -195,7 +196,7 @@ class Commands:
     def _order(self, given: Given) -> list[Action]:
         """Send a command to the store that is to carry it out, or its next step."""
         command, verb = given.command, given.command.verb
-        if verb is Verb.MOVE:
+        if verb is Verb.MOVE and command.target is not None:
             verb = Verb.PREFETCH if given.asked == command.target else Verb.EVICT
         given.store = self._engines[given.asked]
         return [SendCommand(given.asked, command, verb)]
@@ -203,28 +204,33 @@ class Commands:
     def _why_not(self, command: Command) -> Answer | None:
         """Return the refusal of a command that no store can carry out; None if one can."""
         name, target = command.engine.engine_id, command.target
+        replies = command.verb is Verb.MOVE and target is None
         for key in (command.engine, *filter(None, (target,))):
-            if (refusal := self._why_absent(key)) is not None:
+            if (refusal := self._why_absent(key, replies)) is not None:
                 return refusal
         getting = self._engines[target or command.engine]
-        if target == command.engine:
-            words = f"a move needs two stores, and both are {name}"
+        if getting.key == command.engine and command.verb is Verb.MOVE and getting.keeps:
+            words = f"the state of store {name} moves to another store: name one"
             return refused("SAME_STORE", words)
         if pool_of(getting) != pool_of(self._engines[command.engine]):
             words = f"stores {name} and {getting.key.engine_id} are for different models"
             return refused("MODEL_MISMATCH", words)
-        if getting.draining and command.verb in (Verb.PREFETCH, Verb.PIN, Verb.MOVE):
+        takes = command.verb in (Verb.PREFETCH, Verb.PIN) or target is not None
+        if getting.draining and takes:
             words = f"store {getting.key.engine_id} is draining, and takes nothing new"
             return refused("ENGINE_DRAINING", words)
         return None
 
-    def _why_absent(self, key: EngineKey) -> Answer | None:
-        """Return the refusal of a command for an engine that is away, or is no store."""
+    def _why_absent(self, key: EngineKey, replies: bool = False) -> Answer | None:
+        """Return the refusal of a command for an engine that is away, or is no store.
+
+        ``replies`` of an engine that is no store may move.
+        """
         engine, name = self._engines.get(key), key.engine_id
         if engine is None or not engine.has_session:
             words = f"no engine {name} is connected"
             return refused("ENGINE_UNKNOWN", words)
-        if not engine.keeps:
+        if not engine.keeps and not replies:
             words = (
                 f"engine {name} is no store, and decides itself what it keeps: name a store, or "
                 f"send the engine a request with these tokens and max_tokens 1"

@@ -21,7 +21,7 @@ from restow.agents.engines.common.prefill_decode import DecodeSide
 from restow.agents.engines.common.registration import ConnectorSettings
 from restow.broker.client import BlockingSession, HashForm, Offer, Prefix, PrefixChain
 from restow.broker.client.engine.chains import CONTENT_FORM, Holders
-from restow.broker.errors import RestowError
+from restow.broker.errors import ChainFormError, RestowError
 from restow.broker.logs import get_logger
 
 PATIENCE_MS = 10_000
@@ -406,6 +406,16 @@ class PrefixSharing:
         if computed_tokens and self._sparse:
             self._begun.setdefault(request_id, computed_tokens)
         return self._finder.look(request_id, computed_tokens, last_tokens, decode, trace_parent)
+
+    def begins_with(self, request_id: str, prefix: Prefix) -> bool:
+        """Return whether a request's tokens begin with the whole quanta of a prefix.
+
+        Raises `ChainFormError` if the prefix has hashes of another form.
+        """
+        if prefix.form != self._form:
+            raise ChainFormError(f"the engine's hashes are of {self._form}, not of {prefix.form}")
+        chain, hashes = self._chains.chain(request_id), prefix.hashes
+        return chain is not None and bool(hashes) and chain.hashes[: len(hashes)] == hashes
 
     def loads(self, request_id: str) -> bool:
         """Return whether other requests may wait for the state that a request loads."""

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from restow.agents.engines.common.adapter_errors import SettingsError
-from restow.broker.client import BlockingSession, Offer, Prefix
+from restow.broker.client import BlockingSession, Offer, Prefix, StateOrder
 from restow.broker.client.connection.channel import Credentials
 from restow.broker.client.connection.errors import MAY_PASS
 from restow.broker.errors import RestowError
@@ -156,12 +156,13 @@ def register_engine(
     asks: bool,
     on_offer: Callable[[Offer], None] | None = None,
     on_drain: Callable[[], Sequence[Prefix]] | None = None,
+    on_command: Callable[[StateOrder], None] | None = None,
 ) -> BlockingSession:
     """Register an engine, and return its session as soon as the broker answers.
 
     The engine ``publishes`` prompts and prefixes, ``asks`` for them, or both. Offers of the broker
-    go to ``on_offer``; the prefixes that ``on_drain`` returns are handed over before the engine
-    leaves. The process gets SIGTERM when the broker is lost for good.
+    go to ``on_offer`` and commands to ``on_command``; the prefixes that ``on_drain`` returns are
+    handed over before the engine leaves. The process gets SIGTERM when the broker is lost for good.
 
     Tries again for ``connect_timeout_s`` while nobody answers, the broker gives no welcome, nobody
     leads, or the broker is full. Raises `BrokerUnreachableError`, `NoWelcomeError`, and
@@ -187,6 +188,7 @@ def register_engine(
             digests=settings.allow_untested,
             on_offer=on_offer,
             on_drain=on_drain,
+            on_command=on_command,
         )
         left_s = began_s + settings.connect_timeout_s - time.monotonic()
         try:

@@ -38,7 +38,13 @@ def state(
     ],
     store: Annotated[
         str,
-        typer.Option(metavar="ID", autocompletion=complete_engine, help="The store."),
+        typer.Option(
+            "--store",
+            "--engine",
+            metavar="ID",
+            autocompletion=complete_engine,
+            help="The store; or the engine whose replies move.",
+        ),
     ],
     lasts: Annotated[
         float | None,
@@ -46,7 +52,13 @@ def state(
             "--for", parser=parse_time, metavar="TIME", help="How long a pin lasts, such as 2h."
         ),
     ] = None,
-    to: Annotated[str, typer.Option(metavar="ID", help="The store to which a state moves.")] = "",
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="ID",
+            help="The store to which a store's state moves.",
+        ),
+    ] = "",
     tokens: Annotated[
         int | None,
         typer.Option(
@@ -75,19 +87,21 @@ def state(
 ) -> None:
     """Have a store prefetch, pin, release, evict or move the state of a prompt.
 
+    With an engine that decodes, move has its replies to the prompt go on at other engines.
+
     Exits with 4 if the command was refused, or if nobody has the state.
     """
     from restow.broker.cli.common.files import read_json
     from restow.broker.cli.views.tables import show_command
 
-    if (verb is Verb.PIN) != (lasts is not None) or (verb is Verb.MOVE) != bool(to):
-        raise typer.BadParameter("pin needs --for, move needs --to, and other verbs neither")
+    if (verb is Verb.PIN) != (lasts is not None) or (to and verb is not Verb.MOVE):
+        raise typer.BadParameter("pin needs --for, move may have --to, and other verbs neither")
     value = read_json(prompt)
     with connection.client() as client:
         status = client.command(
             command_id or uuid.uuid4().hex,
             verb,
-            _prefix(client, value, store, tokens, quantum),
+            _prefix(client, value, store, tokens, quantum, verb is Verb.MOVE and not to),
             store,
             for_s=lasts or 0.0,
             to_store=to,
@@ -99,15 +113,20 @@ def state(
 
 
 def _prefix(
-    client: AdminClient, value: Any, store: str, tokens: int | None, quantum: int
+    client: AdminClient, value: Any, store: str, tokens: int | None, quantum: int, replies: bool
 ) -> Prefix:
-    """Return the state that is meant. Raises `ChainInvalidError` if nobody holds any."""
+    """Return the state that is meant; for ``replies`` the end of the last whole quantum.
+
+    Raises `ChainInvalidError` if nobody holds any.
+    """
     from restow.broker.client import chain_of
 
     chain = chain_from(value, quantum)
     if isinstance(value, list) and (len(value) - 1) % quantum:
         # A prompt of a recurrent model leaves a state before its last token.
         chain = chain_of(value, quantum, ends_tokens=[len(value) - 1])
+    if tokens is None and replies:
+        tokens = len(chain.hashes) * quantum
     if tokens is None:
         (holders,) = client.find([chain], engine_id=store, limit=1)
         if not holders:

@@ -42,7 +42,7 @@ def command_of(
     if verb is Verb.PIN and not 0 < for_ms <= MAX_PIN_MS:
         raise RequestError(f"for_ms is {for_ms}; it must be 1 to {MAX_PIN_MS}", field="for_ms")
     target = None
-    if verb is Verb.MOVE:
+    if message.move.to_engine_id:
         _check_id("to_engine_id", message.move.to_engine_id)
         target = EngineKey(tenant, message.move.to_engine_id)
     key = EngineKey(tenant, message.engine_id)

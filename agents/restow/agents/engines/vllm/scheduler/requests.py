@@ -52,8 +52,6 @@ MOVABLE = "movable"
 """Whether the router would have another engine go on with the reply, if this engine leaves."""
 MOVED = "moved"
 """Whether the prompt ends with the beginning of a reply of another engine."""
-MOVED_REASON = "restow_moved"
-"""The stop reason of a reply that is to go on at another engine."""
 SAMPLED_TOKEN = "sampled_token"  # noqa: S105 - a token of a model
 
 
@@ -488,21 +486,3 @@ def why_not_handed_on(request: Request) -> str:
         if getattr(params, name, None) is not None:
             return name
     return ""
-
-
-def is_movable(request: Request) -> bool:
-    """Return whether another engine would go on with the reply as this engine would.
-
-    Its router says that it can, and no later token depends on more than the tokens before it.
-    """
-    given = request.kv_transfer_params
-    wanted = isinstance(given, Mapping) and given.get(MOVABLE) is True
-    return wanted and not (why_not_handed_on(request) or request.sampling_params.stop)
-
-
-def end_for_move(request: Any) -> None:
-    """End a reply behind its next token, unless it ends there anyway (vLLM's `check_stop`)."""
-    ahead = getattr(request, "num_output_placeholders", 0)  # tokens of steps under way
-    stop = len(request.output_token_ids) + ahead + 1
-    if stop < request.max_tokens:
-        request.max_tokens, request.stop_reason = stop, MOVED_REASON

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from restow.agents.engines.common.adapter_errors import (
@@ -33,6 +32,7 @@ from restow.agents.engines.common.prefix_sharing import PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings
 from restow.agents.engines.vllm.private import token_ids
 from restow.agents.engines.vllm.scheduler.hints import KvHints
+from restow.agents.engines.vllm.scheduler.moves import MoveOrders, ReplyMoves
 from restow.agents.engines.vllm.scheduler.requests import (
     MARKS,
     HandoffParameters,
@@ -40,9 +40,7 @@ from restow.agents.engines.vllm.scheduler.requests import (
     Request,
     answer_index,
     content,
-    end_for_move,
     followed_prompt,
-    is_movable,
     marks_of,
     parameters_of,
     sampling_word,
@@ -88,18 +86,17 @@ class SchedulerSide:
         cached_tokens: Callable[[Request], int] | None = None,
         sampled: SampledTokens | None = None,
         weights: Weights | None = None,
-        leaving: Event | None = None,
+        moves: MoveOrders | None = None,
     ) -> None:
         """Serve ``groups``; with ``prefixes`` also take what others hold.
 
         ``incarnation`` keeps the ids of handoffs that P names itself apart over restarts.
         ``cached_tokens`` tells how much of a request is cached here, keys and states alike.
         ``sampled`` brings the tokens that P's engines sampled to D's clients; None: D samples them.
-        ``weights`` None: the engine's weights are never replaced. ``leaving`` is set when the
-        engine is told to leave: then replies that other engines can go on with are ended.
+        ``weights`` None: the engine's weights are never replaced. ``moves`` brings orders to have
+        replies move to other engines.
         """
-        self._leaving = leaving or Event()
-        self._movable: dict[str, Request] = {}
+        self._moves = ReplyMoves(moves or MoveOrders(lambda: None), session, prefixes)
         self._weights = weights
         if weights is not None:
             weights.on_replaced, weights.on_known = self._replaced, self._revise
@@ -145,8 +142,7 @@ class SchedulerSide:
     def new_request(self, request: Request) -> None:
         """Find the handoff of a request that came in, and cut P's prompt."""
         self._alive.add(request.request_id)
-        if is_movable(request):
-            self._movable[request.request_id] = request
+        self._moves.begin(request)
         known = self._known  # before the request is announced
         self._begin(request)
         adapter = self._adapter(request)
@@ -341,7 +337,7 @@ class SchedulerSide:
         for requests in (self._alive, self._stale, self._refused, self._behind):
             requests.discard(request_id)
         self._followed.pop(request_id, None)
-        self._movable.pop(request_id, None)
+        self._moves.end(request_id)
         self._decode.finish(request_id)
         handed_on = request_id in self._handed_on
         self._handed_on.discard(request_id)
@@ -490,7 +486,7 @@ class SchedulerSide:
     @property
     def pending(self) -> bool:
         """Whether a step has something to do here, though no request runs."""
-        return self._prefixes is not None and self._prefixes.pending
+        return self._moves.pending or (self._prefixes is not None and self._prefixes.pending)
 
     @property
     def computing(self) -> Container[str]:
@@ -506,10 +502,7 @@ class SchedulerSide:
         their blocks. A step of an engine without handoffs costs next to nothing.
         """
         self._publish()
-        if self._leaving.is_set():
-            self._leaving.clear()
-            for request in self._movable.values():
-                end_for_move(request)
+        self._moves.step()
         step, self._step = self._step, WorkerStep()
         self._write_mark = max(self._write_mark, step.write_mark)
         self._prefill.preempted(preempted)

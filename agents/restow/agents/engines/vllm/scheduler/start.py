@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import Event
 from typing import TYPE_CHECKING
 
 from restow.agents.engines.common.adapter_errors import EngineUnsupportedError
@@ -20,6 +19,7 @@ from restow.agents.engines.vllm.private import (
     token_ids,
 )
 from restow.agents.engines.vllm.scheduler.engine_core import SampledTokens
+from restow.agents.engines.vllm.scheduler.moves import MoveOrders
 from restow.agents.engines.vllm.scheduler.prefix_cache import CachedPrefixes
 from restow.agents.engines.vllm.scheduler.requests import Request
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
@@ -71,10 +71,11 @@ def start_scheduler_side(
             "(VLLM_ENABLE_V1_MULTIPROCESSING), where it can be woken for other engines"
         )
     offers = PrefixOffers(loop.wake) if settings.tells and loop is not None else None
-    to_keep, leaving = StatesToKeep(), Event()
+    to_keep = StatesToKeep()
+    moves = MoveOrders((lambda: None) if loop is None else loop.wake)
 
     def leave() -> list[Prefix]:
-        leaving.set()
+        moves.leave()
         return to_keep.newest()
 
     session = register_engine(
@@ -87,6 +88,7 @@ def start_scheduler_side(
         asks=settings.finds or transfer.kv_role in ("kv_consumer", "kv_both"),
         on_offer=None if offers is None else offers.hear,
         on_drain=leave,
+        on_command=moves.hear,
     )
     prefixes = None
     if settings.finds and manager is not None:
@@ -106,7 +108,7 @@ def start_scheduler_side(
         None if manager is None else cached_tokens_of(manager),
         None if loop is None else SampledTokens(loop, config.model_config.get_vocab_size()),
         weights,
-        leaving,
+        moves,
     )
 
 
