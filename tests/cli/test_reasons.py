@@ -55,7 +55,9 @@ def reasons_of_failures(path: Path) -> Iterator[str]:
                 yield why
             case ast.Call(func=ast.Name(id="refused"), args=[ast.Constant(value=str(why)), _]):
                 yield why
-            case ast.Call(func=ast.Name(id="Answer"), args=[_, _, ast.Constant(value=str(why)), _]):
+            case ast.Call(
+                func=ast.Name(id="Answer"), args=[_, _, ast.Constant(value=str(why)), _]
+            ) if why:
                 yield why
 
 
