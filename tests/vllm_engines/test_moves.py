@@ -19,7 +19,7 @@ from restow.broker.server.base.settings import BrokerSettings
 from restow.broker.server.serve import running_broker
 from restow.broker.state_commands import Outcome, Verb
 from vllm_harness.engine import Options
-from vllm_harness.house import GRANT_S, MODEL, TELL, both_sides, drawn, vllm_house
+from vllm_harness.house import GRANT_S, MODEL, SOON_S, TELL, both_sides, drawn, vllm_house
 from vllm_harness.served import router, vllm_servers
 
 pytestmark = pytest.mark.timeout(600)
@@ -76,7 +76,7 @@ async def test_clients_of_a_router_see_one_reply_while_it_moves(
     prompts = [drawn(30 + number, number) for number in range(STREAMS)]
     async with AsyncExitStack() as stack:
         broker = (await stack.enter_async_context(running_broker(settings))).address
-        names = ("p0", "d0", "d1")
+        names = ("p0", "d0", "d1", "d2")
         p, *d = await stack.enter_async_context(
             vllm_servers(vllm_python, MODEL, names, broker, tmp_path)
         )
@@ -121,7 +121,14 @@ async def test_clients_of_a_router_see_one_reply_while_it_moves(
         ]
         for _ in range(STREAMS):
             await begun.acquire()
+        # Of the engines that are to go on with the replies, one does not answer, and is killed.
+        d[2].stop()
         await admin.drain_engine("d0")
+        async with asyncio.timeout(SOON_S):
+            while log.read_text().count("a reply moves") < 2:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(1.0)
+        d[2].kill()
         replies = await asyncio.gather(*asked)
         assert replies == right
-        assert log.read_text().count("a reply moves") > 0
+        assert "an engine failed" in log.read_text()

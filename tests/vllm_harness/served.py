@@ -30,6 +30,14 @@ class Server:
         """Tell the server to end."""
         os.kill(self.pid, signal.SIGTERM)
 
+    def stop(self) -> None:
+        """Stop all processes of the server, so that it answers nobody."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """Kill all processes of the server."""
+        os.killpg(self.pid, signal.SIGKILL)
+
 
 @contextlib.asynccontextmanager
 async def vllm_servers(
