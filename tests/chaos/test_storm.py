@@ -9,6 +9,7 @@ import pytest
 from chaos_harness import storm as storm_module
 from chaos_harness.cluster import Cluster
 from chaos_harness.storm import Storm
+from restow.broker.state_commands import Verb
 from stamped.requests import Prompt
 
 
@@ -30,6 +31,9 @@ class Heard(Cluster):
 
     def ask(self, prompt: Prompt, name: str, side: str = "D", keeps: bool = False) -> None:
         self.begun.append((side, name))
+
+    async def command(self, name: str, verb: Verb, prompt: Prompt) -> None:
+        """Ignore the command: there is no store."""
 
     def evict(self, prompt: Prompt | None, side: str) -> None:
         """Ignore the eviction: nothing was kept."""

@@ -22,9 +22,17 @@ from chaos_harness.hosts import Hosts
 from chaos_harness.lives import BrokerLife, EngineLife, ProgramLife, StoreLife
 from chaos_harness.model import PAGE_TOKENS, layout, page_counts
 from chaos_harness.process import Member, warm_up
-from chaos_harness.questions import Questions, events_of, state_of, who_is_whole
+from chaos_harness.questions import (
+    Questions,
+    events_of,
+    give_command,
+    outcome_of,
+    state_of,
+    who_is_whole,
+)
 from forked.ports import free_port
 from restow.broker.families import ConvLayout
+from restow.broker.state_commands import Verb
 from stamped.requests import Prompt
 
 PORT = 7350
@@ -62,6 +70,7 @@ class Cluster:
         self.broker: BrokerLife | None = None
         self.store: StoreLife | None = None
         self._questions: Questions | None = None
+        self._asking = asyncio.Lock()
         self.engines: dict[str, EngineLife] = {}
         self.lives: Counter[str] = Counter()
         self.folder = Path(tempfile.mkdtemp(prefix="restow-chaos-"))
@@ -290,11 +299,20 @@ class Cluster:
             while not self.engines.keys() <= {*(await self._asked(who_is_whole) or ())}:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
-    async def _asked(self, question: Callable[..., Any], *words: str) -> Any:
-        if self._questions is None:
-            namespace = self._hosts.namespace("b") if self._hosts is not None else ""
-            self._questions = Questions(namespace, f"127.0.0.1:{self._port}")
-        return await asyncio.to_thread(self._questions.ask, question, *words)
+    async def command(self, name: str, verb: Verb, prompt: Prompt) -> None:
+        """Give the store a command about a state; a broker that is gone hears nothing of it."""
+        await self._asked(give_command, name, verb, prompt)
+
+    async def outcome(self, name: str) -> str:
+        """Return how a command stands, or an empty text if the broker does not know it."""
+        return await self._asked(outcome_of, name) or ""
+
+    async def _asked(self, question: Callable[..., Any], *words: object) -> Any:
+        async with self._asking:
+            if self._questions is None:
+                namespace = self._hosts.namespace("b") if self._hosts is not None else ""
+                self._questions = Questions(namespace, f"127.0.0.1:{self._port}")
+            return await asyncio.to_thread(self._questions.ask, question, *words)
 
     async def reaches(self, name: str, state: str, within_s: float = READY_S) -> None:
         """Wait until a handoff is in a state at the broker. Raises `TimeoutError`."""

@@ -72,6 +72,7 @@ async def _after(cluster: Cluster, storm: Storm, report: Report) -> None:
         report.left = report.left or await storm.heal()
         report.usage_after = _usage(cluster)
         report.calm_handoffs = storm.handoffs + storm.asked - report.handoffs
+    report.commands = dict(storm.commands)
     report.violations, report.late_s = found.violations, found.late_s
     report.crashes = found.crashes
     report.asked_of_store = len(storm.later)

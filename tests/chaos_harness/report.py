@@ -36,6 +36,8 @@ class Report:
     crashes: list[str] = field(default_factory=list)
     without_end: list[str] = field(default_factory=list)
     """Side and handoff."""
+    commands: dict[str, int] = field(default_factory=dict)
+    """How commands to the store have ended."""
     asked_of_store: int = 0
     """States that engines had evicted when they were asked for, by their content."""
     given_by_store: int = 0
@@ -70,6 +72,9 @@ class Report:
             table.add_row(f"  {end}", str(count))
         table.add_row("states that engines had evicted", str(self.asked_of_store))
         table.add_row("  came from the store", str(self.given_by_store))
+        table.add_row("commands to the store", str(sum(self.commands.values())))
+        for outcome, count in _by_count(self.commands):
+            table.add_row(f"  {outcome}", str(count))
         table.add_row("faults", str(sum(self.faults.values())))
         for fault, count in _by_count(self.faults):
             table.add_row(f"  {fault}", str(count))

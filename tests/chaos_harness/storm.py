@@ -14,7 +14,9 @@ from random import Random
 from typing import Any
 
 from chaos_harness.cluster import Cluster
+from chaos_harness.questions import COMMAND_S
 from restow.broker.families import ConvLayout
+from restow.broker.state_commands import Outcome, Verb
 from stamped.requests import Prompt
 
 STRATEGIES = ("auto", "slices", "whole", "pack", "interleave")
@@ -25,12 +27,16 @@ MAX_PENDING = 8
 BY_CONTENT = 0.15
 """For each handoff, so many states are kept and asked for by their content."""
 KEPT_S = 1.5
+COMMANDED = 0.5
+"""For how many of them the store gets a command."""
+VERBS = (Verb.PREFETCH, Verb.PIN, Verb.RELEASE, Verb.EVICT)
 ASKED_LATER = 0.5
 """How many of them are asked for again when engines have evicted them."""
 HANDOFFS_PER_S = 12.0
 FAULT_EVERY_S = (0.3, 3.0)
 LONGEST_PAUSE_S = 8.0
 LONGEST_CUT_S = 8.0
+COMMAND_GRACE_S = 10.0
 QUIET_S = 60.0
 """In which all must have ended after all has healed: lease, hold and quarantine, and pauses of
 those that connect anew."""
@@ -47,6 +53,9 @@ class Storm:
         """Under an id, and by content."""
         self._askers: list[tuple[str, str]] = []
         """Of those by content: which side asked under which name."""
+        self.commands: Counter[str] = Counter()
+        """How commands to the store have ended."""
+        self._commands = 0
         self.later: list[tuple[str, str]] = []
         """Of those for what engines have evicted, so that the store alone may have it."""
         self._cluster, self._rng, self._links = cluster, rng, LINKS
@@ -119,10 +128,27 @@ class Storm:
         self._later(rng.uniform(0.0, KEPT_S), ask)
         self._later(rng.uniform(0.0, 2 * KEPT_S), partial(self._cluster.evict, kept, holder))
         self._later(2 * KEPT_S, partial(self._cluster.evict, kept, asking))
+        if self._cluster.fleet is None and rng.random() < COMMANDED:
+            self._after(self._command(kept, rng.choice(VERBS), rng.uniform(0.0, 4 * KEPT_S)))
         if rng.random() < ASKED_LATER:
             self.later.append((asking, f"{kept.name}?later"))
             ask = partial(self._cluster.ask, kept, self.later[-1][1], asking)
             self._later(rng.uniform(2.2, 7.0) * KEPT_S, ask)
+
+    async def _command(self, prompt: Prompt, verb: Verb, after_s: float) -> None:
+        """Give the store a command about a state, and check that it ends in time."""
+        await asyncio.sleep(after_s)
+        self._commands += 1
+        name = f"{verb} {self._commands}"
+        await self._cluster.command(name, verb, prompt)
+        end_s = time.monotonic() + COMMAND_S + LONGEST_PAUSE_S + COMMAND_GRACE_S
+        # A broker that was killed since knows nothing of it.
+        while (outcome := await self._cluster.outcome(name)) == Outcome.ACCEPTED:
+            if time.monotonic() > end_s:
+                self._cluster.found.broken.append(f"command {name} does not end")
+                return
+            await asyncio.sleep(1.0)
+        self.commands[f"{verb} {outcome or 'forgotten'}"] += 1
 
     def begun(self) -> Iterator[tuple[str, str]]:
         """Yield each side, and the handoff that it was told to hand over or ask for."""
