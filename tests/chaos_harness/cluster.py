@@ -24,6 +24,7 @@ from chaos_harness.model import PAGE_TOKENS, layout, page_counts
 from chaos_harness.process import Member, warm_up
 from chaos_harness.questions import (
     Questions,
+    drain,
     events_of,
     give_command,
     outcome_of,
@@ -298,6 +299,10 @@ class Cluster:
         async with asyncio.timeout(READY_S):
             while not self.engines.keys() <= {*(await self._asked(who_is_whole) or ())}:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
+
+    async def drain(self, engine: str, draining: bool) -> bool:
+        """Drain an engine, or end that; return False if no broker knows the engine."""
+        return bool(await self._asked(drain, engine, draining))
 
     async def command(self, name: str, verb: Verb, prompt: Prompt) -> None:
         """Give the store a command about a state; a broker that is gone hears nothing of it."""

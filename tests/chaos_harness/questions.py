@@ -36,6 +36,12 @@ def who_is_whole(admin: AdminClient) -> list[str]:
     return [one.engine_id for one in admin.engines() if one.session and one.agents == one.ranks]
 
 
+def drain(admin: AdminClient, engine: str, draining: bool) -> bool:
+    """Have an engine take nothing new, or resume; return True."""
+    admin.drain_engine(engine, draining)
+    return True
+
+
 def outcome_of(admin: AdminClient, command: str) -> str:
     """Return how a command stands."""
     return str(admin.command_status(command).outcome)

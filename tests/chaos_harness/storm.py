@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from chaos_harness.cluster import Cluster
+from chaos_harness.lives import STORE
 from chaos_harness.questions import COMMAND_S
 from restow.broker.families import ConvLayout
 from restow.broker.state_commands import Outcome, Verb
@@ -67,6 +68,7 @@ class Storm:
             (self._kill_store, 3),
             (self._stop_store, 1),
             (self._pause, 8),
+            *([(self._drain, 3)] if cluster.fleet is None else []),
             *([(self._cut, 4)] if can_cut else []),
         ]
 
@@ -269,6 +271,17 @@ class Storm:
     def _follow(self, side: str, life: str) -> None:
         if self._cluster.engines[side].life.name == life:
             self._end_engine(side)
+
+    def _drain(self) -> None:
+        """Drain an engine or the store for a while: what moves leaves it."""
+        self.faults["drained"] += 1
+        self._after(self._drained(self._rng.choice(("P", "D", STORE))))
+
+    async def _drained(self, engine: str) -> None:
+        await self._cluster.drain(engine, True)
+        await asyncio.sleep(self._short_s())
+        while not await self._cluster.drain(engine, False):  # noqa: ASYNC110 - the broker is away
+            await asyncio.sleep(1.0)
 
     def _pause(self) -> None:
         """Stop one process, or all processes of an engine."""
