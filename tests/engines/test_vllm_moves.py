@@ -71,12 +71,12 @@ def test_a_reply_ends_behind_its_next_token_unless_it_ends_there_anyway() -> Non
 class Decoding:
     """An engine that decodes replies, and what it is ordered to move."""
 
-    def __init__(self) -> None:
+    def __init__(self, parses: bool = False) -> None:
         self.session, self.woken = Session(), 0
         settings = ConnectorSettings.of({"prefix": "find+tell"})
         of_cache = RequestChains(16), GROUPS, Cached([]), PrefixOffers(lambda: None)
         sharing = PrefixSharing("E", self.session, settings, *of_cache)
-        self.orders = MoveOrders(self._wake)
+        self.orders = MoveOrders(self._wake, parses)
         about = "E", "life", "kv_both", GROUPS, 0, self.session, settings, sharing
         self.side = SchedulerSide(*about, moves=self.orders)
 
@@ -100,6 +100,14 @@ class Decoding:
         ((name, answer),) = self.session.answers
         assert name == "c"
         return answer
+
+
+def test_a_server_that_parses_replies_keeps_them() -> None:
+    engine = Decoding(parses=True)
+    one = engine.reply("one", PROMPT)
+    engine.orders.leave()
+    engine.side.step()
+    assert not moves(one)
 
 
 def moves(request: Any) -> bool:

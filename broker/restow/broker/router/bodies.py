@@ -29,6 +29,10 @@ NOT_FOR_P: Final = frozenset(
 """Fields that describe the answer. P gives no answer, and they may contradict its one token."""
 MOVED: Final = "restow_moved"
 """The ``stop_reason`` of a reply that an engine which leaves has ended, for another to go on."""
+NOT_MOVABLE: Final = frozenset(
+    {"best_of", "echo", "logprobs", "top_logprobs", "suffix", "tools", "functions"}
+)
+"""Fields of a request whose reply no other engine can go on with."""
 DEFAULT_TOKENS: Final = 16
 """Tokens of a completion that names no number, as in OpenAI's API."""
 Progress = Enum("Progress", ["NOTHING", "TOKEN", "END", "FAILED"])
@@ -78,15 +82,22 @@ def decode_body(body: Body, handoff_id: str | None, movable: bool = False) -> Bo
 
 
 def is_movable(path: str, body: Body) -> bool:
-    """Return whether another engine could go on with a reply: it is one text of known tokens."""
-    prompt = body.get("prompt")
-    of_tokens = isinstance(prompt, list) and all(type(one) is int for one in prompt)
-    return (
-        path == "/v1/completions"
-        and (isinstance(prompt, str) or of_tokens)
-        and _choices(body) == 1
-        and not any(body.get(name) for name in ("best_of", "echo", "logprobs", "suffix"))
-    )
+    """Return whether another engine could go on with a reply: it is one text of known tokens.
+
+    A reply that calls tools is not: the engine that goes on has not parsed its beginning.
+    """
+    if path == "/v1/completions":
+        prompt = body.get("prompt")
+        of_tokens = isinstance(prompt, list) and all(type(one) is int for one in prompt)
+        known = isinstance(prompt, str) or of_tokens
+    else:
+        messages: Any = body.get("messages")
+        # vLLM takes no token ids in place of messages with images.
+        known = path == "/v1/chat/completions" and isinstance(messages, list)
+        known = known and all(
+            isinstance(one, dict) and isinstance(one.get("content"), str | None) for one in messages
+        )
+    return known and _choices(body) == 1 and not any(map(body.get, NOT_MOVABLE))
 
 
 class MovedReply:
@@ -106,13 +117,26 @@ class MovedReply:
     def rest(self) -> Body:
         """The request with which another engine goes on behind the last token."""
         self.moved = False
-        left = self._body.get("max_tokens", DEFAULT_TOKENS)
-        if isinstance(left, int):
-            left -= len(self._tokens)
-        prompt = [*self._prompt, *self._tokens]
-        params = {"movable": True, "moved": True}
-        own = {"return_token_ids": True, "kv_transfer_params": params}
-        return {**self._body, "prompt": prompt, "max_tokens": left, **own}
+        rest: Body = {**self._body, "return_token_ids": True}
+        params: Body = {"movable": True, "moved": True}
+        if "messages" in rest:
+            # vLLM takes the ids in place of the messages.
+            params["prompt_token_ids"] = self._all
+        else:
+            rest = {"max_tokens": DEFAULT_TOKENS, **rest, "prompt": self._all}
+        for name in ("max_tokens", "max_completion_tokens"):
+            if isinstance(rest.get(name), int):
+                rest[name] -= len(self._tokens)
+        return {**rest, "kv_transfer_params": params}
+
+    @property
+    def _all(self) -> list[int]:
+        return [*self._prompt, *self._tokens]
+
+    def goes_on(self, data: Any) -> bool:
+        """Return whether the first part of the next engine follows the last token."""
+        ids = _prompt_ids(data) if isinstance(data, dict) else []
+        return not ids or ids == self._all
 
     def part(self, data: Any) -> Any:
         """Return an event's data as the client gets it; None: the client is not sent it.
@@ -121,43 +145,67 @@ class MovedReply:
         """
         if not isinstance(data, dict) or self.moved:
             return None if self.moved else data
+        goes_on, choices = bool(self._tokens), data.get("choices") or ()
         if not self._named:
             self._named = {name: data[name] for name in ("id", "created") if name in data}
+        self._prompt = self._prompt or _prompt_ids(data)
         data = {**data, **self._named}
-        for choice in data.get("choices") or ():
+        self._give_ids(data)
+        for choice in choices:
+            self._give_ids(choice)
             self._read(choice)
         if usage := data.get("usage"):
             prompt, tokens = len(self._prompt), len(self._tokens)
             counted = {"prompt_tokens": prompt, "completion_tokens": tokens}
             data["usage"] = {**usage, **counted, "total_tokens": prompt + tokens}
-        if self.moved and not any(choice["text"] for choice in data["choices"]):
-            return None
+        # An engine that goes on with a chat names the role again.
+        if self.moved or (goes_on and any("role" in _delta(one) for one in choices)):
+            return data if any(_delta(one).get(_key(one)) for one in choices) else None
         return data
 
     def whole(self, data: Any) -> Any:
         """Return a whole answer, with the text of the parts before it."""
         answer = self.part(data) or {}
         for choice in data.get("choices") or ():
-            self._text += choice.get("text") or ""
-            choice["text"] = self._text
+            place, key = _delta(choice), _key(choice)
+            self._text += place.get(key) or ""
+            place[key] = self._text
             if "token_ids" in choice:
                 choice["token_ids"] = self._tokens
         return answer
 
     def _read(self, choice: Body) -> None:
-        """Take a choice's tokens, and leave out what the client has not asked for."""
-        self._prompt = self._prompt or choice.get("prompt_token_ids") or []
+        """Take a choice's tokens, and note whether the reply moves."""
         self._tokens += choice.get("token_ids") or []
-        if choice.get("prompt_token_ids"):
-            choice["prompt_token_ids"] = self._prompt
         if not self._body.get("return_token_ids"):
             choice.pop("token_ids", None)
-            choice.pop("prompt_token_ids", None)
         if choice.get("stop_reason") == MOVED:
             self.moved = choice.get("finish_reason") == "length"
             choice["stop_reason"] = None
             if self.moved:
                 choice["finish_reason"] = None
+
+    def _give_ids(self, place: Body) -> None:
+        """Give the client the prompt's ids if it has asked for them."""
+        if place.get("prompt_token_ids"):
+            place["prompt_token_ids"] = self._prompt
+        if not self._body.get("return_token_ids"):
+            place.pop("prompt_token_ids", None)
+
+
+def _prompt_ids(data: Body) -> list[int]:
+    """Return the ids of a prompt from an answer or an event: of a chat, or of a completion."""
+    places = (data, *(data.get("choices") or ()))
+    return next((one["prompt_token_ids"] for one in places if one.get("prompt_token_ids")), [])
+
+
+def _delta(choice: Body) -> Body:
+    """Return where a choice has its text: in an event of a chat, a chat, or a completion."""
+    return choice.get("delta") or choice.get("message") or choice
+
+
+def _key(choice: Body) -> str:
+    return "text" if "text" in choice else "content"
 
 
 def _first_token(body: Body) -> Body:

@@ -255,6 +255,8 @@ class Router:
             begun = False
             try:
                 async for part in self._parts(request, d, body):
+                    if not begun and not reply.goes_on(part.data):
+                        raise AnswerError(502, "it begins the reply anew", d)
                     begun = True
                     yield part
                 return

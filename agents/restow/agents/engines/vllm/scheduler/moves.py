@@ -48,9 +48,12 @@ def end_for_move(request: Any) -> bool:
 class MoveOrders:
     """Brings what is to move from the session's thread to the scheduler's."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        """``wake`` has the engine take a step if it is idle."""
-        self._wake = wake
+    def __init__(self, wake: Callable[[], None], parses: bool = False) -> None:
+        """``wake`` has the engine take a step if it is idle.
+
+        ``parses``: the server tells reasoning from answers, so a reply stays with its parser.
+        """
+        self._wake, self.parses = wake, parses
         self.queue: SimpleQueue[StateOrder | None] = SimpleQueue()
 
     def leave(self) -> None:
@@ -71,6 +74,7 @@ class ReplyMoves:
     ) -> None:
         """Carry out ``orders``, and answer commands through ``session``."""
         self._orders, self._session, self._prefixes = orders.queue, session, prefixes
+        self._parses = orders.parses
         self._movable: dict[str, Request] = {}
 
     @property
@@ -80,7 +84,7 @@ class ReplyMoves:
 
     def begin(self, request: Request) -> None:
         """Follow a request that came in, if its reply can move."""
-        if is_movable(request):
+        if not self._parses and is_movable(request):
             self._movable[request.request_id] = request
 
     def end(self, request_id: str) -> None:

@@ -72,7 +72,9 @@ def start_scheduler_side(
         )
     offers = PrefixOffers(loop.wake) if settings.tells and loop is not None else None
     to_keep = StatesToKeep()
-    moves = MoveOrders((lambda: None) if loop is None else loop.wake)
+    parses = bool(config.structured_outputs_config.reasoning_parser)
+    parses |= config.model_config.hf_config.model_type == "gpt_oss"
+    moves = MoveOrders((lambda: None) if loop is None else loop.wake, parses)
 
     def leave() -> list[Prefix]:
         moves.leave()
