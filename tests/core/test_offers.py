@@ -83,6 +83,19 @@ def test_an_answer_for_several_readers_is_refused_and_the_next_is_asked() -> Non
     assert world.find().granted
 
 
+@pytest.mark.parametrize("forks", [1, 6, 48])
+def test_holders_share_the_readers_of_a_state(forks: int) -> None:
+    world = World()
+    sides = [holder(world, name) for name in "abcd"]
+    d = world.engine("d0", shape=_shape())
+    world.directory.members.session_opened(d.record, world.now_s)
+    for number in range(forks):
+        world.request(d, f"h{number}", prefix=PREFIX)
+    counts = offered(*sides)
+    assert sum(counts) == forks
+    assert max(counts) - min(counts) <= 1
+
+
 def test_a_d_is_not_offered_its_own_demand() -> None:
     # D may have evicted the state since it told that it holds the state.
     world = World()

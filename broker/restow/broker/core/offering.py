@@ -10,6 +10,7 @@ The steps of an offer:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from hashlib import blake2b
 
@@ -63,8 +64,15 @@ class Offering:
             for holding in held
             if holding.tokens == prefix.position_tokens and holding.engine != destination.key
         ]
+        # An offer that is not answered yet is no handoff of its engine.
+        offered = Counter(one.engine for one in self.open.values()) if len(engines) > 1 else {}
         engines.sort(
-            key=lambda engine: (engine.draining, len(engine.handoffs), engine.key), reverse=True
+            key=lambda engine: (
+                engine.draining,
+                len(engine.handoffs) + offered.get(engine.key, 0),
+                engine.key,
+            ),
+            reverse=True,
         )
         offer.left, offer.revision = [engine.key for engine in engines], revision
         self.open[handoff.number] = offer
